@@ -1,13 +1,14 @@
-//! Continuation against whole renders, for `conformance/continuation.py`: reads one conversation a line as
-//! JSON (`template`; `special`, its special tokens; `steps`, a list of `say`, a message, or `reply`, a
-//! message that the model draws; `tools`) and answers each with a line of JSON.
+//! Comparison of continuations with complete renders, for `conformance/continuation.py`. Reads one
+//! conversation per line as JSON, and writes one line of JSON for each. The input has `template`;
+//! `special`, its special tokens; `steps`, a list of `say`, a message, or `reply`, a message that the
+//! model samples; and `tools`.
 //!
-//! The model has one token for each byte. Each reply is drawn as the template's model would write it, and the
-//! client sends the whole history back, without thoughts. Answered are, for each prompt after a reply,
-//! `fork`, why it left the record, if it did; `equal`, whether it is what the template prints for the whole
-//! history, with thoughts and calls in fields of their own or as the model wrote them; and `drift`, what the
-//! record counts as such: the text of the record, and what is printed in its place. Or `error`: the template
-//! refuses, or is of no chat.
+//! The model has one token per byte. Each completion is sampled as the template's model would write it,
+//! and the client sends the complete history back, without reasoning. The output has, for each prompt
+//! after a completion: `fork`, the reason of a fork, if any; `equal`, whether the prompt is what the
+//! template renders for the complete history, with reasoning and calls in separate fields or as the model
+//! wrote them; and `drift`, the drift that was counted: the recorded text, and the text rendered instead.
+//! The output has `error` if the template rejects the conversation or is not a chat template.
 
 use std::error::Error;
 use std::io::{BufRead, Write, stdin, stdout};
@@ -50,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A chat of bytes and these special tokens.
+/// Returns a chat over bytes with these special tokens.
 fn chat(asked: &Asked) -> Result<Chat, Box<dyn Error>> {
     let mut source = tiny_gguf();
     for token in asked.special.iter().chain([&asked.bos, &asked.eos]) {
@@ -71,7 +72,8 @@ fn talk(asked: &Asked) -> Result<Value, Box<dyn Error>> {
     let format = Arc::new(Format::new(Arc::clone(&chat), options));
     let text = |ids: &[u32]| chat.tokenizer().decode_with_special(ids);
     let mut conversation = Conversation::new();
-    // As the client sends them; with the thoughts of replies; and replies as their model wrote them.
+    // As the client sends them, with the reasoning of completions, and with completions as their model
+    // wrote them.
     let (mut sent, mut whole, mut written) = (Vec::<Message>::new(), Vec::new(), Vec::new());
     let (mut turns, mut replies) = (Vec::new(), 0);
     for step in &asked.steps {
@@ -79,7 +81,7 @@ fn talk(asked: &Asked) -> Result<Value, Box<dyn Error>> {
             Step::Say(message) => {
                 let mut message = message.clone();
                 if let Some(id) = &mut message.tool_call_id {
-                    // The result of the last call that has none yet.
+                    // The result of the latest call without one.
                     let results = sent.iter().rev().take_while(|said| said.tool_call_id.is_some()).count();
                     let calls = sent.iter().rev().find(|said| !said.tool_calls.is_empty());
                     *id = calls

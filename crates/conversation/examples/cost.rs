@@ -1,8 +1,8 @@
-//! Cost of a turn early and late in a long conversation, and what is stored of it.
+//! Cost of early and late turns in a long conversation, and the size of the stored data.
 //!
-//! `cargo run --release -p levade-conversation --example cost [TURNS] [TOKENS]` talks for so many turns
-//! (100) until the path has so many tokens (128k), over a vocabulary of bytes. Each turn sends the whole
-//! history, as a client does, then a fork beside it, and records both replies. Figures are medians over
+//! `cargo run --release -p levade-conversation --example cost [TURNS] [TOKENS]` runs TURNS turns (100) up
+//! to a sequence length of TOKENS (128k), with a vocabulary of bytes. Each turn sends the complete
+//! history, as a client does, then a fork of it, and records both completions. Results are medians over
 //! turns.
 
 use std::error::Error;
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>());
     let turns = arguments.next().transpose()?.unwrap_or(100).max(20);
     let tokens = arguments.next().transpose()?.unwrap_or(128 * 1024);
-    // Half of a turn is sampled, half is given.
+    // Half of a turn's tokens are sampled, half are context.
     let half = (tokens / turns / 2).saturating_sub(40).max(16);
 
     let options = Options { call_ids: CallIds::Unique, ..Options::default() };
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (reply, prepared_in, recorded_in) = ask(&mut conversation, &messages, call)?;
         prepare.push(prepared_in);
         record.push(recorded_in);
-        // Another message in the place of the newest one, and its reply.
+        // A different newest message, and its completion.
         let mut beside = messages.clone();
         if let Some(last) = beside.last_mut() {
             last.content = format!("{} Or so?", last.content.as_str()).into();
@@ -102,7 +102,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Memory of this process, where the system tells.
+/// Resident memory of this process in KiB, if the system reports it.
 fn resident_kib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

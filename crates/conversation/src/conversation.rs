@@ -1,4 +1,4 @@
-//! Prompts for requests, and a record of what came of them.
+//! Renders prompts for requests, and records prompts and completions.
 
 mod counts;
 mod finish;
@@ -26,62 +26,62 @@ pub use counts::Counts;
 use fitting::Fitted;
 pub use fitting::{Fitting, Judged};
 
-/// Reasons why a request does not become a prompt.
+/// Reasons why a request cannot be rendered as a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConversationError {
-    /// The messages cannot be written in the model's format.
+    /// The messages cannot be rendered in the model's format.
     #[error("{0}")]
     Text(#[from] TextError),
-    /// The template prints the past otherwise, and that is asked to be an error.
+    /// The template renders recorded history differently, which is an error in strict mode.
     #[error(
         "before turn {turn} the chat template prints {printed:?} where {recorded:?} was recorded; take a template that \
          keeps the past, set history = \"template\" to follow it, or let drift be counted"
     )]
     Drift {
-        /// The turn that would have come next.
+        /// Number of the turn that would have been recorded next.
         turn: u32,
-        /// The recorded text, from where the two differ.
+        /// Recorded text, from the first difference.
         recorded: String,
-        /// Text that the template prints there.
+        /// Text that the template renders instead.
         printed: String,
     },
 }
 
-/// A request for a reply: all messages of a conversation, as every client sends them each time.
+/// A request for a completion, with all messages of a conversation, as in the OpenAI API.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// The name of the agent that asks; empty where there is only one.
+    /// Name of the agent that sends the request. Empty if there is only one.
     pub agent: &'a str,
-    /// The name of the policy that it asks; empty where there is only one.
+    /// Name of the policy that the request is for. Empty if there is only one.
     pub policy: &'a str,
-    /// How conversations with this policy are written.
+    /// Format of conversations with this policy.
     pub format: &'a Arc<Format>,
-    /// Everything said so far.
+    /// All messages of the conversation so far.
     pub messages: &'a [Message],
-    /// Tools that can be called.
+    /// Tools that the model can call.
     pub tools: &'a [ToolSpec],
 }
 
-/// How well a request repeats what was recorded.
+/// Part of the recorded history that a request repeats, and the differences that were accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repeated {
-    /// Messages that it repeats.
+    /// Number of repeated messages.
     pub messages: usize,
-    /// Messages up to the last reply among them, whose tokens are continued.
+    /// Number of messages up to the last repeated completion, included; the prompt continues its tokens.
     pub to_reply: usize,
-    /// Replies that differ in white space around their content.
+    /// Number of completions that differ in white space around their content.
     pub trimmed: u32,
-    /// Replies whose thought, or a part of it, was left out.
+    /// Number of completions whose reasoning is missing, completely or in part.
     pub unsaid: u32,
-    /// Replies that came back without the text beside their calls, or with arguments that are written
-    /// otherwise.
+    /// Number of completions that came back without the text next to their tool calls, or with arguments
+    /// that are written differently.
     pub altered: u32,
-    /// Whether the client has appended text to the last reply.
+    /// Whether the client has appended text to the last repeated completion.
     pub extended: bool,
 }
 
-/// A request, and the history that it repeats: all that is needed to write its prompt, away from the
-/// conversation.
+/// A request, matched with the history that it repeats. It contains everything needed to render the
+/// prompt without the conversation.
 #[derive(Debug, Clone)]
 pub struct Recognised {
     from: From,
@@ -93,7 +93,6 @@ pub struct Recognised {
     turn: u32,
 }
 
-/// Agent that asks, and its tools.
 #[derive(Debug, Clone)]
 struct From {
     agent: String,
@@ -102,65 +101,67 @@ struct From {
     key: Key,
 }
 
-/// The recorded reply that a prompt continues.
+/// The recorded completion that a prompt continues.
 #[derive(Debug, Clone)]
 struct After {
     node: NodeId,
     segment: SegmentId,
-    /// The tokens from the root down to the end of the reply, and how many of them are the reply's.
+    /// Tokens from the root to the end of the completion. The last `sampled` of them are the
+    /// completion's.
     path: Vec<u32>,
     sampled: usize,
     past: Vec<Arc<Message>>,
     said: Arc<Message>,
-    /// Whether the beginning of the path was cut.
+    /// Whether the first prompt of the sequence was shortened.
     cut: bool,
     drifted: Option<levade_tree::Drift>,
-    /// Text that the client has appended to the reply; empty if it has not.
+    /// Text that the client has appended to the completion. Empty if the client has appended none.
     rest: String,
 }
 
-/// A prompt, ready for a sampler. Nothing of it is recorded yet: a call that comes to nothing leaves no
-/// trace.
+/// A prompt for a sampler. It is not recorded yet, so a call that fails leaves no trace.
 #[derive(Debug, Clone)]
 pub struct Prepared {
-    /// The ids: those that were recorded, as they were, and what is new.
+    /// Token ids: the recorded ids, unchanged, then those of the new messages.
     pub prompt: Vec<u32>,
-    /// Whether the prompt begins the reply's thought.
+    /// Whether the prompt opens the reasoning of the completion.
     pub in_thought: bool,
-    /// How it came about.
+    /// How the prompt relates to the recorded history.
     pub origin: Origin,
-    /// The history that it repeats.
+    /// Recorded history that the prompt repeats.
     pub repeated: Repeated,
-    /// A place where the template prints the past otherwise than it was recorded.
+    /// A position at which the template renders the recorded history differently. `None` if none was
+    /// found.
     pub drift: Option<levade_tree::Drift>,
-    /// System messages of its new part that are printed elsewhere than as they came.
+    /// Number of new system messages that are rendered at another position than in the request.
     pub shifted: ShiftedSystems,
     from: From,
     format: Arc<Format>,
     after: Option<Continued>,
-    /// How many tokens of the prompt are recorded, where it was not printed as a whole.
+    /// Number of recorded tokens at the start of the prompt. `None` if the template rendered the complete
+    /// prompt.
     recorded: Option<usize>,
     cut: bool,
     new: Vec<Message>,
     given: Option<GivenTurn>,
-    /// Beginning of the ids of the reply's calls, where they were named.
+    /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has set one.
     calls: Option<String>,
-    /// The cut that its messages are under.
+    /// The cut that was applied to the messages, if any.
     fitted: Option<Box<Fitted>>,
 }
 
-/// The end of the recorded path that a prompt continues.
+/// The end of the recorded sequence that a prompt continues.
 #[derive(Debug, Clone)]
 struct Continued {
     node: NodeId,
     segment: SegmentId,
-    /// Number of tokens of the segment in the path: without the end of a turn that its client has extended.
+    /// Number of tokens of the segment that the prompt repeats. Excludes the end-of-turn token if the
+    /// client has extended the completion.
     tokens: u32,
-    /// The reply with the text that its client has appended, if it has.
+    /// The completion with the text that the client has appended. `None` if the client has appended none.
     extended: Option<Message>,
 }
 
-/// A prompt that was recorded.
 #[derive(Debug, Clone, Copy)]
 struct GivenTurn {
     node: NodeId,
@@ -168,7 +169,7 @@ struct GivenTurn {
     turn: u32,
 }
 
-/// The conversations of one attempt: everything that was said, in tokens and in messages.
+/// The conversations of one attempt, as tokens and as messages.
 #[derive(Debug, Default)]
 pub struct Conversation {
     trajectory: Trajectory,
@@ -177,17 +178,17 @@ pub struct Conversation {
     parties: HashMap<(String, String), Party>,
     turns: u32,
     counts: Counts,
-    /// Cuts that prompts are under, by agent and by the messages that they were made for.
+    /// Cuts of recorded prompts, by agent and policy, and by the messages for which they were made.
     cuts: HashMap<Party, HashMap<Key, Cut>>,
 }
 
 impl Recognised {
-    /// Writes the prompt. It takes as long as the template does, so it belongs away from async workers; the
-    /// conversation is not needed for it.
+    /// Renders the prompt. This takes as long as the chat template does, so run it outside async workers.
+    /// It does not need the conversation.
     ///
     /// # Errors
-    /// Errors that the template raises; tools in a format that is not understood; with
-    /// [`Options::strict`], drift.
+    /// Returns an error if the template fails, if the format of the tools is not supported, or, with
+    /// [`Options::strict`], if the template renders the recorded history differently.
     ///
     /// [`Options::strict`]: crate::Options::strict
     pub fn render(self) -> Result<Prepared, ConversationError> {
@@ -227,7 +228,7 @@ impl Recognised {
         let After { node, segment, mut path, mut sampled, past, said, cut, drifted, rest } = after;
         let extended = (!rest.is_empty()).then(|| extended_by(&said, &rest));
         if extended.is_some() && path.last().is_some_and(|last| chat.stop_ids().contains(last)) {
-            // The turn goes on where it had ended.
+            // The client continues the turn, so its end-of-turn token is dropped.
             path.truncate(path.len() - 1);
             sampled -= 1;
         }
@@ -240,12 +241,12 @@ impl Recognised {
         path.extend(&following.tokens);
         let options = format.options();
         let found = if cut {
-            // A prompt that was cut is nothing that the template prints.
+            // No template renders a truncated prompt, so there is no drift to find.
             None
         } else if options.history == History::Template || !format.abridges() {
             format.drift_of_all(&path, round)
         } else if let Some(levade_tree::Drift { recorded, printed, .. }) = drifted {
-            // A path that is printed otherwise stays so, however it goes on.
+            // A sequence that has drifted counts as drifted at every later turn.
             Some(Drift { recorded, printed, prompt: None })
         } else {
             format.drift_near(round, &following.tokens)
@@ -290,47 +291,48 @@ impl Recognised {
 }
 
 impl Prepared {
-    /// Puts a shorter prompt in the place of one that begins a conversation. That is nothing a template
-    /// prints, so no drift is looked for on it. Without effect on a prompt that continues a reply.
+    /// Replaces a prompt that starts a conversation with a shorter one. No template renders the shorter
+    /// prompt, so it is not searched for drift. Has no effect on a prompt that continues a completion.
     pub fn shorten(&mut self, prompt: Vec<u32>) {
         if self.after.is_none() && prompt != self.prompt {
             (self.prompt, self.cut) = (prompt, true);
         }
     }
 
-    /// Names the calls of the reply to come before it is drawn, for who tells of them as they arrive:
-    /// `PREFIX0`, `PREFIX1`. They must be unique in the conversation, and a client is recognised by them.
+    /// Sets the ids of the completion's tool calls, `PREFIX0`, `PREFIX1` and so on, before the completion
+    /// is sampled, so that calls can be streamed. The ids must be unique in the conversation, because
+    /// requests are matched by them.
     pub fn name_calls(&mut self, prefix: impl Into<String>) {
         self.calls = Some(prefix.into());
     }
 }
 
 impl Conversation {
-    /// One in which nothing was said yet.
+    /// Creates an empty conversation.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The tokens.
+    /// Returns the recorded tokens.
     pub fn trajectory(&self) -> &Trajectory {
         &self.trajectory
     }
 
-    /// The tokens, for good.
+    /// Returns the recorded tokens, and drops everything else.
     pub fn into_trajectory(self) -> Trajectory {
         self.trajectory
     }
 
-    /// Number of the turn that the next recorded prompt begins.
+    /// Returns the number of the turn that the next recorded prompt starts.
     pub fn next_turn(&self) -> u32 {
         self.turns
     }
 
-    /// Takes the tokens of another conversation into the record, beside what is there. Returns by how much
-    /// its turns were moved, to come after those that were given before.
+    /// Adds the tokens of another conversation as separate trees. Returns the offset that was added to
+    /// the turn numbers, so that the turns follow those recorded before.
     ///
     /// # Errors
-    /// When its segments do not fit together, which those of a conversation do.
+    /// Returns an error if the segments of `other` are inconsistent. Those of a conversation never are.
     pub fn adopt(&mut self, other: &Trajectory) -> Result<u32, TreeError> {
         let (segments, first) = (self.trajectory.segments().len() as u32, self.turns);
         for segment in other.segments() {
@@ -341,20 +343,21 @@ impl Conversation {
         Ok(first)
     }
 
-    /// Recorded prompts by how they came about.
+    /// Returns counts of the recorded prompts, by their origin.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Writes the prompt for a request: [`recognise`](Self::recognise) and [`Recognised::render`] in one.
+    /// Matches a request and renders its prompt: [`recognise`](Self::recognise), then
+    /// [`Recognised::render`].
     ///
     /// # Errors
-    /// Errors of [`Recognised::render`].
+    /// Returns the errors of [`Recognised::render`].
     pub fn prepare(&self, request: &Request<'_>) -> Result<Prepared, ConversationError> {
         self.recognise(request).render()
     }
 
-    /// Finds the longest recorded history that a request repeats. Quick: each message is hashed once.
+    /// Finds the longest recorded history that a request repeats. Fast: hashes each message once.
     pub fn recognise(&self, request: &Request<'_>) -> Recognised {
         let Request { agent, policy, format, messages, tools } = *request;
         let key = tools_key(tools);
@@ -421,11 +424,12 @@ impl Conversation {
         self.trajectory.segments()[segment.0 as usize].tokens.len()
     }
 
-    /// Records a prompt before its reply is there, for who wants it in the record whatever comes of it. Done
-    /// by [`record`](Self::record) otherwise.
+    /// Records a prompt before its completion exists, for callers that keep the prompt even if sampling
+    /// fails. Otherwise [`record`](Self::record) records the prompt.
     ///
     /// # Errors
-    /// When the tokens do not fit the trajectory, which a prompt of this conversation always does.
+    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this conversation
+    /// always fit.
     pub fn give(&mut self, prepared: &mut Prepared) -> Result<(), TreeError> {
         self.give_once(prepared).map(|_| ())
     }
@@ -479,12 +483,12 @@ impl Conversation {
         Ok(given)
     }
 
-    /// Records a prompt and the reply that was sampled for it, whole or cut, and reads the reply. Prompts
-    /// that were prepared side by side can be recorded in any order; a second reply to one prompt is a
-    /// sibling of the first.
+    /// Records a prompt and the completion that was sampled for it, complete or truncated, and parses the
+    /// completion. Prompts that were prepared in parallel can be recorded in any order. A second
+    /// completion for a prompt becomes a sibling of the first.
     ///
     /// # Errors
-    /// When the numbers of tokens, log-probabilities and versions of the reply differ.
+    /// Returns an error if the completion's numbers of tokens, log-probabilities and versions differ.
     pub fn record(
         &mut self,
         mut prepared: Prepared,
@@ -497,16 +501,16 @@ impl Conversation {
         self.replied(prepared, completion.into_segment(end, params, turn), finish)
     }
 
-    /// Records a prompt and a reply that somebody else wrote to it in these tokens, as a demonstration.
+    /// Records a prompt and the tokens of a completion from another source, as a demonstration.
     ///
     /// # Errors
-    /// When the tokens do not fit the trajectory, which those of a prompt of this conversation always do.
+    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this conversation
+    /// always fit.
     pub fn demonstrate(&mut self, mut prepared: Prepared, said: Vec<u32>) -> Result<Reply, TreeError> {
         let GivenTurn { end, turn, .. } = self.give_once(&mut prepared)?;
         self.replied(prepared, Segment::demonstrated(end, said, turn), FinishReason::StopId)
     }
 
-    /// Records a reply to a prompt that was given, and reads it.
     fn replied(
         &mut self,
         mut prepared: Prepared,
@@ -543,21 +547,21 @@ impl Conversation {
         Ok(reply)
     }
 
-    /// Notes a message that the client of a reply has received, if that is not the reply's own: the part
-    /// before a stop string, or the first of several calls. The reply is then recognized by it, too.
+    /// Records a message that the client received in place of the complete assistant message: the part
+    /// before a stop string, or the first of several tool calls. Later requests match the completion by
+    /// this message, too.
     pub fn told(&mut self, segment: SegmentId, message: &Message) {
         let is_reply = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
             NodeKind::Reply(said) => said.segment == segment,
             _ => false,
         };
-        // That of the newest reply, most often.
         let node = self.index.nodes().rev().find(is_reply).map(|(node, _)| node);
         if let Some(node) = node {
             self.index.told(node, message);
         }
     }
 
-    /// Refuses a reply that the trajectory would refuse, before anything is recorded.
+    /// Rejects a completion that the trajectory would reject, before anything is recorded.
     fn check(&self, completion: &Completion) -> Result<(), TreeError> {
         let (segment, tokens) = (self.trajectory.segments().len() as u32, completion.tokens.len());
         let versions = completion.versions.iter().map(|run| run.len as usize).sum();
@@ -570,8 +574,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// Places where the template prints a path otherwise than it was recorded, by turn, as far as they are
-    /// known.
+    /// Returns the known positions at which the template renders a sequence differently from the recorded
+    /// tokens, sorted by turn.
     pub fn drift(&self) -> Vec<levade_tree::Drift> {
         let asked = self.index.nodes().filter_map(|(_, node)| node.asked.as_ref());
         let mut found: Vec<_> = asked.filter_map(|asked| asked.drift.clone()).collect();

@@ -1,4 +1,4 @@
-//! Changes that clients make to a history, one by one; and what becomes of prompts and replies.
+//! Tests of single changes that clients make to a history, and of the resulting prompts and completions.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ mod forks;
 const CALLS: &str = "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
      <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3, \"b\": 4.0}}\n</tool_call>";
 
-/// Something that a client does to a history.
+/// A change that a client makes to a history.
 type Change = Box<dyn Fn(&mut Vec<Message>)>;
 
 pub(super) fn options() -> Options {
@@ -47,7 +47,7 @@ fn results(reply: &Reply) -> Vec<Message> {
     calls.into_iter().map(answered).collect()
 }
 
-/// A conversation of a thought, two calls and an answer, as its client would send it back.
+/// A conversation with reasoning, two calls and an answer, as its client would send it back.
 fn recorded(talk: &mut Talk) -> (Vec<Message>, Reply, Reply) {
     let mut messages = opening();
     let (_, first) = talk.say(&messages, &format!("<think>two sums</think>{CALLS}"));
@@ -65,7 +65,7 @@ fn read(json: Value) -> Message {
 }
 
 #[test]
-fn a_reply_is_read_and_continued() {
+fn completion_is_parsed_and_continued() {
     let mut talk = talk();
     let (messages, first, second) = recorded(&mut talk);
     assert_eq!((first.thought.as_str(), first.parsed.content.as_str()), ("two sums", "Let me see."));
@@ -76,7 +76,7 @@ fn a_reply_is_read_and_continued() {
     let prepared = talk.prepare(&messages);
     assert_eq!((prepared.origin, prepared.drift.clone()), (Origin::Continued, None));
     assert_eq!(prepared.repeated, Repeated { messages: 6, to_reply: 6, unsaid: 1, ..Repeated::default() });
-    // The tokens are those that were sampled, thought and all, and then what is new.
+    // The tokens are those that were sampled, including reasoning, followed by the new ones.
     let path = talk.conversation.trajectory().path_tokens(second.segment);
     let text = talk.text(&prepared.prompt);
     assert!(prepared.prompt.starts_with(&path));
@@ -94,7 +94,7 @@ fn a_reply_is_read_and_continued() {
 }
 
 #[test]
-fn a_conversation_that_is_adopted_stands_beside_what_is_there_and_comes_after_it() {
+fn adopted_conversation_keeps_own_trees_and_later_turns() {
     let (mut talk, mut other) = (talk(), talk());
     let (_, _, second) = recorded(&mut talk);
     let (messages, ..) = recorded(&mut other);
@@ -113,7 +113,7 @@ fn a_conversation_that_is_adopted_stands_beside_what_is_there_and_comes_after_it
 }
 
 #[test]
-fn histories_that_clients_write_out_again_are_repeated() {
+fn reformatted_history_is_continued() {
     let mut talk = talk();
     let (messages, first, _) = recorded(&mut talk);
     let want = talk.prepare(&messages).prompt;
@@ -187,7 +187,7 @@ fn histories_that_clients_write_out_again_are_repeated() {
     assert_eq!((unsaid(&messages), unsaid(&whole)), (1, 0));
     whole[2].content = "<think>sums</think>Let me see.".into();
     assert_eq!(unsaid(&whole), 1);
-    // Beside the content, as inference servers give it.
+    // In a field of its own, as inference servers return it.
     let mut beside = messages.clone();
     for (thought, left_out) in [("\ntwo sums ", 0), ("sums", 1)] {
         beside[2].reasoning_content = Some(thought.into());
@@ -196,7 +196,7 @@ fn histories_that_clients_write_out_again_are_repeated() {
 }
 
 #[test]
-fn a_reply_that_comes_back_in_pieces_is_repeated() {
+fn split_completion_is_continued() {
     let mut talk = talk();
     let (messages, ..) = recorded(&mut talk);
     let want = talk.prepare(&messages).prompt;
@@ -209,7 +209,7 @@ fn a_reply_that_comes_back_in_pieces_is_repeated() {
         let prepared = talk.prepare(&sent);
         assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5 + pieces.len()));
         assert!(prepared.prompt == want);
-        // One of them with another text is no piece of it.
+        // If one part has another text, the parts are not merged.
         let mut other = sent;
         other[2].content = "Let us see.".into();
         assert_eq!(talk.prepare(&other).origin, forked(2, Reason::CallsAsText));
@@ -217,7 +217,7 @@ fn a_reply_that_comes_back_in_pieces_is_repeated() {
 }
 
 #[test]
-fn thoughts_are_left_out_only_where_there_were_some() {
+fn missing_reasoning_is_counted_only_if_sampled() {
     for (thought, unsaid) in [("", 0), ("<think>two sums</think>", 1)] {
         let mut talk = talk();
         let (_, reply) = talk.say(&opening(), &format!("{thought}{CALLS}"));
@@ -233,7 +233,7 @@ fn thoughts_are_left_out_only_where_there_were_some() {
 }
 
 #[test]
-fn prompts_are_counted_by_how_they_came_about() {
+fn counts_classify_prompts_by_origin() {
     let mut talk = talk();
     let (mut messages, ..) = recorded(&mut talk);
     talk.say(&messages, "As it was.");
@@ -250,7 +250,7 @@ fn prompts_are_counted_by_how_they_came_about() {
 }
 
 #[test]
-fn agents_and_policies_share_no_history() {
+fn agents_and_policies_do_not_share_history() {
     let mut talk = talk();
     (talk.agent, talk.policy) = ("solver", "small");
     let (messages, ..) = recorded(&mut talk);
@@ -269,17 +269,17 @@ fn agents_and_policies_share_no_history() {
     let (critic, large) = (pair("critic", "small"), pair("solver", "large"));
     assert_eq!(rest, [critic.clone(), critic, large.clone(), large]);
     assert!(all[segments].parent.is_none() && all[segments + 2].parent.is_none());
-    // Nor does one that has said something else, before.
+    // An agent with an earlier, different conversation shares no history either.
     (talk.agent, talk.policy) = ("judge", "small");
     talk.say(&[Message::user("Fair?")], "Yes.");
     assert_eq!(talk.prepare(&messages[..2]).origin, Origin::Began);
 }
 
 #[test]
-fn a_prompt_that_is_asked_again_has_replies_side_by_side() {
+fn repeated_prompt_has_sibling_completions() {
     let mut talk = talk();
     let asked = opening();
-    // Side by side, and recorded in the other order.
+    // Prepared in parallel, and recorded in the other order.
     let (one, two, never) = (talk.prepare(&asked), talk.prepare(&asked), talk.prepare(&asked));
     assert!(one.prompt == two.prompt && two.prompt == never.prompt);
     drop(never);
@@ -292,7 +292,8 @@ fn a_prompt_that_is_asked_again_has_replies_side_by_side() {
     assert_eq!(parents, [None, Some(0), Some(0), Some(0)]);
     let turns = [second.turn, first.turn, third.turn];
     assert_eq!(turns, [0, 1, 2]);
-    // Of two that say the same the latest goes on, unless it is the other one that was answered.
+    // Of two equal completions the latest is continued, unless a request has already continued the other
+    // one.
     let follow =
         |reply: &Reply, text: &str| [asked.clone(), vec![reply.message(), Message::user(text)]].concat();
     let starts = |talk: &Talk, messages: &[Message]| {
@@ -309,7 +310,7 @@ fn a_prompt_that_is_asked_again_has_replies_side_by_side() {
 }
 
 #[test]
-fn ids_of_calls_tell_apart_replies_that_say_the_same() {
+fn call_ids_distinguish_equal_completions() {
     let mut talk = talk();
     let asked = opening();
     let replies = [CALLS; 3].map(|text| talk.say(&asked, text).1);
@@ -320,7 +321,7 @@ fn ids_of_calls_tell_apart_replies_that_say_the_same() {
         let path: Vec<SegmentId> = trajectory.path(kept.segment).iter().map(|part| part.segment.id).collect();
         assert_eq!(path[1], reply.segment);
     }
-    // Counted within each reply, they tell nothing.
+    // If ids are numbered within each completion, they distinguish nothing.
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     let ids = |reply: &Reply| reply.message().tool_calls[1].id.clone();
     assert_eq!([0, 1].map(|_| ids(&talk.say(&asked, CALLS).1)), ["call_1", "call_1"]);
@@ -331,7 +332,7 @@ fn ids_of_calls_tell_apart_replies_that_say_the_same() {
 }
 
 #[test]
-fn replies_that_were_cut_go_on_or_are_retried() {
+fn truncated_completions_can_continue_or_retry() {
     let mut talk = talk();
     let asked = opening();
     let params = SamplingParams { temperature: 0.7, top_k: 5, ..SamplingParams::default() };
@@ -350,7 +351,7 @@ fn replies_that_were_cut_go_on_or_are_retried() {
     let again = talk.say(&asked, "3.5 and 7").0;
     assert_eq!(again.origin, forked(2, Reason::AskedAgain));
 
-    // A reply that does not fit leaves nothing behind.
+    // A completion that is rejected leaves nothing in the store.
     let before = talk.conversation.trajectory().clone();
     let short = Completion { logprobs: vec![], ..completion(vec![65, IM_END]) };
     let prepared = talk.prepare(&[Message::user("new")]);
@@ -366,7 +367,7 @@ fn replies_that_were_cut_go_on_or_are_retried() {
 }
 
 #[test]
-fn a_prompt_can_be_recorded_before_its_reply() {
+fn prompt_can_be_recorded_before_completion() {
     let mut talk = talk();
     let mut prepared = talk.prepare(&opening());
     talk.conversation.give(&mut prepared).unwrap();
@@ -379,7 +380,7 @@ fn a_prompt_can_be_recorded_before_its_reply() {
 }
 
 #[test]
-fn thoughts_that_the_prompt_begins_are_read_as_such() {
+fn reasoning_opened_by_prompt_is_parsed() {
     let mut talk = Talk::new(chat(ALWAYS_THINKS, ChatOptions::default()), options());
     let asked = [Message::user("2+3?")];
     let (prepared, reply) = talk.say(&asked, "add them</think>5");
@@ -392,7 +393,7 @@ fn thoughts_that_the_prompt_begins_are_read_as_such() {
 }
 
 #[test]
-fn reasons_have_words() {
+fn reasons_have_distinct_texts() {
     let all = [
         "asked_again",
         "branched",

@@ -12,27 +12,28 @@ use levade_text::{Chat, Message, Role, ToolSpec};
 
 use crate::reply::shown;
 
-/// How the template prints a conversation, where that is not what was recorded.
+/// A difference between the conversation as the template renders it and the recorded tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drift {
-    /// The recorded text, from where the two differ.
+    /// Recorded text, from the first difference or, if it is near, from the start of its line.
     pub recorded: String,
-    /// Text that the template prints there, or why it prints nothing.
+    /// Text that the template renders there, or its error if it rejects the conversation.
     pub printed: String,
-    /// The prompt that the template prints; `None` where it refuses the conversation.
+    /// The prompt that the template renders. `None` if the template rejects the conversation.
     pub prompt: Option<Vec<u32>>,
 }
 
-/// Most characters that are shown of what two texts have in common.
+/// Maximum number of bytes of common text that an excerpt shows.
 const CONTEXT: usize = 24;
 
-/// Most characters that are shown of each text.
+/// Maximum number of characters in an excerpt.
 const SHOWN: usize = 60;
 
 impl Drift {
-    /// How the template prints a conversation that was recorded as `path`; `None` where that says the same,
-    /// with replies as their models wrote them, or with thoughts and calls in fields of their own. Renders
-    /// all of it, and never fails: a template that refuses the conversation prints it otherwise.
+    /// Compares the conversation as the template renders it with the recorded tokens `path`.
+    /// Returns `None` if they are the same, either with completions as their models wrote them, or
+    /// with reasoning and calls in separate fields. Renders the complete conversation, and never
+    /// fails: a template that rejects the conversation counts as drift.
     pub fn find(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
         let drift = Self::printed(chat, path, messages, tools)?;
         let apart: Vec<Message> = messages.iter().map(|message| taken_apart(chat, message, tools)).collect();
@@ -40,7 +41,7 @@ impl Drift {
         drifts.then_some(drift)
     }
 
-    /// How the template prints these messages, where that is not `path`.
+    /// Renders the messages, and returns the difference to `path`, if any.
     fn printed(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
         let prompt = match chat.prompt(messages, tools) {
             Ok(prompt) => prompt,
@@ -55,7 +56,7 @@ impl Drift {
         }
         let differs = recorded.char_indices().zip(printed.chars()).find(|((_, a), b)| a != b);
         let at = differs.map_or(recorded.len().min(printed.len()), |((at, _), _)| at);
-        // Tags begin alike: the whole line says more, up to a length.
+        // Tags start alike, so the complete line is clearer, up to a length.
         let line = recorded[..at].rfind('\n').map_or(0, |end| end + 1);
         let from = if at - line <= CONTEXT { line } else { at };
         Some(Drift {
@@ -65,14 +66,15 @@ impl Drift {
         })
     }
 
-    /// The record of this place, before the reply of `turn`.
+    /// Returns the record of this difference, before the completion of `turn`.
     pub(crate) fn at(&self, turn: u32, forked: bool) -> levade_tree::Drift {
         let Drift { recorded, printed, .. } = self.clone();
         levade_tree::Drift { turn, recorded, printed, forked }
     }
 }
 
-/// A reply that is one text, its thought and its calls in fields of their own; any other message as it is.
+/// Parses a completion that is one text into reasoning, content and calls. Returns any other
+/// message unchanged.
 fn taken_apart(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message {
     let is_written = message.tool_calls.is_empty() && message.reasoning_content.is_none();
     if message.role != Role::Assistant || !is_written {
@@ -82,7 +84,7 @@ fn taken_apart(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message {
     Message { reasoning_content: thought, ..shown(&chat.parse(&message.content, false, tools)) }
 }
 
-/// The first characters of a text, for a message.
+/// Returns the first [`SHOWN`] characters of a text.
 fn excerpt(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,4 +1,4 @@
-//! Drift over templates that treat the past in every way that published ones do.
+//! Tests of drift with templates that treat the past in all the ways that published ones do.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::format::Round;
 use crate::testing::chat;
 use crate::{Format, Options};
 
-/// How the template prints a conversation of one reply otherwise. Looked at near the reply, it must be the
+/// Returns the drift of a conversation with one completion. The search near the completion must find the
 /// same.
 fn after(chat: Chat, reply: &str, new: &[Message]) -> Option<(String, String)> {
     let history = [Message::user("1+1?")];
@@ -34,7 +34,7 @@ fn after(chat: Chat, reply: &str, new: &[Message]) -> Option<(String, String)> {
 }
 
 #[test]
-fn an_empty_thought_of_the_prompt_is_dropped_from_the_past() {
+fn empty_reasoning_of_prompt_is_drift() {
     let (recorded, printed) =
         after(thoughtful(false).unwrap(), "<tool_call>…", &[Message::tool("2")]).unwrap();
     assert!(recorded.starts_with("<think>\n\n</think>\n\n<tool_call>…"), "{recorded}");
@@ -42,13 +42,13 @@ fn an_empty_thought_of_the_prompt_is_dropped_from_the_past() {
 }
 
 #[test]
-fn a_reply_may_be_printed_as_it_was_written_or_taken_apart() {
-    // Reads thoughts from their own field alone.
+fn written_or_parsed_completion_is_not_drift() {
+    // Renders reasoning only from its own field.
     const FIELD: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
         {%- if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
         {{- m.content.split('</think>')[0] + '<|im_end|>' }}
     {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-    // Writes a space before a reply, which the beginning of one leaves to the model.
+    // Renders a space before a completion. The generation prompt leaves this space to the model.
     const SPACED: &str =
         "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content + '<|im_end|>' }}
     {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}";
@@ -62,7 +62,7 @@ fn a_reply_may_be_printed_as_it_was_written_or_taken_apart() {
 }
 
 #[test]
-fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
+fn dropped_or_changed_reasoning_is_drift() {
     let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
     let drifts = |reply: &str, new: &[Message]| after(thoughtful(true).unwrap(), reply, new).is_some();
     assert!(!drifts("two", &tool) && !drifts("two", &user));
@@ -71,7 +71,7 @@ fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
     assert!(drifts("<think>\n\n</think>\n\ntwo", &tool));
     let chat = || chat(ALWAYS_THINKS, ChatOptions::default());
     assert_eq!(after(chat(), "hm</think>two", &user).unwrap().0[..10], *"<think>\nhm");
-    // What was trimmed, and what was counted.
+    // White space was trimmed, and rounds were numbered.
     assert!(after(self::chat(NUMBERED, ChatOptions::default()), "two", &user).is_some());
     assert!(
         after(header_chat().unwrap(), " two", &user).is_some()
@@ -81,7 +81,7 @@ fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
 }
 
 #[test]
-fn a_template_that_refuses_the_reply_is_drift_without_a_prompt() {
+fn rejecting_template_is_drift_without_prompt() {
     let chat = chat(STRICT, ChatOptions::default());
     let (question, reply) = (Message::user("1+1?"), Message::assistant("<think>"));
     let drift = Drift::find(&chat, &[], &[question.clone(), reply, question], &[]).unwrap();
@@ -90,7 +90,7 @@ fn a_template_that_refuses_the_reply_is_drift_without_a_prompt() {
 }
 
 #[test]
-fn a_few_characters_around_the_place_are_shown() {
+fn drift_shows_excerpt_around_difference() {
     let chat = tiny_chat().unwrap();
     let shown = |recorded: &str, said: &str| {
         let messages = [Message::user(said)];
@@ -99,11 +99,11 @@ fn a_few_characters_around_the_place_are_shown() {
     };
     let long = "x".repeat(100);
     let (recorded, printed) = shown(&format!("<|im_start|>user\n{long}a"), &format!("{long}b"));
-    // The line is too long to be shown from its beginning.
+    // The line is too long to be shown from its start.
     assert_eq!((recorded.as_str(), &printed[..2]), ("a", "b<"));
     let (recorded, printed) = shown(&format!("<|im_start|>user\nab{long}"), "abc");
     assert_eq!(recorded, format!("ab{}…", "x".repeat(58)));
     assert!(printed.starts_with("abc<|im_end|>"), "{printed}");
-    // One that is only longer than the other.
+    // One text is a prefix of the other.
     assert_eq!(shown("<|im_start|>user\n", "a").0, "");
 }

@@ -1,4 +1,4 @@
-//! Conversations with the formats of calls that people use, over templates that print calls themselves.
+//! Tests of conversations in common formats of tool calls, with templates that render calls themselves.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::testing::{Talk, completion, tool};
 use crate::{CallIds, Format, History, Options, Origin};
 
 #[test]
-fn every_format_of_calls_goes_on_after_a_result_as_its_template_prints_it() {
+fn all_call_formats_continue_as_rendered_by_template() {
     for protocol in protocols() {
         let chat = Arc::new(family_chat(protocol, ChatOptions::default()).unwrap());
         for (history, call_ids) in [
@@ -31,7 +31,7 @@ fn every_format_of_calls_goes_on_after_a_result_as_its_template_prints_it() {
                 let arguments = json!({ "a": round }).as_object().cloned().unwrap();
                 let call = ToolCall { id: "x".into(), name: "add".into(), arguments: arguments.into() };
                 let shown = chat.assistant(&Message::calls("", vec![call]), None).unwrap();
-                // Ids that the model writes count the calls of the conversation.
+                // Models number the calls of the complete conversation in the ids that they write.
                 let written = chat.tokenizer().decode_with_special(&shown);
                 let written = written.replace("functions.add:0", &format!("functions.add:{round}"));
                 let written = written.replace("call00000", &format!("call0000{round}"));

@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use super::*;
 
 #[test]
-fn all_else_forks_for_a_reason() {
-    // A conversation that goes on, so that there is something to leave.
+fn edited_history_forks_with_reason() {
+    // A conversation that continues, so that there is something to fork from.
     let whole = || {
         let mut talk = talk();
         let (mut messages, ..) = recorded(&mut talk);
@@ -32,7 +32,7 @@ fn all_else_forks_for_a_reason() {
         ),
         (Reason::Edited, 1, 0, Box::new(|m| m[1].content = "1.5+2, 3+5?".into())),
         (Reason::Edited, 4, 3, Box::new(|m| m[4].content = "7".into())),
-        // White space of what the model read.
+        // White space that the model has seen.
         (Reason::Edited, 1, 0, Box::new(|m| m[1].content = format!("{} ", m[1].content.as_str()).into())),
         (Reason::Edited, 4, 3, Box::new(|m| m[4].content = format!("\n{}", m[4].content.as_str()).into())),
         (Reason::Shortened, 3, 3, Box::new(|m| drop(m.drain(3..5)))),
@@ -123,7 +123,7 @@ fn all_else_forks_for_a_reason() {
         let prepared = talk.prepare(&messages);
         assert_eq!(prepared.origin, forked(at, reason), "{messages:#?}");
         assert_eq!(prepared.repeated.to_reply, to_reply, "{reason:?}");
-        // What was not recorded is printed by the template.
+        // The template renders everything that was not recorded.
         let format = &talk.format;
         let printed = format.chat().prompt(&messages, &talk.tools).unwrap();
         let (printed, text) = (talk.text(&printed), talk.text(&prepared.prompt));
@@ -140,28 +140,28 @@ fn all_else_forks_for_a_reason() {
         );
         assert_eq!(talk.conversation.counts().forked, BTreeMap::from([(reason, 1)]));
     }
-    // A request that ends with a reply continues it, whatever came after it.
+    // A request that ends with a completion continues it, even if messages followed it.
     assert_eq!(whole().0.prepare(&whole().1[..6]).origin, Origin::Continued);
-    // With its thought edited, a reply is known by the ids of its calls.
+    // If its reasoning is edited, a completion still matches by the ids of its calls.
     let (talk, mut messages) = whole();
     messages[2].content = "<think>two summs</think>Let me see.".into();
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
 }
 
 #[test]
-fn messages_are_kept_as_they_were_sent() {
+fn messages_are_stored_unchanged() {
     let mut talk = talk();
     for question in ["1+1?", " 1+1?\n", "1+1?"] {
         talk.say(&[Message::user(question)], "two");
     }
-    // Two questions that differ in white space, and three replies, below the beginning.
+    // Two questions that differ in white space, and three completions, below the root.
     let kept = talk.conversation.index.nodes().filter_map(|(_, node)| node.message.as_deref());
     let kept: Vec<&str> = kept.map(|message| message.content.as_str()).collect();
     assert_eq!(kept, ["1+1?", "two", " 1+1?\n", "two", "two"]);
 }
 
 #[test]
-fn calls_that_come_back_elsewhere_are_merged_or_reordered() {
+fn moved_calls_are_merged_or_reordered() {
     let mut talk = talk();
     let mut messages = opening();
     let mut replies = Vec::new();
@@ -181,7 +181,7 @@ fn calls_that_come_back_elsewhere_are_merged_or_reordered() {
     reordered.swap(3, 5);
     assert_eq!(talk.prepare(&reordered).origin, forked(2, Reason::Reordered));
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
-    // An answer before the call that led to it; and in place of that call.
+    // A final answer before the call that led to it, and in place of that call.
     let (_, answer) = talk.say(&messages, "Three sums.");
     messages.push(answer.message());
     messages.push(Message::user("And then?"));
@@ -194,10 +194,10 @@ fn calls_that_come_back_elsewhere_are_merged_or_reordered() {
 }
 
 #[test]
-fn other_tools_and_other_conversations_are_told_apart() {
+fn other_tools_and_conversations_are_distinguished() {
     let mut talk = talk();
     let (messages, ..) = recorded(&mut talk);
-    // A title, asked for beside the conversation.
+    // A title is requested in parallel with the conversation.
     let title = [Message::system("Write a title."), Message::user("1.5+2, 3+4?")];
     let tools = std::mem::take(&mut talk.tools);
     assert_eq!(talk.prepare(&title).origin, Origin::Began);
@@ -206,20 +206,21 @@ fn other_tools_and_other_conversations_are_told_apart() {
     talk.tools = [tools.clone(), vec![tool("sub")]].concat();
     assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
     assert_eq!(talk.prepare(&messages[..2]).origin, forked(0, Reason::Tools));
-    // Once there is something with these tools, and once it is the same.
+    // With other tools: a different conversation exists, then the same one.
     talk.say(&[Message::user("7+8?")], "15");
     assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
     talk.say(&messages[..2], "3.5 and 7");
     assert_eq!(talk.prepare(&messages[..2]).origin, forked(2, Reason::AskedAgain));
     talk.tools = tools;
-    // A second conversation under the same instructions.
+    // A second conversation with the same instructions.
     let second = [messages[0].clone(), Message::user("7+8?")];
     assert_eq!(talk.prepare(&second).origin, Origin::Began);
     assert_eq!(talk.prepare(&[Message::user("9+8?")]).origin, Origin::Began);
-    // Other instructions, too, where no question that followed the recorded ones follows them.
+    // Different instructions start a conversation if no recorded question follows them.
     assert_eq!(talk.prepare(&[title[0].clone(), Message::user("9+8?")]).origin, Origin::Began);
     assert_eq!(talk.prepare(&[title[0].clone(), title[1].clone()]).origin, forked(0, Reason::System));
-    // A line that ended with a prompt goes on; the reply to another one is left out.
+    // A conversation that ended with a prompt continues. After a completion is recorded, it counts as
+    // missing.
     let more = [second.to_vec(), vec![Message::user("And 9+1?")]].concat();
     talk.conversation.give(&mut talk.prepare(&second)).unwrap();
     assert_eq!(talk.prepare(&second).origin, forked(2, Reason::AskedAgain));
@@ -234,7 +235,7 @@ fn other_tools_and_other_conversations_are_told_apart() {
 }
 
 #[test]
-fn only_what_was_said_below_was_left_out() {
+fn only_messages_below_count_as_shortened() {
     let mut talk = talk();
     let system = Message::system("Use tools.");
     let (first, second) = (Message::user("1+2?"), Message::user("3+4?"));
@@ -242,7 +243,7 @@ fn only_what_was_said_below_was_left_out() {
     let (_, reply) = talk.say(&[system.clone(), second.clone()], "7");
     let mut messages = vec![system, second.clone(), reply.message()];
     talk.say(&[&messages[..], &[Message::user("And then?")]].concat(), "Nothing.");
-    // Said in the other conversation, or by the question itself.
+    // The question exists in the other conversation, or is the message before.
     for question in [first, second] {
         messages.truncate(3);
         messages.push(question);

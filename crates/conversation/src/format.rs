@@ -1,11 +1,11 @@
-//! How the conversations of a model are written down: its chat, what becomes of the past, and how much of the
-//! past its template must be shown.
+//! Format of a model's conversations: its chat template, the treatment of history, and how much of the
+//! past the template must see.
 //!
-//! Most templates print what follows a reply without a look at what was said long before it. Whether this one
-//! does is found out once, by a probe: over pasts of several depths and shapes, with and without instructions
-//! and tools, an abridged past must give the tokens, the opened thoughts and the drift of the whole one.
-//! Where it does, an abridged past is rendered for each turn, of one question and at most one call; else the
-//! whole past is.
+//! Most templates render the text after a completion independently of messages long before it. A probe
+//! checks this once per template: over pasts of several depths and shapes, with and without instructions
+//! and tools, an abridged past must yield the same tokens, opened reasoning and drift as the complete
+//! past. If the probe succeeds, each turn is rendered with an abridged past of one question and at most
+//! one call. Otherwise the complete past is rendered.
 
 mod probe;
 
@@ -16,57 +16,58 @@ use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;
 
-/// How the past is kept once the conversation goes on.
+/// Treatment of recorded history in later prompts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum History {
-    /// Recorded tokens stay, and only what is new is appended.
+    /// Recorded tokens do not change; tokens of new messages are appended.
     #[default]
     Append,
-    /// The template's own print of it, which is what an inference server that is sent messages sees: where
-    /// that is not what was recorded, the conversation forks. Each turn renders all of it.
+    /// The template renders all messages, as in an inference server that receives messages. If the result
+    /// differs from the recorded tokens, the conversation forks. Each turn renders the complete
+    /// conversation.
     Template,
 }
 
-/// How ids of tool calls are given.
+/// Scheme for the ids of tool calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallIds {
-    /// Counted within each reply: `call_0`, `call_1`.
+    /// Numbered within each completion: `call_0`, `call_1`.
     #[default]
     PerReply,
-    /// Counted within each turn, and unique in the conversation: `call_3_0`. A client that sends them back is
-    /// recognised by them.
+    /// Numbered within each turn, and unique in the conversation: `call_3_0`. If a client sends the ids
+    /// back, its requests are matched by them.
     Unique,
 }
 
-/// How closely a client must repeat a reply for its tokens to be continued.
+/// Tolerance for changes that a client makes to a completion.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Replies {
-    /// A reply that only its client's rewriting changes is continued, and counted: text beside calls that is
-    /// missing, arguments with further members or other spacing, text that is appended.
+    /// A completion that its client has only rewritten is continued, and counted: missing text next to
+    /// tool calls, arguments with more members or other spacing, appended text.
     #[default]
     Lenient,
-    /// Such a reply is not continued: the conversation forks there.
+    /// A rewritten completion is not continued: the conversation forks there.
     Strict,
 }
 
-/// Choices that a model and its chat leave open.
+/// Options of a format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// How the past is kept.
+    /// Treatment of recorded history.
     pub history: History,
-    /// Whether drift is an error.
+    /// Whether drift is an error. Default: false.
     pub strict: bool,
-    /// How ids of tool calls are given.
+    /// Scheme for the ids of tool calls.
     pub call_ids: CallIds,
-    /// How closely a client must repeat a reply.
+    /// Tolerance for changes that a client makes to a completion.
     pub replies: Replies,
 }
 
-/// How the conversations of a model are written down.
+/// Format of a model's conversations: chat template and options.
 #[derive(Debug)]
 pub struct Format {
     chat: Arc<Chat>,
@@ -74,32 +75,32 @@ pub struct Format {
     abridges: OnceLock<bool>,
 }
 
-/// Tokens that follow a reply, up to the beginning of the next one.
+/// Tokens between a completion and the next one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Following {
     pub tokens: Vec<u32>,
-    /// Whether they begin a thought.
+    /// Whether the tokens open the reasoning of the next completion.
     pub in_thought: bool,
 }
 
-/// A reply between its past and what is new.
+/// A completion, with the messages before and after it.
 #[derive(Clone, Copy)]
 pub(crate) struct Round<'a> {
-    /// The messages before the reply.
+    /// Messages before the completion.
     pub past: &'a [Arc<Message>],
-    /// The reply, as it was sampled.
+    /// Sampled tokens of the completion.
     pub reply: &'a [u32],
-    /// Text of the reply, and the text that its client has appended.
+    /// Text of the completion, with the text that the client has appended.
     pub said: &'a str,
-    /// Text that the client has appended, if it has.
+    /// Text that the client has appended. Empty if the client has appended none.
     pub rest: &'a str,
-    /// The messages after it.
+    /// Messages after the completion.
     pub new: &'a [Message],
     pub tools: &'a [ToolSpec],
 }
 
 impl Format {
-    /// The format of a model that talks as `chat` has it. Probes the template, which renders about a thousand
+    /// Creates a format for the model of `chat`. Probes the template, which renders about a thousand
     /// short conversations.
     pub fn new(chat: Arc<Chat>, options: Options) -> Self {
         let format = Format::unprobed(chat, options);
@@ -107,32 +108,32 @@ impl Format {
         format
     }
 
-    /// A format without a probe, for who may not need it: that is done when it is first asked for, in
-    /// whatever time that is.
+    /// Creates a format without a probe. The template is probed when the result is first needed.
     pub fn unprobed(chat: Arc<Chat>, options: Options) -> Self {
         Format { chat, options, abridges: OnceLock::new() }
     }
 
-    /// The chat.
+    /// Returns the chat template and tokenizer.
     pub fn chat(&self) -> &Arc<Chat> {
         &self.chat
     }
 
-    /// The choices.
+    /// Returns the options.
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// Whether an abridged past is enough for the template to print what follows a reply. Probed when it is
-    /// first asked for, which renders about a thousand short conversations: away from async workers.
+    /// Returns whether the template needs only an abridged past to render the text after a completion.
+    /// The first call probes the template, which renders about a thousand short conversations, so call it
+    /// outside async workers.
     pub fn abridges(&self) -> bool {
         *self.abridges.get_or_init(|| probe::abridges(self))
     }
 
-    /// The tokens after a reply.
+    /// Returns the tokens after a completion.
     ///
     /// # Errors
-    /// Errors of [`Chat::continuation_within`] and [`Chat::opened_thought`].
+    /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_thought`].
     pub(crate) fn following(&self, round: Round<'_>, max_tokens: usize) -> Result<Following, TextError> {
         let reply = (round.reply, round.rest);
         if self.abridges() {
@@ -143,7 +144,7 @@ impl Format {
         }
     }
 
-    /// The tokens after a reply, where the template is shown this past.
+    /// Returns the tokens after a completion, rendered with this past.
     pub(crate) fn shown(
         &self,
         past: &[Message],
@@ -153,15 +154,15 @@ impl Format {
         max_tokens: usize,
     ) -> Result<Following, TextError> {
         let tokens = self.chat.continuation_within(past, reply, new, tools, max_tokens)?;
-        // The text of the reply does not matter, only that there is one.
+        // Only the existence of the completion matters here, not its text.
         let replied = [Message::assistant("")];
         let messages: Vec<Message> = past.iter().chain(&replied).chain(new).cloned().collect();
         let in_thought = self.chat.opened_thought(&messages, tools)?.is_some();
         Ok(Following { tokens, in_thought })
     }
 
-    /// Whether the template prints the newest reply otherwise now that `following` comes after it, as far as
-    /// an abridged past shows it.
+    /// Returns drift of the newest completion, now that `following` comes after it, if an abridged past
+    /// shows it.
     pub(crate) fn drift_near(&self, round: Round<'_>, following: &[u32]) -> Option<Drift> {
         let (mut messages, tools) = abridged(round.past, round.tools);
         let mut path = match self.chat.prompt(&messages, tools) {
@@ -177,7 +178,7 @@ impl Format {
         Drift::find(&self.chat, &path, &messages, tools)
     }
 
-    /// Whether the template prints the whole conversation otherwise than as `path`.
+    /// Returns drift if the template renders the complete conversation differently from `path`.
     pub(crate) fn drift_of_all(&self, path: &[u32], round: Round<'_>) -> Option<Drift> {
         let mut messages = whole(round.past);
         messages.push(Message::assistant(round.said));
@@ -186,13 +187,13 @@ impl Format {
     }
 }
 
-/// Messages that a template can be given.
+/// Returns the messages in the form that a template takes.
 pub(crate) fn whole(past: &[Arc<Message>]) -> Vec<Message> {
     past.iter().map(|message| Message::clone(message)).collect()
 }
 
-/// A past that stands for another one: its instructions, a question, and a call with its result where the
-/// past ends with one, all in a word. A tool stands for all tools.
+/// Returns a minimal past in place of a complete one: its instructions, a question, and a call with its
+/// result if the past ends with a result, each in one word. One tool replaces all tools.
 pub(crate) fn abridged(past: &[Arc<Message>], tools: &[ToolSpec]) -> (Vec<Message>, &'static [ToolSpec]) {
     static TOOL: OnceLock<[ToolSpec; 1]> = OnceLock::new();
     let speaks = |role| matches!(role, Role::User | Role::Assistant | Role::Tool);
@@ -220,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_past_stands_for_another_of_its_instructions_and_its_end() {
+    fn abridged_past_keeps_instructions_and_end() {
         let short = |past: &[Message]| {
             let past: Vec<_> = past.iter().cloned().map(Arc::new).collect();
             abridged(&past, &[]).0
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(short(&[asked.clone(), answered.clone()]), [hi(), done()]);
         let result = [asked.clone(), answered, Message::tool("2"), Message::tool("3")];
         assert_eq!(short(&result), [hi(), done(), Message::tool("1")]);
-        // Instructions stay instructions, of the role that they have.
+        // Instructions keep their role.
         for opening in
             [Message::system("Use tools."), Message { role: Role::Developer, ..Message::user("x") }]
         {
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tool_stands_for_all() {
+    fn abridged_tools_are_one() {
         let tools = ["add", "sub"].map(crate::testing::tool);
         assert_eq!(abridged(&[], &[]).1, []);
         let names: Vec<&str> = abridged(&[], &tools).1.iter().map(|tool| tool.name.as_str()).collect();

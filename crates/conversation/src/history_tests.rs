@@ -1,4 +1,4 @@
-//! Histories as templates print them: drift, forks that follow the template, prompts that were cut.
+//! Tests of histories as templates render them: drift, forks that follow the template, truncated prompts.
 
 use levade_text::ChatOptions;
 use levade_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, THOUGHTFUL, sampled, thoughtful, tiny_chat};
@@ -12,7 +12,7 @@ fn turns(drift: &[levade_tree::Drift]) -> Vec<(u32, bool)> {
     drift.iter().map(|drift| (drift.turn, drift.forked)).collect()
 }
 
-/// Says these replies in turn; each is followed by a question, or by a result where it calls.
+/// Records these completions in order. Each is followed by a question, or by a result if it has a call.
 fn conversation(chat: levade_text::Chat, options: Options, replies: &[&str]) -> (Talk, Vec<Message>) {
     let mut talk = Talk::new(chat, options);
     let mut messages = vec![Message::user("1+1?")];
@@ -25,12 +25,13 @@ fn conversation(chat: levade_text::Chat, options: Options, replies: &[&str]) -> 
 }
 
 #[test]
-fn drift_is_counted_at_every_turn_from_the_first_on() {
+fn drift_counts_at_every_later_turn() {
     let always = || chat(ALWAYS_THINKS, ChatOptions::default());
     let (mut talk, messages) =
         conversation(always(), Options::default(), &["two", "hm</think>four", "so</think>4"]);
     assert_eq!(turns(&talk.conversation.drift()), [(1, false), (2, false)]);
-    // The first reply never closes its thought, so it is there; the tag that began it is not.
+    // The first completion never closes its reasoning, so the reasoning is rendered, but not the tag that
+    // opened it.
     let drift = talk.prepare(&messages).drift.unwrap();
     assert_eq!((drift.turn, drift.recorded.starts_with("<think>")), (3, true));
     assert_eq!(turns(&talk.conversation.finish()), [(1, false), (2, false)]);
@@ -48,11 +49,11 @@ fn drift_is_counted_at_every_turn_from_the_first_on() {
 }
 
 #[test]
-fn drift_counts_for_the_turn_at_which_it_is_recorded() {
+fn drift_has_turn_of_recording() {
     let always = chat(ALWAYS_THINKS, ChatOptions::default());
     let (mut talk, messages) = conversation(always, Options::default(), &["hm</think>four"]);
     let beside = [&messages[..2], &[Message::user("3+3?")]].concat();
-    // Both are prepared as what would be turn 1.
+    // Both are prepared as if they were turn 1.
     let (first, second) = (talk.prepare(&messages), talk.prepare(&beside));
     talk.record(first, "so</think>4");
     talk.record(second, "so</think>6");
@@ -60,8 +61,8 @@ fn drift_counts_for_the_turn_at_which_it_is_recorded() {
 }
 
 #[test]
-fn drift_that_comes_late_is_counted_at_the_end() {
-    // The thought of the first reply stands until the second question.
+fn late_drift_is_counted_by_finish() {
+    // The reasoning of the first completion is kept until the second question.
     let thinks = "<think>\nhm\n</think>\n\nadd";
     let replies = [thinks, "add", "add", "four", "add", "five", "six"];
     let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &replies);
@@ -71,10 +72,11 @@ fn drift_that_comes_late_is_counted_at_the_end() {
     assert_eq!(turns(&talk.conversation.finish()), whole);
     assert_eq!(turns(&talk.conversation.finish()), whole);
     assert!(talk.conversation.drift()[0].recorded.starts_with("<think>\nhm"));
-    // From then on it is known.
+    // From then on the drift is known.
     assert_eq!(turns(&[talk.prepare(&messages).drift.unwrap()]), [(7, false)]);
 
-    // A fork that ends before is as it was; one that drifts near a reply first did so earlier.
+    // A fork that ends earlier is unchanged. A fork that was first seen to drift near a completion
+    // drifted earlier.
     let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &replies[..3]);
     let mut fork = messages[..4].to_vec();
     fork.push(Message::user("No?"));
@@ -86,7 +88,7 @@ fn drift_that_comes_late_is_counted_at_the_end() {
 }
 
 #[test]
-fn templates_that_look_back_are_shown_everything() {
+fn context_dependent_templates_see_complete_history() {
     let (mut talk, messages) =
         conversation(chat(NUMBERED, ChatOptions::default()), Options::default(), &["a", "b"]);
     assert!(!talk.format.abridges());
@@ -99,7 +101,7 @@ fn templates_that_look_back_are_shown_everything() {
 }
 
 #[test]
-fn a_history_that_follows_the_template_forks_where_it_prints_otherwise() {
+fn template_history_forks_at_drift() {
     let options = Options { history: History::Template, ..Options::default() };
     let always = || chat(ALWAYS_THINKS, ChatOptions::default());
     let (mut talk, messages) = conversation(always(), options, &["hm</think>four", "so</think>4"]);
@@ -107,12 +109,13 @@ fn a_history_that_follows_the_template_forks_where_it_prints_otherwise() {
     assert_eq!(prepared.origin, forked(0, Reason::Reprinted));
     assert_eq!(prepared.prompt, talk.format.chat().prompt(&messages, &[]).unwrap());
     assert_eq!(turns(&talk.conversation.finish()), [(1, true)]);
-    // Asked again, it is the same branch.
+    // The same request again yields the same branch.
     let (first, second) = (talk.record(prepared.clone(), "x"), talk.record(talk.prepare(&messages), "y"));
     let parent = |reply: &Reply| talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent;
     assert_eq!(parent(&first), parent(&second));
     assert_eq!(talk.conversation.trajectory().path_tokens(parent(&first).unwrap()), prepared.prompt);
-    // One that refuses the past is followed by what is new, also in strict mode an error.
+    // After a template that rejects the past, only the new messages are appended. In strict mode that is
+    // an error.
     let strict = || chat(STRICT, ChatOptions::default());
     let (talk, messages) = conversation(strict(), options, &["<think>two"]);
     let prepared = talk.prepare(&messages);
@@ -120,7 +123,7 @@ fn a_history_that_follows_the_template_forks_where_it_prints_otherwise() {
     let (talk, messages) = conversation(strict(), Options { strict: true, ..options }, &["<think>two"]);
     let request = Request { agent: "", policy: "", format: &talk.format, messages: &messages, tools: &[] };
     assert!(talk.conversation.prepare(&request).unwrap_err().to_string().contains("not liked"));
-    // With THOUGHTFUL every turn of the whole is seen at once.
+    // With THOUGHTFUL, drift of the complete conversation is found at every turn.
     let replies = ["<think>\nhm\n</think>\n\nadd", "add", "four"];
     let (talk, messages) = conversation(chat(THOUGHTFUL, ChatOptions::default()), options, &replies);
     assert_eq!(talk.conversation.drift(), []);
@@ -128,7 +131,7 @@ fn a_history_that_follows_the_template_forks_where_it_prints_otherwise() {
 }
 
 #[test]
-fn a_prompt_that_was_cut_is_continued_and_not_compared() {
+fn shortened_prompt_continues_without_drift_check() {
     let mut talk = Talk::new(chat(ALWAYS_THINKS, ChatOptions::default()), Options::default());
     let asked = [Message::user("a long question")];
     let mut prepared = talk.prepare(&asked);
@@ -142,7 +145,7 @@ fn a_prompt_that_was_cut_is_continued_and_not_compared() {
     let more = [messages, vec![next.message(), Message::user("And?")]].concat();
     assert_eq!(talk.say(&more, "x").0.drift, None);
     assert_eq!(talk.conversation.finish(), []);
-    // What continues a reply is not cut.
+    // A prompt that continues a completion is not shortened.
     let whole = prepared.prompt.clone();
     prepared.shorten(short);
     assert_eq!(prepared.prompt, whole);

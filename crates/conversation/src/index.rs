@@ -1,9 +1,11 @@
-//! All that was said in a conversation, as a tree of messages, and the longest part of it that a request
+//! The messages of a conversation as a tree, and the search for the longest history that a request
 //! repeats.
 //!
-//! Guarantees: a message is stored once for each history that it continues; a reply is a node of its own,
-//! also where it says what another one said. A search looks at each message of a request once, by its hash,
-//! and at no node that the request does not repeat.
+//! # Guarantees
+//! - **Storage.** A message is stored once for each history that it continues. A completion always has a
+//!   node of its own, even if another completion is equal.
+//! - **Cost.** A search looks up each message of a request once, by its hash, and visits only nodes that
+//!   the request repeats.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,14 +18,14 @@ use crate::reply::shown;
 use crate::rewritten::{appended, same_calls};
 use crate::said::{Form, Key, thought_key};
 
-/// A place in the index.
+/// Index of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u32);
 
-/// One agent and one policy: they share no histories with others.
+/// Number of a pair of agent and policy. Different pairs share no histories.
 pub(crate) type Party = u32;
 
-/// The beginning of all histories of one party with the same tools.
+/// Start of all histories of one party with the same tools.
 #[derive(Debug)]
 pub(crate) struct Root {
     pub party: Party,
@@ -32,98 +34,99 @@ pub(crate) struct Root {
     pub node: NodeId,
 }
 
-/// A message after those of the nodes above.
+/// A message that follows those of the nodes above.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub parent: Option<NodeId>,
-    /// Root of the path, by its place among the roots.
+    /// Index of the root in [`Index::roots`].
     pub root: usize,
-    /// How many messages there are down to here.
+    /// Number of nodes between the root and this node, this node included.
     pub depth: usize,
-    /// The message; a root has none.
+    /// The message. `None` for a root.
     pub message: Option<Arc<Message>>,
     pub kind: NodeKind,
-    /// The prompt that ended here.
+    /// The recorded prompt that ends here, if any.
     pub asked: Option<Asked>,
     pub children: Vec<NodeId>,
 }
 
 #[derive(Debug)]
 pub(crate) enum NodeKind {
-    /// The beginning.
+    /// Start of a history.
     Root,
-    /// A message from outside.
+    /// A message from the client that was not sampled here.
     Given(Form),
-    /// A reply, sampled here.
+    /// A completion that was sampled here.
     Reply(Box<Said>),
-    /// The reply above with text that its client has appended. The message is all of it.
+    /// The completion in the parent node, with text that the client has appended. The node's message is
+    /// the complete text.
     Extended,
 }
 
-/// A reply.
+/// A recorded completion.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub segment: SegmentId,
     pub in_thought: bool,
-    /// All of it as content.
+    /// Form of the complete text as content.
     pub written: Form,
-    /// Content and calls.
+    /// Form of content and calls.
     pub shown: Form,
-    /// The thought, if there is one.
+    /// Hash of the reasoning, if there is any.
     pub thought: Option<Key>,
-    /// The message that its client received, if that has another form: a reply that a stop string ended, with
+    /// Other forms in which the client received the message: a completion that a stop string ended, with
     /// and without that string, or the first of several calls.
     pub told: Vec<(Form, Message)>,
 }
 
-/// A prompt that was put before a model.
+/// A recorded prompt.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
-    /// The segment that it ends with, if it has tokens.
+    /// Segment that the prompt ends with. `None` if the prompt has no tokens.
     pub end: Option<SegmentId>,
     pub turn: u32,
-    /// Whether some of it was left out, so that no template prints it.
+    /// Whether the prompt was shortened, so that no template renders it.
     pub cut: bool,
     pub drift: Option<Drift>,
 }
 
 impl Asked {
-    /// Drift that a reply here is under, and all that follows.
+    /// Returns the drift that a completion of this prompt, and everything after it, inherits.
     pub(crate) fn drifted(&self) -> Option<&Drift> {
         self.drift.as_ref().filter(|drift| !drift.forked)
     }
 }
 
-/// How well a request repeats a history.
+/// Match of a request with a history. The order of fields defines which of two matches is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Hit {
-    /// Messages up to the last reply that is repeated; 0 without one.
+    /// Number of messages up to and including the last repeated completion. 0 if none is repeated.
     pub to_reply: usize,
-    /// Replies recognised by the ids of their calls.
+    /// Number of completions matched by the ids of their calls.
     pub by_id: u32,
-    /// Messages that are repeated.
+    /// Number of repeated messages.
     pub messages: usize,
-    /// Replies that differ in white space; fewer are better.
+    /// Number of completions that differ in white space; fewer are better.
     pub trimmed: std::cmp::Reverse<u32>,
-    /// Replies whose thoughts, or a part of them, were left out.
+    /// Number of completions whose reasoning is missing, completely or in part.
     pub unsaid: std::cmp::Reverse<u32>,
-    /// Replies that came back without their text, or with arguments that are written otherwise.
+    /// Number of completions without their text, or with arguments that are written differently.
     pub altered: std::cmp::Reverse<u32>,
-    /// Number of bytes that the client has appended to the last reply, at the end of its message.
+    /// Number of bytes that the client has appended to the last completion, at the end of its message.
     pub rest: std::cmp::Reverse<usize>,
     pub reply: Option<NodeId>,
     pub node: NodeId,
 }
 
-/// The tree.
+/// The tree of messages, with its lookup tables.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     nodes: Vec<Node>,
     pub roots: Vec<Root>,
     by_tools: HashMap<(Party, Key), usize>,
-    /// Messages below a node, by what they say without white space around it.
+    /// Child messages of a node, by their hash without white space around the content.
     below: HashMap<(NodeId, Key), Vec<NodeId>>,
-    /// All messages of a root by the same, and replies by the ids of their calls.
+    /// All messages of a root by the same hash; `by_call` has completions by the ids of their calls.
     anywhere: HashMap<(usize, Key), Vec<NodeId>>,
     by_call: HashMap<(usize, String), Vec<NodeId>>,
 }
@@ -148,24 +151,24 @@ impl Index {
         }
     }
 
-    /// Whether a node is a reply that its client has extended.
+    /// Returns whether a node is a completion that the client has extended.
     pub(crate) fn is_extended(&self, id: NodeId) -> bool {
         matches!(self.node(id).kind, NodeKind::Extended)
     }
 
-    /// The nodes from `id` up to its root, both included.
+    /// Returns the nodes from `id` up to its root, both included.
     pub(crate) fn up(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
         std::iter::successors(Some(id), |&id| self.node(id).parent)
     }
 
-    /// The messages down to a node, it included.
+    /// Returns the messages from the root to a node, included.
     pub(crate) fn messages(&self, id: NodeId) -> Vec<Arc<Message>> {
         let mut messages = Vec::new();
         let mut up = self.up(id);
         while let Some(id) = up.next() {
             messages.extend(self.node(id).message.clone());
             if self.is_extended(id) {
-                // The message has that of the reply above.
+                // The message includes that of the completion above.
                 up.next();
             }
         }
@@ -177,7 +180,7 @@ impl Index {
         self.by_tools.get(&(party, tools)).copied()
     }
 
-    /// The root of a party with these tools, made where it is not there yet.
+    /// Returns the root of a party with these tools, and creates it if it does not exist.
     pub(crate) fn root_or_new(
         &mut self,
         party: Party,
@@ -217,7 +220,8 @@ impl Index {
         self.anywhere.entry((root, key)).or_default().push(id);
     }
 
-    /// The node of a message from outside below `parent`: the one that is there, where it is the very same.
+    /// Returns the node of a client's message below `parent`. Reuses a node only if its message is
+    /// identical.
     pub(crate) fn given(&mut self, root: usize, parent: NodeId, message: &Message) -> NodeId {
         let form = Form::of(message);
         let there = self.below.get(&(parent, form.loose)).into_iter().flatten();
@@ -233,8 +237,8 @@ impl Index {
         })
     }
 
-    /// The node of a reply that its client has extended to `message`: below the reply, made where it is not
-    /// there yet.
+    /// Returns the node of a completion that the client has extended to `message`, below the completion.
+    /// Creates it if it does not exist.
     pub(crate) fn extended(&mut self, root: usize, reply: NodeId, message: Message) -> NodeId {
         let key = Form::of(&message).loose;
         self.extension(reply, key).unwrap_or_else(|| {
@@ -244,12 +248,14 @@ impl Index {
         })
     }
 
-    /// The node of a reply that its client has extended to a message with this key.
+    /// Returns the node of a completion that the client has extended to a message with this hash, if it
+    /// exists.
     fn extension(&self, reply: NodeId, key: Key) -> Option<NodeId> {
         self.saying(reply, key).iter().copied().find(|&id| self.is_extended(id))
     }
 
-    /// Notes the message that the client of a reply has received, by which it can come back, too.
+    /// Records another form in which the client received a completion. Requests match the completion by
+    /// it, too.
     pub(crate) fn told(&mut self, id: NodeId, message: &Message) {
         let Node { root, parent: Some(parent), .. } = *self.node(id) else { return };
         let form = Form::of(message);
@@ -263,7 +269,8 @@ impl Index {
         self.enter(root, parent, key, id);
     }
 
-    /// A new node for a reply below `parent`. `unique` says that the ids of its calls are its own.
+    /// Creates a node for a completion below `parent`. `unique` tells whether the ids of its calls are
+    /// unique.
     pub(crate) fn reply(
         &mut self,
         root: usize,
@@ -285,12 +292,13 @@ impl Index {
         id
     }
 
-    /// Messages below `parent` that say this, loosely.
+    /// Returns the messages below `parent` with this loose hash.
     pub(crate) fn saying(&self, parent: NodeId, key: Key) -> &[NodeId] {
         self.below.get(&(parent, key)).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether this was said somewhere below `above`, loosely; the first few places are looked at.
+    /// Returns whether a message with this loose hash is somewhere below `above`. Checks only the first
+    /// 16 candidates.
     pub(crate) fn said_below(&self, root: usize, above: NodeId, key: Key) -> bool {
         const PLACES: usize = 16;
         let depth = self.node(above).depth;
@@ -301,7 +309,7 @@ impl Index {
         })
     }
 
-    /// The replies that made these calls, each once, in order.
+    /// Returns the completions that made these calls, sorted and without duplicates.
     pub(crate) fn callers(&self, root: usize, ids: &[String]) -> Vec<NodeId> {
         let found = ids.iter().filter_map(|id| self.by_call.get(&(root, id.clone())));
         let mut callers: Vec<NodeId> = found.flatten().copied().collect();
@@ -310,8 +318,9 @@ impl Index {
         callers
     }
 
-    /// Merges the calls of a recorded reply that a client sends in messages of their own, each before its
-    /// result, into one message before all results. Returns `None` if the messages have no such calls.
+    /// Merges the calls of a recorded completion that a client sends in separate messages, each before
+    /// its result, into one message before all results. Returns `None` if the messages have no such
+    /// calls.
     pub(crate) fn gathered(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
         let (mut gathered, mut at) = (None::<Vec<Message>>, 0);
         while let Some(message) = messages.get(at) {
@@ -328,8 +337,8 @@ impl Index {
         gathered
     }
 
-    /// Merges the calls of the reply that `first` starts. Returns the message with all calls, their results,
-    /// and the number of messages merged.
+    /// Merges the calls of the completion that `first` starts. Returns the message with all calls, their
+    /// results, and the number of messages merged.
     fn gather(
         &self,
         root: usize,
@@ -365,9 +374,9 @@ impl Index {
         (is_apart && is_whole).then(|| (whole, results.into_iter().cloned().collect(), length))
     }
 
-    /// The longest history below a root that these messages repeat: the one with most messages up to a reply;
-    /// among equals the one whose replies have the ids of the calls, then the one with most messages, then
-    /// the one that is repeated more exactly, then the latest.
+    /// Returns the longest history below a root that these messages repeat: the one with the most
+    /// messages up to a completion. Ties are resolved by the number of completions with matching call
+    /// ids, then by the number of messages, then by exactness, then in favor of the latest.
     pub(crate) fn search(&self, root: usize, asked: &[(&Message, Form)]) -> Hit {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
@@ -384,7 +393,7 @@ impl Index {
         };
         let lenient = format.options().replies == Replies::Lenient;
         let mut best = start;
-        // Histories by how many of the messages they repeat.
+        // Histories by the number of messages that they repeat.
         let mut fronts = vec![Vec::new(); asked.len() + 1];
         fronts[0].push(start);
         for (at, (message, form)) in asked.iter().enumerate() {
@@ -418,7 +427,7 @@ impl Index {
                     (found, length) = (self.appended(&hit, message, form), 1);
                 }
                 best = found.iter().copied().fold(best, Hit::max);
-                // Below a reply is what follows it as it was, not what follows it extended.
+                // Children of a completion follow its recorded form, not its extended one.
                 found.retain(|hit| hit.rest.0 == 0 || hit.reply != Some(hit.node));
                 fronts[at + length].append(&mut found);
             }
@@ -426,8 +435,8 @@ impl Index {
         best
     }
 
-    /// The history that a message makes of one by the ids of its calls, which one reply alone has: if it
-    /// comes without its text, or with arguments that are written otherwise.
+    /// Extends a match by a message whose call ids belong to exactly one completion, if its text is
+    /// missing or its arguments are written differently.
     fn altered(&self, hit: &Hit, message: &Message, form: &Form, length: usize) -> Vec<Hit> {
         let root = self.node(hit.node).root;
         let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();
@@ -448,7 +457,7 @@ impl Index {
         found.map(altered).into_iter().collect()
     }
 
-    /// The histories that a message makes of one by beginning with a reply.
+    /// Extends a match by a message that starts with a completion's text.
     fn appended(&self, hit: &Hit, message: &Message, form: &Form) -> Vec<Hit> {
         let is_text = message.tool_calls.is_empty() && message.content.others().next().is_none();
         if message.role != Role::Assistant || !is_text {
@@ -479,7 +488,7 @@ impl Index {
         self.node(hit.node).children.iter().filter_map(extended).collect()
     }
 
-    /// The message of a reply as its client was told it.
+    /// Returns the assistant message of a completion, as the client received it.
     fn shown(&self, reply: NodeId, said: &Said) -> Message {
         let Node { message: Some(written), root, .. } = self.node(reply) else {
             return Message::assistant("");
@@ -488,7 +497,7 @@ impl Index {
         shown(&format.chat().parse(&written.content, said.in_thought, tools))
     }
 
-    /// The histories that a form of so many messages makes of one.
+    /// Extends a match by a form that stands for `length` messages, once for each matching node.
     fn repeated(&self, hit: &Hit, form: &Form, length: usize) -> Vec<Hit> {
         let below = self.saying(hit.node, form.loose).iter();
         below.filter_map(|&node| self.with(hit, form, length, node)).collect()
@@ -499,7 +508,7 @@ impl Index {
         let mut hit = Hit { messages, node, ..*hit };
         let exact = match &self.node(node).kind {
             NodeKind::Root | NodeKind::Extended => return None,
-            // Its white space is part of what the model saw.
+            // The model has seen the white space of such a message, so it must be equal.
             NodeKind::Given(given) if given.exact != form.exact => return None,
             NodeKind::Given(_) => true,
             NodeKind::Reply(said) => {
@@ -524,7 +533,7 @@ impl Index {
         Some(hit)
     }
 
-    /// Which of a reply's thoughts a message brings back.
+    /// Returns how much of a completion's reasoning a message has.
     fn thought(&self, node: NodeId, said: &Said, form: &Form) -> Thought {
         let Some(sent) = &form.thought else {
             let is_written = form.loose == said.written.loose;
@@ -535,18 +544,19 @@ impl Index {
         }
         let Node { message: Some(message), root, .. } = self.node(node) else { return Thought::Other };
         let whole = self.roots[*root].format.chat().thought(&message.content, said.in_thought);
-        // Clients cut thoughts, and never write into them.
+        // Clients truncate reasoning, but do not change it.
         if whole.contains(sent.trim()) { Thought::Part } else { Thought::Other }
     }
 
-    /// Whether a message with this form says otherwise only what a reply below `parent` thought.
+    /// Returns whether a message with this form differs from a completion below `parent` only in its
+    /// reasoning.
     pub(crate) fn thinks_otherwise(&self, parent: NodeId, form: &Form) -> bool {
         self.saying(parent, form.loose).iter().any(|&id| self.said(id).is_some())
             && form.role == Role::Assistant
     }
 }
 
-/// A reply with the text that its client has appended.
+/// Returns a completion with the text that the client has appended.
 pub(crate) fn extended_by(written: &Message, rest: &str) -> Message {
     Message::assistant(format!("{}{rest}", written.content.as_str()))
 }

@@ -19,13 +19,13 @@
 //! let prepared = conversation.prepare(&request)?;
 //! assert_eq!(prepared.origin, Origin::Began);
 //!
-//! // A sampler draws a reply to `prepared.prompt`; its tokens stay as they are.
+//! // A sampler generates a completion for `prepared.prompt`; its tokens are recorded unchanged.
 //! let mut completion = Completion::default();
 //! let drawn = [format.chat().tokenizer().encode(" 5."), format.chat().stop_ids()[..1].to_vec()].concat();
 //! completion.extend(&drawn, &vec![-0.1; drawn.len()], 0);
 //! let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
 //!
-//! // The client sends it back, trimmed, with a further question.
+//! // The client sends the completion back, trimmed, with another question.
 //! messages.extend([Message::assistant(reply.message().content.trim()), Message::user("And 2 + 4?")]);
 //! let request = Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
 //! let prepared = conversation.prepare(&request)?;
@@ -35,15 +35,17 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Recorded tokens stay.** A prompt starts with the ids of the longest history that its request repeats.
-//!   Text is not tokenized a second time, except with [`History::Template`], on a branch that the template
-//!   renders. Ids of segments never change. After a completion come only ids that depend on the template, not
-//!   on what the model wrote ([`Chat::continuation`](levade_text::Chat::continuation)).
-//! - **Reformatted history matches** if it has the same meaning. Content counts as one text, `null` as `""`;
-//!   calls count by name and by arguments as JSON values; reasoning counts only if the client sent it,
-//!   complete or in part. White space around content does not matter, and is counted. A completion matches as
-//!   the model wrote it or parsed, with its calls in separate messages; instructions match as the system's or
-//!   the developer's. Call ids distinguish equal completions.
+//! - **Recorded tokens stay.** A prompt starts with the ids of the longest history that its request
+//!   repeats. Text is not tokenized a second time, except with [`History::Template`], on a branch that
+//!   the template renders. Ids of segments never change. After a completion come only ids that depend on
+//!   the template; the text of the completion does not change them
+//!   ([`Chat::continuation`](levade_text::Chat::continuation)).
+//! - **Reformatted history matches** if it has the same meaning. Content counts as one text, and `null`
+//!   as `""`. Calls count by name, and by arguments as JSON values. Reasoning counts only if the client
+//!   sent it, complete or in part. Differences in white space around a completion's content are accepted,
+//!   and counted. A completion matches as the model wrote it or parsed, with its calls in separate
+//!   messages. Instructions match under the roles `system` and `developer`. Call ids distinguish equal
+//!   completions.
 //! - **Rewritten completions match** and are counted, unless [`Replies::Strict`] is set. If its call ids are
 //!   kept, a completion can lack its text, and its arguments can have other spacing or further members.
 //!   Appended text becomes context after the sampled tokens. Another value is an edit.
@@ -51,15 +53,15 @@
 //!   the template does not render them where they are. The rule depends on the messages only, changes nothing
 //!   before a completion, and is counted.
 //! - **Everything else forks**, at the first message that differs, for a [`Reason`] with a text. An assistant
-//!   message that was not sampled here becomes context, as the template renders it. Equal requests have two
-//!   completions side by side. Agents and policies share no history.
+//!   message that was not sampled here becomes context, as the template renders it. Completions of equal
+//!   requests become siblings. Agents and policies share no history.
 //! - **Recording is atomic.** [`prepare`](Conversation::prepare) changes nothing, so calls can be prepared in
 //!   parallel and dropped. [`record`](Conversation::record) writes prompt and completion together.
 //! - **Prompts fit.** [`Fitting`] shortens a request that exceeds its [`Budget`] by a context policy
 //!   (`window`).
-//! - **Work and storage grow with new messages only.** Each message of a request is hashed once and stored
-//!   once, however many forks share it; the tokens of a prompt are copied once. `format` says how much of the
-//!   past a template must see, `drift` how differences are found.
+//! - **Work and storage grow with new messages only.** Each message of a request is hashed once and
+//!   stored once, even if several forks share it; the tokens of a prompt are copied once. `format`
+//!   describes how much of the past a template must see, `drift` how differences are found.
 //!
 //! Out of scope: sampling (`levade-policy`), templates and parsing (`levade-text`), agent loops
 //! (`levade-agent`), and chat APIs, whose tokens are unknown.

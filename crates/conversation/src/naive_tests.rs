@@ -1,5 +1,5 @@
-//! Random conversations against an implementation that keeps a list of everything, compares message by
-//! message, and renders all of the past.
+//! Random conversations, compared with an implementation that keeps a list of everything, compares
+//! message by message, and renders the complete past.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -15,14 +15,14 @@ use serde_json::Value;
 use crate::testing::{Talk, chat, tool};
 use crate::{CallIds, Conversation, Drift, Format, Options, Origin, Prepared, Request};
 
-/// A conversation down to a reply.
+/// A recorded conversation up to a completion.
 struct Recorded {
-    /// The messages, replies as they were written.
+    /// Messages, with completions as they were written.
     messages: Vec<Message>,
-    /// Replies, by the place of their messages.
+    /// Completions, with the indices of their messages.
     replies: Vec<(usize, Said)>,
     reply: Vec<u32>,
-    /// All tokens.
+    /// All tokens of the sequence.
     ids: Vec<u32>,
     prompt: Vec<u32>,
 }
@@ -33,7 +33,7 @@ struct Said {
     shown: Message,
 }
 
-/// JSON with its keys in order and its numbers by value.
+/// Returns JSON with sorted keys and with numbers by value.
 fn canonical(value: &Value) -> String {
     match value {
         Value::Number(number) => format!("{:e}", number.as_f64().unwrap()),
@@ -47,19 +47,19 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// Content of a message, apart from white space around it.
+/// Returns the content of a message, without white space around it.
 fn says(message: &Message) -> (Role, String, Vec<(String, String)>) {
     let call =
         |call: &levade_text::ToolCall| (call.name.clone(), canonical(&Value::from(call.arguments.clone())));
     (message.role, message.content.trim().to_owned(), message.tool_calls.iter().map(call).collect())
 }
 
-/// The ids of a message's calls, each of which one reply has.
+/// Returns the ids of a message's calls, each of which belongs to one completion.
 fn ids(message: &Message) -> Vec<&str> {
     message.tool_calls.iter().map(|call| call.id.as_str()).filter(|id| !id.is_empty()).collect()
 }
 
-/// A message without thoughts and calls in its text, and the thought.
+/// Returns a message with reasoning and calls parsed out of its text, and the reasoning.
 fn apart(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message, String) {
     let parsed = chat.parse(&message.content, false, tools);
     let unread = parsed.calls.iter().filter_map(|call| call.as_ref().err().map(|call| call.raw.clone()));
@@ -74,7 +74,7 @@ fn apart(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message, String
 }
 
 impl Recorded {
-    /// Whether messages begin with this conversation.
+    /// Returns whether messages start with this conversation.
     fn begins(&self, chat: &Chat, tools: &[ToolSpec], messages: &[Message]) -> bool {
         self.messages.len() <= messages.len()
             && self.messages.iter().zip(messages).enumerate().all(|(at, (kept, sent))| {
@@ -84,7 +84,7 @@ impl Recorded {
                 if says(kept) == says(sent) || says(&said.shown) == says(sent) {
                     return true;
                 }
-                // A part of the thought, or any thought where the ids of calls say which reply it is.
+                // Part of the reasoning, or any reasoning if the ids of calls identify the completion.
                 let (shown, thought) = apart(chat, tools, sent);
                 says(&shown) == says(&said.shown)
                     && (said.thought.contains(thought.trim())
@@ -93,7 +93,7 @@ impl Recorded {
     }
 }
 
-/// The ways in which a client can change a history.
+/// A change that a client makes to a history.
 #[derive(Debug, Clone)]
 enum Edit {
     Keep,
@@ -103,7 +103,7 @@ enum Edit {
     Insert(Index),
 }
 
-/// The ways in which a client can write a message again.
+/// A way in which a client rewrites a message.
 #[derive(Debug, Clone, Copy)]
 enum Style {
     Same,
@@ -216,13 +216,13 @@ impl Style {
     }
 }
 
-/// The messages of a client, with the thoughts of those that are replies as it was told them.
+/// The messages of a client. Completions have their reasoning as the client received it.
 type History = Vec<(Message, Option<String>)>;
 
 struct World {
     talk: Talk,
     tools: Vec<ToolSpec>,
-    /// Everything recorded, by whether it had the other tools.
+    /// All recorded sequences, and whether they had the other tools.
     recorded: Vec<(bool, Recorded)>,
     histories: Vec<History>,
 }
@@ -234,7 +234,7 @@ impl World {
         World { tools: talk.tools.clone(), talk, recorded: Vec::new(), histories: vec![Vec::new()] }
     }
 
-    /// All prompts that would do.
+    /// Returns all valid prompts.
     fn naive(&self, other_tools: bool, messages: &[Message], tools: &[ToolSpec]) -> Vec<Vec<u32>> {
         let chat = self.talk.format.chat();
         let begins = self
@@ -300,8 +300,8 @@ impl World {
         prop_assert_eq!(&trajectory.segments()[..before.segments().len()], before.segments());
         let stored =
             |trajectory: &Trajectory| trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
-        // A prompt can repeat a reply token for token without continuing it: a client that adds a thought to
-        // it, which the template does not print, wrote another message.
+        // A prompt can equal the tokens of a completion without continuing it: if a client adds reasoning
+        // that the template does not render, its message is another one.
         let prefix = &prompt[..];
         let from = self.recorded.iter().find(|(_, recorded)| {
             recorded.messages.len() == repeated.to_reply && prefix.starts_with(&recorded.ids)
@@ -309,7 +309,7 @@ impl World {
         let shared = from.map_or(0, |(_, recorded)| recorded.ids.len());
         prop_assert!(stored(trajectory) <= stored(&before) + ids.len() - shared + 1);
 
-        // What the conversation repeats is as it was recorded; the rest is as it was sent.
+        // Repeated messages are as recorded; the remaining ones are as sent.
         let (mut whole, mut replies) = match from {
             Some((_, recorded)) => (recorded.messages.clone(), recorded.replies.clone()),
             None => (Vec::new(), Vec::new()),
@@ -328,7 +328,8 @@ impl World {
         Ok(())
     }
 
-    /// Turns at which the whole is printed otherwise, by their prompts.
+    /// Returns the prompts of the turns at which the template renders the complete conversation
+    /// differently.
     fn drifted(&self, other_tools: &[ToolSpec]) -> BTreeSet<Vec<u32>> {
         let chat = self.talk.format.chat();
         let drifts = |(other, recorded): &&(bool, Recorded)| {
@@ -340,7 +341,7 @@ impl World {
     }
 }
 
-/// Formats of all kinds, each probed once.
+/// Formats of all kinds. Each is probed once.
 static FORMATS: LazyLock<[Arc<Format>; 6]> = LazyLock::new(|| {
     let options = Options { call_ids: CallIds::Unique, ..Options::default() };
     [
@@ -358,14 +359,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn prompts_are_those_of_a_list_of_everything(
+    fn prompts_match_naive_implementation(
         which in 0usize..6, steps in proptest::collection::vec(step(), 1..9), with_tools in any::<bool>(),
     ) {
         let mut world = World::new(which, with_tools);
         for step in &steps {
             world.step(step)?;
         }
-        // Few forks are all looked at, at the end.
+        // If there are few forks, `finish` checks all of them.
         let lengths = || world.recorded.iter().map(|(_, recorded)| recorded.messages.len());
         if lengths().sum::<usize>() <= 4 * lengths().max().unwrap_or(0) {
             let found: BTreeSet<Vec<u32>> = world.talk.conversation.finish().iter()
@@ -374,10 +375,10 @@ proptest! {
         }
     }
 
-    /// Where a template keeps the past, a conversation that is taken up again and again is its print as a
-    /// whole.
+    /// If a template keeps the past, a conversation continued turn by turn equals the template's
+    /// rendering of the complete conversation.
     #[test]
-    fn turns_add_up_to_the_whole(
+    fn turns_match_complete_rendering(
         turns in proptest::collection::vec((prop::sample::select(&TEXTS[..]), prop::sample::select(&REPLIES[..])), 1..7),
         written in any::<bool>(),
     ) {
@@ -398,7 +399,7 @@ proptest! {
 }
 
 #[test]
-fn calls_prepared_side_by_side_are_recorded_in_any_order() {
+fn parallel_calls_are_recorded_in_any_order() {
     fn is_shared<T: Send + Sync + 'static>() {}
     is_shared::<Conversation>();
     is_shared::<Prepared>();
@@ -416,7 +417,7 @@ fn calls_prepared_side_by_side_are_recorded_in_any_order() {
         messages: &asked[0],
         tools: &[],
     });
-    // A thread of its own can write the prompt.
+    // Another thread can render the prompt.
     let elsewhere = std::thread::spawn(move || recognised.render()).join().unwrap().unwrap();
     assert_eq!(elsewhere.prompt, prepared[0].prompt);
     let params = SamplingParams::default();
@@ -426,7 +427,7 @@ fn calls_prepared_side_by_side_are_recorded_in_any_order() {
         let reply = talk.conversation.record(prepared, crate::testing::completion(tokens), &params).unwrap();
         assert!(talk.conversation.trajectory().path_tokens(reply.segment).starts_with(&prompt));
     }
-    // Seven different questions, each stored once below what they begin with.
+    // Seven different questions, each stored once below their common prefix.
     let given = talk.conversation.trajectory().segments().iter().filter(|s| s.logprobs.is_empty()).count();
     assert_eq!(given, 1 + 7);
 }

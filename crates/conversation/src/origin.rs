@@ -1,4 +1,4 @@
-//! How a prompt came about, in words: it began, it continued what was recorded, or it forked, and for which
+//! Origin of a prompt: it starts a conversation, continues recorded history, or forks from it for a
 //! reason.
 
 use levade_text::{Message, Role};
@@ -7,73 +7,74 @@ use serde::{Deserialize, Serialize};
 use crate::index::{Hit, Index, NodeId, Party, Root, Said};
 use crate::said::Form;
 
-/// How a prompt came about.
+/// Relation of a prompt to the recorded history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// Repeats no reply: a conversation begins.
+    /// The prompt repeats no completion: a conversation starts.
     Began,
-    /// Repeats all that was recorded of its history, and goes on.
+    /// The prompt repeats all of its recorded history, and continues it.
     Continued,
-    /// Leaves what was recorded.
+    /// The prompt differs from the recorded history.
     Forked(Fork),
 }
 
-/// A place at which a request leaves what was recorded.
+/// Position at which a request differs from the recorded history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fork {
-    /// The first message of the request that is not as it was recorded, from 0.
+    /// Index of the first message of the request that differs, from 0.
     pub at: usize,
-    /// The reason.
+    /// Reason for the fork.
     pub reason: Reason,
 }
 
-/// The reason for a fork.
+/// Reason for a fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The very prompt was asked before.
+    /// The same prompt was sent before.
     AskedAgain,
-    /// Another message follows the same history: a branch beside the one that was recorded.
+    /// Another message follows the same history.
     Branched,
-    /// Other instructions at the beginning.
+    /// The instructions at the start differ.
     System,
-    /// Other tools.
+    /// The tools differ.
     Tools,
-    /// A message of the past is not what it was.
+    /// A message of the past has changed.
     Edited,
-    /// Messages of the past, or its end, were left out.
+    /// Messages of the past, or its end, are missing.
     Shortened,
-    /// An assistant's message is not the reply that was recorded.
+    /// An assistant message differs from the recorded completion.
     ReplyEdited,
-    /// The calls of a reply are not what they were.
+    /// The tool calls of a completion have changed.
     CallsEdited,
-    /// The arguments of a reply's call are no JSON object any more: cut, or clipped.
+    /// The arguments of a completion's call are no longer a JSON object, for example because they were
+    /// truncated.
     CallsCut,
-    /// The thought of a reply is not what it was.
+    /// The reasoning of a completion has changed.
     ThoughtEdited,
-    /// The text beside the calls of a reply was left out.
+    /// The text next to the tool calls of a completion is missing.
     TextLost,
-    /// The calls of a reply are no longer calls.
+    /// The tool calls of a completion became text.
     CallsAsText,
-    /// Several replies were made one message.
+    /// Several completions were merged into one message.
     Merged,
-    /// A reply stands in another place than it was given.
+    /// A completion is at another position than recorded.
     Reordered,
-    /// An assistant's message that was not sampled here.
+    /// An assistant message was not sampled here.
     Unrecorded,
-    /// The chat template prints the past otherwise, and `history = "template"` follows it.
+    /// The chat template renders the past differently, and `history = "template"` follows it.
     Reprinted,
     /// The context policy dropped the oldest turns.
     ContextDropped,
     /// The context policy shortened messages in the middle.
     ContextTruncated,
-    /// The context policy put a summary in the place of the oldest turns.
+    /// The context policy replaced the oldest turns by a summary.
     ContextSummarised,
 }
 
 impl Reason {
-    /// The reason in words.
+    /// Returns the reason as text.
     pub fn words(self) -> &'static str {
         match self {
             Reason::AskedAgain => "the same prompt was asked again",
@@ -100,15 +101,15 @@ impl Reason {
 }
 
 impl Reason {
-    /// Whether a context policy made the fork.
+    /// Returns whether a context policy caused the fork.
     pub fn is_cut(self) -> bool {
         matches!(self, Reason::ContextDropped | Reason::ContextTruncated | Reason::ContextSummarised)
     }
 }
 
 impl Index {
-    /// How a request came about that repeats a history as far as `hit`; `None` where its party has no such
-    /// tools yet.
+    /// Returns the origin of a request that repeats a history up to `hit`. `root` and `hit` are `None` if
+    /// its party has no history with these tools.
     pub(crate) fn origin(
         &self,
         party: Party,
@@ -147,7 +148,7 @@ impl Index {
         if at == 0 && self.other_system(hit.node, form, asked.get(1)) {
             return fork(at, Reason::System);
         }
-        // It has other white space around it.
+        // The message differs in white space around its content.
         let is_spaced = answered && !self.saying(hit.node, form.loose).is_empty();
         if !is_spaced && self.said_below(root, hit.node, form.loose) {
             return fork(at, Reason::Shortened);
@@ -158,11 +159,12 @@ impl Index {
         if node.children.iter().all(|&child| self.said(child).is_some()) {
             return fork(at, Reason::Shortened);
         }
-        // Conversations often begin with the same instructions.
+        // Independent conversations often start with the same instructions.
         if hit.reply.is_none() { Origin::Began } else { fork(at, Reason::Branched) }
     }
 
-    /// Whether this party has had the same conversation with other tools: a reply of it, or all of it.
+    /// Returns whether this party has had the same conversation with other tools: one of its completions,
+    /// or all messages.
     fn knows_with_other_tools(&self, party: Party, root: Option<usize>, asked: &[(&Message, Form)]) -> bool {
         let others =
             (0..self.roots.len()).filter(|&other| self.roots[other].party == party && Some(other) != root);
@@ -171,7 +173,8 @@ impl Index {
             .any(|hit| hit.reply.is_some() || hit.messages == asked.len())
     }
 
-    /// Whether the message after other instructions is one that follows the recorded ones.
+    /// Returns whether the message after different instructions is one that follows the recorded
+    /// instructions.
     fn other_system(&self, root: NodeId, form: &Form, second: Option<&(&Message, Form)>) -> bool {
         let opens = |role| !matches!(role, Role::User | Role::Assistant | Role::Tool);
         let recorded =
@@ -184,7 +187,8 @@ impl Index {
             })
     }
 
-    /// Why an assistant's message is no reply that was recorded below `above`; `rest` follows it.
+    /// Returns why an assistant message is not a completion recorded below `above`. `rest` follows the
+    /// message.
     fn why_no_reply(&self, root: usize, above: NodeId, form: &Form, rest: &[(&Message, Form)]) -> Reason {
         let here: Vec<NodeId> =
             self.node(above).children.iter().copied().filter(|&child| self.said(child).is_some()).collect();

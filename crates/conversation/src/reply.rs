@@ -1,46 +1,46 @@
-//! A reply, read: its thought, its content, its calls.
+//! A parsed completion: reasoning, content and tool calls.
 
 use levade_policy::FinishReason;
 use levade_text::{Message, Parsed};
 use levade_tree::SegmentId;
 
-/// A reply that was recorded.
+/// A recorded completion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reply {
-    /// Tokens in the trajectory.
+    /// Segment with the completion's tokens.
     pub segment: SegmentId,
-    /// The model call that it came from, counted from 0 within the conversation.
+    /// Turn, counted from 0 within the conversation. Each model call is one turn.
     pub turn: u32,
-    /// Text as it was written, tags of thoughts and calls included.
+    /// Complete text, with the tags of reasoning and calls.
     pub said: String,
-    /// Thoughts, without their tags.
+    /// Reasoning, without its tags.
     pub thought: String,
-    /// Content and calls. A reply that was cut is read as far as it came.
+    /// Content and tool calls. A truncated completion is parsed up to its end.
     pub parsed: Parsed,
-    /// Why it ended.
+    /// Why the completion ended.
     pub finish: FinishReason,
 }
 
 impl Reply {
-    /// The reply as its model wrote it, as one text.
+    /// Returns the completion as the model wrote it, as a message with one text.
     pub fn written(&self) -> Message {
         Message::assistant(self.said.as_str())
     }
 
-    /// The reply as a client is told it: content and calls, without the thought. A call that cannot be read
-    /// is text.
+    /// Returns the assistant message for the client: content and calls, without reasoning. A call
+    /// that cannot be parsed becomes text.
     pub fn message(&self) -> Message {
         shown(&self.parsed)
     }
 }
 
-/// Content and calls of a reply as a message.
+/// Returns content and calls of a completion as a message.
 pub(crate) fn shown(parsed: &Parsed) -> Message {
     let calls = parsed.calls.iter().filter_map(|call| call.clone().ok()).collect();
     Message::calls(shown_content(parsed), calls)
 }
 
-/// The content of a reply, calls that cannot be read below it.
+/// Returns the content of a completion, followed by the calls that cannot be parsed.
 pub(crate) fn shown_content(parsed: &Parsed) -> String {
     let unread = parsed.calls.iter().filter_map(|call| call.as_ref().err()).map(|call| call.raw.as_str());
     let content = Some(parsed.content.as_str()).filter(|content| !content.is_empty());

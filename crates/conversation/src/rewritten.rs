@@ -1,19 +1,19 @@
-//! Changes that clients make to a reply when they send it back, after which it is the same reply.
+//! Changes that a client can make to a completion so that it still counts as the same completion.
 //!
-//! A client that keeps the ids of calls, but not their text or the exact arguments, still repeats the reply
-//! that made them. A client that appends to a reply still repeats the text before. Both are decided here, on
-//! messages; the [index](crate::index) decides which replies to compare.
+//! A client that keeps the ids of calls, but not their text or the exact arguments, still repeats the
+//! completion that made them. A client that appends text to a completion still repeats the text before.
+//! This module compares messages; the [index](crate::index) selects the completions to compare.
 //!
 //! # Guarantees
-//! **An edit is none of these.** Another value, another function, another number or order of calls, and text
-//! that differs from the recorded text make another reply.
+//! **Edits do not match.** Another value, another function, another number or order of calls, and text
+//! that differs from the recorded text make another completion.
 
 use levade_text::ToolCall;
 use serde_json::{Map, Value};
 
 /// Returns whether a client's calls are the recorded ones: the same functions in the same order, whose
-/// arguments have every recorded member with its value. Members can be added, members that are null can be
-/// missing, and strings can have longer or shorter gaps.
+/// arguments have every recorded member with its value. Members can be added, `null` members can be
+/// missing, and gaps in strings can be longer or shorter.
 pub(crate) fn same_calls(recorded: &[ToolCall], sent: &[ToolCall]) -> bool {
     let same = |(recorded, sent): (&ToolCall, &ToolCall)| {
         recorded.name == sent.name && has_members(&recorded.arguments, &sent.arguments)
@@ -28,8 +28,8 @@ fn has_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) -> bool
     })
 }
 
-/// Returns whether a value is the recorded one, by the rules of [`same_calls`]. A number or a truth value can
-/// be written as a string, as clients do that know the schema.
+/// Returns whether a value is the recorded one, by the rules of [`same_calls`]. A number or a boolean can
+/// be written as a string, as some clients with access to the schema do.
 fn same_value(recorded: &Value, sent: &Value) -> bool {
     match (recorded, sent) {
         (Value::Object(recorded), Value::Object(sent)) => has_members(recorded, sent),
@@ -49,16 +49,17 @@ fn same_value(recorded: &Value, sent: &Value) -> bool {
     }
 }
 
-/// Returns whether two texts differ at most in white space around them and in the length of gaps within their
-/// lines. Indentation counts, since programs depend on it, and so does all white space of a line with
-/// quotation marks, which may stand in a text. A gap can be missing only in a sum: in a line without letters,
-/// beside a bracket or between a number and an operator.
+/// Returns whether two texts differ only in white space around them and in the length of gaps within
+/// their lines. Indentation counts, because programs depend on it. All white space counts in a line with
+/// quotation marks, because it can be in a string. A gap can be missing only in arithmetic: in a line
+/// without letters, next to a bracket or between a number and an operator.
 fn same_text(a: &str, b: &str) -> bool {
     let lines = |text: &str| -> Vec<String> { text.trim().lines().map(canonical_line).collect() };
     lines(a) == lines(b)
 }
 
-/// Normalises the white space of a line: each significant gap becomes one space, the indentation stays.
+/// Normalizes the white space of a line: each significant gap becomes one space, and the indentation is
+/// kept.
 fn canonical_line(line: &str) -> String {
     let line = line.trim_end();
     if line.contains(['"', '\'', '`']) {
@@ -82,10 +83,11 @@ fn canonical_line(line: &str) -> String {
     canonical
 }
 
-/// Returns what a client has appended to a reply, as the number of bytes at the end of `sent`: 0 if `sent`
-/// differs from the reply in white space alone. `full` is the text of the reply, `told` the parts of it that
-/// its client can have received: a stop string that ended the reply, and what came after it in the same
-/// token, was not among that. `None` if the reply is not at the beginning of `sent`.
+/// Returns the length of the text that a client has appended to a completion, as the number of bytes at
+/// the end of `sent`. Returns 0 if `sent` differs from the completion only in white space, and `None` if
+/// `sent` does not start with the completion. `full` is the complete text of the completion, and `told`
+/// has the texts that the client can have received: these lack a stop string that ended the completion,
+/// and what followed it in the same token.
 pub(crate) fn appended<'a>(
     full: &'a str,
     told: impl IntoIterator<Item = &'a str>,
@@ -96,7 +98,7 @@ pub(crate) fn appended<'a>(
         let known = known.trim();
         let tail = full.strip_prefix(known).filter(|_| !known.is_empty())?;
         let rest = sent.strip_prefix(known)?;
-        // Sampled text that the client did not receive, or has put back, or has trimmed.
+        // Sampled text that the client did not receive, has restored or has trimmed.
         let (text, put_back) = (tail.trim_start(), rest.trim_start());
         let shared = shared(text, put_back);
         let rest = if shared > 0 { &put_back[shared..] } else { &rest[self::shared(tail, rest)..] };
@@ -105,7 +107,7 @@ pub(crate) fn appended<'a>(
     rests.min()
 }
 
-/// Returns how many bytes two texts begin with alike.
+/// Returns the length in bytes of the common prefix.
 fn shared(a: &str, b: &str) -> usize {
     let differs = a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b);
     differs.map_or(a.len().min(b.len()), |((at, _), _)| at)
@@ -122,13 +124,13 @@ mod tests {
         [ToolCall { id: "a".into(), name: "run".into(), arguments: arguments.into() }]
     }
 
-    /// Returns arguments with a number as it is written.
+    /// Returns arguments with a number in this notation.
     fn number(written: &str) -> Value {
         serde_json::from_str(&format!("{{\"n\": {written}}}")).unwrap()
     }
 
     #[test]
-    fn rewritten_arguments_are_the_same() {
+    fn same_calls_accepts_rewritten_arguments() {
         for (recorded, sent) in [
             (json!({"e": "12 * 3"}), json!({"e": "12 * 3", "request": "calculator"})),
             (json!({"e": "12 * 3"}), json!({"e": "12*3"})),
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn edited_arguments_differ() {
+    fn same_calls_rejects_edited_arguments() {
         for (recorded, sent) in [
             (json!({"e": "12 * 3"}), json!({"e": "12 * 4"})),
             (json!({"e": "12 * 3"}), json!({"request": "calculator"})),
@@ -168,7 +170,7 @@ mod tests {
             (json!({"n": true}), json!({"n": "True."})),
             (json!({"code": "if a:\n    b = 1"}), json!({"code": "if a:\nb = 1"})),
             (json!({"code": "a\nb"}), json!({"code": "a b"})),
-            // White space that separates words, or stands in a text.
+            // White space that separates words or is inside a string.
             (json!({"e": "1 2"}), json!({"e": "12"})),
             (json!({"e": "rm a b"}), json!({"e": "rm ab"})),
             (json!({"e": "rm /tmp /a"}), json!({"e": "rm /tmp/a"})),
@@ -177,7 +179,7 @@ mod tests {
             (json!({"e": "say('a , b')"}), json!({"e": "say('a,b')"})),
             (json!({"e": "say(\"a  b\")"}), json!({"e": "say(\"a b\")"})),
             (json!({"e": "a\n\nb"}), json!({"e": "a\nb"})),
-            // Numbers that an f64 does not hold apart.
+            // Numbers that an `f64` cannot distinguish.
             (number("0.1000000000000000055511151231257827"), json!({"n": 0.1})),
             (number("18446744073709551616"), number("18446744073709551617")),
             (number("18446744073709551616"), json!({"n": "18446744073709551617"})),
@@ -193,19 +195,19 @@ mod tests {
     }
 
     #[test]
-    fn appended_text_is_found_after_reply() {
+    fn appended_text_is_found_after_completion() {
         for (full, told, sent, rest) in [
-            // A stop string that is put back, and more.
+            // A stop string that is restored, and more text.
             ("x = 1\n</code>", &["x = 1\n"][..], "x = 1\n</code>\nCalling tools:", "\nCalling tools:"),
-            // One that ended within a token.
+            // A stop string that ended within a token.
             ("x = 1\n</code>\n\n", &["x = 1\n"], "x = 1\n</code>\nCalling", "Calling"),
             ("1, 2, 3, 4,", &["1, 2, 3, "], "1, 2, 3, 4 five", " five"),
             ("1, 2, 3, 4,", &["1, 2, 3, "], "1, 2, 3, five", "five"),
-            // A reply that ended by itself, trimmed or not.
+            // A completion that ended by itself, trimmed or not.
             (" x = 1 \n", &[], "x = 1 \n</code>", "</code>"),
             (" x = 1 \n", &[], "x = 1</code>", "</code>"),
             ("é", &[], "éé", "é"),
-            // White space before the stop string is lost.
+            // The white space before the stop string is missing.
             ("x = 1\n</code>", &["x = 1\n"], "x = 1</code>\nCalling tools:", "\nCalling tools:"),
             ("1, 2, 3, 4", &["1, 2, 3, "], "1, 2, 3,4", ""),
             ("x = 1", &[], " x = 1 \n", ""),

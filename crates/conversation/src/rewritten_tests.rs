@@ -1,4 +1,5 @@
-//! Replies that clients rewrite: without their text, with other arguments, with text appended.
+//! Tests of completions that clients rewrite: without their text, with other arguments, with text
+//! appended.
 
 use levade_text::testing::tiny_chat;
 use levade_text::{ChatOptions, ToolCall};
@@ -26,7 +27,8 @@ fn result(call: &ToolCall) -> Message {
 
 type Change = fn(&mut Message);
 
-/// Changes after which a reply with a call is the same, and what they are without lenience.
+/// Changes after which a completion with a call counts as the same, and the reason of the fork without
+/// lenience.
 const REWRITTEN: [(Change, Reason); 6] = [
     (|m| m.content = "".into(), Reason::TextLost),
     (|m| m.content = " \n".into(), Reason::TextLost),
@@ -49,7 +51,7 @@ const REWRITTEN: [(Change, Reason); 6] = [
 ];
 
 #[test]
-fn rewritten_reply_is_continued_and_counted() {
+fn rewritten_completion_is_continued_and_counted() {
     for (change, reason) in REWRITTEN {
         for replies in [Replies::Lenient, Replies::Strict] {
             let mut talk = talk(replies);
@@ -67,7 +69,7 @@ fn rewritten_reply_is_continued_and_counted() {
             // The tokens are those that were sampled.
             assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
             assert_eq!(talk.conversation.counts().altered, 1);
-            // Later prompts repeat both replies.
+            // Later prompts repeat both completions.
             messages.extend([answer.message(), Message::user("Sure?")]);
             let prepared = talk.prepare(&messages);
             assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
@@ -77,7 +79,7 @@ fn rewritten_reply_is_continued_and_counted() {
 }
 
 #[test]
-fn edited_reply_with_call_ids_forks() {
+fn edited_completion_with_call_ids_forks() {
     let edits: [(Change, Reason); 7] = [
         (|m| m.content = "Let us see.".into(), Reason::ReplyEdited),
         (|m| m.content = "Let me".into(), Reason::ReplyEdited),
@@ -112,7 +114,7 @@ fn edited_reply_with_call_ids_forks() {
 }
 
 #[test]
-fn rewritten_call_continues_only_where_it_was_made() {
+fn rewritten_call_continues_only_its_own_history() {
     let mut talk = talk(Replies::Lenient);
     let (first, second) = (vec![Message::user("12*3?")], vec![Message::user("12 * 3?")]);
     let (_, reply) = talk.say(&first, CALL);
@@ -120,13 +122,13 @@ fn rewritten_call_continues_only_where_it_was_made() {
     let mut sent = reply.message();
     sent.content = "".into();
     let messages = [second, vec![sent, result(&reply.message().tool_calls[0])]].concat();
-    // The id is that of the other conversation's reply.
+    // The id belongs to the other conversation's completion.
     let origin = talk.prepare(&messages).origin;
     assert!(matches!(origin, Origin::Forked(Fork { at: 1, .. })), "{origin:?}");
 }
 
 #[test]
-fn appended_text_is_given_after_sampled_tokens() {
+fn appended_text_becomes_context_after_sampled_tokens() {
     for template in ["chatml", ROUNDS] {
         for (reply, ends, sent) in [
             ("x = 1\n", true, "x = 1\n</code>\nCalling tools:"),
@@ -148,17 +150,17 @@ fn appended_text_is_given_after_sampled_tokens() {
             let (prepared, second) = talk.say(&messages, "y = 2");
             assert_eq!((prepared.origin, prepared.repeated.extended), (Origin::Continued, true), "{reply:?}");
             assert_eq!(prepared.drift, None, "{reply:?} {sent:?}");
-            // All that was sampled but the end of the turn, then what was appended.
+            // All sampled tokens without the end of the turn, then the appended text.
             let kept = &tokens[..tokens.len() - usize::from(ends)];
             assert!(prepared.prompt.starts_with(&[&start, kept].concat()));
             let text = talk.text(&prepared.prompt);
             let sent_end = sent.trim_start_matches("x = 1").trim_start();
             assert!(text.contains(&format!("{sent_end}<|im_end|>")), "{text:?}");
-            // Tags within what is appended are text.
+            // Tags in the appended text are text.
             let ends = prepared.prompt.iter().filter(|id| talk.format.chat().stop_ids().contains(id)).count();
             assert_eq!(ends, 3, "{text:?}");
             assert_eq!(talk.conversation.counts().extended, 1);
-            // The conversation goes on below the extended reply, and a turn later, too.
+            // The conversation continues below the extended completion, and so does the next turn.
             messages.extend([second.message(), Message::user("3?")]);
             let (prepared, third) = talk.say(&messages, "z = 3");
             assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
@@ -166,7 +168,7 @@ fn appended_text_is_given_after_sampled_tokens() {
             messages.extend([third.message(), Message::user("4?")]);
             assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
             assert_eq!(talk.conversation.finish(), [], "{reply:?}");
-            // Each reply was sampled once.
+            // Each completion was sampled once.
             let segments = talk.conversation.trajectory().segments();
             let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
             assert_eq!((sampled, segments[first.segment.0 as usize].tokens.len()), (3, tokens.len()));
@@ -175,7 +177,7 @@ fn appended_text_is_given_after_sampled_tokens() {
 }
 
 #[test]
-fn extended_reply_with_another_thought_forks() {
+fn extended_completion_with_other_reasoning_forks() {
     for (thought, origin) in [("Hm", Origin::Continued), ("No.", forked(1, Reason::ThoughtEdited))] {
         let mut talk = talk(Replies::Lenient);
         let question = Message::user("1?");
@@ -191,7 +193,7 @@ fn extended_reply_with_another_thought_forks() {
 }
 
 #[test]
-fn extended_reply_is_apart_from_reply_itself() {
+fn extended_completion_is_separate_from_original() {
     let mut talk = talk(Replies::Lenient);
     let question = Message::user("1?");
     talk.say(std::slice::from_ref(&question), "x = 1");
@@ -206,17 +208,17 @@ fn extended_reply_is_apart_from_reply_itself() {
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4), "{sent}");
         assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
-        // Its answer is not that of another one.
+        // The completion after an extension is not that after another extension.
         let messages = [with("x = 1</c>"), vec![reply.message(), Message::user("3?")]].concat();
         assert_eq!(talk.prepare(&messages).repeated.to_reply, 2, "{sent}");
     }
-    // The end of a request is the end of the extended reply.
+    // The end of a request is the end of the extended completion.
     let prepared = talk.prepare(&with("x = 1</a>")[..2]);
     assert!(prepared.repeated.extended && prepared.repeated.to_reply == 2);
 }
 
 #[test]
-fn appended_text_forks_if_replies_are_strict() {
+fn appended_text_forks_in_strict_mode() {
     let mut talk = talk(Replies::Strict);
     talk.say(&[Message::user("1?")], "x = 1");
     let messages = [Message::user("1?"), Message::assistant("x = 1</code>"), Message::user("2?")];
@@ -224,7 +226,7 @@ fn appended_text_forks_if_replies_are_strict() {
 }
 
 #[test]
-fn other_text_does_not_extend_a_reply() {
+fn different_text_does_not_extend_completion() {
     for (reply, sent) in [("x = 1", "x = 2</code>"), ("x = 1", "(no content)"), ("x = 1", "x =")] {
         let mut talk = talk(Replies::Lenient);
         talk.say(&[Message::user("1?")], reply);
@@ -235,7 +237,7 @@ fn other_text_does_not_extend_a_reply() {
 }
 
 #[test]
-fn reply_is_repeated_as_its_client_received_it() {
+fn completion_matches_as_client_received() {
     let mut talk = talk(Replies::Strict);
     let question = Message::user("Count.");
     let (_, reply) = talk.say(std::slice::from_ref(&question), "1, 2, 3, 4,");
@@ -247,10 +249,10 @@ fn reply_is_repeated_as_its_client_received_it() {
         assert_eq!((prepared.origin, prepared.repeated.trimmed), (Origin::Continued, 0));
         assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
     }
-    // White space before a stop string is lost.
+    // The white space before a stop string is missing.
     let messages = [question.clone(), Message::assistant("1, 2, 3,4"), Message::user("Go on.")];
     assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
-    // Of two calls the first alone.
+    // The first of two calls only.
     let two = [CALL, CALL].concat();
     let (_, reply) = talk.say(&[Message::user("12*3?")], &two);
     let mut first = reply.message();
@@ -261,7 +263,7 @@ fn reply_is_repeated_as_its_client_received_it() {
 }
 
 #[test]
-fn thought_in_a_message_of_its_own_continues() {
+fn reasoning_in_separate_message_continues() {
     let thinks =
         |thought: &str| Message { reasoning_content: Some(thought.into()), ..Message::assistant("") };
     for pieces in [
@@ -278,7 +280,7 @@ fn thought_in_a_message_of_its_own_continues() {
         let messages = [messages, vec![second.message(), Message::user("3?")]].concat();
         assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
     }
-    // Two texts are two replies.
+    // Two texts are two completions.
     let mut talk = talk(Replies::Strict);
     talk.say(&[Message::user("1?")], "See.");
     let messages =
@@ -287,7 +289,7 @@ fn thought_in_a_message_of_its_own_continues() {
 }
 
 #[test]
-fn results_between_calls_of_one_reply_continue() {
+fn results_between_calls_continue_completion() {
     let mut talk = talk(Replies::Strict);
     let two = [CALL, CALL.strip_prefix("Let me see.").unwrap()].concat();
     let question = Message::user("12*3?");
@@ -303,13 +305,13 @@ fn results_between_calls_of_one_reply_continue() {
     ];
     let (prepared, second) = talk.say(&apart, "36.");
     assert_eq!(prepared.origin, Origin::Continued);
-    // The prompt is the same as with both results behind the calls.
+    // The prompt is the same as with both results after the calls.
     let together = [apart[0].clone(), whole.clone(), result(one), result(two)];
     assert_eq!(talk.prepare(&together).prompt, prepared.prompt);
     let next = [apart.clone(), vec![second.message(), Message::user("Sure?")]].concat();
     let prepared = talk.prepare(&next);
     assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5));
-    // Another value of one of the calls is another reply, and so is a call alone.
+    // A changed value in one of the calls makes another completion, and so does a missing call.
     let mut edited = apart.clone();
     edited[3].tool_calls[0].arguments.insert("a".into(), json!("13 * 3"));
     assert_eq!(talk.prepare(&edited).origin, forked(1, Reason::CallsEdited));

@@ -1,11 +1,15 @@
-//! The canonical form of a message: equal for two that say the same, however a client has written them out
-//! again.
+//! Canonical form of a message: equal for two messages with the same meaning, however a client
+//! formats them.
 //!
-//! Guarantees: content counts as one text, absent or empty alike; calls count by name and arguments,
-//! arguments as JSON values with keys in any order and numbers by their exact value (4.0 is 4, and numbers
-//! differ from their last digit on); instructions count alike as the system's and as a developer's; ids of
-//! calls and other fields do not count. A form is computed in one pass over the message, and compared as a
-//! hash of 128 bits.
+//! # Guarantees
+//! - **Content** counts as one text; absent and empty content are equal.
+//! - **Calls** count by name and arguments. Arguments count as JSON values: keys in any order,
+//!   numbers by their exact value. `4.0` equals `4`, and numbers that differ only in their last
+//!   digit differ.
+//! - **Instructions** are equal under the roles `system` and `developer`.
+//! - **Ignored:** call ids and other fields.
+//!
+//! A form is computed in one pass over the message, and compared as a 128-bit hash.
 
 use levade_text::{Chat, Message, Role, ToolCall, ToolSpec, canonical_number};
 use serde_json::{Number, Value};
@@ -13,33 +17,33 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::reply::shown_content;
 
-/// A hash of 128 bits that stands for a text.
+/// 128-bit hash of a text.
 pub(crate) type Key = u128;
 
 /// A message in canonical form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Form {
     pub role: Role,
-    /// Key of all that the message says, without white space around the content.
+    /// Hash of the message, without white space around the content.
     pub loose: Key,
-    /// Key of all that the message says.
+    /// Hash of the message, including white space around the content.
     pub exact: Key,
-    /// The thought that the client sent along, if it did.
+    /// Reasoning that the client sent with the message, if any.
     pub thought: Option<String>,
-    /// The ids of its calls.
+    /// Ids of the tool calls.
     pub ids: Vec<String>,
-    /// The calls alone, if there are any.
+    /// Hash of the tool calls only. `None` if there are none.
     pub calls: Option<Key>,
-    /// Whether there is content besides white space.
+    /// Whether the content has more than white space.
     pub has_content: bool,
 }
 
 impl Form {
-    /// The form of a message as it was sent.
+    /// Returns the form of a message as the client sent it.
     pub(crate) fn of(message: &Message) -> Self {
         let thought = reasoning(message).map(str::to_owned);
         let mut form = Form::new(message.role, &message.content, &message.tool_calls, thought);
-        // Parts that are no text, such as images.
+        // Parts other than text, such as images.
         for part in message.content.others() {
             let part = serde_json::to_string(part).unwrap_or_default();
             let key = xxhash_rust::xxh3::xxh3_128(part.as_bytes());
@@ -50,8 +54,9 @@ impl Form {
         form
     }
 
-    /// The form of an assistant's message that holds thoughts and calls as text, in the tags of the model.
-    /// `None` where it holds none.
+    /// Returns the form of an assistant message whose content has reasoning or calls as text, in
+    /// the tags of the model. Returns `None` if the content has neither, or if the message is not
+    /// an assistant's.
     pub(crate) fn taken_apart(message: &Message, chat: &Chat, tools: &[ToolSpec]) -> Option<Self> {
         if message.role != Role::Assistant || message.content.is_empty() {
             return None;
@@ -66,14 +71,15 @@ impl Form {
         let calls: Vec<ToolCall> = written.chain(message.tool_calls.iter().cloned()).collect();
         let sent = reasoning(message).map(str::to_owned);
         let thought = sent.or_else(|| Some(thought).filter(|thought| !thought.is_empty()));
-        // Ids that the parser counts are no client's.
+        // Ids from the parser are not the client's; only those in the message are.
         let ids = message.tool_calls.iter().map(|call| call.id.clone()).collect();
         Some(Form { ids, ..Form::new(Role::Assistant, &content, &calls, thought) })
     }
 
-    /// The reply that begins these messages in pieces, its form, and the number of its messages: some clients
-    /// send thought, text and calls apart, or each call in a message of its own. `None` where it is whole.
-    /// `is_thought` says whether a text is nothing but a thought.
+    /// Merges the assistant messages at the start of `messages` that are parts of one completion.
+    /// Returns the merged message, its form, and the number of messages. Some clients send
+    /// reasoning, text and calls separately, or each call in its own message. Returns `None` if the
+    /// first message is not split. `is_thought` returns whether a message has only reasoning.
     pub(crate) fn joined<'a>(
         messages: impl IntoIterator<Item = &'a Message>,
         is_thought: impl Fn(&Message) -> bool,
@@ -104,7 +110,7 @@ impl Form {
         for call in calls {
             of_calls.text(&call.name);
             if let Some(text) = call.arguments.unreadable() {
-                // No object has so many fields.
+                // No object has this number of fields, so unreadable arguments equal no others.
                 of_calls.number_of(usize::MAX);
                 of_calls.text(text);
             }
@@ -134,7 +140,7 @@ impl Form {
     }
 }
 
-/// The reasoning that a message carries beside its content.
+/// Returns the reasoning field of a message.
 fn reasoning(message: &Message) -> Option<&str> {
     message.reasoning_content.as_deref()
 }
@@ -144,12 +150,12 @@ pub(crate) fn same_number(a: &Value, b: &Value) -> bool {
     matches!((a, b), (Value::Number(a), Value::Number(b)) if canonical_number(a) == canonical_number(b))
 }
 
-/// A key of a thought; white space around it does not count.
+/// Returns a hash of a reasoning text, ignoring white space around it.
 pub(crate) fn thought_key(thought: &str) -> Key {
     xxhash_rust::xxh3::xxh3_128(thought.trim().as_bytes())
 }
 
-/// A key of tools, in their order.
+/// Returns a hash of tools, which depends on their order.
 pub(crate) fn tools_key(tools: &[ToolSpec]) -> Key {
     let mut hash = Hash::default();
     for tool in tools {
@@ -160,7 +166,7 @@ pub(crate) fn tools_key(tools: &[ToolSpec]) -> Key {
     hash.0.digest128()
 }
 
-/// Hashes parts so that no two lists of parts run together.
+/// A hasher with length prefixes, so that different lists of parts never yield the same bytes.
 #[derive(Default)]
 struct Hash(Xxh3);
 
@@ -209,7 +215,7 @@ impl Hash {
         }
     }
 
-    /// Hashes a number by its exact value, however it is written.
+    /// Hashes a number by its exact value, independent of its notation.
     fn number(&mut self, number: &Number) {
         self.bytes(b"d");
         self.text(&canonical_number(number));
@@ -233,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_count_by_value() {
+    fn arguments_compare_by_value() {
         let form = |arguments: &str| Form::of(&Message::calls("", vec![call("a", arguments)]));
         let first =
             form(r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#);
@@ -252,7 +258,7 @@ mod tests {
         ] {
             assert_ne!(form(other).loose, first.loose, "{other}");
         }
-        // Numbers beyond what a float holds apart, and beyond what an integer does.
+        // Numbers that an `f64`, and numbers that a 64-bit integer, cannot distinguish.
         assert_ne!(form(r#"{"a": 9007199254740993}"#).loose, form(r#"{"a": 9007199254740992}"#).loose);
         assert_ne!(form(r#"{"a": 18446744073709551615}"#).loose, form(r#"{"a": -1}"#).loose);
         assert_eq!(form(r#"{"a": 1e20}"#).loose, form(r#"{"a": 100000000000000000000}"#).loose);
@@ -268,7 +274,7 @@ mod tests {
             let [one, other] = [one, other].map(|number| form(&format!("{{\"a\": {number}}}")).loose);
             assert_ne!(one, other);
         }
-        // A client that reads numbers as f64 has changed the value.
+        // A client that parses numbers as `f64` has changed the value.
         assert_ne!(form(r#"{"a": 0.1000000000000000055511151231257827}"#).loose, form(r#"{"a": 0.1}"#).loose);
         assert_eq!(form(r#"{"a": 1E5}"#).loose, form(r#"{"a": 100000.0}"#).loose);
         assert_eq!(form(r#"{"a": -0.0}"#).loose, form(r#"{"a": 0}"#).loose);
@@ -278,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_do_not_run_together() {
+    fn hash_separates_adjacent_parts() {
         let one = |name: &str| ToolCall { name: name.into(), ..call("", "{}") };
         let calls = |names: &[&str]| Form::of(&Message::calls("", names.iter().map(|n| one(n)).collect()));
         assert_ne!(calls(&["ab", "c"]).loose, calls(&["a", "bc"]).loose);
@@ -296,14 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn content_counts_as_one_text_and_other_fields_do_not() {
+    fn form_ignores_null_content_and_extra_fields() {
         let bare = read(json!({"role": "assistant", "content": null}));
         assert_eq!(read(json!({"role": "assistant", "content": ""})), bare);
         assert_eq!(read(json!({"role": "assistant"})), bare);
         let more = json!({"role": "assistant", "refusal": null, "annotations": [], "function_call": null,
             "name": "calc", "parsed": null});
         assert_eq!(read(more), bare);
-        // What is blank is empty after trimming only.
+        // White space equals empty content only after trimming.
         let blank = read(json!({"role": "assistant", "content": "\n"}));
         assert!(blank.loose == bare.loose && blank.exact != bare.exact && !blank.has_content);
         let call = |id: &str| {
@@ -318,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_count_alike_under_both_roles() {
+    fn system_and_developer_forms_are_equal() {
         let [system, developer, user] =
             ["system", "developer", "user"].map(|role| read(json!({"role": role, "content": " Be brief."})));
         assert_eq!((system.loose, system.exact), (developer.loose, developer.exact));
@@ -326,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_in_pieces_is_put_together() {
+    fn split_completion_is_joined() {
         let thinks = |message| Message { reasoning_content: Some("hm".into()), ..message };
         let (one, two) = (call("a", r#"{"a": 1}"#), call("b", r#"{"a": 2}"#));
         let whole = Form::of(&thinks(Message::calls(" So", vec![one.clone(), two.clone()])));
@@ -348,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_no_text_count_in_their_order() {
+    fn non_text_parts_count_in_order() {
         let with = |text: &str, urls: &[&str]| {
             let image = |url: &&str| json!({"type": "image_url", "image_url": {"url": url}});
             let text = json!({"type": "text", "text": text});
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_and_calls_in_a_text_are_taken_out_of_it() {
+    fn reasoning_and_calls_are_parsed_from_content() {
         let chat = tiny_chat().unwrap();
         let apart = |text: &str| Form::taken_apart(&Message::assistant(text), &chat, &[]);
         assert_eq!(apart("plain"), None);

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{Conversation, Format, Options, Prepared, Reply, Request};
 
-/// Numbers the rounds, and keeps all that was said.
+/// Template that numbers the rounds, and renders all messages.
 pub(crate) const ROUNDS: &str = "{% set ns = namespace(round=0) %}{% for m in messages %}
     {%- if m.role == 'user' %}{% set ns.round = ns.round + 1 %}{{- '<|im_start|>round ' ~ ns.round ~ '\n' }}
     {%- else %}{{- '<|im_start|>' + m.role + '\n' }}{% endif %}
@@ -31,7 +31,7 @@ pub(crate) fn completion(tokens: Vec<u32>) -> Completion {
     completion
 }
 
-/// A conversation with one agent.
+/// A conversation with one agent, with its format and tools.
 pub(crate) struct Talk {
     pub conversation: Conversation,
     pub format: Arc<Format>,
@@ -59,7 +59,7 @@ impl Talk {
         self.conversation.record(prepared, completion(tokens), &SamplingParams::default()).unwrap()
     }
 
-    /// Asks and records; the prompt must be what the trajectory then holds before the reply.
+    /// Prepares and records. The prompt must be equal to the recorded tokens before the completion.
     pub(crate) fn say(&mut self, messages: &[Message], reply: &str) -> (Prepared, Reply) {
         let prepared = self.prepare(messages);
         let kept = self.record(prepared.clone(), reply);

@@ -1,39 +1,44 @@
-//! Given tokens in a trajectory, each stretch stored once.
+//! Context tokens in a trajectory, with each shared prefix stored once.
 //!
-//! Guarantees: below one place, two given segments never begin with one token, so that all prompts share what
-//! they begin with, and a prompt that is given again is no new segment. Work grows with the tokens that are
-//! given, never with what is there.
+//! # Guarantees
+//! - **Shared prefixes.** Two context segments that start at the same position never start with the
+//!   same token. All prompts therefore share the tokens that they start with, and a repeated prompt
+//!   adds no segment.
+//! - **Cost.** Work grows with the tokens of the prompt, not with the size of the trajectory.
 
 use std::collections::HashMap;
 
 use levade_tree::{Segment, SegmentId, Trajectory, TreeError};
 
-/// A place in a trajectory: after so many tokens of a segment, at least one, save where the segment has none.
+/// A position in a trajectory: a segment and the number of its tokens before the position. The
+/// number is at least 1 unless the segment is empty.
 pub(crate) type Place = (SegmentId, u32);
 
-/// Whose tokens they are.
+/// Agent and policy that the tokens belong to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Owner<'a> {
-    /// A number for agent and policy: two of them share no root.
+    /// Number of the pair of agent and policy. Different pairs share no root.
     pub party: u32,
     pub agent: &'a str,
     pub policy: &'a str,
 }
 
-/// The given segments of a trajectory, by where they begin.
+/// The context segments of a trajectory, indexed by their start.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
-    /// By the place above, or the party at a root, and the first token.
+    /// Segments by the position that they follow (or the party at a root) and their first token.
     below: HashMap<(Result<Place, u32>, u32), SegmentId>,
-    /// Segments of one token, given again, of prompts that end within another segment; by that end.
+    /// One-token segments that repeat the last token of a prompt which ends within another segment,
+    /// by the position of that end.
     ends: HashMap<Place, SegmentId>,
 }
 
 impl Given {
-    /// Gives `tokens` below a place. Returns the segment that they end with, if there is one.
+    /// Adds `tokens` as context after `place`. Returns the segment at whose end the added tokens end.
+    /// Returns `None` if there are no tokens and no position.
     ///
     /// # Errors
-    /// Errors are those of [`Trajectory::push`].
+    /// Returns the errors of [`Trajectory::push`].
     pub(crate) fn give(
         &mut self,
         trajectory: &mut Trajectory,
@@ -53,11 +58,12 @@ impl Given {
         self.rest(trajectory, owner, place, &tokens[at..], turn)
     }
 
-    /// Gives `tokens` in the place of the path to `leaf`, of which what both begin with is kept. Returns the
-    /// segment that they end with, if there is one. Work grows with the length of the path.
+    /// Adds `tokens` as a sequence from the root, sharing the prefix that it has in common with the
+    /// sequence to `leaf`. Returns the segment at whose end the added sequence ends, if any. Work grows
+    /// with the length of the sequence to `leaf`.
     ///
     /// # Errors
-    /// Errors are those of [`Trajectory::push`].
+    /// Returns the errors of [`Trajectory::push`].
     pub(crate) fn branch(
         &mut self,
         trajectory: &mut Trajectory,
@@ -80,7 +86,7 @@ impl Given {
         self.give(trajectory, owner, place, &tokens[at..], turn)
     }
 
-    /// Gives what is not there yet.
+    /// Adds the tokens that are not stored yet.
     fn rest(
         &mut self,
         trajectory: &mut Trajectory,
@@ -99,7 +105,8 @@ impl Given {
         if let Some(&end) = self.ends.get(&(segment, after)) {
             return Ok(Some(end));
         }
-        // A path ends with a segment, so the last token of one that ends within another is given once more.
+        // A sequence must end at the end of a segment. If the prompt ends within a segment, its
+        // last token is repeated in a segment of its own.
         let above = match &trajectory.segments()[segment.0 as usize] {
             _ if after > 1 => Some((segment, after - 1)),
             Segment { parent: Some(parent), after, .. } => {
@@ -113,7 +120,7 @@ impl Given {
         Ok(Some(end))
     }
 
-    /// The token before a place that lies within a segment.
+    /// Returns the token before `place` if `place` is within a segment, not at its end.
     fn again(trajectory: &Trajectory, place: Option<Place>) -> Option<u32> {
         let (segment, after) = place?;
         let tokens = &trajectory.segments()[segment.0 as usize].tokens;
@@ -137,7 +144,7 @@ impl Given {
     }
 }
 
-/// How many tokens two stretches begin with alike.
+/// Returns the length of the common prefix.
 fn shared(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -13,7 +13,7 @@ fn reply(trajectory: &mut Trajectory, parent: Option<SegmentId>, tokens: &[u32])
 }
 
 #[test]
-fn prompts_share_what_they_begin_with() {
+fn prompts_share_common_prefixes() {
     let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
     let mut give = |tokens: &[u32]| given.give(&mut trajectory, OWNER, None, tokens, 0).unwrap().unwrap();
     let first = give(&[1, 2, 3, 4]);
@@ -38,7 +38,7 @@ fn prompts_share_what_they_begin_with() {
         assert_eq!(trajectory.path_tokens(end), tokens);
     }
     assert!(trajectory.segments().iter().all(|segment| segment.agent == "a" && segment.policy == "p"));
-    // Another party has roots of its own.
+    // Another party has its own roots.
     let mut give = |party, tokens: &[u32]| {
         let owner = Owner { party, ..OWNER };
         given.give(&mut trajectory, owner, None, tokens, 0).unwrap()
@@ -50,7 +50,7 @@ fn prompts_share_what_they_begin_with() {
 }
 
 #[test]
-fn a_branch_shares_what_the_path_begins_with() {
+fn branch_shares_prefix_of_sequence() {
     let paths =
         [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7], &[1, 2]];
     let whole = [1, 2, 7, 8, 9, 5];
@@ -62,7 +62,7 @@ fn a_branch_shares_what_the_path_begins_with() {
         let before = trajectory.segments().to_vec();
         let new = given.branch(&mut trajectory, OWNER, leaf, tokens, 1).unwrap().unwrap();
         assert_eq!(trajectory.path_tokens(new), tokens);
-        // What was recorded is still there as it was.
+        // Recorded segments do not change.
         assert_eq!(trajectory.segments()[..before.len()], before);
         assert_eq!(trajectory.path_tokens(leaf), whole);
         let shared = tokens.iter().zip(whole).take_while(|(a, b)| **a == *b).count();
@@ -70,7 +70,7 @@ fn a_branch_shares_what_the_path_begins_with() {
         let stored =
             |trajectory: &Trajectory| trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
         assert_eq!(stored(&trajectory), 6 + tokens.len() - shared + again, "{tokens:?}");
-        // Once more, it is all there.
+        // The same branch again adds nothing.
         let count = stored(&trajectory);
         assert_eq!(given.branch(&mut trajectory, OWNER, leaf, tokens, 2).unwrap(), Some(new));
         assert_eq!(stored(&trajectory), count);
@@ -84,9 +84,10 @@ fn a_branch_shares_what_the_path_begins_with() {
 }
 
 proptest! {
-    /// Against a list of all paths: each is there, and no two given segments begin alike at one place.
+    /// Compared with a list of all sequences: each is stored, and no two context segments at the same
+    /// position start with the same token.
     #[test]
-    fn paths_are_kept_and_stored_once(steps in proptest::collection::vec(
+    fn sequences_are_stored_once(steps in proptest::collection::vec(
         (any::<prop::sample::Index>(), proptest::collection::vec(0u32..3, 0..6), any::<bool>(), any::<bool>()), 1..30,
     )) {
         let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
@@ -98,7 +99,7 @@ proptest! {
                     (Some(reply(&mut trajectory, Some(end), &tokens)), [path, tokens].concat())
                 }
                 Some(end) if replaces => {
-                    // As much of the path as there are tokens, and these.
+                    // The prefix of the sequence, at most as long as `tokens`, and then `tokens`.
                     let tokens = [&path[..path.len().min(tokens.len())], &tokens].concat();
                     (given.branch(&mut trajectory, OWNER, end, &tokens, 0).unwrap(), tokens)
                 }

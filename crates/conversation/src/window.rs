@@ -19,45 +19,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::origin::Reason;
 
-/// Way to deal with a prompt that is longer than it may be.
+/// Policy for prompts that exceed their budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
-    /// The call fails, as one beyond the model's context does.
+    /// The call fails, like a call that exceeds the model's context.
     #[default]
     Fail,
-    /// The longest answers of tools and words of users in the middle are shortened; where that is not enough,
-    /// the oldest turns are dropped.
+    /// Shortens the longest tool results and user messages in the middle, and drops the oldest turns if
+    /// that is not enough.
     TruncateMiddle,
-    /// The oldest turns are dropped.
+    /// Drops the oldest turns.
     DropOldest,
-    /// The oldest turns are dropped, and a summary of them stands after the task.
+    /// Drops the oldest turns, and adds a summary of them after the task.
     Summarise,
 }
 
-/// Tokens that a prompt may have, and what happens to longer ones.
+/// Maximum length of a prompt in tokens, and the policy for longer prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Most tokens of a prompt.
+    /// Maximum number of tokens of a prompt.
     pub most: usize,
-    /// Way to deal with more.
+    /// Policy for prompts with more tokens.
     pub overflow: Overflow,
-    /// Newest turns that stay as they are, at least 1.
+    /// Number of newest turns that are not changed, at least 1.
     pub keep: usize,
 }
 
 impl Budget {
-    /// Any number of tokens: the model itself refuses longer prompts than it takes.
+    /// No limit: only the model itself rejects prompts that are too long.
     pub const NONE: Budget = Budget { most: usize::MAX, overflow: Overflow::Fail, keep: 1 };
 
-    /// Tokens that a prompt is cut down to.
+    /// Returns the number of tokens to which a prompt is cut.
     fn target(&self) -> usize {
         self.most / 2
     }
 }
 
 impl Overflow {
-    /// The reason for a fork that such a cut makes.
+    /// Returns the reason of a fork that this policy causes.
     pub(crate) fn reason(self) -> Reason {
         match self {
             Overflow::TruncateMiddle => Reason::ContextTruncated,
@@ -67,46 +67,46 @@ impl Overflow {
     }
 }
 
-/// Fewest bytes that a message is shortened to.
+/// Minimum number of bytes that remain of a shortened message.
 const LEAST: usize = 128;
-/// More bytes than the note in the place of what was left out has.
+/// Upper bound on the length in bytes of the note that replaces omitted text.
 const NOTE: usize = 64;
-/// Bytes that stand for what a template prints around a message.
+/// Estimated number of bytes that a template renders around a message.
 const AROUND: usize = 24;
 
-/// Words before a summary.
+/// Heading of a summary.
 const SUMMARY: &str = "Summary of the part of this conversation that was left out:";
 
-/// Messages of a history that are left out, and those that are shortened, by their places in it.
+/// Messages of a history to omit and to shorten, by their indices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
-    /// Messages from the end of the opening up to here are left out.
+    /// Messages from the end of the opening to this index, exclusive, are omitted.
     pub upto: usize,
-    /// Most bytes of contents.
+    /// Maximum number of content bytes, by message index.
     pub shortened: BTreeMap<usize, usize>,
-    /// Text in the place of the messages that are left out.
+    /// Summary that replaces the omitted messages, if any.
     pub summary: Option<String>,
 }
 
-/// Messages before the first reply.
+/// Returns the number of messages before the first completion.
 pub(crate) fn opening(messages: &[Message]) -> usize {
     messages.iter().position(|message| message.role == Role::Assistant).unwrap_or(messages.len())
 }
 
-/// Where the turns after the opening begin: each is a reply, in however many messages, and all up to the
-/// next.
+/// Returns the indices at which the turns after the opening start. A turn is a completion, in one or
+/// several messages, and all messages up to the next completion.
 fn turns(messages: &[Message]) -> Vec<usize> {
     let replies = |at: usize| messages[at].role == Role::Assistant;
     (0..messages.len()).filter(|&at| replies(at) && (at == 0 || !replies(at - 1))).collect()
 }
 
 impl Cut {
-    /// Whether it leaves everything as it is.
+    /// Returns whether the cut changes nothing.
     pub(crate) fn is_none(&self) -> bool {
         self.upto == 0 && self.shortened.is_empty()
     }
 
-    /// The messages that stay, as they stay.
+    /// Returns the remaining messages, shortened by this cut.
     pub(crate) fn apply(&self, messages: &[Message]) -> Vec<Message> {
         let opening = opening(messages);
         let mut kept = messages[..opening].to_vec();
@@ -129,7 +129,7 @@ impl Cut {
         kept
     }
 
-    /// Bytes of a message as it stays.
+    /// Returns the estimated size in bytes of a message after this cut.
     fn size(&self, at: usize, message: &Message) -> usize {
         let content = self.shortened.get(&at).map_or(message.content.len(), |most| most + NOTE);
         let calls = message.tool_calls.iter();
@@ -144,9 +144,9 @@ impl Cut {
         content + calls + message.reasoning_content.as_ref().map_or(0, String::len) + AROUND
     }
 
-    /// Leaves more out, of a history whose prompt, cut as it is, has `found` tokens. Returns the messages
-    /// that go now, and the bytes that are about half of the budget; `None` where nothing is left that may
-    /// go.
+    /// Extends the cut of a history whose prompt, with the present cut, has `found` tokens. Returns the
+    /// range of newly omitted messages, and the number of bytes that is about half of the budget. Returns
+    /// `None` if no other message can be omitted or shortened.
     pub(crate) fn further(
         &mut self,
         messages: &[Message],
@@ -156,14 +156,14 @@ impl Cut {
     ) -> Option<(Range<usize>, usize)> {
         let (opening, turns) = (opening(messages), turns(messages));
         let from = self.upto.max(opening);
-        // The end of what may go.
+        // End of the messages that can be omitted.
         let newest = turns.len().checked_sub(budget.keep.max(1)).map_or(from, |at| turns[at].max(from));
         let size = |cut: &Cut, at: usize| cut.size(at, &messages[at]);
         let kept = (0..opening).chain(from..messages.len()).map(|at| size(self, at)).sum::<usize>();
         let told: usize = tools.iter().map(|tool| written(&tool.to_openai())).sum();
         let summary = self.summary.as_ref().map_or(0, String::len);
         let all = kept + told + summary;
-        // Bytes stand for tokens in the proportion that the whole prompt has.
+        // Bytes are converted to tokens by the ratio of the complete prompt.
         let target = (all as u128 * budget.target() as u128 / found.max(1) as u128) as usize;
         let mut over = all.saturating_sub(target).max(1);
         let mut changed = false;
@@ -188,8 +188,8 @@ impl Cut {
         changed.then_some((from..upto, target))
     }
 
-    /// Shortens the longest contents in a range to one length, so that `over` bytes go, where they do.
-    /// Returns how many go.
+    /// Shortens the longest contents in a range to the same length, to save `over` bytes if possible.
+    /// Returns the number of bytes saved.
     fn shorten(&mut self, messages: &[Message], range: Range<usize>, over: usize) -> usize {
         let long = |at: usize| {
             let (message, now) = (&messages[at], self.shortened.get(&at));
@@ -199,7 +199,7 @@ impl Cut {
         };
         let mut long: Vec<(usize, usize)> = range.filter_map(long).collect();
         long.sort_unstable_by(|a, b| b.cmp(a));
-        // The longest, as many as it takes, all go down to what the next one has, or to less.
+        // As many of the longest contents as needed are shortened, to the length of the next one or less.
         let (mut level, mut sum) = (LEAST, 0);
         for count in 1..=long.len() {
             sum += long[count - 1].0;
@@ -218,12 +218,13 @@ impl Cut {
     }
 }
 
-/// Bytes of a value as JSON.
+/// Returns the length in bytes of a value as JSON.
 fn written(value: &impl Serialize) -> usize {
     serde_json::to_string(value).map_or(0, |text| text.len())
 }
 
-/// The beginning and the end of a text, of `most` bytes together, around a note of what was left out.
+/// Returns the start and the end of a text, with `most` bytes together, around a note about the omitted
+/// characters.
 fn shortened(text: &str, most: usize) -> String {
     if text.len() <= most + NOTE {
         return text.to_owned();
@@ -234,7 +235,8 @@ fn shortened(text: &str, most: usize) -> String {
     format!("{}\n[{left_out} characters left out]\n{}", &text[..head], &text[tail..])
 }
 
-/// Messages as one text, at most `most` bytes of it, for who is asked to summarise them after `before`.
+/// Returns messages as one text of at most about `most` bytes, for a model that summarizes them. `before`
+/// is the summary of earlier messages.
 pub(crate) fn transcript(before: Option<&str>, messages: &[Message], most: usize) -> String {
     let mut text =
         before.map_or_else(String::new, |before| format!("summary of what came before: {before}\n\n"));
@@ -271,15 +273,15 @@ mod tests {
     }
 
     #[test]
-    fn turns_begin_with_replies() {
+    fn turns_start_with_completions() {
         assert_eq!((opening(&said("suattauat")), turns(&said("suattauat"))), (2, vec![2, 5, 7]));
-        // A reply in pieces is one turn.
+        // A completion in several messages is one turn.
         assert_eq!(turns(&said("uaatta")), [1, 5]);
         assert_eq!((opening(&said("au")), opening(&said("su"))), (0, 2));
     }
 
     #[test]
-    fn texts_lose_their_middle() {
+    fn shortened_text_keeps_both_ends() {
         let text = format!("{}{}", "ä".repeat(300), "z".repeat(300));
         let cut = shortened(&text, 200);
         assert!(cut.len() <= 200 + NOTE, "{}", cut.len());
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_of_all_that_a_message_says() {
+    fn size_counts_all_message_parts() {
         let arguments = serde_json::from_str("{\"a\":1}").unwrap();
         let call = ToolCall { id: String::new(), name: "look".into(), arguments };
         let message =
@@ -303,14 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_that_leaves_all_as_it_is_is_none() {
+    fn is_none_holds_for_empty_cut() {
         assert!(Cut::default().is_none());
         assert!(!Cut { upto: 2, ..Cut::default() }.is_none());
         assert!(!Cut { shortened: [(2, 128)].into(), ..Cut::default() }.is_none());
     }
 
     #[test]
-    fn as_many_bytes_go_as_should() {
+    fn shorten_saves_requested_bytes() {
         let mut messages = said("uatat");
         for (at, length) in [(2, 1000), (4, 600)] {
             messages[at].content = "x".repeat(length + NOTE).into();
@@ -328,47 +330,47 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_budget_is_told_in_bytes_of_all_that_is_there() {
+    fn further_returns_half_budget_in_bytes() {
         let messages = said("uatata");
         let tool =
             ToolSpec { name: "look".into(), description: "Looks.".into(), parameters: serde_json::json!({}) };
         let budget = Budget { most: 500, overflow: Overflow::Summarise, keep: 1 };
         let mut cut = Cut { summary: Some("It was said.".into()), ..Cut::default() };
         let all = 6 * (1 + AROUND) + written(&tool.to_openai()) + 12;
-        // A prompt of 1,000 tokens is to have 250.
+        // A prompt of 1,000 tokens must shrink to 250.
         let (gone, bytes) = cut.further(&messages, &[tool], 1000, &budget).unwrap();
         assert_eq!((gone, bytes), (1..5, all / 4));
     }
 
     #[test]
-    fn what_was_shortened_stays_so_when_the_oldest_go() {
+    fn dropped_turns_keep_other_messages_shortened() {
         let mut messages = said("uatatata");
         for at in [2, 4, 6] {
             messages[at].content = "x".repeat(1000).into();
         }
         let budget = Budget { most: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
         let mut cut = Cut::default();
-        // A prompt of 3,000 tokens is to have 500: shortened as far as may be, it has a few hundred bytes too
-        // many.
+        // A prompt of 3,000 tokens must shrink to 500. Shortened to the minimum, it still has a few
+        // hundred bytes too many.
         let (gone, _) = cut.further(&messages, &[], 3000, &budget).unwrap();
         assert_eq!((gone, cut.upto), (1..3, 3));
         assert_eq!(cut.shortened, [(4, LEAST), (6, LEAST)].into());
     }
 
     #[test]
-    fn the_longest_are_shortened_first_and_to_one_length() {
+    fn longest_messages_are_shortened_first() {
         let mut messages = said("uatatat");
         for (at, length) in [(2, 1000), (4, 400), (6, 5000)] {
             messages[at].content = "x".repeat(length).into();
         }
         let budget = Budget { most: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
         let mut cut = Cut::default();
-        // The newest is the longest, and stays.
+        // The newest message is the longest, and is not changed.
         assert_eq!(cut.further(&messages, &[], 1010, &Budget { most: 1900, ..budget }).unwrap().0, 1..1);
         assert_eq!(cut.shortened.keys().collect::<Vec<_>>(), [&2]);
         let longer = cut.apply(&messages);
         assert!(longer[2].content.len() < 1000 && longer[4] == messages[4] && longer[6] == messages[6]);
-        // Where that is not enough the oldest go.
+        // If shortening is not enough, the oldest turns are dropped.
         assert!(cut.further(&messages, &[], 3000, &budget).is_some_and(|(gone, _)| gone.end == 5));
         assert_eq!(cut.further(&messages, &[], 3000, &budget), None);
     }

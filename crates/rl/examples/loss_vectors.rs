@@ -1,5 +1,5 @@
-//! Vectors of every loss at random terms, and of merging, as JSON on stdout: what learners in other languages
-//! are held against (`python/levade_torch/tests/vectors.json`).
+//! Writes test vectors of every loss at random terms, and of merging, as JSON to stdout. Learners in
+//! other languages are tested with them (`python/levade_torch/tests/vectors.json`).
 //!
 //! `cargo run -p levade-rl --example loss_vectors > python/levade_torch/tests/vectors.json`
 
@@ -13,7 +13,7 @@ use levade_rl::{
 use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use serde_json::{Value, json};
 
-/// Numbers in [0, 1), by SplitMix64 (Steele et al. 2014).
+/// Generator of numbers in [0, 1): SplitMix64 (Steele et al. 2014).
 struct Random(u64);
 
 impl Random {
@@ -88,7 +88,7 @@ fn losses() -> Vec<Loss> {
     losses
 }
 
-/// A term and the log-probability (or value) that it is evaluated at; some of them far out.
+/// Returns a term, and the log-probability (or value) at which it is evaluated. Some are extreme.
 fn term(random: &mut Random) -> (f32, Term) {
     let logp = random.within(-6.0, -0.01);
     let spread = if random.next() < 0.1 { 30.0 } else { 1.0 };
@@ -114,7 +114,7 @@ fn term(random: &mut Random) -> (f32, Term) {
 
 fn evaluated(random: &mut Random) -> Vec<Value> {
     let mut points: Vec<(f32, Term)> = (0..48).map(|_| term(random)).collect();
-    // A certain token, and one that stands exactly on its old policy.
+    // A token with probability 1, and a token exactly on its old policy.
     points[0].1.proximal = Some(0.0);
     points[1].1.proximal = Some(points[1].0);
     points[1].1.behaviour = Some(points[1].0);

@@ -1,32 +1,33 @@
-//! Several attempts at each task: what the best, the worst or the majority of k of them is worth.
+//! Metrics over several attempts per task: expected score of the best, the worst or the majority of k
+//! attempts.
 //!
-//! Each is an expectation over which k of a task's n attempts are drawn, without replacement: exact for best
-//! and worst, from draws for the majority. For scores of 0 and 1 the best of k is pass@k (Chen et al. 2021,
-//! equation 1).
+//! Each is an expectation over the choice of k of a task's n attempts, without replacement. Best and
+//! worst are exact, the majority is estimated from random samples. For scores of 0 and 1, the best of k
+//! is pass@k (Chen et al. 2021, equation 1).
 
 use std::collections::BTreeMap;
 
 use crate::stats::SplitMix;
 
-/// Mean score of the best of k attempts; k is at least 1 and at most the number of scores.
+/// Returns the expected score of the best of k attempts. `k` must be from 1 to the number of scores.
 pub fn best_of(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(f64::total_cmp);
     of_sorted(&sorted, k)
 }
 
-/// Mean score of the worst of k attempts.
+/// Returns the expected score of the worst of k attempts. `k` must be from 1 to the number of scores.
 pub fn worst_of(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
     of_sorted(&sorted, k)
 }
 
-/// Σ s_i C(i, k − 1) / C(n, k), i from 0: the i-th is the last of k in as many draws as there are ways to
-/// choose the others before it.
+/// Computes Σ s_i C(i, k − 1) / C(n, k), with i from 0: C(i, k − 1) is the number of choices in which the
+/// i-th score is the last of k.
 fn of_sorted(sorted: &[f64], k: usize) -> f64 {
     let n = sorted.len();
-    // The chance that the last of k is the i-th, from the end: k / n for the very last.
+    // Probability that the i-th is the last of k, starting from the end: k / n for the last score.
     let mut chance = k as f64 / n as f64;
     let mut sum = 0.0;
     for (i, score) in sorted.iter().enumerate().skip(k - 1).rev() {
@@ -37,15 +38,15 @@ fn of_sorted(sorted: &[f64], k: usize) -> f64 {
     sum
 }
 
-/// Mean score of the answer that most of k attempts give, over `draws` draws. Of equally frequent answers the
-/// one that was drawn first counts; its score is the mean of those of the drawn attempts that gave it.
-/// Attempts without an answer do not vote; where none of a draw has one, the draw counts 0.
+/// Returns the mean score of the majority answer of k attempts, over `draws` random samples of k. Among
+/// equally frequent answers, the one sampled first wins. An answer's score is the mean over the sampled
+/// attempts that gave it. Attempts without an answer do not vote; a sample without any answer scores 0.
 pub fn majority_of(answers: &[Option<&str>], scores: &[f64], k: usize, draws: u32, seed: u64) -> f64 {
     let mut random = SplitMix(seed);
     let mut places: Vec<usize> = (0..answers.len()).collect();
     let mut sum = 0.0;
     for _ in 0..draws {
-        // For each answer: how often, its first place, the sum of its scores.
+        // For each answer: its count, the index of its first occurrence, and the sum of its scores.
         let mut votes: BTreeMap<&str, (usize, usize, f64)> = BTreeMap::new();
         for drawn in 0..k {
             let other = drawn + random.below(places.len() - drawn);
@@ -67,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// Every way to choose k of n.
+    /// Returns all choices of k of n.
     fn subsets(n: usize, k: usize) -> Vec<Vec<usize>> {
         (0..1u32 << n)
             .filter(|mask| mask.count_ones() as usize == k)
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn pass_at_k() {
+    fn best_of_matches_pass_at_k() {
         let scores = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0];
         assert_eq!(best_of(&scores, 1), 1.0 / 3.0);
         // 1 − C(4, 2) / C(6, 2).
@@ -87,21 +88,22 @@ mod tests {
     }
 
     #[test]
-    fn the_majority_decides() {
+    fn majority_of_scores_majority_answer() {
         let (answers, scores) = (["7", "8", "7", "9"].map(Some), [1.0, 0.0, 1.0, 0.0]);
         assert_eq!(majority_of(&answers, &scores, 4, 50, 1), 1.0);
         assert!((majority_of(&answers, &scores, 1, 4000, 1) - 0.5).abs() < 0.03);
-        // Of three, two are "7" unless one of them is left out; then the first decides: 1 in 3 of the 2 in 4.
+        // Of three sampled attempts, two answer "7" unless one of them is missing; then the first one
+        // decides: 1 in 3 of the 2 in 4.
         assert!((majority_of(&answers, &scores, 3, 4000, 2) - (0.5 + 0.5 / 3.0)).abs() < 0.03);
         assert_eq!(majority_of(&answers, &scores, 2, 9, 5), majority_of(&answers, &scores, 2, 9, 5));
-        // One answer outvotes any number of attempts that gave none.
+        // One answer wins against any number of attempts without one.
         assert_eq!(majority_of(&[None, None, None, Some("7")], &[0.0, 0.0, 0.0, 1.0], 4, 50, 1), 1.0);
         assert_eq!(majority_of(&[None, None], &[0.0, 0.0], 2, 50, 1), 0.0);
     }
 
     proptest! {
         #[test]
-        fn best_and_worst_are_means_over_subsets(scores in prop::collection::vec(-2.0f64..2.0, 1..7), k in 1usize..7) {
+        fn best_and_worst_match_subset_means(scores in prop::collection::vec(-2.0f64..2.0, 1..7), k in 1usize..7) {
             let k = k.min(scores.len());
             let all = subsets(scores.len(), k);
             let mean = |of: fn(f64, f64) -> f64, start: f64| {

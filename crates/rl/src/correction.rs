@@ -1,10 +1,10 @@
-//! Corrections for tokens that another policy drew: importance weights, and what is rejected as too far away.
+//! Off-policy corrections: importance weights, and rejection of tokens that are too far off-policy.
 //!
-//! A *log-ratio* here is log p_proximal − log p_behaviour of an action token: how much more likely the
-//! weights at the beginning of the step find it than those that drew it. It differs from 0 for tokens of
-//! older versions and for samplers whose numerics are not the trainer's. Weights multiply the policy's part
-//! of a token's loss, not its penalty; a rejected token has no loss. The denominators that are folded into
-//! the terms' weights stay.
+//! A *log-ratio* here is log p_proximal − log p_behaviour of an action token: its log-probability under
+//! the weights at the start of the step, minus that under the weights that sampled it. It differs from 0
+//! for tokens from older versions, and if the sampler's numerics differ from the trainer's. Importance
+//! weights multiply the policy part of a token's loss, not its penalty. A rejected token has no loss. The
+//! denominators in the terms' weights do not change.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,21 +12,21 @@ use crate::RlError;
 use crate::moments::Counting;
 use crate::surrogate::LOG_RATIO_BOUND;
 
-/// Span of a ratio.
+/// Level at which a ratio is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// Every token by itself.
+    /// Each token separately.
     #[default]
     Token,
-    /// The product over the path.
+    /// The product over the sequence.
     Path,
-    /// The geometric mean over the path.
+    /// The geometric mean over the sequence.
     GeometricMean,
 }
 
 impl Level {
-    /// Log-ratio of every token of a path at this level.
+    /// Returns the log-ratio of every token of a sequence at this level.
     fn log_ratios(self, path: &[f64]) -> Vec<f64> {
         let sum: f64 = path.iter().sum();
         match self {
@@ -41,12 +41,12 @@ impl Level {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Correction {
-    /// Span of the ratio.
+    /// Level at which the ratio is computed.
     #[serde(default)]
     pub level: Level,
     /// Treatment of ratios that are too large or too small.
     pub bound: Bound,
-    /// Divides the weights by their mean over the update.
+    /// Whether the weights are divided by their mean over the update.
     #[serde(default)]
     pub normalise: bool,
 }
@@ -55,25 +55,25 @@ pub struct Correction {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Bound {
-    /// Brings ratios into the interval (truncated importance sampling, with `low` = 0).
+    /// Clamps ratios to the interval. With `low` = 0, this is truncated importance sampling.
     Clamp {
-        /// Smallest weight.
+        /// Minimum weight.
         #[serde(default)]
         low: f64,
-        /// Largest weight.
+        /// Maximum weight.
         high: f64,
     },
-    /// Lets ratios outside count nothing (IcePop).
+    /// Sets the weight to 0 for ratios outside the interval (IcePop).
     Mask {
-        /// Smallest ratio that counts.
+        /// Minimum ratio with a weight.
         low: f64,
-        /// Largest ratio that counts.
+        /// Maximum ratio with a weight.
         high: f64,
     },
 }
 
 impl Bound {
-    /// The weight of a token, given its log-ratio.
+    /// Returns the weight of a token with this log-ratio.
     pub(crate) fn weight(self, log_ratio: f64) -> f64 {
         self.apply(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp())
     }
@@ -88,15 +88,15 @@ impl Bound {
 }
 
 impl Correction {
-    /// Decoupled PPO's weight of every token (Hilton et al. 2022, equation 2), at most 5, as AReaL and MiniRL
-    /// (Zheng et al. 2025) truncate it.
+    /// Per-token weight of decoupled PPO (Hilton et al. 2022, equation 2), truncated at 5 as in AReaL and
+    /// MiniRL (Zheng et al. 2025).
     pub const DECOUPLED: Correction =
         Correction { level: Level::Token, bound: Bound::Clamp { low: 0.0, high: 5.0 }, normalise: false };
 
     /// Checks the bounds.
     ///
     /// # Errors
-    /// When they are negative, or the wrong way round.
+    /// Returns an error if a bound is negative, or if the lower bound is above the upper one.
     pub fn check(&self) -> Result<(), RlError> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
         RlError::at_least_0("lower bound of the correction", low)?;
@@ -104,7 +104,7 @@ impl Correction {
         RlError::range(low <= high, "lower bound of the correction", low, "at most the upper one")
     }
 
-    /// The weight of every token of every path, given their log-ratios.
+    /// Returns the weight of every token of every sequence. `paths` has their log-ratios.
     pub fn weights(&self, paths: &[Vec<f64>], counting: Counting) -> Vec<Vec<f64>> {
         let of_path = |path: &Vec<f64>| -> Vec<f64> {
             self.level.log_ratios(path).into_iter().map(|x| self.bound.weight(x)).collect()
@@ -113,7 +113,7 @@ impl Correction {
         if self.normalise {
             let mean = match self.level {
                 Level::Token => counting.mean(weights.iter().flatten().copied()),
-                // Every path counts once.
+                // Every sequence counts once.
                 Level::Path | Level::GeometricMean => {
                     let means = weights.iter().filter(|path| !path.is_empty());
                     let means = means.map(|path| counting.mean(path.iter().copied()));
@@ -127,8 +127,8 @@ impl Correction {
         weights
     }
 
-    /// The share of tokens whose ratio, at the level of the correction, is beyond the bounds, given the
-    /// log-ratios of paths; `None` where there is no token.
+    /// Returns the fraction of tokens whose ratio, at the level of the correction, is outside the bounds.
+    /// `paths` has the log-ratios of sequences. Returns `None` if there are no tokens.
     pub fn beyond(&self, paths: &[Vec<f64>]) -> Option<f64> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
         let (mut all, mut beyond) = (0usize, 0usize);
@@ -140,30 +140,31 @@ impl Correction {
     }
 }
 
-/// Bounds of the distance from the policy that drew a token, which is kept where the statistic lies within.
+/// Rejection of tokens: a token is kept if a statistic of its log-ratio is within bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rejection {
-    /// The measure of distance.
+    /// Statistic of the log-ratio.
     pub statistic: Statistic,
-    /// Over what.
+    /// Span of tokens that the statistic is computed over.
     #[serde(default)]
     pub over: Over,
-    /// Smallest allowed: for [`Statistic::K1`] and [`Statistic::Ratio`] a ratio, else left out.
+    /// Lower bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`]. `None` means no lower bound,
+    /// as is usual for the other statistics, which are never negative.
     #[serde(default)]
     pub low: Option<f64>,
-    /// Largest allowed.
+    /// Upper bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`].
     pub high: f64,
-    /// Bounds p_behaviour / p_proximal instead, which is what verl does for K1. For comparisons only.
+    /// Whether the ratio is p_behaviour / p_proximal, as in verl for K1. For comparisons only.
     #[serde(default)]
     pub inverted: bool,
 }
 
-/// A measure of distance, with x the log-ratio.
+/// Statistic of the log-ratio x.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Statistic {
-    /// x, between the logarithms of the bounds.
+    /// x, compared with the logarithms of the bounds.
     K1,
     /// x² / 2.
     K2,
@@ -173,18 +174,18 @@ pub enum Statistic {
     Ratio,
 }
 
-/// Span of a statistic.
+/// Span of tokens that a statistic is computed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
-    /// Every token by itself.
+    /// Each token separately.
     #[default]
     Token,
-    /// The sum over the path.
+    /// The sum over the sequence.
     PathSum,
-    /// The mean over the path; for [`Statistic::Ratio`] the geometric one.
+    /// The mean over the sequence; for [`Statistic::Ratio`] the geometric mean.
     PathMean,
-    /// The largest of the path.
+    /// The maximum over the sequence.
     PathMax,
 }
 
@@ -192,7 +193,8 @@ impl Rejection {
     /// Checks the bounds.
     ///
     /// # Errors
-    /// When one makes no sense for the statistic, or they are the wrong way round.
+    /// Returns an error if a bound is invalid for the statistic, or if the lower bound is above the upper
+    /// one.
     pub fn check(&self) -> Result<(), RlError> {
         RlError::positive("upper bound of the rejection", self.high)?;
         let Some(low) = self.low else { return Ok(()) };
@@ -202,7 +204,7 @@ impl Rejection {
         RlError::range(low <= self.high, "lower bound of the rejection", low, "at most the upper one")
     }
 
-    /// Whether each token of each path is kept, given their log-ratios.
+    /// Returns whether each token of each sequence is kept. `paths` has their log-ratios.
     pub fn keeps(&self, paths: &[Vec<f64>], counting: Counting) -> Vec<Vec<bool>> {
         paths.iter().map(|path| self.keeps_of(path, counting)).collect()
     }
@@ -210,7 +212,7 @@ impl Rejection {
     fn keeps_of(&self, path: &[f64], counting: Counting) -> Vec<bool> {
         let sign = if self.inverted { -1.0 } else { 1.0 };
         let x = path.iter().map(|x| (sign * x).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND));
-        // In verl's reading K2 and K3 are taken of the ratio as it is even where K1's is inverted.
+        // As in verl, K2 and K3 use the original ratio even if K1's is inverted.
         let values: Vec<f64> = match self.statistic {
             Statistic::K1 | Statistic::Ratio => x.collect(),
             Statistic::K2 => path.iter().map(|x| 0.5 * x * x).collect(),
@@ -233,52 +235,53 @@ impl Rejection {
     }
 }
 
-/// Log-probabilities of a token: proximal, behaviour.
+/// Log-probabilities of a token under the proximal and the behavior policy.
 type Pair = (f64, f64);
 
-/// How far the policy that drew the tokens is from the one being trained.
+/// Metrics of the difference between the policy that sampled the tokens and the one being trained.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Mismatch {
     /// Mean of log p_behaviour − log p_proximal.
     pub kl: f64,
-    /// Mean of exp(x) − 1 − x.
+    /// Mean of exp(x) − 1 − x, with x = log p_proximal − log p_behaviour.
     pub k3_kl: f64,
     /// Mean of |log p_behaviour − log p_proximal|.
     pub log_diff_mean: f64,
-    /// Largest of |log p_behaviour − log p_proximal|.
+    /// Maximum of |log p_behaviour − log p_proximal|.
     pub log_diff_max: f64,
-    /// Mean over paths of the perplexity under the proximal policy.
+    /// Mean over sequences of the perplexity under the proximal policy.
     pub training_ppl: f64,
-    /// Mean over paths of the perplexity under the behaviour policy.
+    /// Mean over sequences of the perplexity under the behavior policy.
     pub rollout_ppl: f64,
-    /// Mean over paths of the difference of their log-perplexities, proximal less behaviour.
+    /// Mean over sequences of the log-perplexity difference, proximal minus behavior.
     pub log_ppl_diff: f64,
-    /// Mean over paths of its magnitude.
+    /// Mean over sequences of the absolute log-perplexity difference.
     pub log_ppl_abs_diff: f64,
-    /// The largest.
+    /// Maximum over sequences of the log-perplexity difference.
     pub log_ppl_diff_max: f64,
-    /// The smallest.
+    /// Minimum over sequences of the log-perplexity difference.
     pub log_ppl_diff_min: f64,
-    /// Mean over paths of the ratio of perplexities, proximal to behaviour.
+    /// Mean over sequences of the ratio of perplexities, proximal to behavior.
     pub ppl_ratio: f64,
-    /// χ² divergence over tokens.
+    /// χ² divergence, per token.
     pub chi2_token: f64,
-    /// χ² divergence over paths.
+    /// χ² divergence, per sequence.
     pub chi2_seq: f64,
-    /// Largest |p_proximal − p_behaviour| of a token.
+    /// Maximum of |p_proximal − p_behaviour| over tokens.
     pub probs_diff_max: f64,
-    /// Mean of the differences of probabilities.
+    /// Mean of |p_proximal − p_behaviour| over tokens.
     pub probs_diff_mean: f64,
-    /// Standard deviation of these differences.
+    /// Standard deviation of |p_proximal − p_behaviour| over tokens.
     pub probs_diff_std: f64,
-    /// Correlation of the two probabilities.
+    /// Correlation of p_proximal and p_behaviour. 1 if either is constant.
     pub probs_correlation: f64,
-    /// Effective sample size of the importance weights, as a share of the tokens.
+    /// Effective sample size of the importance weights, as a fraction of the number of tokens.
     pub effective_sample_size: f64,
 }
 
 impl Mismatch {
-    /// Measures paths of (log p_proximal, log p_behaviour) of their action tokens.
+    /// Computes the metrics of sequences, each a list of (log p_proximal, log p_behaviour) of its action
+    /// tokens. All metrics are 0 if there are no tokens.
     pub fn new(paths: &[Vec<Pair>], counting: Counting) -> Self {
         let paths: Vec<&Vec<Pair>> = paths.iter().filter(|path| !path.is_empty()).collect();
         let tokens = || paths.iter().flat_map(|path| path.iter().copied());
@@ -322,7 +325,7 @@ impl Mismatch {
     }
 }
 
-/// Pearson's correlation; 1 where either side does not vary.
+/// Returns Pearson's correlation, or 1 if either side is constant.
 fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
     let mean = |of: fn((f64, f64)) -> f64| Counting::Exact.mean(pairs.clone().map(of));
     let (mean_a, mean_b) = (mean(|(a, _)| a), mean(|(_, b)| b));
@@ -340,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_checked() {
+    fn check_rejects_invalid_bounds() {
         let correction = |low, high| Correction { bound: Bound::Mask { low, high }, ..Correction::DECOUPLED };
         for (low, high) in [(0.0, 5.0), (0.5, 2.0), (1.0, 1.0)] {
             assert_eq!(correction(low, high).check(), Ok(()));
@@ -362,20 +365,20 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_beyond_bounds_at_the_level_of_the_correction() {
+    fn beyond_uses_level_of_correction() {
         let bound = Bound::Clamp { low: 0.0, high: 2.0 };
         let at = |level| Correction { level, bound, normalise: false };
         let paths = [vec![1.0, -1.0, 0.0], vec![0.5, 0.5]];
         assert_eq!(at(Level::Token).beyond(&paths), Some(0.2));
-        // Of the second path alone: e > 2.
+        // Only those of the second sequence: e > 2.
         assert_eq!(at(Level::Path).beyond(&paths), Some(0.4));
         assert_eq!(at(Level::GeometricMean).beyond(&paths), Some(0.0));
         assert_eq!(at(Level::Token).beyond(&[vec![]]), None);
     }
 
-    /// Where every ratio is out of bounds there is nothing to divide by.
+    /// If every ratio is outside the bounds, the mean is 0, and the weights are not divided by it.
     #[test]
-    fn weights_that_are_all_masked_stay_0() {
+    fn normalization_keeps_all_zero_weights() {
         let correction = Correction { bound: Bound::Mask { low: 0.5, high: 2.0 }, ..Correction::DECOUPLED };
         let correction = Correction { normalise: true, ..correction };
         assert_eq!(correction.weights(&[vec![3.0, -3.0]], Counting::Exact), [[0.0, 0.0]]);
@@ -385,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn correlations_of_what_does_not_vary() {
+    fn correlation_of_constant_values_is_1() {
         let of = |pairs: &[(f64, f64)]| correlation(pairs.iter().copied());
         assert_eq!(of(&[(0.25, 0.5), (0.75, 0.5)]), 1.0);
         assert_eq!(of(&[(0.5, 0.25), (0.5, 0.75)]), 1.0);

@@ -21,112 +21,112 @@ impl RlError {
 /// An error in the input of a loss, an advantage or a statistic.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RlError {
-    /// A parameter lies outside its range.
+    /// A parameter is outside its range.
     #[error("{name} = {value}, but it must be {range}")]
     Parameter {
-        /// Which parameter.
+        /// Name of the parameter.
         name: &'static str,
-        /// Value of the option.
+        /// Value of the parameter.
         value: f64,
-        /// Range that the value must lie in.
+        /// Description of the valid range.
         range: &'static str,
     },
-    /// A ratio is asked for, but nobody recorded what the token was sampled with.
+    /// The loss needs a ratio, but the token has no log-probability under the policy that sampled it.
     #[error(
         "term {term} (path {path}) has no behaviour log-probability, which a loss of ratios needs: train \
          demonstrations with cross-entropy, or record the log-probabilities of sampled tokens"
     )]
     NoBehaviour {
-        /// The term, by its place in the batch.
+        /// Index of the term in the batch.
         term: usize,
-        /// Path at fault.
+        /// Sequence of the term.
         path: u32,
     },
-    /// A divergence is asked for, but the reference was not evaluated.
+    /// The loss needs a divergence, but the reference was not evaluated.
     #[error(
         "term {term} (path {path}) has no reference log-probability, which the KL penalty needs: evaluate the frozen \
          reference on the batch first, or remove the penalty"
     )]
     NoReference {
-        /// The term, by its place in the batch.
+        /// Index of the term in the batch.
         term: usize,
-        /// Path at fault.
+        /// Sequence of the term.
         path: u32,
     },
-    /// A change of value is bounded, but nobody recorded the value.
+    /// The loss bounds the change of a value, but the earlier value was not recorded.
     #[error(
         "term {term} (path {path}) has no value from before, which a clipped value loss needs: evaluate the critic on the \
          batch first, or remove the clip"
     )]
     NoValue {
-        /// The term, by its place in the batch.
+        /// Index of the term in the batch.
         term: usize,
-        /// Path at fault.
+        /// Sequence of the term.
         path: u32,
     },
-    /// A loss over whole paths is asked for, but the paths' ratios were not worked out.
+    /// The loss needs ratios of complete sequences, but they were not computed.
     #[error("term {term} (path {path}) has no log-ratio of its path, which a loss over whole paths needs")]
     NoPathRatio {
-        /// The term, by its place in the batch.
+        /// Index of the term in the batch.
         term: usize,
-        /// Path at fault.
+        /// Sequence of the term.
         path: u32,
     },
-    /// A rollout lacks what the estimator needs.
+    /// A rollout lacks values that the estimator needs.
     #[error("the advantage needs {needed} {what}, one for each action token, but there are {found}")]
     Missing {
-        /// Which numbers.
+        /// Kind of the values.
         what: &'static str,
-        /// How many are needed.
+        /// Number of values needed.
         needed: usize,
-        /// How many there are.
+        /// Number of values found.
         found: usize,
     },
-    /// A rollout's score has another number of parts than there are weights.
+    /// A rollout's score has another number of components than there are weights.
     #[error("there are weights for {needed} parts of a score, but a rollout's score has {found}")]
     Components {
-        /// How many parts have a weight.
+        /// Number of weights.
         needed: usize,
-        /// How many the score has.
+        /// Number of components of the score.
         found: usize,
     },
-    /// There is nobody to compare with.
+    /// The estimator needs the score of another policy, but the rollout has none.
     #[error(
         "group {group} has no rival's score, which this advantage needs: roll each task out greedily as well"
     )]
     NoRival {
-        /// The group.
+        /// Number of the group.
         group: u64,
     },
-    /// A number of a term is infinite or not a number.
+    /// A number of a term is infinite or NaN.
     #[error("term {term} (path {path}) has {what} {value}: only finite numbers can be trained on")]
     NotFinite {
-        /// The term, by its place in the batch.
+        /// Index of the term in the batch.
         term: usize,
-        /// Path at fault.
+        /// Sequence of the term.
         path: u32,
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
-        /// Value that is no number.
+        /// Value that is not finite.
         value: f32,
     },
-    /// A score is infinite or not a number.
+    /// A score is infinite or NaN.
     #[error("score {index} is {value}: scores must be finite")]
     Score {
-        /// The score, by its place in the input.
+        /// Index of the rollout, pair or score in the input.
         index: usize,
-        /// Value that is no number.
+        /// Value that is not finite.
         value: f64,
     },
-    /// More successes than trials.
+    /// There are more successes than trials.
     #[error("{successes} successes in {trials} trials")]
     Proportion {
-        /// How many succeeded.
+        /// Number of successes.
         successes: u64,
-        /// How many were tried.
+        /// Number of trials.
         trials: u64,
     },
-    /// A statistic of nothing.
+    /// There are no observations or no resamples.
     #[error(
         "nothing was observed, so there is nothing to estimate: pass at least one observation and one resample"
     )]

@@ -84,7 +84,7 @@ mod tests {
     use crate::loss::{KeepGradient, TrustRegion};
 
     #[test]
-    fn formulas_of_the_clip_name_all_its_parts() {
+    fn clip_formula_contains_all_parts() {
         let keep = |in_value_only| Some(KeepGradient { below: 0.5, above: 0.25, in_value_only });
         let of = |dual, trust, keep| PolicyLoss::Clip { low: 0.5, high: 1.0, dual, trust, keep }.formula();
         let clip = "max(−A ρ, −A clip(ρ, 0.5, 2))";

@@ -1,5 +1,5 @@
-//! Divergence from a frozen reference: estimators, penalties in the loss and in the reward, and a controller
-//! of their size.
+//! Divergence from a frozen reference: estimators, penalties in the loss and in the reward, and a
+//! controller of the coefficient.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,9 +8,9 @@ use crate::surrogate::bounded_exp;
 
 /// Single-sample estimators of KL(policy ‖ reference), with x = log p − log p_ref (Schulman 2020).
 ///
-/// Unweighted and as a loss, only K2 has the gradient of the divergence itself, in expectation over the
-/// policy's own samples: that of K1 is 0 and that of K3 belongs to the reverse divergence. The last two
-/// therefore report one and descend the other.
+/// Used without weights as a loss, only K2 has the gradient of the divergence, in expectation over
+/// samples of the policy. The expected gradient of K1 is 0, and that of K3 belongs to the reverse
+/// divergence. The last two estimators therefore report one value and use another gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
@@ -29,10 +29,10 @@ pub enum KlEstimator {
 }
 
 impl KlEstimator {
-    /// The estimate and its derivative with respect to log p, at x = log p − log p_ref.
+    /// Returns the estimate and its derivative with respect to log p, at x = log p − log p_ref.
     ///
-    /// The exponent of K3 is clamped like every log-ratio, its derivative not taken through the bound: that
-    /// would take the pull away from exactly the tokens that have left the reference farthest.
+    /// The exponent of K3 is clamped like every log-ratio. Its derivative ignores the clamp, which would
+    /// otherwise remove the gradient from the tokens that are farthest from the reference.
     pub fn estimate(self, x: f64) -> (f64, f64) {
         match self {
             KlEstimator::K1 => (x, 1.0),
@@ -48,27 +48,28 @@ impl KlEstimator {
     }
 }
 
-/// A penalty for leaving a frozen reference policy.
+/// Penalty for the divergence from a frozen reference policy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KlPenalty {
-    /// How the divergence is estimated from one sample.
+    /// Estimator of the divergence from one sample.
     pub estimator: KlEstimator,
     /// Coefficient β.
     pub coefficient: f64,
-    /// Whether an estimate is multiplied by the token's ratio ρ to the behaviour policy, in the loss:
-    /// unbiased for tokens that other weights drew (DeepSeek-AI 2025, DeepSeek-V3.2, section 3.1).
+    /// Whether, in the loss, an estimate is multiplied by the token's ratio ρ to the behavior policy. The
+    /// estimate is then unbiased for tokens that other weights sampled (DeepSeek-AI 2025, DeepSeek-V3.2,
+    /// section 3.1).
     #[serde(default)]
     pub importance_weighted: bool,
 }
 
 impl KlPenalty {
-    /// A token's divergence and its derivative with respect to log p, at x = log p − log p_ref and, where it
-    /// is weighted, at the log-ratio log p − log p_behaviour.
+    /// Returns a token's divergence and its derivative with respect to log p, at x = log p − log p_ref.
+    /// `log_ratio` is log p − log p_behaviour, and is used only if the penalty is importance-weighted.
     ///
-    /// Weighted it is ρ k, and the gradient goes through both factors: ρ (k + k′), which for K1 and K3 is
-    /// that of the divergence itself, in expectation over what the behaviour policy draws. Where the gradient
-    /// is K2's in place of the value's own, it is weighted as it is.
+    /// The weighted divergence is ρ k, and the gradient goes through both factors: ρ (k + k′). For K1 and
+    /// K3 this is the gradient of the divergence, in expectation over samples of the behavior policy. If
+    /// K2's gradient replaces the estimator's own, it is multiplied by ρ.
     pub fn evaluate(&self, x: f64, log_ratio: f64) -> (f64, f64) {
         let (value, slope) = self.estimator.estimate(x);
         if !self.importance_weighted {
@@ -81,8 +82,9 @@ impl KlPenalty {
         }
     }
 
-    /// Takes the penalty off the reward of every action token of a path instead: r − β KL. `logps` are those
-    /// of the policy at the beginning of the step. Returns the mean divergence over the path's tokens.
+    /// Subtracts the penalty from the reward of every action token of a sequence, in place of a penalty
+    /// in the loss: r − β KL. `logps` are those of the policy at the start of the step. Returns the mean
+    /// divergence over the sequence's tokens.
     pub fn charge(&self, rewards: &mut [f64], logps: &[f64], references: &[f64], counting: Counting) -> f64 {
         let found =
             logps.iter().zip(references).map(|(logp, reference)| self.estimator.estimate(logp - reference).0);
@@ -92,29 +94,29 @@ impl KlPenalty {
     }
 }
 
-/// Most that an error counts, in targets.
+/// Bound on the controller's relative error (KL − target) / target; larger errors are clipped.
 const MOST_ERROR: f64 = 0.2;
 
-/// Changes β until the divergence is what is wanted (Ziegler et al. 2019, section 2.2).
+/// Controller that adjusts β until the divergence reaches a target (Ziegler et al. 2019, section 2.2).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptiveKl {
-    /// The divergence wanted, more than 0.
+    /// Target of the divergence, greater than 0.
     pub target: f64,
-    /// How many rollouts it takes to change β by its own size, at an error of one target, more than
+    /// Number of rollouts in which β changes by 100 % at a relative error of 1. Must be greater than
     /// [`AdaptiveKl::least_horizon`].
     pub horizon: f64,
 }
 
 impl AdaptiveKl {
-    /// The horizon with which a step of `rollouts` could take β to 0, where every later step would leave it:
-    /// steps change β by a factor.
+    /// Returns the horizon at which a step of `rollouts` could set β to 0. β would then stay 0, because
+    /// steps multiply it by a factor.
     pub fn least_horizon(&self, rollouts: usize) -> f64 {
         MOST_ERROR * rollouts as f64
     }
 
-    /// β after a step of `rollouts` that found a divergence of `found`. The error counts up to a fifth of the
-    /// target; β never falls below 0.
+    /// Returns β after a step of `rollouts` with a divergence of `found`. The relative error is clipped
+    /// to ± 0.2. β is never below 0.
     pub fn next(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
         let error = (found / self.target - 1.0).clamp(-MOST_ERROR, MOST_ERROR);
         (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)
@@ -134,7 +136,8 @@ mod tests {
         softmax(logits).iter().zip(reference).map(|(p, r)| p * (p / r).ln()).sum()
     }
 
-    /// Value and gradient in the logits that a penalty has on average, over tokens that `behaviour` draws.
+    /// Returns the mean value and gradient in the logits of a penalty, over tokens sampled from
+    /// `behaviour`.
     fn expected(
         penalty: KlPenalty,
         logits: &[f64; 3],
@@ -155,10 +158,10 @@ mod tests {
         (value, gradient)
     }
 
-    /// Whoever drew the tokens: weighted estimates have the divergence of the present policy on average, and
-    /// its gradient.
+    /// Independent of the policy that sampled the tokens, the mean of weighted estimates is the
+    /// divergence of the current policy, with its gradient.
     #[test]
-    fn weighted_estimates_are_unbiased_off_policy() {
+    fn weighted_kl_is_unbiased_off_policy() {
         let (logits, behaviour, reference) =
             ([0.3, -0.4, 0.9], softmax(&[-0.5, 0.6, 0.1]), softmax(&[0.0, 0.8, -0.7]));
         let exact = divergence(&logits, &reference);
@@ -186,9 +189,9 @@ mod tests {
         assert_eq!(of(K2, true), (false, false), "K2 is the divergence of no policy on average");
     }
 
-    /// A tenth too much is a tenth more for a tenth of the horizon; further off counts a fifth.
+    /// For a tenth of the horizon, an error of 0.1 changes β by 1 %. Larger errors count as 0.2.
     #[test]
-    fn the_coefficient_follows_the_divergence() {
+    fn adaptive_kl_coefficient_follows_divergence() {
         let adaptive = AdaptiveKl { target: 0.5, horizon: 100.0 };
         let near = |found, rollouts, want: f64| {
             let got = adaptive.next(2.0, found, rollouts);
@@ -205,9 +208,9 @@ mod tests {
         assert!(adaptive.next(2.0, 0.0, 499) > 0.0);
     }
 
-    /// A ratio that is out of all bounds is held there, and pulls no further.
+    /// A ratio beyond the bound is clamped, and has no further gradient.
     #[test]
-    fn a_far_ratio_stays_finite() {
+    fn kl_stays_finite_at_extreme_ratios() {
         let penalty = KlPenalty { estimator: KlEstimator::K3, coefficient: 1.0, importance_weighted: true };
         let (k3, slope) = KlEstimator::K3.estimate(0.5);
         assert_eq!(penalty.evaluate(0.5, 500.0), (20f64.exp() * k3, 20f64.exp() * slope));

@@ -1,17 +1,17 @@
 //! Advantages, losses and group statistics of reinforcement learning, as pure functions.
 //!
-//! A loss is a plain sum over [`Term`](levade_tree::Term)s. Every normalizer (per token, per sequence, per
-//! rollout, global) is folded into the terms' explicit weights before a learner sees them. So gradients do
-//! not depend on packing, micro-batch size or the number of workers. [`Loss::evaluate`] returns one term's
-//! value and its derivative with respect to the token's log-probability; a learner needs to know nothing else
-//! of an algorithm. [`prepare`] and [`correction`] compute what a loss must first know of a complete sequence
-//! or update.
+//! A loss is a plain sum over [`Term`](levade_tree::Term)s. Every normalizer (per token, per sequence,
+//! per rollout, global) is folded into the terms' explicit weights before a learner receives them.
+//! Therefore gradients do not depend on packing, micro-batch size or the number of workers.
+//! [`Loss::evaluate`] returns one term's value and its derivative with respect to the token's
+//! log-probability; a learner needs nothing else of an algorithm. [`prepare`] and [`correction`] compute
+//! the values of a complete sequence or update that a loss needs first.
 //!
 //! # Example
 //! ```
 //! use levade_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
 //!
-//! // Three rollouts of one task, the first of which succeeded; each token gets advantage and weight.
+//! // Three rollouts of one task; the first has succeeded. Each token gets an advantage and a weight.
 //! let rollout = |score, tokens: usize| Rollout {
 //!     score,
 //!     paths: vec![Path { turns: vec![tokens], rewards: vec![0.0; tokens], ..Path::default() }],

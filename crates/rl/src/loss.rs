@@ -1,9 +1,9 @@
 //! Losses and their derivatives with respect to a token's log-probability.
 //!
-//! All arithmetic is in f64. [`Loss::check`] says once per batch whether every term has what the loss needs;
-//! after that [`Loss::evaluate`] cannot fail. What a loss must know about a whole path or a whole update
-//! first (the ratio of a path, tokens to be marked or dropped) is worked out by [`prepare`](crate::prepare)
-//! and stands in the terms: a learner only ever sees sums over tokens.
+//! All arithmetic is in f64. [`Loss::check`] checks once per batch that every term has what the loss
+//! needs; after that [`Loss::evaluate`] cannot fail. [`prepare`](crate::prepare) computes the values of a
+//! complete sequence or update that a loss needs (the ratio of a sequence, tokens to mark or drop), and
+//! the terms store them: a learner computes only sums over tokens.
 
 use levade_tree::{Term, TreeBatch};
 use serde::{Deserialize, Serialize};
@@ -13,20 +13,20 @@ use crate::kl::KlPenalty;
 use crate::proximal::Interpolated;
 use crate::surrogate::{self, Surrogate, bounded_exp};
 
-/// Objective that a learner minimises: the sum of `weight × loss` over all terms of a batch.
+/// A learner's objective: it minimizes the sum of `weight × loss` over all terms of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub struct Loss {
     /// The part that imitates or reinforces.
     pub policy: PolicyLoss,
-    /// A penalty for leaving the frozen reference, if any. Terms then carry `reference`.
+    /// Penalty for the divergence from the frozen reference, if any. Terms then have `reference`.
     #[serde(default)]
     pub kl: Option<KlPenalty>,
-    /// Coefficient of a bonus for entropy: the loss of a term is less by this times the entropy, in nats, of
-    /// the distribution that its token was drawn from.
+    /// Coefficient of an entropy bonus: it is multiplied by the entropy, in nats, of the distribution
+    /// that the token was sampled from, and subtracted from the term's loss. 0 means no bonus.
     #[serde(default)]
     pub entropy: f64,
-    /// The proximal policy as a guess, in place of what terms carry as `proximal`.
+    /// Interpolated proximal policy, used in place of the terms' `proximal`.
     #[serde(default)]
     pub interpolated: Option<Interpolated>,
 }
@@ -39,7 +39,7 @@ pub enum PolicyLoss {
     CrossEntropy,
     /// −A log p: REINFORCE, and GPG.
     Reinforce,
-    /// −A ρ: REINFORCE, corrected for the policy that drew the token.
+    /// −A ρ: REINFORCE, corrected for the policy that sampled the token.
     ImportanceSampling,
     /// PPO's clipped surrogate (Schulman et al. 2017), which GRPO shares, with separate bounds below and
     /// above 1 and, for negative advantages, the dual clip of Ye et al. 2020.
@@ -48,41 +48,42 @@ pub enum PolicyLoss {
         low: f64,
         /// The ratio is clipped above at 1 + `high`.
         high: f64,
-        /// For a negative advantage A the loss is at most −`dual` × A; more than 1 where given.
+        /// For a negative advantage A, the loss is at most −`dual` × A. Greater than 1; `None` means no
+        /// bound.
         #[serde(default)]
         dual: Option<f64>,
-        /// Tokens far off policy are left out altogether.
+        /// Tokens outside this region have no loss.
         #[serde(default)]
         trust: Option<TrustRegion>,
-        /// Where clipping takes the gradient away, a part of it is kept.
+        /// Fraction of the gradient that is kept when clipping removes it. `None` means 0.
         #[serde(default)]
         keep: Option<KeepGradient>,
     },
     /// −sg(ρ) A log p: REINFORCE weighted by the ratio, in a trust region.
     MiniRl {
-        /// Lower bound as of [`PolicyLoss::Clip`]; only the trust region uses it.
+        /// Lower bound, as for [`PolicyLoss::Clip`]. Only the trust region uses it.
         low: f64,
-        /// Upper bound as of [`PolicyLoss::Clip`]; only the trust region uses it.
+        /// Upper bound, as for [`PolicyLoss::Clip`]. Only the trust region uses it.
         high: f64,
-        /// Tokens outside are left out.
+        /// Tokens outside this region have no loss.
         trust: TrustRegion,
     },
-    /// −sg(clip(ρ)) A log p: a clipped token keeps its gradient, bounded.
+    /// −sg(clip(ρ)) A log p: a clipped token keeps a bounded gradient.
     Cispo {
         /// The weight is clipped below at 1 − `low`.
         low: f64,
         /// The weight is clipped above at 1 + `high`.
         high: f64,
     },
-    /// PPO's clip on the ratio of the whole path. Needs
+    /// PPO's clip on the ratio of the complete sequence. Needs
     /// [`prepare::path_ratios`](crate::prepare::path_ratios).
     Gspo {
-        /// Lower bound as of [`PolicyLoss::Clip`].
+        /// Lower bound, as for [`PolicyLoss::Clip`].
         low: f64,
-        /// Upper bound as of [`PolicyLoss::Clip`].
+        /// Upper bound, as for [`PolicyLoss::Clip`].
         high: f64,
     },
-    /// The geometric mean of a path's ratios, clipped one by one. Needs
+    /// The geometric mean of a sequence's ratios, each of which is clipped. Needs
     /// [`prepare::geometric_means`](crate::prepare::geometric_means).
     GeometricMean {
         /// Log-ratios of tokens with a negative advantage are clipped below at −`low`.
@@ -90,74 +91,74 @@ pub enum PolicyLoss {
         /// Log-ratios of tokens with a positive advantage are clipped above at `high`.
         high: f64,
     },
-    /// A sigmoid in place of the clip.
+    /// A sigmoid gate in place of the clip.
     SoftGate {
         /// Temperature for positive advantages.
         positive: f64,
-        /// Temperature for others.
+        /// Temperature for all other advantages.
         negative: f64,
     },
-    /// −(A log p − ½ β x²): reinforcement with a squared penalty on the log-ratio x.
+    /// −(A log p − ½ β x²): REINFORCE with a squared penalty on the log-ratio x.
     Direct {
-        /// β.
+        /// Coefficient β of the penalty.
         beta: f64,
     },
-    /// −A sg(min(ρ, cap)) log p, where the token's probability has not left the old one too far.
+    /// −A sg(min(ρ, cap)) log p, and no loss if the token's probability has diverged too far from the old
+    /// one.
     Divergence {
-        /// How distance is measured.
+        /// Measure of the divergence.
         measure: Divergence,
-        /// How far p may fall for negative advantages.
+        /// Maximum decrease of p, in that measure, for negative advantages.
         below: f64,
-        /// How far it may rise for positive ones.
+        /// Maximum increase of p, in that measure, for positive advantages.
         above: f64,
         /// Upper bound of the weight.
         cap: f64,
     },
-    /// −A ρ, and for marked tokens + `coefficient` |x|. Needs
+    /// −A ρ, plus `coefficient` × |x| for marked tokens. Needs
     /// [`prepare::mark_covarying`](crate::prepare::mark_covarying).
     KlCov {
-        /// The coefficient.
+        /// Coefficient of the penalty.
         coefficient: f64,
-        /// The share of an update's tokens that is marked, at least one token.
+        /// Fraction of an update's tokens to mark, at least one token.
         share: f64,
     },
-    /// PPO's clip, with marked tokens left out (Cui et al. 2025). Needs
+    /// PPO's clip; marked tokens have no loss (Cui et al. 2025). Needs
     /// [`prepare::choose_covarying`](crate::prepare::choose_covarying).
     ClipCov {
-        /// Lower bound as of [`PolicyLoss::Clip`].
+        /// Lower bound, as for [`PolicyLoss::Clip`].
         low: f64,
-        /// Upper bound as of [`PolicyLoss::Clip`].
+        /// Upper bound, as for [`PolicyLoss::Clip`].
         high: f64,
-        /// The share of an update's tokens that is marked, at least one token.
+        /// Fraction of an update's tokens to mark, at least one token.
         share: f64,
-        /// Covariances above this are eligible.
+        /// Lower bound of the covariance of tokens that can be marked, exclusive.
         lower: f64,
-        /// Covariances below this are eligible.
+        /// Upper bound of the covariance of tokens that can be marked, exclusive.
         upper: f64,
     },
-    /// ½ (V − R)², R the return: regression of a value head. The value stands where other losses have a
-    /// log-probability.
+    /// ½ (V − R)², with R the return: regression of a value head. `logp` is then the value V.
     Value {
-        /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least that of a
-        /// value no further than this from the one that terms carry as `value`.
+        /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least that of V
+        /// clamped to ± this around the terms' `value`. `None` means no clipping.
         #[serde(default)]
         clip: Option<f64>,
     },
 }
 
-/// Tokens whose ratio has left [1 − low·cap·decay, 1 + high·cap·decay] in the direction of their advantage
-/// have no loss (AgentRL).
+/// Trust region: a token has no loss if its ratio has left [1 − low·cap·decay, 1 + high·cap·decay] in the
+/// direction of its advantage (AgentRL).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrustRegion {
-    /// Widens the bounds of the loss.
+    /// Factor that widens the bounds of the loss. Default 4.
     #[serde(default = "four")]
     pub cap: f64,
-    /// Takes the bounds of the loss as they are: cap × decay = 1.
+    /// Whether the bounds are those of the loss: cap × decay = 1.
     #[serde(default)]
     pub strict: bool,
-    /// decay = exp(−`age_decay` × age), age the versions between the weights that drew the token and those
-    /// being trained.
+    /// Rate in decay = exp(−`age_decay` × age). The age is the number of versions between the weights
+    /// that sampled the token and those being trained.
     #[serde(default)]
     pub age_decay: f64,
 }
@@ -173,51 +174,51 @@ impl Default for TrustRegion {
 }
 
 impl TrustRegion {
-    /// The bounds of the ratio.
+    /// Returns the lower and the upper bound of the ratio.
     pub fn bounds(&self, low: f64, high: f64, age: f64) -> (f64, f64) {
         let scale = if self.strict { 1.0 } else { self.cap * (-self.age_decay * age).min(0.0).exp() };
         (1.0 - low * scale, 1.0 + high * scale)
     }
 
-    /// Whether a token is left out.
+    /// Returns whether the token is outside the region in the direction of its advantage.
     fn drops(&self, low: f64, high: f64, ratio: f64, at: &Point) -> bool {
         let (lower, upper) = self.bounds(low, high, at.age);
         (ratio > upper && at.advantage > 0.0) || (ratio < lower && at.advantage < 0.0)
     }
 }
 
-/// How much of the gradient is kept where clipping would take it away.
+/// Fraction of the gradient that is kept when clipping would remove it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeepGradient {
-    /// Share of the gradient at the lower bound, for negative advantages.
+    /// Fraction at the lower bound, for negative advantages.
     pub below: f64,
-    /// Share of the gradient at the upper bound, for positive ones.
+    /// Fraction at the upper bound, for positive advantages.
     pub above: f64,
-    /// AgentRL's computation: the part kept has a value but no gradient. For comparisons only.
+    /// As in AgentRL's code: the kept part has a value but no gradient. For comparisons only.
     #[serde(default)]
     pub in_value_only: bool,
 }
 
-/// How far a token's probability has left the old one.
+/// Measure of the divergence of a token's probability from the old one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Divergence {
     /// Total variation of the event "this token".
     TotalVariation,
-    /// KL divergence of the token.
+    /// KL divergence of the event "this token".
     Kl,
 }
 
-/// Where a loss is evaluated: a term in f64, and what the model says now.
+/// Point at which a loss is evaluated: a term in f64, and the model's current output.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Point {
-    /// Log-probability of the token, or the value for a loss of values.
+    /// Current log-probability of the token, or the current value for a loss of values.
     pub logp: f64,
-    /// Log-probability under the policy that ratios are taken to: the proximal one where there is one, else
-    /// the one that drew the token. `None` counts as the present policy.
+    /// Log-probability under the policy in the denominator of ratios: the proximal policy if there is
+    /// one, otherwise the policy that sampled the token. `None` means the current policy (ratio 1).
     pub old: Option<f64>,
-    /// Log-probability under the policy that drew the token. `None` counts as `old`.
+    /// Log-probability under the policy that sampled the token. `None` means the same as `old`.
     pub behaviour: Option<f64>,
     /// Log-probability under the frozen reference.
     pub reference: Option<f64>,
@@ -225,22 +226,23 @@ pub struct Point {
     pub advantage: f64,
     /// Target of a critic's value.
     pub returns: f64,
-    /// The critic's value before.
+    /// Earlier value of the critic.
     pub value: Option<f64>,
-    /// Log-ratio of the whole path, where a loss works with that.
+    /// Log-ratio of the complete sequence, if the loss needs it.
     pub path_log_ratio: Option<f64>,
-    /// Whether [`prepare`](crate::prepare) chose this token.
+    /// Whether [`prepare`](crate::prepare) has selected this token.
     pub marked: bool,
-    /// Whether the token is not trained: it has no weight, and no part in statistics of its path or update.
+    /// Whether the token is not trained: its weight is 0, and statistics of its sequence or update ignore
+    /// it.
     pub masked: bool,
-    /// Versions between the weights that drew the token and those being trained.
+    /// Number of versions between the weights that sampled the token and those being trained.
     pub age: f64,
-    /// Importance weight of the policy's part of the loss, where a correction gives one.
+    /// Importance weight of the policy part of the loss. `None` without a correction.
     pub correction: Option<f64>,
 }
 
 impl Point {
-    /// A term, at log-probability (or value) `logp`.
+    /// Creates the point of a term at log-probability (or value) `logp`.
     pub fn new(logp: f32, term: &Term) -> Self {
         Point {
             logp: logp.into(),
@@ -258,30 +260,30 @@ impl Point {
         }
     }
 
-    /// x = log p − log p_old.
+    /// Returns x = log p − log p_old; 0 without an old policy.
     pub fn log_ratio(&self) -> f64 {
         self.old.map_or(0.0, |old| self.logp - old)
     }
 }
 
-/// One term's contribution, before its weight.
+/// Loss of one term, before its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Evaluated {
-    /// The loss, but for a bonus for entropy.
+    /// The loss, without the entropy bonus.
     pub loss: f64,
     /// Derivative with respect to the token's log-probability, or to the value.
     pub slope: f64,
-    /// The ratio exp(log p − log p_old); 1 where there is no old policy.
+    /// Ratio exp(log p − log p_old); 1 without an old policy.
     pub ratio: f64,
-    /// log p − log p_old; 0 where there is no old policy.
+    /// log p − log p_old; 0 without an old policy.
     pub log_ratio: f64,
-    /// Whether a bound was active, so that the policy part has no gradient, or less of it.
+    /// Whether a bound was active, so that the policy part has a smaller gradient or none.
     pub clipped: bool,
     /// Whether that bound was the dual clip.
     pub dual: bool,
-    /// Whether the policy's part was left out altogether.
+    /// Whether the policy part was dropped.
     pub dropped: bool,
-    /// The estimated KL divergence from the reference; 0 without a penalty.
+    /// Estimated KL divergence from the reference; 0 without a penalty.
     pub kl: f64,
 }
 
@@ -292,31 +294,32 @@ impl From<PolicyLoss> for Loss {
 }
 
 impl Loss {
-    /// A loss without penalty and bonus.
+    /// Creates a loss without penalty and bonus.
     pub const fn of(policy: PolicyLoss) -> Self {
         Loss { policy, kl: None, entropy: 0.0, interpolated: None }
     }
 
-    /// PPO's clip, plain.
+    /// Creates PPO's clipped loss, without dual clip and trust region.
     pub const fn clip(low: f64, high: f64) -> Self {
         Loss::of(PolicyLoss::Clip { low, high, dual: None, trust: None, keep: None })
     }
 
-    /// Whether it is about values, not log-probabilities.
+    /// Returns whether the loss trains values, not log-probabilities.
     pub fn is_of_values(&self) -> bool {
         matches!(self.policy, PolicyLoss::Value { .. })
     }
 
-    /// Whether it compares with the policy that drew the token.
+    /// Returns whether the loss uses ratios to the policy that sampled the token.
     pub fn is_of_ratios(&self) -> bool {
         !matches!(self.policy, PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::Value { .. })
     }
 
-    /// Checks that the loss is well-formed and that every term of the batch carries what it needs. Learners
-    /// call this once per batch, before any work.
+    /// Checks the parameters of the loss, and that every term of the batch has what the loss needs.
+    /// Learners call this once per batch, before any work.
     ///
     /// # Errors
-    /// Names the parameter out of range, or the first offending term with its path and what it lacks.
+    /// Returns an error that names the parameter if one is out of range, or the first term that lacks a
+    /// value or has one that is not finite.
     pub fn check(&self, batch: &TreeBatch) -> Result<(), RlError> {
         self.check_parameters()?;
         let needs_value = matches!(self.policy, PolicyLoss::Value { clip: Some(_) });
@@ -355,10 +358,10 @@ impl Loss {
         Ok(())
     }
 
-    /// Checks the numbers of the loss alone.
+    /// Checks the parameters of the loss, without a batch.
     ///
     /// # Errors
-    /// Names the parameter out of range.
+    /// Returns an error that names the parameter if one is out of range.
     pub fn check_parameters(&self) -> Result<(), RlError> {
         let (range, share) = (RlError::range, RlError::share);
         let (positive, at_least_0) = (RlError::positive, RlError::at_least_0);
@@ -434,16 +437,16 @@ impl Loss {
         self.kl.map_or(Ok(()), |kl| at_least_0("KL coefficient", kl.coefficient))
     }
 
-    /// One term's loss and its derivative, at log-probability `logp` of the token, or at the value for a loss
-    /// of values. The weight is not applied.
+    /// Returns one term's loss and its derivative at log-probability `logp` of the token, or at the value
+    /// for a loss of values. The weight is not applied.
     ///
-    /// [`Loss::check`] must have accepted the batch. A term that lacks its old log-probability is otherwise
-    /// taken to be on policy (ratio 1), one that lacks its reference to have no penalty.
+    /// [`Loss::check`] must have accepted the batch. Otherwise a term without its old log-probability
+    /// counts as on-policy (ratio 1), and a term without its reference has no penalty.
     pub fn evaluate(&self, logp: f32, term: &Term) -> Evaluated {
         self.at(&self.point(logp, term))
     }
 
-    /// Where a term is evaluated, the guess of its proximal policy included.
+    /// Returns the point of a term, with the interpolated proximal policy if the loss has one.
     pub fn point(&self, logp: f32, term: &Term) -> Point {
         let point = Point::new(logp, term);
         match self.interpolated.and_then(|interpolated| interpolated.of(logp, term)) {
@@ -452,7 +455,7 @@ impl Loss {
         }
     }
 
-    /// One term's loss and its derivative, in f64.
+    /// Returns the loss and its derivative at a point, in f64.
     pub fn at(&self, at: &Point) -> Evaluated {
         let x = at.log_ratio();
         let ratio = bounded_exp(x).0;
@@ -485,7 +488,7 @@ impl Loss {
         }
     }
 
-    /// Whether a token without advantage can have a gradient.
+    /// Returns whether a token with advantage 0 can have a gradient.
     pub fn moves_without_advantage(&self) -> bool {
         let policy = matches!(
             self.policy,

@@ -7,14 +7,14 @@ const CLIP: Loss =
     Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
 
 #[test]
-fn on_policy_is_plain_policy_gradient() {
+fn on_policy_clip_equals_policy_gradient() {
     let term = Term { advantage: -0.75, behaviour: Some(-2.3), ..Term::default() };
     let got = CLIP.evaluate(-2.3, &term);
     assert_eq!((got.ratio, got.loss, got.slope, got.clipped), (1.0, 0.75, 0.75, false));
 }
 
 #[test]
-fn cross_entropy_needs_nothing() {
+fn cross_entropy_needs_no_log_probabilities() {
     let loss = Loss::of(PolicyLoss::CrossEntropy);
     let got = loss.evaluate(-1.5, &Term::default());
     assert_eq!((got.loss, got.slope, got.ratio), (1.5, -1.0, 1.0));
@@ -22,15 +22,15 @@ fn cross_entropy_needs_nothing() {
 }
 
 #[test]
-fn ratios_are_taken_to_the_proximal_policy() {
+fn ratio_uses_proximal_policy() {
     let term = Term { advantage: 1.0, behaviour: Some(-9.0), proximal: Some(-1.0), ..Term::default() };
     assert_eq!(CLIP.evaluate(-1.0, &term).ratio, 1.0);
 }
 
-/// At log p = −2, on the proximal policy: a loss of −2 for the policy, of x² / 2 = 1 / 2 for the penalty,
-/// whose slope is −1.
+/// At log p = −2, equal to the proximal policy's, the policy loss is −2, and the penalty is x² / 2 = 1 /
+/// 2 with a derivative of −1.
 #[test]
-fn corrections_weigh_the_policy_alone() {
+fn correction_weights_only_policy_loss() {
     let kl = KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5, importance_weighted: false };
     let at = |correction, importance_weighted| {
         let term = Term {
@@ -48,8 +48,8 @@ fn corrections_weigh_the_policy_alone() {
     assert_eq!(of(at(None, false)), (-2.0 + 0.25, -2.0 - 0.5, false));
     assert_eq!(of(at(Some(0.25), false)), (-0.5 + 0.25, -0.5 - 0.5, false));
     assert_eq!(of(at(Some(0.0), false)), (0.25, -0.5, true), "the penalty stays");
-    // The ratio of a weighted penalty is that to the policy that drew the token, e: with the slope of both
-    // factors, e (−1 + 1 / 2).
+    // The ratio of a weighted penalty is that to the policy that sampled the token, e. With the
+    // derivatives of both factors, the gradient is e (−1 + 1 / 2).
     let (e, weighted) = (1f64.exp(), at(Some(0.25), true));
     assert!((weighted.loss - (-0.5 + 0.25 * e)).abs() < 1e-12, "{weighted:?}");
     assert!((weighted.slope - (-0.5 - 0.25 * e)).abs() < 1e-12, "{weighted:?}");
@@ -62,7 +62,7 @@ fn batch(last: Term) -> TreeBatch {
 }
 
 #[test]
-fn check_names_the_first_offending_term() {
+fn check_reports_first_invalid_term() {
     let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false });
     let full = Term { path: 7, behaviour: Some(-1.0), reference: Some(-1.0), ..Term::default() };
     let loss = Loss { kl, ..CLIP };
@@ -72,7 +72,7 @@ fn check_names_the_first_offending_term() {
     let bare = Term { reference: None, ..full };
     assert_eq!(loss.check(&batch(bare)), Err(RlError::NoReference { term: 1, path: 7 }));
     assert_eq!(Loss { kl: None, ..loss }.check(&batch(bare)), Ok(()));
-    // Without ratios of its own a loss needs the old policy where its penalty is weighted.
+    // A loss without ratios needs the old policy if its penalty is importance-weighted.
     let weighted = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: true };
     let bare = Term { behaviour: None, ..full };
     let reinforce = Loss { kl, ..Loss::of(PolicyLoss::Reinforce) };
@@ -102,9 +102,9 @@ fn check_names_the_first_offending_term() {
     }
 }
 
-/// Only what pulls a token further out is left out, and only beyond the bounds.
+/// A token is dropped only if its gradient pushes it further out, and only beyond the bounds.
 #[test]
-fn tokens_beyond_the_trust_region_are_left_out() {
+fn trust_region_drops_tokens_outside() {
     let dropped = |low, high, x: f64, advantage| {
         let trust = TrustRegion { strict: true, ..TrustRegion::default() };
         let at = Point { advantage, old: Some(0.0), logp: x, ..Point::default() };
@@ -117,12 +117,12 @@ fn tokens_beyond_the_trust_region_are_left_out() {
     assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, double - 0.5, a)), [false; 3]);
     assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, double, a)), [true, false, false]);
     assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, half, a)), [false, false, true]);
-    // Bounds of 1, met by a ratio of 1.
+    // Bounds of exactly 1, with a ratio of 1.
     assert_eq!([1.0, -1.0].map(|a| dropped(0.0, 0.0, 0.0, a)), [false, false]);
 }
 
 #[test]
-fn chosen_tokens_are_left_out() {
+fn clip_cov_drops_marked_tokens() {
     let loss = Loss::of(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.5, lower: 1.0, upper: 5.0 });
     let at = |marked| {
         let got = loss.at(&Point { advantage: 2.0, marked, ..Point::default() });
@@ -132,10 +132,10 @@ fn chosen_tokens_are_left_out() {
     assert_eq!(at(true), (0.0, 0.0, true, true));
 }
 
-/// Imitation, a pull on the ratio, a penalty on marked tokens and a critic have gradients of their own, and
-/// so have penalties and bonuses.
+/// Cross-entropy, a penalty on the log-ratio, a penalty on marked tokens and a value loss have gradients
+/// without an advantage. So have KL penalties and entropy bonuses.
 #[test]
-fn losses_that_move_without_advantage() {
+fn losses_report_gradient_without_advantage() {
     let (direct, value) = (PolicyLoss::Direct { beta: 0.1 }, PolicyLoss::Value { clip: None });
     let covarying = PolicyLoss::KlCov { coefficient: 1.0, share: 0.1 };
     for policy in [PolicyLoss::CrossEntropy, direct, covarying, value] {
@@ -152,15 +152,15 @@ fn losses_that_move_without_advantage() {
 }
 
 #[test]
-fn far_ratios_stay_finite() {
+fn extreme_ratios_stay_finite() {
     let term = Term { advantage: -1.0, behaviour: Some(-500.0), ..Term::default() };
     let got = Loss::clip(0.2, 0.2).evaluate(-0.5, &term);
     assert_eq!((got.ratio, got.slope, got.clipped), (20f64.exp(), 0.0, true));
 }
 
-/// The bounds of the reference: cap 4 at ages 0, 2, 10, 20 with a decay of 0.1.
+/// Bounds of the reference: cap 4, ages 0, 2, 10 and 20, decay 0.1.
 #[test]
-fn trust_narrows_with_age() {
+fn trust_region_narrows_with_age() {
     let trust = TrustRegion { age_decay: 0.1, ..TrustRegion::default() };
     for (age, low, high) in [
         (0.0, 0.2, 2.2),
@@ -176,9 +176,9 @@ fn trust_narrows_with_age() {
 }
 
 proptest! {
-    /// Central differences, away from kinks, of every loss whose slope is the derivative of its value.
+    /// Central differences, away from kinks, of every loss whose `slope` is the derivative of its value.
     #[test]
-    fn derivative_is_the_slope(
+    fn slope_matches_finite_differences(
         logp in -6.0f64..-0.1,
         x in -1.5f64..1.5,
         advantage in -2.0f64..2.0,
@@ -223,9 +223,9 @@ proptest! {
         }
     }
 
-    /// Losses with a constant factor have the slope of REINFORCE times that factor.
+    /// The derivative of a loss with a constant factor is that of REINFORCE times the factor.
     #[test]
-    fn detached_factors(logp in -6.0f64..-0.1, x in -1.5f64..1.5, advantage in -2.0f64..2.0) {
+    fn constant_factors_scale_reinforce_gradient(logp in -6.0f64..-0.1, x in -1.5f64..1.5, advantage in -2.0f64..2.0) {
         let trust = TrustRegion { cap: 1e9, ..TrustRegion::default() };
         let at = Point { logp, advantage, old: Some(logp - x), ..Point::default() };
         let slope = |policy| Loss::of(policy).at(&at).slope;
@@ -239,9 +239,9 @@ proptest! {
         prop_assert!(close(weighted, -advantage * x.exp().min(1.5)));
     }
 
-    /// `evaluate` computes in f64 what `at` says of its f32 inputs.
+    /// `evaluate` computes in f64 the same as `at` for its f32 inputs.
     #[test]
-    fn evaluate_is_exact(logp in -9.0f32..0.0, old in -9.0f32..0.0, advantage in -2.0f32..2.0) {
+    fn evaluate_matches_f64_evaluation(logp in -9.0f32..0.0, old in -9.0f32..0.0, advantage in -2.0f32..2.0) {
         let got = CLIP.evaluate(logp, &Term { advantage, behaviour: Some(old), ..Term::default() });
         let at = Point { logp: logp.into(), advantage: advantage.into(), old: Some(old.into()), ..Point::default() };
         prop_assert_eq!(got, CLIP.at(&at));

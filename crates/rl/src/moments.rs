@@ -1,8 +1,8 @@
-//! Means and deviations, and numbers brought to mean 0 and deviation 1.
+//! Means, variances and whitening (mean 0, standard deviation 1).
 
 use serde::{Deserialize, Serialize};
 
-/// Added to the variance before its root is divided by, as in the implementations in use.
+/// Added to the variance before the square root, as in common implementations.
 const VARIANCE_EPSILON: f64 = 1e-8;
 
 /// Denominator of a mean.
@@ -12,12 +12,12 @@ pub enum Counting {
     /// The number of values.
     #[default]
     Exact,
-    /// The number of values and 10⁻⁸ more, which moves results by about as much. For comparisons with verl.
+    /// The number of values plus 10⁻⁸, which changes results by about as much. For comparisons with verl.
     Verl,
 }
 
 impl Counting {
-    /// `n` as it is divided by.
+    /// Returns the denominator for `n` values.
     pub fn of(self, n: f64) -> f64 {
         match self {
             Counting::Exact => n,
@@ -25,29 +25,29 @@ impl Counting {
         }
     }
 
-    /// The mean; 0 of nothing.
+    /// Returns the mean, or 0 if there are no values.
     pub fn mean(self, values: impl Iterator<Item = f64>) -> f64 {
         let (sum, n) = values.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
         if n == 0.0 { 0.0 } else { sum / self.of(n) }
     }
 
-    /// Variance with n − 1 in the denominator around `mean`; 0 for fewer than two numbers.
+    /// Returns the variance around `mean` with denominator n − 1, or 0 for fewer than two values.
     pub fn variance(self, values: impl Iterator<Item = f64>, mean: f64) -> f64 {
         let (sum, n) = values.fold((0.0, 0.0), |(sum, n), v| (sum + (v - mean) * (v - mean), n + 1.0));
         if n < 2.0 { 0.0 } else { sum / self.of(n) * n / (n - 1.0) }
     }
 }
 
-/// Brings numbers to mean 0 and deviation 1.
+/// An affine map to mean 0 and standard deviation 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Whitening {
     mean: f64,
-    /// 1 / deviation; `None` of numbers that are all equal.
+    /// 1 / standard deviation. `None` if all values are equal.
     scale: Option<f64>,
 }
 
 impl Whitening {
-    /// By the mean and the deviation of `values`.
+    /// Creates the map from the mean and standard deviation of `values`.
     pub fn of(values: &[f64], counting: Counting) -> Self {
         let mean = counting.mean(values.iter().copied());
         let vary = values.windows(2).any(|pair| pair[0] != pair[1]);
@@ -55,26 +55,26 @@ impl Whitening {
         Whitening { mean, scale: vary.then(|| 1.0 / (variance() + VARIANCE_EPSILON).sqrt()) }
     }
 
-    /// Divides by the deviation alone.
+    /// Returns a map that only divides by the standard deviation.
     pub fn without_mean(self) -> Self {
         Whitening { mean: 0.0, ..self }
     }
 
-    /// One number of them; 0 where they are all equal.
+    /// Maps one value. Returns 0 if all values were equal.
     pub fn apply(self, value: f64) -> f64 {
         self.scale.map_or(0.0, |scale| (value - self.mean) * scale)
     }
 }
 
-/// Subtracts the mean and divides by the deviation. Values that are all equal become 0.
+/// Subtracts the mean and divides by the standard deviation. If all values are equal, they become 0.
 pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting) {
     let values: Vec<&mut f64> = values.collect();
     let whitening = Whitening::of(&values.iter().map(|v| **v).collect::<Vec<_>>(), counting);
     values.into_iter().for_each(|value| *value = whitening.apply(*value));
 }
 
-/// How much of the variance of the returns a critic's values explain: 1 − var(R − V) / (var R + 1e-5), as
-/// verl reports it.
+/// Returns the fraction of the returns' variance that a critic's values explain, as in verl: 1 − var(R −
+/// V) / (var R + 1e-5).
 pub fn explained_variance(returns: &[f64], values: &[f64]) -> f64 {
     let variance = |values: &[f64]| {
         let mean = Counting::Exact.mean(values.iter().copied());

@@ -1,26 +1,28 @@
-//! Statistics of whole paths and whole updates that some losses need before they are sums over tokens.
+//! Statistics of complete sequences and updates that some losses need before they are sums over tokens.
 //!
-//! Each function looks at points whose present log-probabilities are known (from a forward pass before the
-//! one that learns, or from the record where the weights that drew the tokens are those being trained) and
-//! writes what it found into them. Gradients do not flow through it: it is the same at every point of an
-//! evaluation, and the learner's own forward gives the same log-probabilities again.
+//! Each function reads points with known current log-probabilities, and writes its results into the
+//! points. The log-probabilities come from a forward pass before the training pass, or from the store if
+//! the weights that sampled the tokens are those being trained. No gradient flows through the results:
+//! they are constants during an evaluation, and the learner's forward pass yields the same
+//! log-probabilities again.
 
 use crate::loss::Point;
 use crate::moments::Counting;
 
-/// Mean of a number over the points that are trained; 0 where none is.
+/// Returns the mean of a number over the trained points, or 0 if there are none.
 fn mean_of(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
     Counting::Exact.mean(points.iter().filter(|point| !point.masked).map(number))
 }
 
-/// GSPO: the mean of a path's log-ratios over its trained points, at each of its points.
+/// GSPO: sets `path_log_ratio` of each point to the mean over the sequence's trained points.
 pub fn path_ratios(path: &mut [Point]) {
     let mean = mean_of(path, Point::log_ratio);
     path.iter_mut().for_each(|point| point.path_log_ratio = Some(mean));
 }
 
-/// GMPO: log-ratios clipped in the direction of each point's advantage, their mean at each point, and marks
-/// on those that were not clipped. Advantages become their mean. Means are over trained points.
+/// GMPO: sets `path_log_ratio` of each point to the sequence's mean of log-ratios, each clipped in the
+/// direction of the point's advantage. Marks the points that were not clipped, and sets advantages to
+/// their mean. Means are over trained points.
 pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {
     let clipped = |point: &Point| {
         let x = point.log_ratio();
@@ -41,22 +43,24 @@ pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {
     }
 }
 
-/// (A − mean A) (log p − mean log p) of every point of an update, with means over those that are trained.
+/// Returns (A − mean A) (log p − mean log p) of every point of an update. The means are over trained
+/// points.
 fn covariances(points: &[Point]) -> Vec<f64> {
     let advantage = mean_of(points, |point| point.advantage);
     let logp = mean_of(points, |point| point.logp);
     points.iter().map(|point| (point.advantage - advantage) * (point.logp - logp)).collect()
 }
 
-/// Places of the points that are trained, and how many a `share` of these is: at least one.
+/// Returns the indices of the trained points, and the number of points in a fraction `share` of them, at
+/// least 1.
 fn trained(points: &[Point], share: f64) -> (Vec<usize>, usize) {
     let places: Vec<usize> = (0..points.len()).filter(|i| !points[*i].masked).collect();
     let count = ((places.len() as f64 * share) as usize).max(1);
     (places, count)
 }
 
-/// KL-Cov: marks the `share` of an update's trained points, at least one, whose log-probability goes most
-/// with their advantage.
+/// KL-Cov: marks the fraction `share` of an update's trained points, at least one, whose log-probability
+/// and advantage have the largest covariance.
 pub fn mark_covarying(points: &mut [Point], share: f64) {
     let covariances = covariances(points);
     let (mut order, count) = trained(points, share);
@@ -64,9 +68,10 @@ pub fn mark_covarying(points: &mut [Point], share: f64) {
     order.into_iter().take(count).for_each(|i| points[i].marked = true);
 }
 
-/// Clip-Cov: places of the points that lose their gradient: a `share` of an update's trained points, at least
-/// one, chosen among those not already `clipped` whose covariance lies strictly between `lower` and `upper`.
-/// `random` gives a number for each place; the smallest are chosen.
+/// Clip-Cov: returns the indices of the points that lose their gradient. They are a fraction `share` of
+/// an update's trained points, at least one, from those that are not `clipped` already and whose
+/// covariance is strictly between `lower` and `upper`. `random` returns a number for each index; points
+/// with the smallest numbers are selected.
 pub fn choose_covarying(
     points: &[Point],
     clipped: impl Fn(&Point) -> bool,
@@ -84,9 +89,9 @@ pub fn choose_covarying(
     chosen
 }
 
-/// The least entropy among the `share` of tokens, at least one, with the highest: training on these alone
-/// keeps the decisions of a text (Wang et al. 2025, "Beyond the 80/20 rule"). Tokens that have as much are
-/// among them. Infinite without tokens.
+/// Returns the smallest entropy among the fraction `share` of tokens, at least one, with the highest
+/// entropies. Training only tokens with at least this entropy trains the decisions in a text (Wang et al.
+/// 2025, "Beyond the 80/20 rule"). Infinite if there are no tokens.
 pub fn entropy_threshold(entropies: &[f64], share: f64) -> f64 {
     let mut falling = entropies.to_vec();
     falling.sort_by(|a, b| b.total_cmp(a));
@@ -94,8 +99,8 @@ pub fn entropy_threshold(entropies: &[f64], share: f64) -> f64 {
     falling.get(count - 1).copied().unwrap_or(f64::INFINITY)
 }
 
-/// M2PO: keeps the tokens whose log-ratios have a mean square of at most `threshold`, leaving out the largest
-/// first.
+/// M2PO: drops the tokens with the largest absolute log-ratios until the mean square of the remaining
+/// ones is at most `threshold`. Returns whether each token is kept.
 pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
     let mut order: Vec<usize> = (0..log_ratios.len()).collect();
     let square = |i: usize| log_ratios[i] * log_ratios[i];
@@ -117,28 +122,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_highest_entropies() {
+    fn entropy_threshold_selects_highest_fraction() {
         let entropies: Vec<f64> = (1..=10).rev().map(|i| f64::from(i) / 10.0).collect();
         let kept = |share| {
             let threshold = entropy_threshold(&entropies, share);
             entropies.iter().filter(|entropy| **entropy >= threshold).count()
         };
-        // The paper's share: two of ten. And 7 of 10, although 0.7 is less than seven tenths.
+        // The paper's fraction: two of ten. Also 7 of 10, although 0.7 in f64 is less than seven tenths.
         assert_eq!([kept(0.2), kept(0.7), kept(1.0), kept(0.0)], [2, 7, 10, 1]);
         assert_eq!(entropy_threshold(&[0.5, 0.5, 0.25], 0.4), 0.5);
         assert_eq!(entropy_threshold(&[], 0.2), f64::INFINITY);
     }
 
     #[test]
-    fn tokens_are_chosen_among_those_that_covary() {
-        // Advantages −1 and 1, log-probabilities −1 and −3: covariances of ±1 by the mean of −2.
+    fn clip_cov_selects_tokens_by_covariance() {
+        // Advantages of −1 and 1, log-probabilities of −1 and −3: covariances of ±1 with the mean of −2.
         let point = |advantage, logp| Point { advantage, logp, old: Some(logp), ..Point::default() };
         let points = [point(1.0, -1.0), point(1.0, -3.0), point(-1.0, -3.0), point(-1.0, -1.0)];
         let chosen = |share, lower, upper, clipped: &[usize]| {
             let is_clipped = |p: &Point| clipped.iter().any(|i| points[*i] == *p);
             choose_covarying(&points, is_clipped, share, lower, upper, |i| 1.0 - i as f64)
         };
-        // The first and the third have a covariance of 1; the later has the smaller number.
+        // The first and the third have a covariance of 1; the later has the smaller random number.
         assert_eq!(chosen(0.5, 0.5, 1.5, &[]), [2, 0]);
         assert_eq!(chosen(0.0, 0.5, 1.5, &[]), [2], "at least one");
         assert_eq!(chosen(0.5, 0.5, 1.5, &[2]), [0]);
@@ -147,13 +152,13 @@ mod tests {
         assert_eq!(chosen(1.0, -2.0, 0.0, &[]), [3, 1]);
     }
 
-    /// A token without advantage has nowhere to be clipped: its ratio counts as 1.
+    /// Without an advantage there is no direction to clip in: the token's ratio counts as 1.
     #[test]
-    fn geometric_means_of_tokens_without_advantage() {
+    fn geometric_means_ignore_ratio_without_advantage() {
         let point = |advantage, x| Point { advantage, logp: x, old: Some(0.0), ..Point::default() };
         let mut path = [point(2.0, 0.25), point(0.0, 0.5), point(0.0, -0.5), point(-4.0, -0.05)];
         geometric_means(&mut path, 0.1, 0.2);
-        // (0.2 + 0 + 0 − 0.05) / 4, and advantages of −2 in all.
+        // (0.2 + 0 + 0 − 0.05) / 4, and a sum of advantages of −2.
         assert!(path.iter().all(|p| (p.path_log_ratio.unwrap() - 0.0375).abs() < 1e-12), "{path:?}");
         assert_eq!(path.map(|p| p.advantage), [-0.5; 4]);
         assert_eq!(path.map(|p| p.marked), [false, false, false, true]);
@@ -162,7 +167,7 @@ mod tests {
     /// Squares of 0.25, 1, 4 and 0.01: means of 1.315, of 0.42 without the third and of 0.13 without the
     /// second.
     #[test]
-    fn the_largest_log_ratios_are_left_out_first() {
+    fn second_moment_mask_drops_largest_log_ratios() {
         let kept = |threshold| second_moment_mask(&[0.5, -1.0, 2.0, 0.1], threshold);
         assert_eq!(kept(1.4), [true; 4]);
         assert_eq!(kept(1.3), [true, true, false, true]);
@@ -172,9 +177,9 @@ mod tests {
         assert!(second_moment_mask(&[], 1.0).is_empty());
     }
 
-    /// Points that are not trained change no mean, share or mark, wherever they stand.
+    /// Untrained points do not change means, fractions or marks, wherever they are.
     #[test]
-    fn masked_points_have_no_part_in_statistics() {
+    fn statistics_ignore_masked_points() {
         let point = |advantage, logp, x| Point { advantage, logp, old: Some(logp - x), ..Point::default() };
         let masked = Point { masked: true, ..point(-50.0, -9.0, 7.0) };
         let with_masked = |points: &[Point]| -> Vec<Point> {
@@ -198,14 +203,15 @@ mod tests {
         assert_eq!(means.iter().filter(|p| p.masked && p.marked).count(), 0);
         assert_eq!(trained(&means).iter().map(|p| p.marked).collect::<Vec<_>>(), [false, false, true]);
 
-        // Advantages 1 and 3, log-probabilities −1 and −3: covariances of 1, −1, 1 and −1; half of four.
+        // Advantages of 1 and 3, log-probabilities of −1 and −3: covariances of 1, −1, 1 and −1; half of
+        // four.
         let update =
             [point(3.0, -1.0, 0.0), point(3.0, -3.0, 0.0), point(1.0, -3.0, 0.0), point(1.0, -1.0, 0.0)];
         let mut marked = with_masked(&update);
         mark_covarying(&mut marked, 0.5);
         assert_eq!(marked.iter().filter(|p| p.masked && p.marked).count(), 0);
         assert_eq!(trained(&marked).iter().map(|p| p.marked).collect::<Vec<_>>(), [true, false, true, false]);
-        // A quarter is one, the first of the two alike. All nine places would have given two.
+        // A quarter is one, the first of two equal ones. All nine positions would have yielded two.
         let chosen = choose_covarying(&with_masked(&update), |_| false, 0.25, 0.5, 1.5, |i| i as f64);
         assert_eq!(chosen, [1]);
         let chosen =

@@ -1,24 +1,25 @@
-//! Decoupled PPO without a forward pass for the proximal policy: guessed at each token as the loss is
-//! evaluated.
+//! Decoupled PPO without a forward pass for the proximal policy, which is interpolated for each token
+//! while the loss is evaluated.
 
 use levade_tree::Term;
 use serde::{Deserialize, Serialize};
 
 use crate::correction::Bound;
 
-/// How the proximal policy is guessed: between the policy that drew the token and the present one, as far
-/// along as the version before the present one is (AReaL).
+/// Interpolation of the proximal policy between the policy that sampled the token and the current one, at
+/// the position of the version before the current one (AReaL).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interpolation {
-    /// Between log-probabilities.
+    /// Linear in log-probabilities.
     LogLinear,
-    /// Between probabilities.
+    /// Linear in probabilities.
     Linear,
 }
 
 impl Interpolation {
-    /// The proximal log-probability of a token that is `age` versions old; `None` where it is not known.
+    /// Returns the proximal log-probability of a token that is `age` versions old. For an `age` of 0, 1
+    /// or `None` it is `behaviour`.
     pub fn proximal(self, behaviour: f64, present: f64, age: Option<u64>) -> f64 {
         let alpha = match age {
             Some(age @ 1..) => (age as f64 - 1.0) / age as f64,
@@ -31,20 +32,20 @@ impl Interpolation {
     }
 }
 
-/// The proximal policy as a guess, with the weight π_proximal / π_behaviour of the policy's loss. Both count
-/// as constants: no gradient flows through them.
+/// The interpolated proximal policy, with the weight π_proximal / π_behaviour of the policy loss. Both
+/// count as constants: no gradient flows through them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interpolated {
-    /// How it is guessed.
+    /// Kind of interpolation.
     pub by: Interpolation,
     /// Bounds of the weight.
     pub bound: Bound,
 }
 
 impl Interpolated {
-    /// Log-probability of a term's token under the proximal policy, and the weight of the term, where the
-    /// model now says `logp`; `None` for a token that no policy drew.
+    /// Returns the log-probability of a term's token under the proximal policy, and the weight of the
+    /// term, at the current log-probability `logp`. Returns `None` if no policy sampled the token.
     pub(crate) fn of(&self, logp: f32, term: &Term) -> Option<(f64, f64)> {
         let behaviour = f64::from(term.behaviour?);
         let proximal = self.by.proximal(behaviour, logp.into(), Some(term.age.into()));
@@ -64,17 +65,17 @@ mod tests {
     const WIDE: Bound = Bound::Clamp { low: 0.0, high: 5.0 };
     const CLIP: PolicyLoss = PolicyLoss::Clip { low: 0.9, high: 9.0, dual: None, trust: None, keep: None };
 
-    /// At age 3 the guess is two thirds of the way: of a log-ratio of 0.6 the proximal policy has 0.4, the
-    /// present one is 0.2 from there.
+    /// At age 3 the interpolation is at two thirds: of a log-ratio of 0.6, 0.4 is the proximal policy's,
+    /// and the remaining 0.2 is the current policy's.
     #[test]
-    fn ratio_and_weight_share_the_way() {
+    fn interpolation_splits_ratio_and_weight() {
         let term = Term { advantage: 2.0, behaviour: Some(-2.0), age: 3, ..Term::default() };
         let got = loss(CLIP, WIDE).evaluate(-1.4, &term);
         assert!((got.ratio - 0.2f64.exp()).abs() < 1e-6, "{got:?}");
         assert!((got.loss + 2.0 * 0.6f64.exp()).abs() < 1e-5, "{got:?}");
         assert!((got.log_ratio - 0.2).abs() < 1e-6, "{got:?}");
-        // The version before drew a token of age 1, and the present one a token of age 0: nothing to guess,
-        // no weight.
+        // A token of age 1 was sampled by the version before, and a token of age 0 by the current one:
+        // there is nothing to interpolate, and no weight.
         for age in [0, 1] {
             let got = loss(CLIP, WIDE).evaluate(-1.4, &Term { age, ..term });
             assert_eq!(got, Loss::of(CLIP).evaluate(-1.4, &Term { age, ..term }));
@@ -85,9 +86,10 @@ mod tests {
         assert_eq!((masked.loss, masked.slope, masked.clipped, masked.dropped), (0.0, 0.0, true, true));
     }
 
-    /// A guess half way, with a log-ratio of 0.4 on either side, does not weigh the penalty.
+    /// An interpolation at one half, with a log-ratio of 0.4 on either side, does not change the weight
+    /// of the penalty.
     #[test]
-    fn a_penalty_is_not_weighed_by_the_guess() {
+    fn interpolation_does_not_weight_kl_penalty() {
         let kl = KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5, importance_weighted: false };
         let loss = Loss { kl: Some(kl), ..loss(PolicyLoss::ImportanceSampling, WIDE) };
         let term =
@@ -97,16 +99,16 @@ mod tests {
         assert!((got.slope - (-2.0 * 0.8f64.exp() - 0.5)).abs() < 1e-5, "{got:?}");
     }
 
-    /// The slope is that of the loss with guess and weight held where they are, by finite differences; not
-    /// that of a loss that they move with.
+    /// The derivative is that of the loss with constant proximal policy and weight, by finite
+    /// differences, not that of a loss in which both change.
     #[test]
-    fn no_gradient_flows_through_the_guess() {
+    fn interpolation_has_no_gradient() {
         let direct = PolicyLoss::Direct { beta: 0.5 };
         let soft = PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 };
         for policy in [CLIP, direct, soft, PolicyLoss::ImportanceSampling] {
             for by in [Interpolation::LogLinear, Interpolation::Linear] {
-                // A weight at its bound: else weight and ratio of the simplest losses make up one ratio,
-                // wherever the guess lies.
+                // A weight at its bound. Otherwise the product of weight and ratio in the simplest losses
+                // is one ratio, independent of the interpolation.
                 let interpolated = Interpolated { by, bound: Bound::Clamp { low: 0.0, high: 1.2 } };
                 let loss = Loss { interpolated: Some(interpolated), ..Loss::of(policy) };
                 let term = Term { advantage: -0.7, behaviour: Some(-2.0), age: 4, ..Term::default() };

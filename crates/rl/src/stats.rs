@@ -1,6 +1,6 @@
-//! Intervals for evaluations: how sure is a success rate, and is after better than before?
+//! Confidence intervals for evaluations: of a success rate, and of a difference between two evaluations.
 //!
-//! Everything is a pure function of its input; the bootstrap takes its seed from the caller.
+//! All functions are pure; the bootstrap takes its seed from the caller.
 
 use std::collections::BTreeMap;
 
@@ -8,32 +8,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::RlError;
 
-/// The 97.5 % quantile of the normal distribution: 95 % of it lies within ± this.
+/// The 97.5 % quantile of the standard normal distribution: 95 % of it is within ± this value.
 const Z95: f64 = 1.959_963_984_540_054;
 
-/// An estimate with its 95 % interval.
+/// An estimate with its 95 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// The estimate itself.
+    /// The estimate.
     pub estimate: f64,
-    /// Lower end.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: f64,
 }
 
 impl Interval {
-    /// Whether `value` lies in the interval, ends included.
+    /// Returns whether `value` is in the interval, ends included.
     pub fn contains(&self, value: f64) -> bool {
         self.low <= value && value <= self.high
     }
 }
 
-/// Wilson's 95 % score interval for a proportion (Wilson 1927). Unlike the normal approximation it is
-/// sensible at 0 and at 1 and for few trials. It takes the trials to be independent.
+/// Computes Wilson's 95 % score interval for a proportion (Wilson 1927). Unlike the normal approximation,
+/// it is accurate near 0 and 1 and for few trials. It assumes independent trials.
 ///
 /// # Errors
-/// Without trials, or with more successes than trials.
+/// Returns an error if there are no trials, or more successes than trials.
 pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
     if trials == 0 {
         return Err(RlError::NoObservations);
@@ -46,38 +46,39 @@ pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
     let z2 = Z95 * Z95;
     let centre = (p + z2 / (2.0 * n)) / (1.0 + z2 / n);
     let half = Z95 / (1.0 + z2 / n) * (p * (1.0 - p) / n + z2 / (4.0 * n * n)).sqrt();
-    // The ends are exactly 0 and 1 there; rounding would leave them a hair off.
+    // At 0 and 1 the ends are exact; rounding would change them slightly.
     let low = if successes == 0 { 0.0 } else { centre - half };
     let high = if successes == trials { 1.0 } else { centre + half };
     Ok(Interval { estimate: p, low, high })
 }
 
-/// One task measured before and after.
+/// Scores of one task before and after training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Paired {
-    /// Number that observations share that are not independent of each other: usually the task.
+    /// Number of the cluster, usually the task. Observations in a cluster can depend on each other.
     pub cluster: u64,
-    /// The score before.
+    /// Score before.
     pub before: f64,
-    /// The score after.
+    /// Score after.
     pub after: f64,
 }
 
-/// Mean of after − before, scores from 0 to 1, with a 95 % interval by the cluster bootstrap: whole clusters
-/// are drawn with replacement, as many as there are, `resamples` times, and the interval is between the 2.5 %
-/// and 97.5 % quantiles of the mean difference (Efron & Tibshirani 1993, sections 8 and 13; Field & Welsh
-/// 2007 for clusters).
+/// Computes the mean of after − before, for scores from 0 to 1, with a 95 % interval by the cluster
+/// bootstrap. Complete clusters are resampled with replacement, as many as there are, `resamples` times.
+/// The interval is between the 2.5 % and 97.5 % quantiles of the mean difference (Efron & Tibshirani
+/// 1993, sections 8 and 13; Field & Welsh 2007 for clusters).
 ///
-/// The bootstrap draws only what was seen, and would be a point where all differences are equal. So the
-/// interval also reaches as far as clusters of a kind that none of n was can move the mean: a share of z² /
-/// (n + z²), Wilson's bound at 0 of n, at either end of the range. That is less than the bootstrap's own
-/// reach but for few clusters or next to no variation.
+/// The bootstrap resamples observed values only, so its interval would be a point if all differences are
+/// equal. The interval therefore also extends as far as unobserved clusters could move the mean: none of
+/// n clusters was of that kind, which bounds their fraction by z² / (n + z²), Wilson's bound for 0 of n,
+/// at either end of the range. The bootstrap interval is wider unless there are few clusters or almost no
+/// variation.
 ///
-/// A pure function of its input: the same pairs in any order, `resamples` and `seed` give the same interval
-/// (up to the rounding of sums).
+/// The result depends only on the pairs (in any order, up to the rounding of sums), `resamples` and
+/// `seed`.
 ///
 /// # Errors
-/// Without pairs or resamples, or when a score is not finite.
+/// Returns an error if there are no pairs or no resamples, or if a score is not finite.
 pub fn paired_difference(pairs: &[Paired], resamples: u32, seed: u64) -> Result<Interval, RlError> {
     let mut clusters: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
     for (index, pair) in pairs.iter().enumerate() {
@@ -93,11 +94,11 @@ pub fn paired_difference(pairs: &[Paired], resamples: u32, seed: u64) -> Result<
     bootstrap(&clusters.into_values().collect::<Vec<_>>(), (-1.0, 1.0), resamples, seed)
 }
 
-/// Mean of independent scores from 0 to 1 with a 95 % interval, as [`paired_difference`] has it: of nothing
-/// but failures or nothing but successes it is Wilson's.
+/// Computes the mean of independent scores from 0 to 1, with a 95 % interval as in [`paired_difference`].
+/// For only failures or only successes, it is Wilson's interval.
 ///
 /// # Errors
-/// Without scores or resamples, or when a score is not finite.
+/// Returns an error if there are no scores or no resamples, or if a score is not finite.
 pub fn mean_score(scores: &[f64], resamples: u32, seed: u64) -> Result<Interval, RlError> {
     if let Some(index) = scores.iter().position(|score| !score.is_finite()) {
         return Err(RlError::Score { index, value: scores[index] });
@@ -106,7 +107,8 @@ pub fn mean_score(scores: &[f64], resamples: u32, seed: u64) -> Result<Interval,
     bootstrap(&clusters, (0.0, 1.0), resamples, seed)
 }
 
-/// Mean over clusters of (sum, count), whose means lie in `range` (a mean outside extends it).
+/// Bootstraps the mean over clusters of (sum, count). The means of clusters are in `range`; a mean
+/// outside extends it.
 fn bootstrap(
     clusters: &[(f64, f64)],
     range: (f64, f64),
@@ -136,19 +138,20 @@ fn bootstrap(
     })
 }
 
-/// Quantile of sorted, non-empty numbers, interpolated between neighbours.
+/// Returns a quantile of sorted, non-empty numbers, interpolated between neighbors.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let (below, above) = (at.floor() as usize, at.ceil() as usize);
     sorted[below] + (sorted[above] - sorted[below]) * (at - at.floor())
 }
 
-/// SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): small, and good enough to draw indices. The counter-based
-/// generator of sampling lives a room above.
+/// The SplitMix64 generator (Steele, Lea & Flood, OOPSLA 2014): small, and sufficient to sample indices.
+/// Token sampling uses a counter-based generator in another crate.
 pub(crate) struct SplitMix(pub u64);
 
 impl SplitMix {
-    /// An index below `n`, which is at least 1 (the bias of the multiplication is below n / 2⁶⁴).
+    /// Returns an index below `n`. `n` must be at least 1. The bias of the multiplication is below n /
+    /// 2⁶⁴.
     pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -165,10 +168,10 @@ mod tests {
 
     use super::*;
 
-    /// 10 of 100 and 0 of 10: values computed from Wilson's formula by hand, and the closed form n→z²/(n+z²)
-    /// at 0.
+    /// 10 of 100 and 0 of 10: values computed by hand from Wilson's formula. At 0, they also agree with
+    /// the closed form z² / (n + z²).
     #[test]
-    fn wilson_known_values() {
+    fn wilson_matches_known_values() {
         let i = wilson(10, 100).unwrap();
         assert!((i.low - 0.055_229_1).abs() < 1e-6 && (i.high - 0.174_365_7).abs() < 1e-6, "{i:?}");
         let i = wilson(0, 10).unwrap();
@@ -180,9 +183,9 @@ mod tests {
         assert_eq!(wilson(3, 2), Err(RlError::Proportion { successes: 3, trials: 2 }));
     }
 
-    /// At 0.5, 1.5 and 3.6 of the way along.
+    /// At 0.5, 1.5 and 3.6 of the way.
     #[test]
-    fn quantiles_lie_between_neighbours() {
+    fn quantile_interpolates_between_neighbors() {
         assert_eq!(quantile(&[0.0, 1.0, 4.0], 0.25), 0.5);
         assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.75), 3.0);
         assert!((quantile(&[10.0, 20.0, 40.0, 80.0, 160.0], 0.9) - 128.0).abs() < 1e-9);
@@ -190,9 +193,10 @@ mod tests {
         assert_eq!(quantile(&[3.0], 0.5), 3.0);
     }
 
-    /// The generator's first numbers from a seed of 1234567, as published: an index below 2⁶³ is their half.
+    /// The published first numbers of the generator for the seed 1234567. An index below 2⁶³ is half of
+    /// the number.
     #[test]
-    fn indices_come_from_splitmix() {
+    fn split_mix_matches_published_numbers() {
         let mut random = SplitMix(1_234_567);
         let published: [u64; 5] = [
             6_457_827_717_110_365_317,
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn bootstrap_is_deterministic_and_refuses_nothing_to_draw() {
+    fn bootstrap_is_deterministic_and_rejects_empty_input() {
         let pairs: Vec<_> =
             (0..40).map(|i| Paired { cluster: i, before: (i % 3) as f64, after: (i % 5) as f64 }).collect();
         let once = paired_difference(&pairs, 500, 1).unwrap();
@@ -219,9 +223,10 @@ mod tests {
         assert!(matches!(paired_difference(&bad, 10, 1), Err(RlError::Score { index: 0, .. })));
     }
 
-    /// For independent differences the interval must be that of the normal approximation, mean ± 1.96 σ/√n.
+    /// For independent differences, the interval must agree with the normal approximation, mean ± 1.96
+    /// σ/√n.
     #[test]
-    fn bootstrap_agrees_with_the_normal_approximation() {
+    fn bootstrap_agrees_with_normal_approximation() {
         let n = 400;
         let pairs: Vec<_> = (0..n)
             .map(|i| Paired { cluster: i, before: 0.0, after: if i % 4 == 0 { 1.0 } else { 0.0 } })
@@ -234,10 +239,10 @@ mod tests {
         assert!(!got.contains(0.0));
     }
 
-    /// Where nothing varies the interval is Wilson's at 0 or at 1, on both sides of a difference that never
-    /// differs.
+    /// If the observations do not vary, the interval is Wilson's at 0 or at 1, on both sides of a
+    /// constant difference.
     #[test]
-    fn intervals_do_not_collapse() {
+    fn intervals_of_constant_scores_match_wilson() {
         let near = |interval: Interval, low: f64, high: f64| {
             assert!(
                 (interval.low - low).abs() < 1e-12 && (interval.high - high).abs() < 1e-12,
@@ -259,22 +264,22 @@ mod tests {
             let better = paired_difference(&pairs(0.0, 1.0), 200, 1).unwrap();
             near(better, 1.0 - 2.0 * none.high, 1.0);
         }
-        // All at a half: either way.
+        // All scores of one half: the interval extends in both directions.
         let half = wilson(0, 10).unwrap().high / 2.0;
         near(mean_score(&[0.5; 10], 200, 1).unwrap(), 0.5 - half, 0.5 + half);
-        // A little variation is not surer than none.
+        // A little variation does not make the interval smaller than no variation.
         let few = |right: f64| mean_score(&[0.0, 0.0, 0.0, 0.0, right], 2000, 1).unwrap();
         assert!(few(0.125).high > few(0.0).high && few(0.0).high > 0.4, "{:?} {:?}", few(0.125), few(0.0));
-        // Scores of another range are taken as they come.
+        // Scores outside 0..=1 extend the range.
         let outside = mean_score(&[-2.0; 4], 200, 1).unwrap();
         assert!(outside.low == -2.0 && outside.high > -2.0 && outside.high < 1.0, "{outside:?}");
         assert_eq!(mean_score(&[], 10, 1), Err(RlError::NoObservations));
         assert!(matches!(mean_score(&[0.0, f64::NAN], 10, 1), Err(RlError::Score { index: 1, .. })));
     }
 
-    /// Copies of the same observation in one cluster carry no information: the interval must not shrink.
+    /// Copies of an observation in one cluster add no information: the interval must not shrink.
     #[test]
-    fn clusters_are_not_mistaken_for_independent_observations() {
+    fn clustered_copies_do_not_shrink_interval() {
         let copies = |k: u64| -> Vec<Paired> {
             (0..100 * k)
                 .map(|i| Paired { cluster: i / k, before: 0.0, after: ((i / k) % 2) as f64 })
@@ -288,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn wilson_contains_its_estimate(trials in 1u64..500, share in 0.0f64..=1.0) {
+        fn wilson_contains_estimate(trials in 1u64..500, share in 0.0f64..=1.0) {
             let successes = (share * trials as f64) as u64;
             let i = wilson(successes, trials).unwrap();
             prop_assert!(0.0 <= i.low && i.high <= 1.0 && i.contains(i.estimate), "{:?}", i);

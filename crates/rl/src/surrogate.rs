@@ -1,11 +1,11 @@
-//! The formulas of policy losses at one token, in f64: value, derivative with respect to log p, and whether a
-//! bound took the derivative away.
+//! Formulas of policy losses for one token, in f64: value, derivative with respect to log p, and whether
+//! a bound removed the derivative.
 //!
-//! Names: x = log p − log p_old, ρ = exp(x), A the advantage. "sg" (stop gradient) marks a factor that counts
-//! as a constant.
+//! Symbols: x = log p − log p_old, ρ = exp(x), A the advantage. "sg" (stop gradient) marks a factor that
+//! counts as a constant.
 
-/// Log-ratios are clamped to ± this before the exponential, so that a ratio stays finite and one token cannot
-/// drown a batch. Beyond it the exponential is constant and has no gradient.
+/// Bound on the absolute log-ratio in the exponential, so that a ratio stays finite and one token cannot
+/// dominate a batch. Beyond the bound, the exponential is constant and has no gradient.
 pub const LOG_RATIO_BOUND: f64 = 20.0;
 
 /// Value, derivative with respect to log p, and whether a bound removed the derivative.
@@ -19,7 +19,7 @@ pub struct Surrogate {
 }
 
 impl Surrogate {
-    /// Surrogate of a token that is left out.
+    /// Loss of a dropped token: 0, clipped.
     pub const NOTHING: Surrogate = Surrogate { loss: 0.0, slope: 0.0, clipped: true, dual: false };
 
     fn new(loss: f64, slope: f64, clipped: bool) -> Self {
@@ -35,18 +35,19 @@ impl Surrogate {
     }
 }
 
-/// exp(x) with x clamped to ±[`LOG_RATIO_BOUND`], and its derivative, which is 0 where the clamp holds.
+/// Returns exp(x) with x clamped to ±[`LOG_RATIO_BOUND`], and its derivative, which is 0 beyond the
+/// bound.
 pub fn bounded_exp(x: f64) -> (f64, f64) {
     let value = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp();
     (value, if x.abs() > LOG_RATIO_BOUND { 0.0 } else { value })
 }
 
-/// ρ clipped to [1 − `low`, 1 + `high`].
+/// Returns ρ clipped to [1 − `low`, 1 + `high`].
 fn clip(ratio: f64, low: f64, high: f64) -> f64 {
     ratio.max(1.0 - low).min(1.0 + high)
 }
 
-/// ½ max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), with `clip` = (c, V_old).
+/// Computes ½ max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), with `clip` = (c, V_old).
 pub fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surrogate {
     let free = value - returns;
     let bounded = clip.map_or(free, |(clip, old)| value.clamp(old - clip, old + clip) - returns);
@@ -57,16 +58,16 @@ pub fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surroga
     }
 }
 
-/// −A ρ.
+/// Computes −A ρ.
 pub fn importance_sampling(x: f64, advantage: f64) -> Surrogate {
     let (ratio, slope) = bounded_exp(x);
     Surrogate::new(-advantage * ratio, -advantage * slope, x.abs() > LOG_RATIO_BOUND)
 }
 
-/// max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual.
+/// Computes max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual.
 ///
-/// Schulman et al. 2017 (equation 7), with the upper bound apart from the lower (DAPO, Yu et al. 2025) and
-/// the dual clip of Ye et al. 2020 (equation 5).
+/// Schulman et al. 2017 (equation 7), with separate lower and upper bounds (DAPO, Yu et al. 2025) and the
+/// dual clip of Ye et al. 2020 (equation 5).
 pub fn clipped(x: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -> Surrogate {
     let mut surrogate = importance_sampling(x, advantage);
     let bounded = -advantage * clip(bounded_exp(x).0, low, high);
@@ -81,9 +82,10 @@ pub fn clipped(x: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -
     }
 }
 
-/// Where PPO's clip takes the gradient away, some of it is kept: `beyond` (1 − low) A or `beyond` (1 + high)
-/// A (CE-GPPO, Su et al. 2025). `beyond` = (below, above). With `in_value_only` the part kept is a constant
-/// divided by sg(ρ), which has no gradient at all: AgentRL's code.
+/// Computes PPO's clipped loss, with part of the gradient kept where clipping would remove it: `beyond`
+/// (1 − low) A or `beyond` (1 + high) A (CE-GPPO, Su et al. 2025). `beyond` = (below, above). With
+/// `in_value_only`, the kept part is a constant divided by sg(ρ) and has no gradient, as in AgentRL's
+/// code.
 pub fn clipped_keeping(
     x: f64,
     advantage: f64,
@@ -108,25 +110,26 @@ pub fn clipped_keeping(
     if bounded > free.loss { Surrogate::flat(bounded) } else { free }
 }
 
-/// −sg(clip(ρ, 1 − low, 1 + high)) A log p (CISPO, MiniMax 2025): a clipped token keeps a bounded gradient.
+/// Computes −sg(clip(ρ, 1 − low, 1 + high)) A log p (CISPO, MiniMax 2025): a clipped token keeps a
+/// bounded gradient.
 pub fn cispo(logp: f64, x: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
     let ratio = bounded_exp(x).0;
     let weight = clip(ratio, low, high);
     Surrogate::new(-weight * advantage * logp, -weight * advantage, weight != ratio)
 }
 
-/// −sg(ρ) A log p (MINIRL, Zheng et al. 2025).
+/// Computes −sg(ρ) A log p (MINIRL, Zheng et al. 2025).
 pub fn weighted_reinforce(logp: f64, x: f64, advantage: f64) -> Surrogate {
     let ratio = bounded_exp(x).0;
     Surrogate::free(-ratio * advantage * logp, -ratio * advantage)
 }
 
-/// −A log p.
+/// Computes −A log p.
 pub fn reinforce(logp: f64, advantage: f64) -> Surrogate {
     Surrogate::free(-advantage * logp, -advantage)
 }
 
-/// −A (4/τ) σ(τ (ρ − 1)), τ by the sign of A (SAPO, Gao et al. 2025): a clip without a corner.
+/// Computes −A (4/τ) σ(τ (ρ − 1)), with τ by the sign of A (SAPO, Gao et al. 2025): a smooth clip.
 pub fn soft_gate(x: f64, advantage: f64, positive: f64, negative: f64) -> Surrogate {
     let (ratio, slope) = bounded_exp(x);
     let tau = if advantage > 0.0 { positive } else { negative };
@@ -134,14 +137,14 @@ pub fn soft_gate(x: f64, advantage: f64, positive: f64, negative: f64) -> Surrog
     Surrogate::free(-advantage * 4.0 / tau * gate, -advantage * 4.0 * gate * (1.0 - gate) * slope)
 }
 
-/// −(A log p − ½ β x²) (DRO, Richemond et al. 2024, with the log-ratio to the old policy).
+/// Computes −(A log p − ½ β x²) (DRO, Richemond et al. 2024, with the log-ratio to the old policy).
 pub fn direct(logp: f64, x: f64, advantage: f64, beta: f64) -> Surrogate {
     Surrogate::free(-(advantage * logp - 0.5 * beta * x * x), -(advantage - beta * x))
 }
 
-/// −A sg(min(ρ, cap)) log p, unless the token's own probability has left the old one by more than allowed in
-/// the direction of A (DPPO as in verl). `left` is how far, and in which direction: positive where p has
-/// grown.
+/// Computes −A sg(min(ρ, cap)) log p, or no loss if the token's probability has diverged from the old one
+/// by more than `below` or `above` in the direction of A (DPPO, as in verl). `left` is the signed
+/// divergence, positive if p has increased.
 pub fn diverging(
     logp: f64,
     x: f64,
@@ -159,12 +162,14 @@ pub fn diverging(
     Surrogate::free(-advantage * weight * logp, -advantage * weight)
 }
 
-/// How far `logp` has left `old`: in total variation of the event "this token", p − p_old.
+/// Returns the signed divergence of `logp` from `old` as total variation of the event "this token": p −
+/// p_old.
 pub fn total_variation(logp: f64, old: f64) -> f64 {
     logp.exp() - old.exp()
 }
 
-/// How far `logp` has left `old`: KL(p_old ‖ p) of the event "this token", negative where p has fallen.
+/// Returns the signed divergence of `logp` from `old` as KL(p_old ‖ p) of the event "this token",
+/// negative if p has decreased.
 pub fn binary_kl(logp: f64, old: f64) -> f64 {
     let (p, q) = (logp.exp(), old.exp());
     let rest = if q < 1.0 { (1.0 - q) * ((1.0 - q) / (1.0 - p)).ln() } else { 0.0 };
@@ -172,16 +177,16 @@ pub fn binary_kl(logp: f64, old: f64) -> f64 {
     if p > q { divergence } else { -divergence }
 }
 
-/// −A ρ + c |x|: a token that was marked for its covariance (KL-Cov, Cui et al. 2025).
+/// Computes −A ρ + c |x|, the loss of a token marked by its covariance (KL-Cov, Cui et al. 2025).
 pub fn penalised(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
     let free = importance_sampling(x, advantage);
     let sign = if x == 0.0 { 0.0 } else { x.signum() };
     Surrogate { loss: free.loss + coefficient * x.abs(), slope: free.slope + coefficient * sign, ..free }
 }
 
-/// −A r, r a geometric mean of a whole path's clipped ratios, of whose derivatives with respect to log p this
-/// token's is r where its own ratio is not clipped (GMPO, Zhao et al. 2025). Weights must divide by the
-/// path's length.
+/// Computes −A r, with r the geometric mean of a sequence's clipped ratios (GMPO, Zhao et al. 2025). The
+/// derivative of r with respect to this token's log p is r if the token's own ratio is not clipped
+/// (`moves`), otherwise 0. The weights must divide by the length of the sequence.
 pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surrogate {
     let (ratio, slope) = bounded_exp(path_log_ratio);
     if moves {
@@ -191,8 +196,9 @@ pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surro
     }
 }
 
-/// PPO's clip on the ratio of a whole path (GSPO, Zheng et al. 2025): every token carries the path's ratio
-/// and an equal share of its gradient. `path_log_ratio` is the mean over the path's tokens of x, at most 10.
+/// Computes PPO's clipped loss with the ratio of a complete sequence (GSPO, Zheng et al. 2025): every
+/// token has the sequence's ratio and an equal part of its gradient. `path_log_ratio` is the mean of x
+/// over the sequence's tokens, limited to 10.
 pub fn sequence_clipped(path_log_ratio: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
     let bounded = path_log_ratio.min(10.0);
     let mut surrogate = clipped(bounded, advantage, low, high, None);
@@ -210,10 +216,9 @@ mod tests {
         (got.loss, got.slope, got.clipped)
     }
 
-    /// Ratios of 1/2, 1 and 2 against bounds of 0.8 and 1.3, where a half and a quarter of the gradient are
-    /// kept.
+    /// Ratios of 1/2, 1 and 2, with bounds of 0.8 and 1.3. A half and a quarter of the gradient are kept.
     #[test]
-    fn a_part_of_the_gradient_is_kept_beyond_the_bounds() {
+    fn clip_keeps_part_of_gradient_beyond_bounds() {
         let (half, double) = (0.5f64.ln(), 2f64.ln());
         let kept =
             |x, advantage, in_value| of(clipped_keeping(x, advantage, 0.2, 0.3, (0.5, 0.25), in_value));
@@ -223,7 +228,7 @@ mod tests {
         };
         near(kept(half, -2.0, false), 0.8, 0.8, true);
         near(kept(double, 2.0, false), -0.65, -0.65, true);
-        // Where the advantage pulls back, and in between, all is as it is without.
+        // Between the bounds, and if the advantage points back, the loss is the plain clipped one.
         near(kept(half, 2.0, false), -1.0, -1.0, false);
         near(kept(double, -2.0, false), 4.0, 4.0, false);
         near(kept(0.0, -2.0, false), 2.0, 2.0, false);
@@ -231,19 +236,19 @@ mod tests {
         for x in [half, double] {
             near(kept(x, 0.0, false), 0.0, 0.0, false);
         }
-        // Bounds of exactly 1 are not yet crossed by a ratio of 1.
+        // Bounds of exactly 1 are not exceeded by a ratio of 1.
         let tight = |advantage| of(clipped_keeping(0.0, advantage, 0.0, 0.0, (0.5, 0.25), false));
         assert_eq!([tight(-1.0), tight(1.0)], [(1.0, 1.0, false), (-1.0, -1.0, false)]);
-        // A value alone: 2 · 0.4 / 0.5, and −2 · 0.325 / 2.
+        // Value only: 2 · 0.4 / 0.5, and −2 · 0.325 / 2.
         near(kept(half, -2.0, true), 1.6, 0.0, true);
         near(kept(double, 2.0, true), -0.325, 0.0, true);
-        // As large as the free one (0.3125 · 0.8 / 0.5) it changes nothing.
+        // If the kept value equals the free one (0.3125 · 0.8 / 0.5), nothing changes.
         near(of(clipped_keeping(half, -1.0, 0.2, 0.3, (0.3125, 0.0), true)), 0.5, 0.5, false);
     }
 
-    /// A bound that is met and not crossed leaves the gradient alone.
+    /// A bound that is reached but not exceeded does not change the gradient.
     #[test]
-    fn bounds_are_not_active_where_they_are_met() {
+    fn clip_is_inactive_at_exact_bounds() {
         let far = LOG_RATIO_BOUND.exp();
         assert_eq!(bounded_exp(LOG_RATIO_BOUND), (far, far));
         assert_eq!(of(importance_sampling(LOG_RATIO_BOUND, 1.0)), (-far, -far, false));
@@ -254,26 +259,26 @@ mod tests {
         assert_eq!(dual(2.5), (2.5, 0.0, true));
     }
 
-    /// A path's log-ratio of 11 counts as 10, and has no gradient.
+    /// A sequence's log-ratio of 11 counts as 10, and has no gradient.
     #[test]
-    fn paths_far_away_have_no_gradient() {
+    fn sequence_log_ratio_above_10_has_no_gradient() {
         let far = 10f64.exp();
         let at = |path_log_ratio| of(sequence_clipped(path_log_ratio, -1.0, 0.2, 0.3));
         assert_eq!([at(10.0), at(11.0)], [(far, far, false), (far, 0.0, true)]);
     }
 
-    /// A token that was certain leaves nothing but q ln(q / p), and its probability has fallen.
+    /// For an old probability of 1, only q ln(q / p) remains, and the probability has decreased.
     #[test]
-    fn divergence_from_certainty() {
+    fn binary_kl_handles_old_probability_of_1() {
         assert_eq!(binary_kl(-0.5, 0.0), -0.5);
         // 1/2 ln 2 + 1/2 ln (2/3), from 1/2 to 1/4.
         let got = binary_kl(0.25f64.ln(), 0.5f64.ln());
         assert!((got + 0.5 * (4f64 / 3.0).ln()).abs() < 1e-12, "{got}");
     }
 
-    /// Ratios of 1/2, 1 and 2 weigh 0.8, 1 and 1.3.
+    /// Ratios of 1/2, 1 and 2 have weights of 0.8, 1 and 1.3.
     #[test]
-    fn clipped_weights_are_said_to_be() {
+    fn cispo_reports_clipped_weights() {
         for (ratio, weight, is_clipped) in [(0.5f64, 0.8, true), (1.0, 1.0, false), (2.0, 1.3, true)] {
             let got = of(cispo(-3.0, ratio.ln(), 2.0, 0.2, 0.3));
             assert_eq!(got, (weight * 6.0, -weight * 2.0, is_clipped), "{ratio}");

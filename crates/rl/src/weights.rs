@@ -1,9 +1,9 @@
-//! Normalisers as explicit per-token weights, so that a loss is a plain sum whatever the packing.
+//! Normalizers as explicit per-token weights, so that a loss is a plain sum, independent of packing.
 //!
-//! A step's rollouts are described by how many tokens each trains and which group it belongs to; the result
-//! is one weight per rollout, for each of its tokens. Denominators count rollouts, never the fragments
-//! (paths, micro-batches) that a rollout is cut into. Rollouts without trained tokens have no loss and are
-//! not counted.
+//! The input has the number of trained tokens and the group of each rollout of a step. The result is one
+//! weight per rollout, for each of its tokens. Denominators count rollouts, not the parts (sequences,
+//! micro-batches) into which a rollout is split. Rollouts without trained tokens have no loss and do not
+//! count.
 
 use std::collections::BTreeMap;
 
@@ -12,48 +12,50 @@ use serde::{Deserialize, Serialize};
 use crate::RlError;
 use crate::moments::Counting;
 
-/// Size and group of a rollout of a step.
+/// Number of trained tokens and group of a rollout of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RolloutTokens {
-    /// Group, by any number that the rollouts of a group share.
+    /// Number of the group. Rollouts of a group have the same number.
     pub group: u64,
-    /// How many of its tokens are trained, over all of its paths.
+    /// Number of trained tokens, over all sequences of the rollout.
     pub tokens: u64,
 }
 
-/// How the loss of a step is averaged.
+/// Normalizer of a step's loss.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Normaliser {
-    /// Mean over the tokens of the step (DAPO, Yu et al. 2025, equation 8): a long rollout weighs more.
+    /// Mean over the tokens of the step (DAPO, Yu et al. 2025, equation 8): long rollouts have larger
+    /// weights.
     #[default]
     TokenMean,
     /// Sum over the tokens of the step.
     TokenSum,
     /// Mean over rollouts of the sum over their tokens: the unbiased policy gradient of an episode.
     RolloutSum,
-    /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3): every rollout
-    /// weighs the same, so each token of a long one weighs less.
+    /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3): all
+    /// rollouts have equal weights, so each token of a long one has a smaller weight.
     RolloutMean,
-    /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al. 2025): no
-    /// length bias, at the scale of a mean.
+    /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al. 2025):
+    /// no length bias, with the scale of a mean.
     RolloutSumOver {
-        /// The constant, usually the longest reply allowed; more than 0, as must be its reciprocal in single
-        /// precision, the type of a token's weight.
+        /// The constant, usually the maximum completion length in tokens. Greater than 0, and its
+        /// reciprocal must be positive and finite in single precision, the type of a token's weight.
         length: f64,
     },
-    /// Mean over groups of the mean over the tokens of the group: every task weighs the same, whatever the
-    /// number and the length of its rollouts.
+    /// Mean over groups of the mean over the tokens of the group: all tasks have equal weights,
+    /// independent of the number and length of their rollouts.
     GroupTokenMean,
     /// Mean over groups of the mean over rollouts of the mean over tokens.
     GroupRolloutMean,
 }
 
 impl Normaliser {
-    /// Checks what is given with it.
+    /// Checks the parameters of the normalizer.
     ///
     /// # Errors
-    /// When the length is not more than 0, or so small or so large that weights are infinite or 0.
+    /// Returns an error if the length is not greater than 0, or if it is so small or large that weights
+    /// are infinite or 0.
     pub fn check(&self) -> Result<(), RlError> {
         let Normaliser::RolloutSumOver { length } = *self else { return Ok(()) };
         let name = "length of the normaliser";
@@ -63,17 +65,18 @@ impl Normaliser {
         RlError::range(weight > 0.0 && weight.is_finite(), name, length, range)
     }
 
-    /// The weight of each trained token of each rollout, in the order of the input; 0 for a rollout without
-    /// tokens.
+    /// Returns the weight of each trained token of each rollout, in the order of the input. 0 for a
+    /// rollout without trained tokens.
     pub fn weights(&self, rollouts: &[RolloutTokens]) -> Vec<f64> {
         self.weights_counted(rollouts, Counting::Exact)
     }
 
-    /// Weights as of [`Normaliser::weights`], with a choice of what means over a rollout's tokens divide by.
+    /// Returns the weights of [`Normaliser::weights`], with a choice of the denominator of means over a
+    /// rollout's tokens.
     pub fn weights_counted(&self, rollouts: &[RolloutTokens], counting: Counting) -> Vec<f64> {
         let mut total = 0u64;
         let mut counted = 0u64;
-        // Tokens and rollouts of each group.
+        // Number of tokens and rollouts of each group.
         let mut groups: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         for rollout in rollouts.iter().filter(|r| r.tokens > 0) {
             total += rollout.tokens;
@@ -119,7 +122,7 @@ mod tests {
     ];
 
     #[test]
-    fn groups_weigh_the_same() {
+    fn group_normalizers_weight_groups_equally() {
         let rollout = |group, tokens| RolloutTokens { group, tokens };
         let rollouts = [rollout(5, 2), rollout(9, 4), rollout(9, 0), rollout(9, 12)];
         let weights = Normaliser::GroupTokenMean.weights(&rollouts);
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_length_is_more_than_0() {
+    fn check_rejects_nonpositive_length() {
         for normaliser in ALL {
             assert_eq!(normaliser.check(), Ok(()));
         }
@@ -144,9 +147,9 @@ mod tests {
     }
 
     proptest! {
-        /// Means are means: the weights of all tokens sum to 1.
+        /// The weights of all tokens of a mean sum to 1.
         #[test]
-        fn means_sum_to_one(counts in prop::collection::vec((0u64..4, 0u64..50), 1..20)) {
+        fn mean_weights_sum_to_one(counts in prop::collection::vec((0u64..4, 0u64..50), 1..20)) {
             let rollouts: Vec<_> =
                 counts.iter().map(|&(group, tokens)| RolloutTokens { group, tokens }).collect();
             prop_assume!(rollouts.iter().any(|r| r.tokens > 0));

@@ -1,11 +1,11 @@
-//! Intervals of differences over clusters of unequal size.
+//! Confidence intervals of differences over clusters of unequal sizes.
 
 use levade_rl::{Paired, paired_difference};
 
-/// Every other cluster has nine pairs that differ by 1, the others have one pair that does not differ. The
-/// mean over pairs is 0.9, the mean over the means of clusters would be 0.5.
+/// Half of the clusters have nine pairs with a difference of 1, the other half one pair with a difference
+/// of 0. The mean over pairs is 0.9; the mean over the means of clusters would be 0.5.
 #[test]
-fn resampled_clusters_count_by_their_pairs() {
+fn bootstrap_weights_clusters_by_pairs() {
     let pairs: Vec<Paired> = (0..400u64)
         .flat_map(|cluster| {
             let (count, after) = if cluster % 2 == 0 { (9, 1.0) } else { (1, 0.0) };

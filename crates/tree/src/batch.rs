@@ -1,127 +1,131 @@
-//! The batch a learner eats: paths merged into a forest on token ids alone.
+//! The batch that a learner trains on: sequences merged into a forest by their token ids.
 
 use serde::{Deserialize, Serialize};
 
 use crate::tokens::Rest;
 use crate::{Tokens, TreeError};
 
-/// One path's reason to train one token. All normalisers (per token, per sequence, per group) are already
-/// folded into `weight`, so the loss of a batch is the plain sum of weight × loss over its terms.
+/// The contribution of one sequence to the loss of one token. All normalizers (per token, per sequence,
+/// per group) are folded into `weight`, so the loss of a batch is the sum of weight × loss over its
+/// terms.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Term {
-    /// The path that trains the token, by its place in the input of [`TreeBatch::merge`].
+    /// Index of the sequence that trains the token, in the input of [`TreeBatch::merge`].
     pub path: u32,
-    /// Explicit weight of this term in the sum.
+    /// Weight of this term in the sum.
     pub weight: f32,
-    /// Advantage of the token; unused by cross-entropy.
+    /// Advantage of the token. Cross-entropy does not use it.
     pub advantage: f32,
-    /// Value that a critic should give the state before the token.
+    /// Target of a critic's value of the state before the token.
     #[serde(default)]
     pub returns: f32,
-    /// Value that it gave when the batch was made, where a loss bounds its change.
+    /// Critic's value when the batch was built. `None` unless a loss bounds the change of the value.
     #[serde(default)]
     pub value: Option<f32>,
-    /// Log-probability under the policy that sampled the token; `None` for demonstrations.
+    /// Log-probability under the policy that sampled the token. `None` for demonstrations.
     pub behaviour: Option<f32>,
-    /// Log-probability under the proximal policy, where a loss distinguishes it from the behaviour policy.
+    /// Log-probability under the proximal policy. `None` unless a loss distinguishes it from the behavior
+    /// policy.
     pub proximal: Option<f32>,
-    /// Log-probability under the frozen reference, where a loss has a KL term.
+    /// Log-probability under the frozen reference. `None` unless a loss has a KL term.
     pub reference: Option<f32>,
-    /// Log-ratio of the whole path between the policy being trained and the old one, where a loss works with
-    /// that.
+    /// Log-ratio of the complete sequence between the policy being trained and the old one. `None` unless
+    /// a loss uses it.
     #[serde(default)]
     pub path_log_ratio: Option<f32>,
-    /// Whether the token was singled out among those of its update, where a loss treats some in another way.
+    /// Whether the token was selected among those of its update, for losses that treat some tokens
+    /// differently.
     #[serde(default)]
     pub marked: bool,
-    /// Importance weight of the policy's part of the loss, where a correction gives one: a constant that
-    /// penalties and bonuses are not multiplied by.
+    /// Importance weight of the policy part of the loss: a constant that does not multiply penalties and
+    /// bonuses. `None` without a correction.
     #[serde(default)]
     pub correction: Option<f32>,
-    /// Versions between the weights that sampled the token and those being trained.
+    /// Number of versions between the weights that sampled the token and those being trained.
     #[serde(default)]
     pub age: u32,
-    /// The version of the weights that sampled the token.
+    /// Version of the weights that sampled the token.
     pub version: u64,
 }
 
-/// A token of a path that is to be trained.
+/// A token of a sequence to train on.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PathTarget {
-    /// Index of the target token on its path, at least 1.
+    /// Index of the token in its sequence, at least 1.
     pub index: u32,
-    /// Temperature that divides the logits before the softmax, more than 0.
+    /// Temperature that divides the logits before the softmax, greater than 0.
     pub temperature: f32,
-    /// Why and how strongly.
+    /// Weight, advantage and log-probabilities of the token.
     pub term: Term,
 }
 
-/// A path as it enters a batch.
+/// A sequence as input of a batch.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PathInput {
     /// All tokens from the root to the leaf.
     pub tokens: Tokens,
-    /// The tokens to train, by rising index.
+    /// Tokens to train on, by ascending index.
     pub targets: Vec<PathTarget>,
 }
 
-/// A run of tokens that the same paths share: `tokens[start .. start + len]` of the batch.
+/// A run of tokens that belong to the same sequences: `tokens[start .. start + len]` of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// The node this one continues, always earlier in the list; `None` at a root.
+    /// Index of the node that this one continues, always smaller than the node's own. `None` for a root.
     pub parent: Option<u32>,
-    /// First token in the packed batch.
+    /// Index of the first token in the packed batch.
     pub start: u32,
     /// Number of tokens, at least 1.
     pub len: u32,
-    /// Position of the first token on its path: the number of tokens in all ancestors.
+    /// Position of the first token in its sequences: the number of tokens in all ancestors.
     pub depth: u32,
 }
 
-/// A packed token that is trained, with the range of its terms.
+/// A packed token to train on, with the range of its terms.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// Packed index of the target token itself.
+    /// Packed index of the target token.
     pub token: u32,
-    /// Packed index of the token before it on the path, whose hidden state predicts it.
+    /// Packed index of the preceding token in the sequence, whose hidden state predicts the target.
     pub predictor: u32,
     /// Temperature that divides the logits.
     pub temperature: f32,
-    /// First of its terms.
+    /// Index of the first of its terms.
     pub first_term: u32,
     /// Number of its terms, at least 1.
     pub terms: u32,
 }
 
-/// Merged paths: packed tokens, the forest over them, and what to train.
+/// Merged sequences: packed tokens, the forest over them, and the targets.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct TreeBatch {
     /// Token ids of all nodes, in depth-first order.
     pub tokens: Vec<u32>,
-    /// The nodes, parents before children, in depth-first order.
+    /// Nodes in depth-first order, parents before children.
     pub nodes: Vec<Node>,
-    /// The trained tokens, by rising (token, temperature).
+    /// Targets, by ascending token and temperature.
     pub targets: Vec<Target>,
-    /// The terms of all targets, those of one target together and in path order.
+    /// Terms of all targets, contiguous for each target and in the order of the sequences.
     pub terms: Vec<Term>,
-    /// How many paths were merged.
+    /// Number of merged sequences.
     pub paths: u32,
-    /// How many tokens the paths had before merging.
+    /// Number of tokens of all sequences before merging.
     pub path_tokens: u64,
 }
 
-/// A node while the trie is being built.
+/// A node during the construction of the trie.
 struct Building {
     tokens: Vec<u32>,
     children: Vec<usize>,
 }
 
 impl TreeBatch {
-    /// Merges paths wherever their token ids agree from the root on. Roots and children keep the order in
-    /// which the paths first need them, so the result depends on nothing but the input.
+    /// Merges the common prefixes of sequences, by token ids. Roots and children are in the order in
+    /// which the sequences first reach them, so the result depends only on the input.
     ///
     /// # Errors
-    /// When a path is empty or a target lies outside `1..len` of its path.
+    /// Returns an error if a sequence is empty, or if a target's index is not in `1..len` of its
+    /// sequence.
     pub fn merge(paths: &[PathInput]) -> Result<Self, TreeError> {
         let mut arena: Vec<Building> = Vec::new();
         let mut roots: Vec<usize> = Vec::new();
@@ -142,7 +146,7 @@ impl TreeBatch {
             path_tokens: paths.iter().map(|p| p.tokens.len() as u64).sum(),
             ..TreeBatch::default()
         };
-        // Depth-first, so that a node's ancestors are the ones still on the stack.
+        // Depth-first order: the node's ancestors are still on the stack.
         let mut place = vec![0u32; arena.len()];
         let mut stack: Vec<(usize, Option<u32>, u32)> = roots.iter().rev().map(|&r| (r, None, 0)).collect();
         while let Some((at, parent, depth)) = stack.pop() {
@@ -154,7 +158,8 @@ impl TreeBatch {
             stack.extend(arena[at].children.iter().rev().map(|&child| (child, Some(node), depth + len)));
         }
 
-        // (target token, temperature bits, path order): equal keys become one target with several terms.
+        // Sorted by target token, temperature bits and sequence: equal tokens and temperatures become one
+        // target with several terms.
         let mut wanted: Vec<(u32, u32, u32, PathTarget)> = Vec::new();
         for (path, input) in paths.iter().enumerate() {
             let packed = batch.packed_path(&arena, &roots, &place, &input.tokens);
@@ -184,15 +189,15 @@ impl TreeBatch {
         Ok(batch)
     }
 
-    /// Checks that nodes, targets and terms fit together as [`TreeBatch::merge`] makes them: for batches that
-    /// come from elsewhere.
+    /// Checks that nodes, targets and terms are consistent, as [`TreeBatch::merge`] builds them. For
+    /// batches from other sources.
     ///
     /// # Errors
-    /// When they do not, with the first that does not.
+    /// Returns [`TreeError::Malformed`] with the first inconsistency, if there is one.
     pub fn check(&self) -> Result<(), TreeError> {
         let malformed = |what: String| Err(TreeError::Malformed(what));
         let end_of = |node: &Node| u64::from(node.start) + u64::from(node.len);
-        // The nodes on the way down to the one at hand.
+        // Nodes from the root to the current node.
         let mut above: Vec<u32> = Vec::new();
         let mut end = 0;
         for (index, node) in self.nodes.iter().enumerate() {
@@ -241,13 +246,13 @@ impl TreeBatch {
         Ok(())
     }
 
-    /// The terms of a target.
+    /// Returns the terms of a target.
     pub fn terms_of(&self, target: &Target) -> &[Term] {
         let first = target.first_term as usize;
         &self.terms[first..first + target.terms as usize]
     }
 
-    /// The nodes from a root down to `node`, in that order.
+    /// Returns the nodes from a root to `node`, in that order.
     pub fn ancestry(&self, node: u32) -> Vec<u32> {
         let mut path = vec![node];
         while let Some(parent) = self.nodes[path[path.len() - 1] as usize].parent {
@@ -257,7 +262,7 @@ impl TreeBatch {
         path
     }
 
-    /// Packed indices of a path's tokens: its way down the trie, which has a node end wherever a path ends.
+    /// Returns the packed indices of a sequence's tokens. Every sequence ends at the end of a trie node.
     fn packed_path(&self, arena: &[Building], roots: &[usize], place: &[u32], tokens: &Tokens) -> Vec<u32> {
         let mut packed = Vec::with_capacity(tokens.len());
         let mut candidates = roots;
@@ -272,7 +277,7 @@ impl TreeBatch {
     }
 }
 
-/// Walks `tokens` down the trie, splitting the node where they part from it.
+/// Inserts the remaining tokens into the trie, splitting a node at the first different token.
 fn insert(arena: &mut Vec<Building>, roots: &mut Vec<usize>, mut rest: Rest<'_>) {
     let mut parent: Option<usize> = None;
     while let Some(next) = rest.first() {
@@ -314,9 +319,9 @@ mod tests {
         }
     }
 
-    /// Merged batches are sound; with anything in one moved it is not, and no check of it panics.
+    /// Merged batches pass the check. If one of their parts is changed, the check fails, without a panic.
     #[test]
-    fn what_does_not_fit_together_is_found() {
+    fn check_rejects_inconsistent_batches() {
         type Change = Box<dyn Fn(&mut TreeBatch)>;
         let paths = [path(&[1, 2, 3, 4, 5], &[2, 4]), path(&[1, 2, 6], &[2]), path(&[7, 8], &[1])];
         let batch = TreeBatch::merge(&paths).unwrap();
@@ -349,9 +354,9 @@ mod tests {
         }
     }
 
-    /// The golden tree of the reference: three sequences, ten merged tokens.
+    /// The tree of the golden reference: three sequences, ten merged tokens.
     #[test]
-    fn merges_the_golden_tree() {
+    fn merge_matches_golden_tree() {
         let batch = TreeBatch::merge(&[
             path(&[1, 2, 3, 4, 5], &[2, 3, 4]),
             path(&[1, 2, 3, 6, 7, 8], &[2, 3, 4, 5]),
@@ -372,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_cannot_be_predicted() {
+    fn merge_rejects_unpredictable_targets() {
         assert_eq!(
             TreeBatch::merge(&[path(&[1, 2], &[0])]),
             Err(TreeError::Target { path: 0, index: 0, len: 2 })
@@ -382,10 +387,10 @@ mod tests {
         assert_eq!(TreeBatch::merge(&beyond), Err(TreeError::Target { path: 1, index: 2, len: 2 }));
     }
 
-    /// A token that paths share is one target for each temperature, with the terms of its paths in their
-    /// order, as they came.
+    /// A token that sequences share is one target for each temperature, with the terms of its sequences
+    /// unchanged and in their order.
     #[test]
-    fn terms_stay_with_their_path_and_temperature() {
+    fn terms_keep_sequence_and_temperature() {
         let trained = |temperature, weight| {
             let mut path = path(&[1, 2, 3], &[2]);
             path.targets[0].temperature = temperature;
@@ -405,9 +410,9 @@ mod tests {
         assert_eq!(of(warm), [(0, 0.5, -0.5, 4), (2, 0.125, -0.125, 4)]);
     }
 
-    /// A path that ends within another, and one that goes on where another ended.
+    /// A sequence that ends within another one, and a sequence that continues at the end of another one.
     #[test]
-    fn paths_end_within_each_other() {
+    fn sequences_can_end_within_others() {
         let batch = TreeBatch::merge(&[path(&[1, 2], &[1]), path(&[1, 2, 3, 4], &[1, 3]), path(&[1], &[])]);
         let batch = batch.unwrap();
         let shape: Vec<_> = batch.nodes.iter().map(|n| (n.parent, n.start, n.len, n.depth)).collect();
@@ -418,9 +423,9 @@ mod tests {
     }
 
     proptest! {
-        /// Every path can be read back off the tree, with its targets where they were.
+        /// Every sequence can be restored from the tree, with its targets at their positions.
         #[test]
-        fn every_path_is_in_the_tree(
+        fn tree_contains_every_sequence(
             inputs in prop::collection::vec(prop::collection::vec(0u32..3, 1..12), 1..10),
         ) {
             let paths: Vec<_> = inputs
@@ -430,7 +435,7 @@ mod tests {
             let batch = TreeBatch::merge(&paths).unwrap();
             let total: usize = batch.targets.iter().map(|t| t.terms as usize).sum();
             prop_assert_eq!(total, batch.terms.len());
-            // Siblings start with different tokens: nothing that could be merged was left apart.
+            // Siblings start with different tokens: everything that could be merged is merged.
             for (i, a) in batch.nodes.iter().enumerate() {
                 for b in &batch.nodes[i + 1..] {
                     let first = |n: &Node| batch.tokens[n.start as usize];

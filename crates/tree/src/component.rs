@@ -1,58 +1,59 @@
-//! Parts of what an attempt is worth, and whom or what each is about.
+//! Components of an attempt's reward, and the part of the attempt that each is credited to.
 
 use serde::{Deserialize, Serialize};
 
 use crate::SegmentId;
 
-/// The earner of a part of a reward. Whatever it is, the part reaches the sampled token that was the last
-/// before it was earned.
+/// The part of an attempt that a reward is credited to. The reward reaches the last sampled token of this
+/// part, or the last one before it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Earner {
-    /// A segment: an action itself, or what was observed after one.
+    /// A segment: an action, or an observation after one.
     Segment(SegmentId),
-    /// A model call.
+    /// A model call, by its turn.
     Turn(u32),
-    /// An agent, at the end of its part of every path.
+    /// An agent, at the end of its part of every sequence.
     Agent(String),
 }
 
-/// A part of what an attempt is worth, as a scorer gives it and as it is recorded.
+/// A component of an attempt's reward, as scorers return it and as it is recorded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Component {
-    /// Name. A scorer calls its own score [`Component::SCORE`], and what it tells besides as it likes;
-    /// recorded are the name of the scorer and, after a dot, that of anything but its own score.
+    /// Name. Scorers name their own score [`Component::SCORE`], and choose the names of their other
+    /// components. Recorded is the name of the scorer, for other components followed by a dot and their
+    /// name.
     pub name: String,
-    /// Value, finite.
+    /// Value; must be finite.
     pub value: f64,
-    /// Weight in the score of the attempt, which the recipe says and no scorer; `None` where it does not
-    /// count.
+    /// Weight in the attempt's score, set by the recipe, never by the scorer. `None` if the component
+    /// does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
-    /// The part of the attempt that it is about; `None` for all of it.
+    /// The part of the attempt that the component is about. `None` for the complete attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<Earner>,
-    /// The part of the final text that was taken for the answer, where the scorer says so.
+    /// The part of the final text that was parsed as the answer, if the scorer reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extracted: Option<String>,
 }
 
 impl Component {
-    /// The name by which a scorer calls its own score.
+    /// Name that scorers use for their own score.
     pub const SCORE: &str = "score";
 
-    /// Something that a scorer says of an attempt as a whole.
+    /// Creates a component of the complete attempt, without weight.
     pub fn new(name: impl Into<String>, value: f64) -> Self {
         Component { name: name.into(), value, weight: None, on: None, extracted: None }
     }
 
-    /// The score that a scorer gives an attempt as a whole.
+    /// Creates a scorer's score of the complete attempt.
     pub fn score(value: f64) -> Self {
         Component::new(Component::SCORE, value)
     }
 
-    /// Share in the score of the attempt.
+    /// Returns the contribution to the attempt's score, weight × value. 0 without a weight.
     pub fn share(&self) -> f64 {
         self.weight.map_or(0.0, |weight| weight * self.value)
     }

@@ -1,4 +1,4 @@
-//! Names attempts: by their run, their slot in the run and the number of the try.
+//! Names of attempts, derived from their run, their slot in the run and the number of the try.
 //!
 //! An attempt slot ([`Placement`]) is a position in a run: purpose, phase, step, group and sample. A slot can
 //! have several tries, each of which is an attempt with its own [`AttemptId`]. A try that failed stays in the
@@ -16,22 +16,22 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The purpose of an attempt.
+/// Purpose of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
-    /// Written by somebody else, to be imitated.
+    /// Written by another author, to be imitated.
     Demonstration,
-    /// Sampled, to be trained on.
+    /// Sampled, to train on.
     Train,
-    /// Sampled greedily, for the attempts at the same task to be compared with; never trained on.
+    /// Sampled greedily, as a baseline for other attempts at the same task; never trained on.
     Baseline,
-    /// Sampled, to be counted.
+    /// Sampled for an evaluation.
     Eval,
 }
 
 impl Purpose {
-    /// The name it is stored under.
+    /// Returns the name under which the purpose is stored.
     pub fn name(self) -> &'static str {
         match self {
             Purpose::Demonstration => "demonstration",
@@ -41,38 +41,38 @@ impl Purpose {
         }
     }
 
-    /// The purpose stored under `name`.
+    /// Returns the purpose with this stored name, or `None` if there is none.
     pub fn parse(name: &str) -> Option<Self> {
         let all = [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval];
         all.into_iter().find(|p| p.name() == name)
     }
 }
 
-/// A place for attempts in a run: what for, when, at which task of the step, which sample. Several tries may
-/// have been made at one place, of which the last counts.
+/// An attempt slot: the position of an attempt in a run, by purpose, phase, step, task and sample. A slot
+/// can have several tries, of which the last counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
-    /// The purpose.
+    /// Purpose of the attempt.
     pub purpose: Purpose,
-    /// The phase of the recipe, from 0.
+    /// Index of the phase in the recipe, from 0.
     pub phase: u32,
-    /// The step within the phase, from 0; for evaluations the number of steps done before.
+    /// Index of the step within the phase, from 0. For evaluations, the number of steps completed before.
     pub step: u32,
-    /// The task within the step, from 0.
+    /// Index of the task within the step, from 0.
     pub group: u32,
-    /// The sample of this task, from 0.
+    /// Index of the sample of this task, from 0.
     pub sample: u32,
 }
 
 impl Placement {
-    /// Short name, as in `train/1/3/0/2`.
+    /// Returns the short name, such as `train/1/3/0/2`.
     pub fn name(&self) -> String {
         let Placement { purpose, phase, step, group, sample } = self;
         format!("{}/{phase}/{step}/{group}/{sample}", purpose.name())
     }
 
-    /// The place of this short name; `None` where it is none.
+    /// Parses a short name. Returns `None` if `name` is not one.
     pub fn parse(name: &str) -> Option<Self> {
         let parts: Vec<&str> = name.split('/').collect();
         let [purpose, phase, step, group, sample] = parts[..] else { return None };
@@ -95,10 +95,10 @@ impl fmt::Display for Placement {
     }
 }
 
-/// The name of the agent, and of the policy, where a recipe names none.
+/// Name of the agent, and of the policy, if a recipe does not name them.
 pub const DEFAULT: &str = "default";
 
-/// The name of a run among all that share a record.
+/// Name of a run, unique among the runs in a store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub String);
@@ -109,17 +109,18 @@ impl fmt::Display for RunId {
     }
 }
 
-/// The name of an attempt: 128 bits, written as 32 hexadecimal digits.
+/// Name of an attempt: 128 bits, written as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AttemptId([u8; 16]);
 
 impl AttemptId {
-    /// The `number`-th try, from 0, at a place in a run: the first 16 bytes of the SHA-256 of the three.
+    /// Returns the name of try `number`, from 0, of a slot in a run: the first 16 bytes of a SHA-256 hash
+    /// of all three.
     pub fn new(run: &RunId, placement: &Placement, number: u32) -> Self {
         let Placement { purpose, phase, step, group, sample } = *placement;
         let mut hash = Sha256::new();
-        // Each text ends with a byte that it cannot hold, so that no two lists of parts run together.
+        // 0xFF cannot occur in UTF-8 text. As a terminator, it keeps different lists of parts distinct.
         for text in [run.0.as_str(), purpose.name()] {
             hash.update(text.as_bytes());
             hash.update([0xFF]);
@@ -132,12 +133,12 @@ impl AttemptId {
         AttemptId(id)
     }
 
-    /// Bytes of the id.
+    /// Returns the bytes of the id.
     pub fn bytes(&self) -> &[u8; 16] {
         &self.0
     }
 
-    /// The attempt with these bytes.
+    /// Creates an id from its bytes.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         AttemptId(bytes)
     }
@@ -155,7 +156,7 @@ impl fmt::Debug for AttemptId {
     }
 }
 
-/// A text that names no attempt.
+/// A text that is not an attempt id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not the name of an attempt, which has 32 hexadecimal digits")]
 pub struct NotAnAttempt(String);
@@ -193,7 +194,7 @@ mod tests {
     const PLACE: Placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
 
     #[test]
-    fn every_part_of_where_it_stands_makes_another_name() {
+    fn attempt_id_depends_on_every_part() {
         let run = RunId("a".into());
         let mut names = BTreeSet::from([AttemptId::new(&run, &PLACE, 0)]);
         let others = [
@@ -206,7 +207,7 @@ mod tests {
         names.extend(others.iter().map(|place| AttemptId::new(&run, place, 0)));
         names.insert(AttemptId::new(&run, &PLACE, 1));
         names.insert(AttemptId::new(&RunId("b".into()), &PLACE, 0));
-        // The end of one part is not the beginning of the next.
+        // A part does not run into the next one.
         names.insert(AttemptId::new(&RunId("atrain".into()), &PLACE, 0));
         assert_eq!(names.len(), 9);
         assert_eq!(AttemptId::new(&run, &PLACE, 0), AttemptId::new(&run.clone(), &PLACE, 0));
@@ -214,13 +215,13 @@ mod tests {
 
     /// Recorded runs depend on these bits.
     #[test]
-    fn names_are_for_ever() {
+    fn attempt_id_matches_recorded_runs() {
         let id = AttemptId::new(&RunId("calculator".into()), &PLACE, 0);
         assert_eq!(id.to_string(), "7b131eedbe37650c46fd984ae93101f7");
     }
 
     #[test]
-    fn places_have_short_names() {
+    fn placement_name_round_trips() {
         assert_eq!(PLACE.name(), "train/1/2/3/4");
         assert_eq!(Placement::parse("train/1/2/3/4"), Some(PLACE));
         for text in ["", "train/1/2/3", "tran/1/2/3/4", "train/1/2/3/-4", "train/1/2/3/4/5"] {
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_reads_back() {
+    fn attempt_id_round_trips_through_text() {
         let id = AttemptId::from_bytes(*b"\x00\x01\xfe\xffabcdefghijkl");
         assert_eq!(id.to_string(), "0001feff6162636465666768696a6b6c");
         assert_eq!(id.to_string().parse(), Ok(id));
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn purposes_have_names_of_their_own() {
+    fn purpose_names_are_unique() {
         for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval] {
             assert_eq!(Purpose::parse(purpose.name()), Some(purpose));
         }

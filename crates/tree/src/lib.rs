@@ -1,11 +1,11 @@
 //! Segments of tokens, the trajectories that they form, and the batches that a learner trains on.
 //!
-//! The unit of record is a [`Segment`]: a run of token ids that were *given* to the model (a prompt, a tool
-//! result, a template boundary), *sampled* by it (with the behavior log-probability and the weight version of
-//! every token) or *demonstrated* to it (an assistant turn by another author). Segments form a
-//! [`Trajectory`]: a chat turn appends, an edited history forks. A *sequence* (`path` in names) runs from a
-//! root to one segment: it is what the model saw in one call. Attempts have names ([`AttemptId`]) that are
-//! derived from their slot in a run ([`Placement`]).
+//! The unit of record is a [`Segment`]: a run of token ids that were context for the model (a prompt, a
+//! tool result, a template boundary; *given* in names), *sampled* by it (with the behavior
+//! log-probability and the weight version of every token) or *demonstrated* to it (an assistant turn by
+//! another author). Segments form a [`Trajectory`]: a chat turn appends, an edited history forks. A
+//! *sequence* (`path` in names) runs from a root to one segment: it contains the tokens of one model
+//! call. Attempts have names ([`AttemptId`]) that are derived from their slot in a run ([`Placement`]).
 //!
 //! A [`TreeBatch`] is the input of a learner. Sequences are merged **on token ids only**, so every shared
 //! token goes through the model once. A trained token has one [`Term`] for each sequence that trains it.
@@ -14,7 +14,7 @@
 //! ```
 //! use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 //!
-//! // Two paths share the tokens 1 2 3; each trains its own last token.
+//! // Two sequences share the tokens 1 2 3; each trains its own last token.
 //! let term = |path| Term { path, weight: 1.0, ..Term::default() };
 //! let path = |path, tokens: &[u32]| PathInput {
 //!     tokens: tokens.to_vec().into(),
@@ -27,8 +27,8 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Plain data**, no I/O. A batch that is built twice from the same sequences is the same batch.
-//! - **Given tokens are never targets.**
+//! - **Plain data**, no I/O. Merging the same sequences twice yields equal batches.
+//! - **Context tokens are never targets.**
 //!
 //! Out of scope: rewards and advantages (`levade-rl`), and text.
 
@@ -49,57 +49,57 @@ pub use tokens::Tokens;
 /// Errors in a trajectory or a batch.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TreeError {
-    /// A segment names a parent that is not in the trajectory yet.
+    /// A segment names a parent that is not in the trajectory.
     #[error("segment {segment} names parent {parent}, but the trajectory has only {len} segments")]
     NoParent {
         /// The segment being added.
         segment: u32,
-        /// The parent it names.
+        /// The parent that the segment names.
         parent: u32,
-        /// How many segments there are.
+        /// Number of segments in the trajectory.
         len: usize,
     },
-    /// A segment continues its parent where that has no token.
+    /// A segment continues its parent at a position that the parent does not have.
     #[error(
         "segment {segment} continues its parent after {after} tokens, but must do so after one of 1 to {len}"
     )]
     Fork {
         /// The segment being added.
         segment: u32,
-        /// The place it names.
+        /// Number of parent tokens before the fork.
         after: usize,
-        /// How many tokens the parent has.
+        /// Number of tokens of the parent.
         len: usize,
     },
-    /// Per-token records of a segment do not match its tokens.
+    /// The per-token data of a segment does not match its tokens.
     #[error("segment {segment} has {tokens} tokens but {found} {what}")]
     Length {
         /// The segment being added.
         segment: u32,
-        /// Number of its tokens.
+        /// Number of tokens of the segment.
         tokens: usize,
-        /// The number of records.
+        /// Number of values.
         found: usize,
-        /// Things that were counted.
+        /// Kind of the values, such as "log-probabilities".
         what: &'static str,
     },
-    /// A target that no token precedes, or that lies past the end of its path.
+    /// A target has no preceding token, or an index beyond the end of its sequence.
     #[error("path {path} has a target at token {index}, but targets must lie in 1..{len}")]
     Target {
-        /// The path, by its place in the input.
+        /// Index of the sequence in the input.
         path: usize,
-        /// The index of the target token on the path.
+        /// Index of the target token in the sequence.
         index: u32,
-        /// The length of the path in tokens.
+        /// Number of tokens of the sequence.
         len: usize,
     },
-    /// A batch that [`TreeBatch::merge`] cannot have made.
+    /// The batch is not one that [`TreeBatch::merge`] returns.
     #[error("the batch is malformed: {0}; make it with TreeBatch::merge, and send it whole")]
     Malformed(String),
-    /// A path without tokens.
+    /// A sequence has no tokens.
     #[error("path {path} is empty")]
     EmptyPath {
-        /// The path, by its place in the input.
+        /// Index of the sequence in the input.
         path: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! How an attempt ended, as its agent tells it and as scoring and training read it.
+//! Outcome of an attempt: reported by its agent, used by scoring and training.
 
 use std::collections::BTreeMap;
 
@@ -7,28 +7,28 @@ use serde_json::{Map, Value};
 
 use crate::Component;
 
-/// The reason for which an attempt ended.
+/// Reason why an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
     /// The model ended its turn without calling a tool.
     Answered,
-    /// A tool ended it: a game that is over, an answer that was handed in.
+    /// A tool ended the attempt: a game is over, or an answer was submitted.
     Ended,
-    /// Called a tool in the last reply it had.
+    /// The last allowed completion called a tool.
     MaxTurns,
-    /// Was cut at the limit of sampled tokens.
+    /// The attempt was truncated at the limit of sampled tokens.
     MaxTokens,
-    /// The context was full.
+    /// The model's context is full.
     Context,
-    /// Took too long.
+    /// The attempt exceeded its time limit.
     Deadline,
-    /// Something outside the model broke; see [`Outcome::error`].
+    /// Something other than the model failed; see [`Outcome::error`].
     Failed,
 }
 
 impl Finish {
-    /// Whether it came to its own end: neither cut by a limit nor broken.
+    /// Returns whether the attempt ended by itself, not by a limit or a failure.
     pub fn is_whole(self) -> bool {
         matches!(self, Finish::Answered | Finish::Ended)
     }
@@ -37,62 +37,63 @@ impl Finish {
 /// The end of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The text of the final answer, or what the tool that ended the attempt took for it. Empty unless the
-    /// attempt ended with one: text that was cut, or that came with a call, is not an answer.
+    /// Text of the final answer, or of the answer that the tool that ended the attempt accepted. Empty if
+    /// the attempt did not end with an answer: truncated text, or text next to a tool call, is not an
+    /// answer.
     pub final_text: String,
-    /// The thoughts of the final reply, which are no part of that text.
+    /// Reasoning of the final completion, which is not part of `final_text`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub thought: String,
-    /// Components that scorers gave, in their order; those with a weight add up to the score.
+    /// Components from the scorers, in the scorers' order. Those with a weight add up to the score.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
-    /// The part of the final text that the first scorer that says so took for the answer.
+    /// The part of the final text that was parsed as the answer, from the first scorer that reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extracted: Option<String>,
     /// Why it ended.
     pub finish: Finish,
-    /// How many replies were sampled.
+    /// Number of sampled completions.
     pub turns: u32,
-    /// How many tokens were sampled.
+    /// Number of sampled tokens.
     pub sampled_tokens: usize,
-    /// How the tool calls went.
+    /// Counts of tool calls by result.
     pub calls: CallCounts,
-    /// Counts of each reply that was followed by calls or their like.
+    /// Counts of tool calls by turn, for the turns that have calls, well-formed or malformed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls_by_turn: Vec<(u32, CallCounts)>,
-    /// Rewards that tools gave for the calls of a turn, added up, where they gave any.
+    /// Sums of rewards from tools by turn, for the turns that have such rewards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earned_by_turn: Vec<(u32, f64)>,
-    /// Numbers of the calls of each toolbox, as `TOOLBOX/NAME`, added up: how many there were (`calls`), how
-    /// many of these were not answered (`errors`), and what tools measured.
+    /// Sums of the metrics of each toolbox, as `TOOLBOX/NAME`: the number of calls (`calls`), the number
+    /// of failed calls (`errors`), and metrics that tools report.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tool_metrics: BTreeMap<String, f64>,
-    /// Knowledge that toolboxes handed over for the scoring before they were closed, by the toolbox's name.
+    /// Data for scorers that toolboxes returned before they were closed, by the toolbox's name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub evidence: Map<String, Value>,
-    /// Places where the template prints the past otherwise than it was recorded, by the turn that comes next.
+    /// Positions at which the template renders recorded history differently, by the turn that follows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<Drift>,
-    /// Whether the prompt was too long, and was cut.
+    /// Whether the prompt was too long and was truncated.
     #[serde(default, skip_serializing_if = "is_false")]
     pub prompt_cut: bool,
-    /// Prompts that the context policy made shorter.
+    /// Prompts that the context policy shortened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<ContextCut>,
-    /// The policy that was cast for each agent that several policies play, by the name of the agent. Empty in
-    /// records of older builds.
+    /// Policy that was selected for each agent that several policies can play, by the agent's name. Empty
+    /// in records of older versions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cast: BTreeMap<String, String>,
-    /// The error that broke it, if one did.
+    /// The error that ended the attempt. `None` if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Things that went wrong around the model, the first few.
+    /// Failures around the model; only the first few are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<Trouble>,
 }
 
 impl Outcome {
-    /// Outcome of an attempt that has not come anywhere yet.
+    /// Creates the initial outcome of an attempt. `finish` is `Failed` until the attempt ends.
     pub fn begun() -> Self {
         Outcome {
             final_text: String::new(),
@@ -116,12 +117,12 @@ impl Outcome {
         }
     }
 
-    /// Outcome of a conversation that somebody else wrote, and that ends with this answer.
+    /// Creates the outcome of a demonstrated conversation that ends with this answer.
     pub fn demonstrated(answer: impl Into<String>) -> Self {
         Outcome { final_text: answer.into(), finish: Finish::Answered, ..Outcome::begun() }
     }
 
-    /// Writes a trouble down.
+    /// Adds a failure, unless the maximum number of failures is recorded already.
     pub fn trouble(&mut self, source: impl Into<String>, why: impl Into<String>) {
         if self.troubles.len() < TROUBLES {
             self.troubles.push(Trouble { source: source.into(), why: why.into() });
@@ -129,28 +130,28 @@ impl Outcome {
     }
 }
 
-/// A turn before which the template prints the conversation otherwise than it was recorded.
+/// A turn before which the template renders the recorded conversation differently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drift {
-    /// The turn.
+    /// Number of the turn.
     pub turn: u32,
-    /// The recorded text, from where the two differ.
+    /// Recorded text, from the first difference.
     pub recorded: String,
-    /// Text that the template prints there, or why it prints nothing.
+    /// Text that the template renders there, or its error if it renders nothing.
     pub printed: String,
-    /// Whether the turn was sampled from what the template prints, on a branch of its own.
+    /// Whether the turn was sampled from the template's rendering, in a fork.
     #[serde(default, skip_serializing_if = "is_false")]
     pub forked: bool,
 }
 
-/// A prompt that was longer than its agent may see, and was made shorter.
+/// A prompt that exceeded its agent's context limit, and was shortened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextCut {
     /// Number of the turn.
     pub turn: u32,
-    /// Agent that asked.
+    /// Name of the agent whose prompt was shortened.
     pub agent: String,
-    /// How it was made shorter, in words.
+    /// Description of how the prompt was shortened.
     pub why: String,
 }
 
@@ -158,34 +159,34 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// How many troubles of an attempt are written down.
+/// Maximum number of recorded failures of an attempt.
 const TROUBLES: usize = 8;
 
-/// Something that went wrong around the model.
+/// A failure around the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
-    /// Where: a tool by its name, the scorer, the attempt itself.
+    /// Source of the failure: the name of a tool, the scorer, or the attempt itself.
     pub source: String,
-    /// Reason of the break.
+    /// Message of the failure.
     pub why: String,
 }
 
-/// How the calls of an attempt went.
+/// Counts of an attempt's tool calls by result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CallCounts {
-    /// Answered.
+    /// Calls that returned a result.
     pub ok: u32,
-    /// Not readable as a call.
+    /// Calls that could not be parsed.
     pub malformed: u32,
-    /// Named no tool.
+    /// Calls of a tool that does not exist.
     pub unknown_tool: u32,
-    /// Had arguments that do not fit.
+    /// Calls whose arguments do not match the tool's parameters.
     pub bad_arguments: u32,
-    /// Could not be answered.
+    /// Calls that failed.
     pub failed: u32,
-    /// Were not answered in time.
+    /// Calls that timed out.
     pub timeout: u32,
-    /// How many of all these were written without tags.
+    /// Number of all these calls that were written without tags.
     #[serde(default, skip_serializing_if = "is_0")]
     pub bare: u32,
 }
@@ -195,7 +196,7 @@ fn is_0(count: &u32) -> bool {
 }
 
 impl CallCounts {
-    /// Counts that were added to `before`.
+    /// Returns the counts added since `before`.
     pub fn since(&self, before: &Self) -> Self {
         CallCounts {
             ok: self.ok - before.ok,
@@ -208,7 +209,7 @@ impl CallCounts {
         }
     }
 
-    /// Counts of two together.
+    /// Returns the sum of both counts.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         CallCounts {
@@ -222,12 +223,12 @@ impl CallCounts {
         }
     }
 
-    /// All calls.
+    /// Returns the number of all calls.
     pub fn total(&self) -> u32 {
         self.ok + self.errors()
     }
 
-    /// All calls that were not answered.
+    /// Returns the number of calls without a result.
     pub fn errors(&self) -> u32 {
         self.malformed + self.unknown_tool + self.bad_arguments + self.failed + self.timeout
     }

@@ -1,9 +1,9 @@
 //! Segments and trajectories: the tokens of an attempt, their origins and their order.
 //!
-//! A [`Segment`] is a run of token ids with one origin ([`Kind`]): given to the model, sampled by it (with
-//! log-probability and weight version of every token), or demonstrated to it. Every segment has the names of
-//! its agent and its policy. A [`Trajectory`] is a forest of segments; the common beginning of conversations
-//! is stored once.
+//! A [`Segment`] is a run of token ids with one origin ([`Kind`]): context for the model, sampled by it
+//! (with log-probability and weight version of every token), or demonstrated to it. Every segment has the
+//! names of its agent and its policy. A [`Trajectory`] is a forest of segments; the common prefix of
+//! conversations is stored once.
 //!
 //! # Guarantees
 //! - **Append only.** Segments are added and never change. A fork within a segment states the number of its
@@ -20,39 +20,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DEFAULT, TreeError};
 
-/// The place of a segment in its trajectory.
+/// Index of a segment in its trajectory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SegmentId(pub u32);
 
-/// Where the tokens of a segment came from.
+/// Origin of the tokens of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Put before the model: prompt, tool result, template boundary. Never a target.
+    /// Context of the model: prompt, tool result, template boundary. Never a target.
     Given,
-    /// Drawn from the model by a sampler, with a log-probability and a weight version for every token.
+    /// Sampled from the model, with a log-probability and a weight version for every token.
     Sampled,
-    /// Written for the model by somebody else, to be imitated: a target of cross-entropy, never of a policy
-    /// loss.
+    /// Written by another author, to be imitated: a target of cross-entropy, never of a policy loss.
     Demonstrated,
 }
 
-/// Reason why sampled tokens are no targets: their log-probabilities are not those of the distribution that
-/// they were drawn from.
+/// Reason why sampled tokens are not targets: their log-probabilities are not those of the distribution
+/// that they were sampled from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Masked {
     /// Decoded greedily, at temperature 0.
     Greedy,
-    /// Drawn from a restricted or changed distribution: filters, penalties, biases.
+    /// Sampled from a restricted or changed distribution: filters, penalties, biases.
     Filtered,
 }
 
 impl Masked {
-    /// Every reason.
+    /// All reasons.
     pub const ALL: [Masked; 2] = [Masked::Greedy, Masked::Filtered];
 
-    /// Name of the reason in metrics.
+    /// Returns the name of the reason in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Masked::Greedy => "greedy",
@@ -73,54 +72,54 @@ impl fmt::Display for Masked {
 /// A run of tokens sampled under one version of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionRun {
-    /// The version of the weights.
+    /// Version of the weights.
     pub version: u64,
-    /// How many consecutive tokens it drew.
+    /// Number of consecutive tokens sampled under this version.
     pub len: u32,
 }
 
 /// A run of tokens with one origin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Place in the trajectory.
+    /// Index in the trajectory.
     pub id: SegmentId,
-    /// The segment it continues; `None` at a root.
+    /// Segment that this one continues. `None` for a root.
     pub parent: Option<SegmentId>,
-    /// After how many tokens of the parent it does so, where that is not the parent's end: a fork within a
-    /// segment.
+    /// Number of parent tokens that precede the fork. `None` if the segment continues at the parent's
+    /// end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u32>,
-    /// Where the tokens came from.
+    /// Origin of the tokens.
     pub kind: Kind,
-    /// The token ids.
+    /// Token ids.
     pub tokens: Vec<u32>,
-    /// Behaviour log-probabilities, natural log, one per token: log-softmax(logits / temperature) over the
-    /// full vocabulary. Empty unless sampled.
+    /// Behavior log-probability of each token, in nats: log-softmax(logits / temperature) over the full
+    /// vocabulary. Empty unless the kind is `Sampled`.
     pub logprobs: Vec<f32>,
-    /// The temperature the tokens were drawn at; 1 unless sampled. 0 marks greedy decoding, whose
-    /// log-probabilities are taken at temperature 1.
+    /// Sampling temperature; 1 unless the kind is `Sampled`. 0 means greedy decoding, for which the
+    /// log-probabilities are at temperature 1.
     pub temperature: f32,
-    /// Whether the draw was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that
-    /// `logprobs` is not the distribution the tokens came from. Such a segment is no target.
+    /// Whether sampling was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that
+    /// `logprobs` does not describe the distribution of the tokens. Such a segment is not a target.
     pub filtered: bool,
-    /// Which weights drew which tokens, in order. Empty unless sampled.
+    /// Weight versions of the tokens, in order. Empty unless the kind is `Sampled`.
     pub versions: Vec<VersionRun>,
-    /// The name of the agent whose conversation it is part of.
+    /// Name of the agent whose conversation contains the segment.
     pub agent: String,
-    /// The name of the policy that was asked, whose weights the versions count and whose vocabulary the ids
-    /// are of.
+    /// Name of the policy that was called. `versions` counts versions of its weights, and `tokens` are
+    /// ids of its vocabulary.
     pub policy: String,
-    /// The model call this segment belongs to, counted from 0 within the attempt.
+    /// Model call that the segment belongs to, counted from 0 within the attempt.
     pub turn: u32,
 }
 
 impl Segment {
-    /// A given segment, to be pushed onto a trajectory (which sets its `id`).
+    /// Creates a context segment for [`Trajectory::push`], which sets its `id`.
     pub fn given(parent: Option<SegmentId>, tokens: Vec<u32>, turn: u32) -> Self {
         Self::plain(parent, Kind::Given, tokens, turn)
     }
 
-    /// A demonstrated segment, to be pushed onto a trajectory (which sets its `id`).
+    /// Creates a demonstrated segment for [`Trajectory::push`], which sets its `id`.
     pub fn demonstrated(parent: Option<SegmentId>, tokens: Vec<u32>, turn: u32) -> Self {
         Self::plain(parent, Kind::Demonstrated, tokens, turn)
     }
@@ -142,7 +141,8 @@ impl Segment {
         }
     }
 
-    /// Why its tokens are no targets although they were sampled; `None` where they are, and for other kinds.
+    /// Returns why the sampled tokens are not targets. Returns `None` if they are targets, and for other
+    /// kinds.
     pub fn masked(&self) -> Option<Masked> {
         if self.kind != Kind::Sampled {
             None
@@ -153,17 +153,18 @@ impl Segment {
         }
     }
 
-    /// Whether it holds tokens that can be trained on: sampled ones whose log-probabilities are those of the
-    /// distribution they were drawn from, or demonstrated ones.
+    /// Returns whether the segment has tokens to train on: sampled tokens whose log-probabilities are
+    /// those of the distribution they were sampled from, or demonstrated tokens.
     pub fn is_target(&self) -> bool {
         self.kind != Kind::Given && !self.tokens.is_empty() && self.masked().is_none()
     }
 
-    /// Makes it segment `id` of a trajectory in which its parent, if it has one, has `of_parent` tokens.
+    /// Sets the id of the segment to `id`, after checking it against its parent, which has `of_parent`
+    /// tokens.
     ///
     /// # Errors
-    /// When the parent does not come before it or has not so many tokens, or the per-token records do not
-    /// match the tokens and the kind.
+    /// Returns an error if the parent does not precede the segment or has too few tokens, or if the
+    /// per-token data does not match the tokens and the kind.
     pub fn fit(&mut self, id: u32, of_parent: usize) -> Result<(), TreeError> {
         if let Some(SegmentId(parent)) = self.parent
             && parent >= id
@@ -192,34 +193,34 @@ impl Segment {
         Ok(())
     }
 
-    /// The version of the weights that drew each token, one per token; empty unless sampled.
+    /// Returns the weight version of each token. Empty unless the kind is `Sampled`.
     pub fn token_versions(&self) -> impl Iterator<Item = u64> + '_ {
         self.versions.iter().flat_map(|run| std::iter::repeat_n(run.version, run.len as usize))
     }
 }
 
-/// Part of a segment on a path: its first tokens, all of them save where a branch leaves it before its end.
+/// The tokens of a segment that belong to a sequence: all of them, or those before a fork.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Part<'a> {
     /// The segment.
     pub segment: &'a Segment,
-    /// How many of its tokens are on the path.
+    /// Number of the segment's tokens in the sequence.
     pub len: usize,
 }
 
 impl<'a> Part<'a> {
-    /// The tokens on the path.
+    /// Returns the tokens of the segment that are in the sequence.
     pub fn tokens(&self) -> &'a [u32] {
         &self.segment.tokens[..self.len]
     }
 
-    /// Whether the whole segment is on the path.
+    /// Returns whether all tokens of the segment are in the sequence.
     pub fn is_whole(&self) -> bool {
         self.len == self.segment.tokens.len()
     }
 }
 
-/// The forest of segments of one attempt, parents before children. It only grows.
+/// The forest of segments of one attempt, parents before children. Segments are only added.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Trajectory {
@@ -227,21 +228,21 @@ pub struct Trajectory {
 }
 
 impl Trajectory {
-    /// An empty trajectory.
+    /// Creates an empty trajectory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// All segments; a segment's id is its index.
+    /// Returns all segments. A segment's id is its index.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// Appends a segment, setting its id. Segments that are there stay as they are, and keep their ids.
+    /// Appends a segment, and sets its id. Other segments do not change.
     ///
     /// # Errors
-    /// When the parent is not there yet or has not so many tokens, or the per-token records do not match the
-    /// tokens and the kind.
+    /// Returns an error if the parent is not in the trajectory or has too few tokens, or if the per-token
+    /// data does not match the tokens and the kind.
     pub fn push(&mut self, mut segment: Segment) -> Result<SegmentId, TreeError> {
         let id = self.segments.len() as u32;
         let parent = segment.parent.and_then(|parent| self.segments.get(parent.0 as usize));
@@ -250,7 +251,7 @@ impl Trajectory {
         Ok(SegmentId(id))
     }
 
-    /// Sets the agent of a segment. Without effect if there is no such segment.
+    /// Sets the agent of a segment. Has no effect if the segment does not exist.
     pub fn assign(&mut self, segment: SegmentId, agent: &str) {
         if let Some(segment) = self.segments.get_mut(segment.0 as usize) {
             agent.clone_into(&mut segment.agent);
@@ -266,7 +267,7 @@ impl Trajectory {
         self
     }
 
-    /// The way from a root down to the end of `leaf`, in that order. Empty when `leaf` is not in the
+    /// Returns the parts of segments from a root to the end of `leaf`. Empty if `leaf` is not in the
     /// trajectory.
     pub fn path(&self, leaf: SegmentId) -> Vec<Part<'_>> {
         let mut path = Vec::new();
@@ -281,7 +282,7 @@ impl Trajectory {
         path
     }
 
-    /// The segments that no other one continues at their end, in order.
+    /// Returns the segments that no other segment continues at their end, in order.
     pub fn leaves(&self) -> Vec<SegmentId> {
         let mut continued = vec![false; self.segments.len()];
         for segment in &self.segments {
@@ -292,15 +293,15 @@ impl Trajectory {
         (0..self.segments.len() as u32).filter(|&id| !continued[id as usize]).map(SegmentId).collect()
     }
 
-    /// The first leaf to whose path each segment belongs as a whole: every segment has one. Work grows with
-    /// the number of segments, however deep they lie.
+    /// Returns, for each segment, the first leaf whose sequence contains the segment completely. Work
+    /// grows with the number of segments, not with their depth.
     pub fn owners(&self) -> Vec<SegmentId> {
         let mut owners: Vec<Option<SegmentId>> = vec![None; self.segments.len()];
         for leaf in self.leaves() {
             let mut next = Some((leaf, true));
             while let Some((id, whole)) = next {
                 let owner = &mut owners[id.0 as usize];
-                // What lies above has an owner, too.
+                // The segments above already have an owner.
                 if owner.is_some() && whole {
                     break;
                 }
@@ -311,16 +312,16 @@ impl Trajectory {
                 next = segment.parent.map(|parent| (parent, segment.after.is_none()));
             }
         }
-        // Nothing continues the end of a leaf, and every other end leads to one.
+        // No segment continues at the end of a leaf, and every other end leads to a leaf.
         owners.into_iter().enumerate().map(|(id, owner)| owner.unwrap_or(SegmentId(id as u32))).collect()
     }
 
-    /// The token ids on the path to `leaf`.
+    /// Returns the token ids of the sequence to `leaf`.
     pub fn path_tokens(&self, leaf: SegmentId) -> Vec<u32> {
         self.path(leaf).iter().flat_map(|part| part.tokens().iter().copied()).collect()
     }
 
-    /// How many tokens were sampled in the whole trajectory.
+    /// Returns the number of sampled tokens in the trajectory.
     pub fn sampled_tokens(&self) -> usize {
         self.segments.iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.tokens.len()).sum()
     }
@@ -331,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_appends_and_an_edit_forks() {
+    fn trajectory_forks_on_edited_history() {
         let mut trajectory = Trajectory::new();
         let root = trajectory.push(Segment::given(None, vec![1, 2], 0)).unwrap();
         let reply = Segment {
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_lies_within_its_parent() {
+    fn fork_must_be_within_parent() {
         let mut trajectory = Trajectory::new();
         let root = trajectory.push(Segment::given(None, vec![1, 2, 3], 0)).unwrap();
         let fork = |parent, after| Segment { after: Some(after), ..Segment::given(parent, vec![9], 1) };
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn every_segment_has_an_owner() {
+    fn owners_cover_every_segment() {
         let mut trajectory = Trajectory::new();
         let mut push = |parent: Option<u32>, after| {
             let segment = Segment { after, ..Segment::given(parent.map(SegmentId), vec![1, 2, 3], 0) };
@@ -388,12 +389,12 @@ mod tests {
         let other = push(Some(end), Some(2));
         let second = push(Some(end), Some(2));
         let owners: Vec<u32> = trajectory.owners().iter().map(|owner| owner.0).collect();
-        // The root is on the path to `below`, of which the reply is there only in part.
+        // The sequence of `below` contains the root, but only part of the completion.
         assert_eq!(owners, [below, end, below, below, end, other, second]);
     }
 
     #[test]
-    fn records_must_match_the_tokens() {
+    fn push_rejects_mismatched_token_data() {
         let mut trajectory = Trajectory::new();
         let orphan = trajectory.push(Segment::given(Some(SegmentId(4)), vec![1], 0));
         assert_eq!(orphan, Err(TreeError::NoParent { segment: 0, parent: 4, len: 0 }));
@@ -412,7 +413,7 @@ mod tests {
             let refused = Err(TreeError::Length { segment: 0, tokens: 2, found: len as usize, what });
             assert_eq!(trajectory.push(sampled(len)), refused);
         }
-        // Who did not sample has no such records, not even as many as tokens.
+        // Segments that were not sampled must have no log-probabilities, even one per token.
         let given = Segment { kind: Kind::Given, ..sampled(2) };
         let refused = TreeError::Length { segment: 0, tokens: 2, found: 2, what: "log-probabilities" };
         assert_eq!(trajectory.push(given), Err(refused));
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_lead_from_the_root_and_tokens_know_their_version() {
+    fn path_starts_at_root_with_token_versions() {
         let mut trajectory = Trajectory::new();
         let root = trajectory.push(Segment::demonstrated(None, vec![1, 2], 4)).unwrap();
         let sampled = Segment {

@@ -1,24 +1,23 @@
-//! Token ids of a sequence, in pieces that sequences share.
+//! Token ids of a sequence, stored as pieces that sequences share.
 //!
-//! Sequences of one attempt share its tokens in memory from step plan to learner: a hundred forks of a long
-//! conversation hold it once.
+//! Sequences of one attempt share its tokens in memory, from step plan to learner: a hundred forks of a
+//! long conversation store it once.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Token ids of a path from its root on, in pieces. Paths of one trajectory share the pieces of its segments,
-/// so that a hundred paths through a long conversation hold its tokens once. Compares and serialises like the
-/// plain list.
+/// Token ids of a sequence from its root, in pieces. Sequences of one trajectory share the pieces of its
+/// segments. Compares and serializes like the flat list.
 #[derive(Clone, Default)]
 pub struct Tokens {
-    /// Pieces, none of them empty.
+    /// Non-empty pieces.
     pieces: Vec<Piece>,
     len: usize,
 }
 
-/// The first `len` tokens of something that others hold, too.
+/// The first `len` tokens of a shared allocation.
 #[derive(Clone)]
 struct Piece {
     tokens: Arc<[u32]>,
@@ -32,17 +31,17 @@ impl Piece {
 }
 
 impl Tokens {
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no token.
+    /// Returns whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends the first `len` tokens of a piece, or all where it has fewer. Copies nothing.
+    /// Appends the first `len` tokens of a piece, or all if it has fewer. Does not copy the tokens.
     pub fn push(&mut self, tokens: Arc<[u32]>, len: usize) {
         let len = len.min(tokens.len());
         if len > 0 {
@@ -51,7 +50,7 @@ impl Tokens {
         }
     }
 
-    /// Keeps the first `len` tokens.
+    /// Keeps the first `len` tokens. Has no effect if there are fewer.
     pub fn truncate(&mut self, len: usize) {
         while self.len > len
             && let Some(last) = self.pieces.last_mut()
@@ -67,38 +66,38 @@ impl Tokens {
         }
     }
 
-    /// The token ids in order.
+    /// Returns the token ids in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
         self.pieces.iter().flat_map(|piece| piece.tokens().iter().copied())
     }
 
-    /// The token ids as one list.
+    /// Returns the token ids as one list.
     pub fn to_vec(&self) -> Vec<u32> {
         self.iter().collect()
     }
 
-    /// The tokens from the first on, to be taken piece by piece.
+    /// Returns a cursor at the first token.
     pub(crate) fn rest(&self) -> Rest<'_> {
         Rest { pieces: &self.pieces, at: 0 }
     }
 }
 
-/// Tokens that are still to come on a walk along a path.
+/// A cursor over the remaining tokens of a sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct Rest<'a> {
-    /// Pieces from that of the next token on.
+    /// Pieces from the one with the next token.
     pieces: &'a [Piece],
-    /// Place of the next token in the first of them.
+    /// Offset of the next token in the first of `pieces`.
     at: usize,
 }
 
 impl<'a> Rest<'a> {
-    /// The next token; `None` at the end.
+    /// Returns the next token, or `None` at the end.
     pub fn first(&self) -> Option<u32> {
         self.pieces.first().map(|piece| piece.tokens[self.at])
     }
 
-    /// Steps over the tokens in which the path goes on like `others`; returns how many they are.
+    /// Advances past the tokens that are equal to a prefix of `others`. Returns their number.
     pub fn step_along(&mut self, others: &[u32]) -> usize {
         let mut shared = 0;
         while let Some(piece) = self.pieces.first() {
@@ -114,7 +113,7 @@ impl<'a> Rest<'a> {
         shared
     }
 
-    /// All tokens that are left.
+    /// Returns all remaining tokens.
     pub fn to_vec(self) -> Vec<u32> {
         let mut skip = self.at;
         let mut tokens = Vec::new();
@@ -139,7 +138,7 @@ impl FromIterator<u32> for Tokens {
     }
 }
 
-/// Appends what there is as one piece.
+/// Appends the tokens as one piece.
 impl Extend<u32> for Tokens {
     fn extend<I: IntoIterator<Item = u32>>(&mut self, tokens: I) {
         let tokens: Arc<[u32]> = tokens.into_iter().collect();
@@ -186,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// A list of tokens, cut into pieces of which some have more tokens than the path takes.
+    /// A list of tokens in pieces, some of which have more tokens than the sequence uses.
     fn cut(pieces: &[(Vec<u32>, usize)]) -> (Tokens, Vec<u32>) {
         let mut tokens = Tokens::default();
         let mut plain = Vec::new();
@@ -202,9 +201,9 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces are read, cut, compared and written like the list that they make up.
+        /// Pieces are read, truncated, compared and serialized like the flat list.
         #[test]
-        fn pieces_read_like_a_list(ours in pieces(), theirs in pieces(), keep in 0..20usize) {
+        fn pieces_behave_like_flat_list(ours in pieces(), theirs in pieces(), keep in 0..20usize) {
             let (mut tokens, mut plain) = cut(&ours);
             let (other, other_plain) = cut(&theirs);
             prop_assert_eq!(tokens == other, plain == other_plain);
@@ -218,9 +217,9 @@ mod tests {
             prop_assert_eq!(serde_json::from_str::<Tokens>(&serde_json::to_string(&plain).unwrap()).unwrap(), tokens);
         }
 
-        /// A walk steps over what two paths share and leaves the rest.
+        /// The cursor advances past the common prefix, and keeps the remaining tokens.
         #[test]
-        fn a_walk_leaves_what_is_not_shared(ours in pieces(), others in prop::collection::vec(0..3u32, 0..12)) {
+        fn cursor_keeps_tokens_after_common_prefix(ours in pieces(), others in prop::collection::vec(0..3u32, 0..12)) {
             let (tokens, plain) = cut(&ours);
             let mut rest = tokens.rest();
             let shared = plain.iter().zip(&others).take_while(|(a, b)| a == b).count();
@@ -230,9 +229,9 @@ mod tests {
         }
     }
 
-    /// Paths through the same pieces hold them once.
+    /// Sequences with the same pieces share their memory.
     #[test]
-    fn pieces_are_shared() {
+    fn sequences_share_pieces() {
         let piece: Arc<[u32]> = vec![1, 2, 3].into();
         let (mut one, mut two) = (Tokens::default(), Tokens::default());
         one.push(piece.clone(), 3);

@@ -1,4 +1,4 @@
-//! Counts of the prompts of an attempt, by how they came about.
+//! Counts of the prompts of an attempt, by their origin.
 
 use std::collections::BTreeMap;
 
@@ -6,29 +6,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::Reason;
 
-/// Prompts by how they came about.
+/// Numbers of prompts by origin, and of accepted differences.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Conversations that began.
+    /// Prompts that started a conversation.
     pub began: u32,
-    /// Prompts that continued what was recorded.
+    /// Prompts that continued recorded history.
     pub continued: u32,
-    /// Prompts that left it, by reason.
+    /// Prompts that forked from recorded history, by reason.
     pub forked: BTreeMap<Reason, u32>,
-    /// Prompts for which messages were recognised only after white space around them was left out.
+    /// Prompts with completions that matched only after white space around them was removed.
     pub trimmed: u32,
-    /// Leading system messages that were joined with the first one, since the template takes only one.
+    /// Leading system messages that were joined with the first one, because the template accepts only
+    /// one.
     #[serde(default)]
     pub joined_systems: u32,
-    /// System messages that were printed in a user's turn or merged into the first one, since the template
-    /// does not print them where they stand.
+    /// System messages that were rendered in a user's turn or merged into the first one, because the
+    /// template does not render them at their position.
     #[serde(default)]
     pub moved_systems: u32,
-    /// Prompts that continue a reply without the text beside its calls, or with arguments that are written
-    /// otherwise.
+    /// Prompts that continue a completion whose text next to its tool calls is missing, or whose
+    /// arguments are written differently.
     #[serde(default)]
     pub altered: u32,
-    /// Prompts that continue a reply to which the client has appended text.
+    /// Prompts that continue a completion to which the client has appended text.
     #[serde(default)]
     pub extended: u32,
 }

@@ -1,4 +1,4 @@
-//! The end of a conversation: drift that shows only where the template prints whole paths.
+//! End of a conversation: finds drift that shows only if the template renders complete sequences.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -10,14 +10,15 @@ use crate::drift::Drift;
 use crate::format::History;
 use crate::index::{Index, NodeId};
 
-/// How the template prints the whole of a prompt, for prompts that were looked at.
+/// Drift of complete prompts, by node, for the prompts that were rendered. `None` means no drift.
 type Known = HashMap<NodeId, Option<Drift>>;
 
 impl Conversation {
-    /// The end of it all: the template prints whole paths once more, for drift that was not seen near the
-    /// newest reply. Turns are then counted exactly: from the first one at which the whole is printed
-    /// otherwise. Takes as long as the template does for a few whole conversations; of forks, as many are
-    /// looked at as take a few times the work of the longest path, the longest first.
+    /// Renders complete sequences once more at the end of a conversation, to find drift that was not near
+    /// the newest completion. If there is any, turns are counted exactly, from the first turn whose
+    /// complete prompt drifts. Takes as long as the template needs for a few complete conversations. The
+    /// work for forks is limited to a few times that of the longest sequence; the longest forks are
+    /// checked first.
     pub fn finish(&mut self) -> Vec<levade_tree::Drift> {
         let ends = ends(&self.index);
         let depths = ends.iter().map(|&id| self.index.node(id).depth);
@@ -29,15 +30,16 @@ impl Conversation {
         self.drift()
     }
 
-    /// Counts the turns of one path exactly.
+    /// Counts the turns of one sequence exactly.
     fn settle(&mut self, end: NodeId, known: &mut Known) {
         let (index, trajectory) = (&self.index, &self.trajectory);
         let format = &index.roots[index.node(end).root].format;
         if format.options().history == History::Template || !format.abridges() {
-            // Every turn saw the whole.
+            // Every turn has rendered the complete conversation already.
             return;
         }
-        // The first prompt of a path continues no reply, so it is what the template prints.
+        // The first prompt of a sequence continues no completion, so it is exactly what the template
+        // renders.
         let asked = |id: NodeId| index.node(id).asked.as_ref();
         let mut prompts: Vec<NodeId> = index.up(end).filter(|&id| asked(id).is_some()).collect();
         prompts.reverse();
@@ -47,7 +49,8 @@ impl Conversation {
         let seen = prompts.iter().position(|&id| asked(id).is_some_and(|asked| asked.drift.is_some()));
         let mut drifts =
             |id: NodeId| known.entry(id).or_insert_with(|| whole(index, trajectory, id)).is_some();
-        // All from `first` on are printed otherwise: what drifted stays so, which one look at the last shows.
+        // All prompts from `first` on have drifted. Drift persists, so rendering the last prompt is
+        // sufficient.
         let mut first = seen.filter(|&seen| drifts(prompts[seen])).unwrap_or(prompts.len());
         if first > 1 && drifts(prompts[first - 1]) {
             first = prompts[..first].partition_point(|&id| !drifts(id));
@@ -67,11 +70,12 @@ impl Conversation {
     }
 }
 
-/// The last prompts of all paths: the longest paths first, and the latest among equals.
+/// Returns the last prompts of all sequences, the longest sequences first, and the latest first among
+/// equals.
 fn ends(index: &Index) -> Vec<NodeId> {
     let mut above: BTreeSet<NodeId> = BTreeSet::new();
     let mut ends = Vec::new();
-    // Nodes come after their parents, so all that lies below a node is seen before it.
+    // Nodes come after their parents, so all nodes below a node are visited before it.
     for (id, node) in index.nodes().rev() {
         let is_above = above.contains(&id);
         if node.asked.is_some() && !is_above {
@@ -85,9 +89,10 @@ fn ends(index: &Index) -> Vec<NodeId> {
     ends
 }
 
-/// How many of these paths are looked at, given how many messages each has, the longest first, and how many
-/// messages there are in all. Looking at one takes work by its length. All together may take four times that
-/// of the longest, and once that of all messages, so that forks which share little are all seen.
+/// Returns the number of sequences to check. `depths` has the number of messages of each, in descending
+/// order; `messages` is the number of all messages. The cost of a check is proportional to the length.
+/// The budget is four times the cost of the longest sequence plus the cost of all messages, so that forks
+/// with little in common are all checked.
 fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
     const SHARE: usize = 4;
     let mut depths = depths.peekable();
@@ -99,7 +104,7 @@ fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
     spent.take_while(|&spent| spent <= budget).count()
 }
 
-/// How the template prints the conversation down to a prompt.
+/// Renders the complete conversation up to a prompt, and returns its drift, if any.
 fn whole(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> {
     let root = &index.roots[index.node(node).root];
     let end = index.node(node).asked.as_ref()?.end?;

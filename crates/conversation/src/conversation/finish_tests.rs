@@ -1,4 +1,4 @@
-//! The paths that the end looks at, and the turns that it counts.
+//! Tests of the sequences that the end of a conversation checks, and of the turns that it counts.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,7 +15,8 @@ fn turns(drift: &[levade_tree::Drift]) -> Vec<u32> {
     drift.iter().map(|drift| drift.turn).collect()
 }
 
-/// A question, and calls with results; the thought of the first call is dropped once a question follows.
+/// A question, and calls with results. The reasoning of the first call is dropped once a question
+/// follows.
 fn calls(rounds: usize) -> (Talk, Vec<Message>) {
     static FORMAT: LazyLock<Arc<Format>> =
         LazyLock::new(|| Arc::new(Format::new(Arc::new(thoughtful(true).unwrap()), Options::default())));
@@ -29,28 +30,28 @@ fn calls(rounds: usize) -> (Talk, Vec<Message>) {
     (talk, messages)
 }
 
-/// Asks one more question, of which no reply is recorded.
+/// Records a prompt with one more question, without a completion.
 fn ask(talk: &mut Talk, messages: &[Message], question: &str) {
     let messages = [messages, &[Message::user(question)]].concat();
     talk.conversation.give(&mut talk.prepare(&messages)).unwrap();
 }
 
 #[test]
-fn work_is_bounded_by_the_longest_path_and_by_all_messages() {
+fn checked_work_is_bounded() {
     let affordable = |depths: &[usize], messages| super::affordable(depths.iter().copied(), messages);
     assert_eq!(affordable(&[], 0), 0);
     assert_eq!(affordable(&[10], 10), 1);
-    // To the message: four times 5, and 10.
+    // To the message: four times 5, plus 10.
     assert_eq!(affordable(&[5; 8], 10), 6);
     assert_eq!(affordable(&[5; 8], 9), 5);
     assert_eq!(affordable(&[5, 5, 5, 5, 3, 2, 1], 4), 5);
-    // Forks of a long path, and conversations that share nothing.
+    // Forks of a long sequence, and conversations with nothing in common.
     assert_eq!(affordable(&[100; 200], 300), 7);
     assert_eq!(affordable(&[3; 500], 1500), 500);
 }
 
 #[test]
-fn paths_end_with_their_last_prompt_and_the_longest_comes_first() {
+fn ends_are_last_prompts_longest_first() {
     let (mut talk, messages) = calls(3);
     ask(&mut talk, &messages[..3], "short");
     ask(&mut talk, &messages, "long");
@@ -65,18 +66,19 @@ fn paths_end_with_their_last_prompt_and_the_longest_comes_first() {
 }
 
 #[test]
-fn of_many_forks_the_longest_are_looked_at() {
-    // A path of 19 messages, 12 questions after it, one elsewhere: 4 * 20 + 33 messages are five paths of 20.
+fn finish_checks_longest_of_many_forks() {
+    // A sequence of 19 messages, 12 questions after it, and one elsewhere: 4 * 20 + 33 messages allow
+    // five sequences of 20.
     let (mut talk, messages) = calls(9);
     for fork in 0..12 {
         ask(&mut talk, &messages, &format!("{fork}?"));
     }
     ask(&mut talk, &messages[..5], "A shorter one?");
     assert_eq!(talk.conversation.drift(), []);
-    // Turns 9 to 20 are the questions, and the latest go first.
+    // Turns 9 to 20 are the questions, and the latest are checked first.
     assert_eq!(turns(&talk.conversation.finish()), [16, 17, 18, 19, 20]);
 
-    // Few are all looked at, the shorter one too.
+    // A few sequences are all checked, including the shorter one.
     let (mut talk, messages) = calls(9);
     ask(&mut talk, &messages, "0?");
     ask(&mut talk, &messages[..5], "A shorter one?");
@@ -84,11 +86,11 @@ fn of_many_forks_the_longest_are_looked_at() {
 }
 
 #[test]
-fn the_first_turn_that_drifts_is_found_wherever_it_is() {
+fn finish_finds_first_drifted_turn() {
     for late in 1..7 {
         for after in 0..6 {
             let (mut talk, mut messages) = calls(late);
-            // The question that drops the thought, and all after it.
+            // The question that drops the reasoning, and all messages after it.
             messages.pop();
             for turn in 0..=after {
                 messages.push(Message::user(format!("{turn}?")));
@@ -97,7 +99,7 @@ fn the_first_turn_that_drifts_is_found_wherever_it_is() {
             }
             let want: Vec<u32> = (late as u32..=(late + after) as u32).collect();
             let seen = talk.conversation.drift();
-            // Right after the reply that thought, it is seen at once.
+            // Directly after the completion with the reasoning, drift is found at once.
             assert_eq!(turns(&seen), if late == 1 { want.clone() } else { vec![] });
             let found = talk.conversation.finish();
             assert_eq!(turns(&found), want);
@@ -108,8 +110,8 @@ fn the_first_turn_that_drifts_is_found_wherever_it_is() {
 }
 
 #[test]
-fn drift_that_was_only_near_is_none() {
-    // Thoughts are kept where the first message asks for it, which an abridged past does not show.
+fn finish_drops_drift_of_abridged_past_only() {
+    // Reasoning is kept if the first message asks for it, which an abridged past does not show.
     let template = "{% set keep = 'keep' in messages[0].content %}{% for m in messages %}
         {%- set said = m.content if keep or loop.last else m.content.split('</think>')[-1] %}
         {{- '<|im_start|>' + m.role + '\n' + said + '<|im_end|>' }}
@@ -129,8 +131,8 @@ fn drift_that_was_only_near_is_none() {
 }
 
 #[test]
-fn turns_that_saw_the_whole_stay_as_they_were_seen() {
-    // Marks the second message of three, and of no other number.
+fn finish_keeps_drift_of_complete_renders() {
+    // Marks the second message if there are exactly three.
     let template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
         {{- '!' if loop.index0 == 1 and messages | length == 3 }}{{ m.content + '<|im_end|>' }}
     {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";

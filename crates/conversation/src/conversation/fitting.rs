@@ -1,9 +1,9 @@
 //! Fits requests that exceed their model's context, by a context policy.
 //!
-//! A shortened request is matched, rendered and recorded like any other, so the record has what the model
-//! saw, and the fork has the cut as its reason. The cut is stored with the messages that it was made for.
-//! Later requests that continue these messages are cut alike: they continue the fork and render only new
-//! messages.
+//! A shortened request is matched, rendered and recorded like any other. The store therefore has what the
+//! model saw, and the cut is the reason of the fork. The cut is stored with the messages for which it was
+//! made, and later requests that continue these messages are cut in the same way: they continue the fork
+//! and render only new messages.
 
 use std::borrow::Cow;
 
@@ -14,46 +14,46 @@ use crate::origin::{Fork, Origin};
 use crate::said::{Form, Key};
 use crate::window::{Budget, Cut, Overflow, opening, transcript};
 
-/// A request on its way to a prompt that fits.
+/// A request that is being shortened until its prompt fits the budget.
 #[derive(Debug, Clone)]
 pub struct Fitting<'a> {
     messages: &'a [Message],
     tools: &'a [ToolSpec],
     budget: Budget,
     cut: Cut,
-    /// Whether more was cut than for the requests before.
+    /// Whether this request was cut more than the requests before it.
     fresh: bool,
 }
 
-/// The next thing to be done with a request.
+/// Result of comparing a prompt with the budget.
 #[derive(Debug)]
 pub enum Judged {
     /// The prompt fits.
     Fits(Box<Prepared>),
-    /// The messages are fewer or shorter now, and are to be printed again.
+    /// The messages were shortened; render them again.
     Again,
-    /// This part of it goes, and its summary is wanted.
+    /// The messages in this transcript were omitted; call [`Fitting::summarised`] with a summary of it.
     Summarise(String),
-    /// The prompt does not fit, and nothing of it may go.
+    /// The prompt does not fit, and no message can be shortened or omitted.
     TooLong(Box<Prepared>),
 }
 
-/// A cut that a prompt is under, and the messages it was made for.
+/// The cut of a prompt, and a hash of the messages for which it was made.
 #[derive(Debug, Clone)]
 pub(crate) struct Fitted {
     key: Key,
     cut: Cut,
 }
 
-/// A key of a history that goes on from one with `key` by a message.
+/// Returns the hash of a history with hash `key` and one more message.
 fn chained(key: Key, message: &Message) -> Key {
     let form = Form::of(message);
     xxhash_rust::xxh3::xxh3_128(&[key.to_le_bytes(), form.loose.to_le_bytes()].concat())
 }
 
 impl Conversation {
-    /// Takes a request, as earlier requests that it goes on from were cut. Quick: each message is hashed
-    /// once.
+    /// Starts to fit a request, with the cut of earlier requests that it continues. Fast: hashes each
+    /// message once.
     pub fn fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> Fitting<'a> {
         let Request { agent, policy, messages, tools, .. } = *request;
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned()));
@@ -69,14 +69,14 @@ impl Conversation {
         Fitting { messages, tools, budget, cut: cut.cloned().unwrap_or_default(), fresh: false }
     }
 
-    /// Remembers what a prompt that is recorded was cut to.
+    /// Stores the cut of a recorded prompt.
     pub(super) fn note_cut(&mut self, party: crate::index::Party, fitted: Fitted) {
         self.cuts.entry(party).or_default().insert(fitted.key, fitted.cut);
     }
 }
 
 impl<'a> Fitting<'a> {
-    /// The messages that stay, as they stay: those to print.
+    /// Returns the remaining messages, which are those to render.
     pub fn messages(&self) -> Cow<'a, [Message]> {
         match self.cut.is_none() {
             true => Cow::Borrowed(self.messages),
@@ -84,7 +84,7 @@ impl<'a> Fitting<'a> {
         }
     }
 
-    /// Compares the prompt of these messages with the budget, and cuts them where it is too long.
+    /// Compares the prompt of these messages with the budget, and cuts the messages if it is too long.
     pub fn judge(&mut self, prepared: Prepared) -> Judged {
         let found = prepared.prompt.len();
         if found <= self.budget.most {
@@ -103,7 +103,7 @@ impl<'a> Fitting<'a> {
         Judged::Again
     }
 
-    /// Puts a summary in the place of all that has gone.
+    /// Sets the summary that replaces all omitted messages. If `summary` is empty, no text replaces them.
     pub fn summarised(&mut self, summary: &str) {
         self.cut.summary = Some(summary.trim()).filter(|summary| !summary.is_empty()).map(str::to_owned);
     }

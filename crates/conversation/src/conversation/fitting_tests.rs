@@ -8,13 +8,13 @@ use super::*;
 use crate::testing::Talk;
 use crate::{Format, Options, Reason};
 
-/// A conversation that a policy keeps within a budget.
+/// A conversation that a context policy keeps within a budget.
 struct Bounded {
     talk: Talk,
     budget: Budget,
-    /// Texts that summaries were asked of.
+    /// Transcripts for which a summary was requested.
     asked: Vec<String>,
-    /// Messages that were printed, over all prompts.
+    /// Number of messages that were rendered, over all prompts.
     printed: usize,
 }
 
@@ -30,7 +30,7 @@ impl Bounded {
         Bounded { talk, budget: Budget { most, overflow, keep }, asked: Vec::new(), printed: 0 }
     }
 
-    /// The messages that stay of a request, with their prompt; `None` where it does not fit.
+    /// Returns the remaining messages of a request, with their prompt. Returns `None` if it does not fit.
     fn fit(&mut self, messages: &[Message]) -> Option<(Vec<Message>, Prepared)> {
         let Talk { conversation, format, tools, agent, policy } = &self.talk;
         let request = Request { agent, policy, format, messages, tools };
@@ -55,7 +55,8 @@ impl Bounded {
 
 const POLICIES: [Overflow; 3] = [Overflow::TruncateMiddle, Overflow::DropOldest, Overflow::Summarise];
 
-/// Instructions, a task, and rounds of calls with answers of these lengths, and questions in between.
+/// Instructions, a task, and rounds of (number of calls, length of their results, whether a question
+/// follows).
 fn history(rounds: &[(usize, usize, bool)]) -> Vec<Message> {
     let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
     for (round, &(calls, length, asks)) in rounds.iter().enumerate() {
@@ -86,7 +87,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn prompts_fit_and_calls_stay_with_their_answers(
+    fn fitted_prompts_keep_calls_with_results(
         rounds in prop::collection::vec((0..3usize, 1..120usize, any::<bool>()), 0..9),
         most in 60..900usize, keep in 1..4usize, policy in 0..3usize,
     ) {
@@ -100,7 +101,7 @@ proptest! {
         prop_assert_eq!(prompt(&found), prompt(&equal));
         let newest = newest(&messages, keep);
         let Some((kept, prepared)) = found else {
-            // Then what must stay is too long by itself.
+            // In that case the messages that must stay are too long by themselves.
             let least = [&messages[..2], &messages[newest..]].concat();
             let summary = if POLICIES[policy] == Overflow::Summarise { 80 } else { 0 };
             prop_assert!(bounded.talk.prepare(&least).prompt.len() + summary > most);
@@ -132,7 +133,7 @@ proptest! {
 }
 
 #[test]
-fn a_conversation_goes_on_from_what_its_model_saw() {
+fn shortened_conversation_continues_its_recorded_prompt() {
     for overflow in POLICIES {
         let mut bounded = Bounded::new(overflow, 400, 1);
         let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
@@ -156,11 +157,11 @@ fn a_conversation_goes_on_from_what_its_model_saw() {
             assert!(bounded.talk.text(&path).contains(kept.last().unwrap().content.as_str()));
             messages.extend([reply.message(), Message::user(format!("{turn}: {}", "x y ".repeat(8)))]);
         }
-        // Every cut makes room for several turns,
+        // Every cut makes space for several turns.
         assert!(cuts >= 3 && cuts * 3 <= turns, "{overflow:?}: {cuts}");
         let counted = bounded.talk.conversation.counts().forked.get(&overflow.reason());
         assert_eq!(counted, Some(&cuts));
-        // and no turn prints more than the window holds, however many there were.
+        // No turn renders more than the window contains, independent of the number of turns.
         let (early, late) = (&prints[..30], &prints[30..]);
         assert!(late.iter().max() <= early.iter().max(), "{overflow:?}: {prints:?}");
         assert_eq!(overflow == Overflow::Summarise, !bounded.asked.is_empty());
@@ -168,7 +169,7 @@ fn a_conversation_goes_on_from_what_its_model_saw() {
 }
 
 #[test]
-fn a_summary_is_of_all_that_is_gone() {
+fn summary_covers_all_omitted_turns() {
     let mut bounded = Bounded::new(Overflow::Summarise, 700, 1);
     let mut messages = history(&[(1, 40, false), (1, 40, false), (1, 40, false), (1, 40, false)]);
     let (kept, prepared) = bounded.fit(&messages).unwrap();
@@ -186,7 +187,7 @@ fn a_summary_is_of_all_that_is_gone() {
 }
 
 #[test]
-fn what_may_not_go_is_too_long() {
+fn unshortenable_prompt_is_too_long() {
     let messages = history(&[(1, 10, false), (1, 200, false)]);
     for overflow in POLICIES {
         assert!(Bounded::new(overflow, 400, 1).fit(&messages).is_none(), "{overflow:?}");

@@ -1,4 +1,4 @@
-//! Prompts in token ids, of clients that write conversations down themselves.
+//! Prompts as token ids, from clients that render conversations themselves.
 
 use levade_policy::{Completion, SamplingParams};
 use levade_tree::{SegmentId, TreeError};
@@ -8,13 +8,13 @@ use crate::index::Party;
 use crate::tokens::{Owner, Place};
 
 impl Conversation {
-    /// Records a prompt of ids, and the reply that was sampled for it. As much of the prompt as is recorded
-    /// already, sampled tokens included, is not recorded again: the longest path of this agent and policy
-    /// that it begins with goes on, or forks where the two part. Work grows with the length of the prompt and
-    /// the number of segments.
+    /// Records a prompt of token ids, and the completion that was sampled for it. A prefix that is
+    /// recorded already, sampled tokens included, is not recorded again: the prompt continues the longest
+    /// matching sequence of this agent and policy, or forks at the first different token. Work grows with
+    /// the length of the prompt and the number of segments.
     ///
     /// # Errors
-    /// When the numbers of tokens, log-probabilities and versions of the reply differ.
+    /// Returns an error if the completion's numbers of tokens, log-probabilities and versions differ.
     pub fn record_ids(
         &mut self,
         (agent, policy): (&str, &str),
@@ -35,11 +35,12 @@ impl Conversation {
         self.trajectory.push(segment)
     }
 
-    /// The longest path that `prompt` begins with, and its length.
+    /// Returns the end of the longest recorded sequence that `prompt` starts with, and its length in
+    /// tokens.
     fn longest(&self, owner: Owner<'_>, prompt: &[u32]) -> (Option<Place>, usize) {
         let segments = self.trajectory.segments();
-        // For each segment that the prompt reaches: how many tokens lie above it, and how many of its own the
-        // prompt repeats.
+        // For each segment that the prompt reaches: the number of tokens above it, and the number of its
+        // own tokens that the prompt repeats.
         let mut repeated: Vec<Option<(usize, usize)>> = Vec::with_capacity(segments.len());
         let (mut best, mut length) = (None, 0);
         for segment in segments {
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_repeats_a_reply_continues_its_very_tokens() {
+    fn prompt_with_recorded_completion_continues_its_tokens() {
         let mut conversation = Conversation::new();
         let first = record(&mut conversation, &[1, 2, 3], &[4, 5]);
         let second = record(&mut conversation, &[1, 2, 3, 4, 5, 6], &[7]);
@@ -97,11 +98,11 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_leaves_a_path_forks_where_they_part() {
+    fn prompt_forks_at_first_different_token() {
         let mut conversation = Conversation::new();
         record(&mut conversation, &[1, 2, 3], &[4, 5]);
         for (prompt, tokens, want) in [
-            // In the middle of a reply, in the middle of a prompt, right after a prompt, elsewhere.
+            // Within a completion, within a prompt, directly after a prompt, and elsewhere.
             (&[1, 2, 3, 4, 9][..], &[8][..], &[1, 2, 3, 4, 9, 8][..]),
             (&[1, 2, 7], &[8], &[1, 2, 7, 8]),
             (&[1, 2, 3], &[6], &[1, 2, 3, 6]),
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_share_no_tokens() {
+    fn agents_do_not_share_tokens() {
         let mut conversation = Conversation::new();
         record(&mut conversation, &[1, 2], &[3]);
         let params = SamplingParams::default();

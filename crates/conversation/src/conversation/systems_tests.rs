@@ -1,5 +1,5 @@
-//! System messages that a template does not print as they come, and calls of the past without readable
-//! arguments.
+//! Tests of system messages that a template does not render at their position, and of past calls with
+//! unreadable arguments.
 
 use levade_text::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, tiny_chat};
 use levade_text::{ChatOptions, LateSystem, Role};
@@ -14,8 +14,8 @@ fn developer(content: &str) -> Message {
     Message { role: Role::Developer, ..Message::system(content) }
 }
 
-/// Replies to a conversation that grows by these messages after each reply. Every prompt but the first must
-/// continue the recorded one.
+/// Records completions of a conversation that grows by these messages after each completion. Every prompt
+/// but the first must continue the recorded one.
 fn continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
     let mut messages = first.to_vec();
     let (prepared, mut reply) = talk.say(&messages, "r");
@@ -33,17 +33,17 @@ fn continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
 }
 
 #[test]
-fn histories_with_shifted_system_messages_continue() {
+fn shifted_system_messages_continue() {
     let (s, q) = (|text: &str| Message::system(text), || Message::user("q"));
     for template in [FIRST_SYSTEM_ONLY, STRICT_TURNS, "chatml"] {
         for history in [History::Append, History::Template] {
             let talk = || {
                 Talk::new(chat(template, ChatOptions::default()), Options { history, ..Options::default() })
             };
-            // Instructions and a developer's item before each request.
+            // Instructions and a developer message before each request.
             let mut codex = talk();
             continues(&mut codex, &[s("i"), developer("d"), q()], &[vec![q()], vec![q()]]);
-            // System messages in between, also as the last message.
+            // System messages in between, including the last message.
             let mut claude = talk();
             continues(
                 &mut claude,
@@ -63,7 +63,7 @@ fn histories_with_shifted_system_messages_continue() {
 }
 
 #[test]
-fn results_and_late_instructions_of_one_turn_continue() {
+fn results_with_late_instructions_continue() {
     let mut talk = Talk::new(chat(FIRST_SYSTEM_ONLY, ChatOptions::default()), Options::default());
     talk.tools = vec![tool("add")];
     let mut messages = vec![Message::system("i"), Message::system("j"), Message::user("q")];
@@ -76,7 +76,7 @@ fn results_and_late_instructions_of_one_turn_continue() {
 }
 
 #[test]
-fn merged_late_instructions_fork_at_the_first_message() {
+fn merged_late_instructions_fork_at_first_message() {
     let options = ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() };
     let mut talk = Talk::new(chat(FIRST_SYSTEM_ONLY, options), Options::default());
     let mut messages = vec![Message::system("a"), Message::user("q")];
@@ -85,13 +85,13 @@ fn merged_late_instructions_fork_at_the_first_message() {
     let (prepared, reply) = talk.say(&messages, "r");
     assert_eq!(prepared.origin, forked(0, Reason::System));
     assert!(talk.text(&prepared.prompt).starts_with("<|im_start|>system\na\n\nb<|im_end|>"));
-    // Merged once, it stays so.
+    // After the first merge, later prompts are merged in the same way.
     messages.extend([reply.message(), Message::user("p")]);
     assert_eq!(talk.say(&messages, "r").0.origin, Origin::Continued);
 }
 
 #[test]
-fn calls_without_readable_arguments_fork_for_that_reason() {
+fn unreadable_call_arguments_fork_as_calls_cut() {
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     talk.tools = vec![tool("add")];
     let asked = Message::user("q");
@@ -108,7 +108,7 @@ fn calls_without_readable_arguments_fork_for_that_reason() {
         let shown = format!("\"name\": \"add\", \"arguments\": {sent}}}");
         assert!(talk.text(&prepared.prompt).contains(&shown), "{}", talk.text(&prepared.prompt));
     }
-    // The same history goes on from there.
+    // The same history continues from there.
     let mut cut = reply.message();
     cut.tool_calls[0].arguments = json!("{\"a\": ").into();
     let mut messages = vec![asked.clone(), cut, Message::tool("no JSON")];

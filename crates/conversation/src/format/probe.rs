@@ -1,4 +1,4 @@
-//! Whether an abridged past is enough for a template to print what follows a reply.
+//! Probe of a template: whether an abridged past is enough to render the text after a completion.
 
 use std::sync::Arc;
 
@@ -7,17 +7,18 @@ use serde_json::json;
 
 use super::{Format, Round, abridged, whole};
 
-/// Rounds of questions and calls before the reply.
+/// Numbers of questions before the completion.
 const DEPTHS: [usize; 3] = [1, 2, 7];
 
-/// Replies that templates print otherwise.
+/// Completions that templates tend to render differently.
 const REPLIES: [&str; 3] = [
     "<think>\nhm\n</think>\n\nDone.",
     "\n Done. ",
     "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
 ];
 
-/// Compares the two over pasts of several depths and shapes, and over what can come after a reply.
+/// Compares the abridged with the complete past, over pasts of several depths and shapes, and for
+/// different messages after a completion.
 pub(crate) fn abridges(format: &Format) -> bool {
     let tools = tools();
     for tools in [&[], &tools[..]] {
@@ -25,7 +26,7 @@ pub(crate) fn abridges(format: &Format) -> bool {
             for rounds in DEPTHS {
                 for ends_with_result in [false, true] {
                     let past = past(with_system, rounds, ends_with_result);
-                    // A past that the template refuses is one that no reply follows.
+                    // No completion follows a past that the template rejects.
                     let Ok(prompt) = format.chat().prompt(&whole(&past), tools) else { continue };
                     if !agree(format, &past, &prompt, tools) {
                         return false;
@@ -37,7 +38,7 @@ pub(crate) fn abridges(format: &Format) -> bool {
     true
 }
 
-/// Whether the abridged past stands for this one, which has this prompt.
+/// Returns whether the abridged past can replace `past`, whose prompt is `prompt`.
 fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSpec]) -> bool {
     let chat = format.chat();
     let (short, stand_in) = abridged(past, tools);
@@ -57,7 +58,7 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
             (Err(_), Err(_)) => continue,
             _ => return false,
         };
-        // How replies are printed once a question or a result follows.
+        // Rendering of completions before a question or a result.
         if at > 1 {
             continue;
         }
@@ -68,7 +69,7 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
             let path = [prompt, &reply, &following.tokens].concat();
             let all = format.drift_of_all(&path, round);
             let near = format.drift_near(round, &following.tokens);
-            // Printed otherwise or not, and printed at all or not.
+            // The same result: drift or none, and rendered or rejected.
             if near.map(|near| near.prompt.is_some()) != all.map(|all| all.prompt.is_some()) {
                 return false;
             }
@@ -77,7 +78,7 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
     true
 }
 
-/// A conversation before a reply.
+/// Returns a conversation before a completion.
 fn past(with_system: bool, rounds: usize, ends_with_result: bool) -> Vec<Arc<Message>> {
     let mut messages = Vec::new();
     if with_system {

@@ -11,7 +11,7 @@ fn abridges(chat: Chat) -> bool {
 }
 
 #[test]
-fn a_format_that_nobody_asks_is_not_probed() {
+fn unused_format_is_not_probed() {
     let format = Format::unprobed(Arc::new(tiny_chat().unwrap()), Options::default());
     assert_eq!(format.abridges.get(), None);
     assert!(format.abridges());
@@ -19,7 +19,7 @@ fn a_format_that_nobody_asks_is_not_probed() {
 }
 
 #[test]
-fn templates_that_look_back_are_told_from_those_that_do_not() {
+fn probe_detects_context_dependent_templates() {
     let plain = |template: &str| chat(template, ChatOptions::default());
     for (name, chat) in [
         ("chatml", tiny_chat().unwrap()),
@@ -33,11 +33,11 @@ fn templates_that_look_back_are_told_from_those_that_do_not() {
     }
     assert!(!abridges(plain(NUMBERED)));
     assert!(!abridges(plain(ROUNDS)));
-    // One that counts calls, and one that names its tools after each result.
+    // A template that counts calls, and one that names its tools after each result.
     let loops = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}";
     let ends = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     assert!(abridges(plain(&format!("{loops}{ends}"))));
-    // One that refuses instructions elsewhere than at the beginning, whatever came before.
+    // A template that rejects instructions anywhere but at the start.
     let refuses = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}";
     assert!(abridges(plain(&format!("{loops}{refuses}{ends}"))));
     let counts = "{% if m.role == 'tool' %}{{ messages | selectattr('role', 'equalto', 'tool') | list | length }}{% endif %}";
@@ -45,15 +45,15 @@ fn templates_that_look_back_are_told_from_those_that_do_not() {
     let names = "{% if m.role == 'tool' and tools %}{{ tools[0].function.name }}{% endif %}";
     let hermes = "{{ tools | tojson if tools }}{{ '<tool_call> \"arguments\"' if tools }}";
     assert!(!abridges(plain(&format!("{hermes}{loops}{names}{ends}"))));
-    // One that drops what is said before the last two questions.
+    // A template that drops messages before the last two questions.
     let window = loops.replace("messages %}", "messages[-6:] %}");
     assert!(!abridges(plain(&format!("{window}{ends}"))));
 }
 
 #[test]
-fn replies_are_compared_after_questions_and_after_results() {
-    // Drops what was said before, once there were several questions, and only where the last message is of a
-    // role.
+fn probe_compares_after_questions_and_results() {
+    // Drops earlier messages once there were several questions, and only if the last message has a
+    // certain role.
     let drops_before = |role: &str| {
         let asked = "messages | selectattr('role', 'equalto', 'user') | list | length";
         let drops = format!("messages[-1].role == '{role}' and m.role == 'assistant' and {asked} > 3");
@@ -69,7 +69,7 @@ fn replies_are_compared_after_questions_and_after_results() {
 }
 
 #[test]
-fn pasts_end_with_a_question_or_a_result_and_have_results_in_every_second_round() {
+fn past_has_results_in_every_second_round() {
     let shape = |with_system, rounds, ends_with_result| {
         let past = super::past(with_system, rounds, ends_with_result);
         past.iter().map(|message| &message.role.as_str()[..1]).collect::<String>()

@@ -1,12 +1,13 @@
-//! Credit within a rollout: returns, temporal differences, turns.
+//! Credit assignment within a rollout: returns, temporal differences, turns.
 
 use super::group::{STD_EPSILON, all_equal, mean_and_deviation};
 use super::{Path, PathAdvantages, Rollout};
 use crate::RlError;
 
-/// Generalised advantage estimation over action tokens (Schulman et al. 2016, equation 16), with `after` the
-/// value of the state after the last one: 0 where the path ended, a critic's where it was cut (Pardo et al.
-/// 2018). `returns` are advantage + value. `rewards` and `values` are of equal length.
+/// Computes generalized advantage estimates over action tokens (Schulman et al. 2016, equation 16).
+/// `after` is the value of the state after the last token: 0 if the path ended, a critic's value if it
+/// was truncated (Pardo et al. 2018). The resulting `returns` are advantage + value. `rewards` and
+/// `values` must have equal lengths.
 pub fn gae(rewards: &[f64], values: &[f64], after: f64, gamma: f64, lambda: f64) -> PathAdvantages {
     let mut advantages = vec![0.0; rewards.len()];
     let (mut next_value, mut later) = (after, 0.0);
@@ -20,7 +21,7 @@ pub fn gae(rewards: &[f64], values: &[f64], after: f64, gamma: f64, lambda: f64)
     PathAdvantages { advantages, returns }
 }
 
-/// Σ γᵏ r over the rewards from each token on.
+/// Computes Σ γᵏ r over the rewards from each token on.
 pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     let mut returns = vec![0.0; rewards.len()];
     let mut later = 0.0;
@@ -31,7 +32,7 @@ pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     returns
 }
 
-/// Returns as advantages; with `one_turn` those of each turn for itself.
+/// Uses returns as advantages. With `one_turn`, the returns of each turn include no later turn.
 pub fn token_returns(path: &Path, gamma: f64, one_turn: bool) -> PathAdvantages {
     let found = if one_turn {
         path.turn_ranges().flat_map(|turn| returns(&path.rewards[turn], gamma)).collect()
@@ -41,7 +42,7 @@ pub fn token_returns(path: &Path, gamma: f64, one_turn: bool) -> PathAdvantages 
     PathAdvantages { advantages: found.clone(), returns: found }
 }
 
-/// Returns less what the rival got.
+/// Computes the returns minus the score of the other policy.
 pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
     let rival = rollout.rival.ok_or(RlError::NoRival { group: rollout.group })?;
     let path = |path: &Path| {
@@ -51,13 +52,13 @@ pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
     Ok(rollout.paths.iter().map(path).collect())
 }
 
-/// Every token of a turn gets the return from that turn on, compared with those of the group's other rollouts
-/// from the same turn on, as many as have got there. Normalising rewards turn by turn instead would compare
-/// turns that answer to different pasts.
+/// Computes the advantage of each turn: the return from that turn on, compared with the returns of the
+/// group's rollouts that reached the same turn. All tokens of a turn have its advantage. Normalizing
+/// rewards turn by turn instead would compare turns with different pasts.
 ///
-/// A rollout that is the last to go on is compared with nobody from there. What came before a turn may stand
-/// in its baseline, so it keeps the advantage of the last turn that others got to. A rollout without any turn
-/// has its score from the first on.
+/// After the last turn that another rollout reached, a rollout has no baseline of its own. The events
+/// before a turn can be part of its baseline, so the rollout keeps the advantage of the last turn that
+/// another rollout reached. A rollout without turns has its score as the return from the first turn on.
 pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec<PathAdvantages>> {
     // For each rollout and path, the return from each turn on.
     let turn_returns = |path: &Path| -> Vec<f64> {
@@ -72,15 +73,15 @@ pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec
     for members in super::groups(rollouts) {
         let end = |(path, returns): (&Path, &Vec<f64>)| path.turns_before + returns.len();
         let longest = members.iter().flat_map(|i| rollouts[*i].paths.iter().zip(&all[*i]).map(end)).max();
-        // For each member, its advantage where it was last compared.
+        // For each rollout of the group, its advantage at the last turn with a comparison.
         let mut latest = vec![0.0; members.len()];
         for turn in 0..longest.unwrap_or(0) {
-            // Counted from the beginning of the path, whichever of the rollout's paths its first turns belong
-            // to.
+            // Turns are counted from the start of the sequence, even if the first turns belong to another
+            // path of the rollout.
             let at = |path: &Path, returns: &[f64]| {
                 turn.checked_sub(path.turns_before).and_then(|own| Some((own, *returns.get(own)?)))
             };
-            // A rollout in several paths is one sample: the mean of its returns.
+            // A rollout with several paths is one sample: the mean of its returns.
             let here = |i: &usize| -> Option<f64> {
                 if turn == 0 && rollouts[*i].paths.is_empty() {
                     return Some(rollouts[*i].score);

@@ -1,18 +1,19 @@
-//! Outcomes against those of the same group, and statistics of groups.
+//! Outcomes compared within groups, and statistics of groups.
 //!
-//! A *group* is the rollouts of one task, or whatever else should be compared: one role of a game, one seat
-//! at its table. Its scores are compared with each other, so a task needs no learned value.
+//! A *group* contains the rollouts of one task, or other rollouts to compare, such as those of one role
+//! or one seat in a game. Scores are compared within the group, so no learned value is needed.
 
 use serde::{Deserialize, Serialize};
 
 use super::Rollout;
 use crate::RlError;
 
-/// Added to the standard deviation before dividing by it, as in the GRPO implementations in use, so that
-/// published hyper-parameters carry over. It is far below any spread that distinct scores in 0..=1 have.
+/// Added to the standard deviation before dividing by it, as in common GRPO implementations, so that
+/// published hyperparameters apply. It is far below the standard deviation of any distinct scores in
+/// 0..=1.
 pub const STD_EPSILON: f64 = 1e-6;
 
-/// How the scores of a group become advantages.
+/// Computes advantages from the scores of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GroupBaseline {
@@ -21,12 +22,12 @@ pub struct GroupBaseline {
     /// Whether to divide by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2) divides,
     /// Dr.GRPO (Liu et al. 2025) does not.
     pub scale_by_std: bool,
-    /// Advantage of a rollout that is alone in its group.
+    /// Advantage of the only rollout of a group.
     pub singleton: Singleton,
-    /// Advantages are multiplied by this.
+    /// Factor of all advantages.
     pub scale: f64,
-    /// Where given, a score above it is never punished and one up to it never reinforced, whatever the group
-    /// did. A number.
+    /// Threshold of success, if any: a score above it never has a negative advantage, and a score up to
+    /// it never a positive one, whatever the rest of the group scored. Must not be NaN.
     pub success: Option<f64>,
 }
 
@@ -46,49 +47,52 @@ impl Default for GroupBaseline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compare {
-    /// The mean of its group: GRPO and Dr.GRPO.
+    /// The group's mean: GRPO and Dr.GRPO.
     #[default]
     Mean,
-    /// The mean of the others: RLOO (Ahmadian et al. 2024), unbiased.
+    /// The mean of the other rollouts: RLOO (Ahmadian et al. 2024), unbiased.
     Others,
-    /// The mean weighted by length, which has the least variance where a token's gradient has the same size
-    /// everywhere: OPO (Hao et al. 2025).
+    /// The mean weighted by length, which has minimum variance if all tokens' gradients have the same
+    /// norm: OPO (Hao et al. 2025).
     LengthWeightedMean,
-    /// The mean, times B / (B − M): M of a step's B rollouts are in groups without an advantage, whose zeros
-    /// would shrink the gradient of the others: GPG (Chu et al. 2025, accurate gradient estimation).
+    /// The mean, and advantages multiplied by B / (B − M): M of a step's B rollouts are in groups without
+    /// an advantage, whose zeros would shrink the gradient of the other groups. GPG (Chu et al. 2025,
+    /// accurate gradient estimation).
     MeanOfInformative,
-    /// The mean, times B / the number of rollouts whose score is not 0: GPG as verl computes it, which takes
-    /// a failure in a mixed group for one without a gradient, and a group of successes for one with. For
-    /// comparisons only.
+    /// The mean, and advantages multiplied by B / the number of rollouts whose score is not 0. This is
+    /// verl's GPG, which counts a failure in a mixed group as one without a gradient, and a group of
+    /// successes as one with a gradient. For comparisons only.
     MeanOfNonzero,
-    /// The second best of k: an advantage is the mean, over all ways to choose k rollouts of the group, of by
-    /// how much this one beats the others where it is the best of them, and 0 where it is not (Walder and
-    /// Karkhanis 2025, the leave-one-out estimator with subsets of k − 1). Summed over the group, −A log p
-    /// then has the gradient of the expected best of k, exactly; with k = n only the best has an advantage.
+    /// The second best of k. An advantage is a mean over all ways to choose k rollouts of the group: the
+    /// amount by which this rollout exceeds the second best if it is the best, otherwise 0 (Walder and
+    /// Karkhanis 2025, the leave-one-out estimator with subsets of k − 1). Summed over the group, −A log
+    /// p then has exactly the gradient of the expected best of k. With k = n, only the best rollout has
+    /// an advantage.
     SecondBest {
-        /// How many are chosen, at least 2; all of the group where not given, or where there are fewer.
+        /// Number k of chosen rollouts, at least 2. `None`, or a number above the group's size, means the
+        /// complete group.
         #[serde(default)]
         k: Option<usize>,
     },
 }
 
-/// The advantage of a rollout that is alone in its group.
+/// Advantage of the only rollout of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Singleton {
-    /// 0: there is nothing to compare with.
+    /// 0: there is no other rollout to compare with.
     #[default]
     Zero,
-    /// Score itself, as if mean 0 and deviation 1 were known. This is what verl does; it reinforces whatever
-    /// a lone rollout did, so it is here for comparisons only.
+    /// The score itself, as if mean 0 and standard deviation 1 were known. As in verl. It reinforces any
+    /// behavior of a single rollout, so it is for comparisons only.
     Score,
 }
 
 impl GroupBaseline {
-    /// Checks its parameters.
+    /// Checks the parameters of the baseline.
     ///
     /// # Errors
-    /// Names the first that is out of range.
+    /// Returns an error that names the first parameter out of range.
     pub(super) fn check(&self) -> Result<(), RlError> {
         RlError::positive("scale of the advantage", self.scale)?;
         if let Some(success) = self.success {
@@ -102,22 +106,22 @@ impl GroupBaseline {
         }
     }
 
-    /// GRPO's: against the mean, over the standard deviation.
+    /// Creates GRPO's baseline: the mean, with advantages divided by the standard deviation.
     pub fn scaled() -> Self {
         GroupBaseline { scale_by_std: true, ..GroupBaseline::default() }
     }
 
-    /// Advantages of one group of scores.
+    /// Computes the advantages of one group of scores.
     ///
     /// # Errors
-    /// Names the first score that is not finite.
+    /// Returns an error with the first score that is not finite.
     pub fn advantages(&self, scores: &[f64]) -> Result<Vec<f64>, RlError> {
         let rollouts: Vec<Rollout> =
             scores.iter().map(|&score| Rollout { score, ..Rollout::default() }).collect();
         self.of_group(&rollouts.iter().collect::<Vec<_>>())
     }
 
-    /// Advantages of the rollouts of one group. A group whose scores are all equal gets exact zeros.
+    /// Computes the advantages of the rollouts of one group. If all scores are equal, they are exactly 0.
     pub(super) fn of_group(&self, rollouts: &[&Rollout]) -> Result<Vec<f64>, RlError> {
         let scores: Vec<f64> = rollouts.iter().map(|rollout| rollout.score).collect();
         if let Some(index) = scores.iter().position(|s| !s.is_finite()) {
@@ -141,7 +145,8 @@ impl GroupBaseline {
             return vec![if self.scale_by_std { score / (1.0 + STD_EPSILON) } else { *score }];
         }
         if all_equal(scores) {
-            // Rounding in the mean would otherwise leave noise, and the deviation would magnify it.
+            // Rounding in the mean would leave noise, which dividing by the standard deviation would
+            // amplify.
             return vec![0.0; scores.len()];
         }
         let (mean, deviation) = mean_and_deviation(scores);
@@ -167,16 +172,16 @@ impl GroupBaseline {
     }
 }
 
-/// By how much each of at least two scores beats the best of the others among `k` of them, a mean over all
-/// choices of k.
+/// Returns, for each of at least two scores, the mean amount by which it exceeds the best of the others
+/// among `k` scores, over all choices of k.
 ///
-/// A choice in which score i is the best and score j the second leaves k − 2 to choose among those below j:
-/// with scores in rising order Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), j counted from 0.
+/// If score i is the best and score j the second best of a choice, the remaining k − 2 are from the
+/// scores below j. With ascending scores, Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), with j from 0.
 fn over_second_best(scores: &[f64], k: usize) -> Vec<f64> {
     let (n, k) = (scores.len(), k.min(scores.len()));
     let mut rising: Vec<usize> = (0..n).collect();
     rising.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
-    // C(j, k − 2) / C(n, k) from the largest j on, so that no binomial has to be computed.
+    // C(j, k − 2) / C(n, k) from the largest j down, so that no binomial coefficient is computed.
     let mut shares = vec![0.0; n - 1];
     let mut share = (k * (k - 1)) as f64 / (n * (n - 1)) as f64;
     for j in (k - 2..n - 1).rev() {
@@ -195,7 +200,7 @@ pub(super) fn all_equal(scores: &[f64]) -> bool {
     scores.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-/// Mean and sample standard deviation of at least two numbers.
+/// Returns the mean and sample standard deviation of at least two numbers.
 pub(super) fn mean_and_deviation(scores: &[f64]) -> (f64, f64) {
     let n = scores.len() as f64;
     let mean = scores.iter().sum::<f64>() / n;
@@ -206,22 +211,23 @@ pub(super) fn mean_and_deviation(scores: &[f64]) -> (f64, f64) {
 /// Statistics of the groups of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct GroupStats {
-    /// How many groups have a rollout.
+    /// Number of groups with at least one rollout.
     pub groups: usize,
-    /// How many rollouts there are.
+    /// Number of rollouts.
     pub rollouts: usize,
     /// Mean score over rollouts.
     pub mean: f64,
     /// Mean over groups of the best score.
     pub best: f64,
-    /// Mean over groups with at least two rollouts of the standard deviation of the scores.
+    /// Mean over groups with at least two rollouts of the standard deviation of scores.
     pub deviation: f64,
-    /// Share of groups whose scores are all equal, so that they teach nothing. Groups of one count here.
+    /// Fraction of zero-variance groups, whose scores are all equal. Includes groups of one rollout.
     pub degenerate: f64,
 }
 
 impl GroupStats {
-    /// Statistics of groups of scores. Empty groups are left out; without any group everything is 0.
+    /// Computes the statistics of groups of scores. Empty groups are ignored; without groups, all
+    /// statistics are 0.
     pub fn new<S: AsRef<[f64]>>(groups: &[S]) -> Self {
         let groups: Vec<&[f64]> = groups.iter().map(AsRef::as_ref).filter(|g| !g.is_empty()).collect();
         let average = |values: &[f64]| {
@@ -250,24 +256,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_that_teach_nothing_get_zeros() {
+    fn zero_variance_groups_get_zero_advantages() {
         for scale_by_std in [false, true] {
             let baseline = GroupBaseline { scale_by_std, ..GroupBaseline::default() };
             assert_eq!(baseline.advantages(&[0.7]).unwrap(), [0.0]);
-            // The mean of these is not 0.1 in f64.
+            // In f64, the mean of these scores is not exactly 0.1.
             assert_eq!(baseline.advantages(&[0.1; 3]).unwrap(), [0.0; 3]);
             assert_eq!(baseline.advantages(&[]).unwrap(), [0.0; 0]);
         }
     }
 
     #[test]
-    fn refuses_scores_that_are_not_numbers() {
+    fn advantages_reject_nan_scores() {
         let refused = GroupBaseline::default().advantages(&[1.0, f64::NAN]);
         assert!(matches!(refused, Err(RlError::Score { index: 1, .. })), "{refused:?}");
     }
 
     #[test]
-    fn statistics_of_groups() {
+    fn group_stats_match_hand_computed_values() {
         let stats = GroupStats::new(&[vec![1.0, 0.0], vec![1.0, 1.0], vec![], vec![0.0]]);
         assert_eq!((stats.groups, stats.rollouts), (3, 5));
         assert_eq!((stats.mean, stats.best), (0.6, 2.0 / 3.0));
@@ -276,7 +282,7 @@ mod tests {
         assert_eq!(GroupStats::new::<Vec<f64>>(&[]), GroupStats::default());
     }
 
-    /// Every choice of k one by one.
+    /// Computes the advantages by enumerating all choices of k.
     fn second_best_of_choices(scores: &[f64], k: usize) -> Vec<f64> {
         let n = scores.len();
         let (mut sums, mut choices) = (vec![0.0; n], 0.0);
@@ -294,8 +300,8 @@ mod tests {
     }
 
     #[test]
-    fn k_of_many_needs_no_large_numbers() {
-        // One success of 1000: it is the best of every choice of k that it is in, a share of k / n.
+    fn second_best_handles_large_groups() {
+        // One success in 1000: it is the best in every choice of k that contains it, a fraction k / n.
         let mut scores = vec![0.0; 1000];
         scores[17] = 1.0;
         for k in [2, 10, 500, 999, 1000] {
@@ -307,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_are_is_all() {
+    fn second_best_limits_k_to_group_size() {
         let of = |k| GroupBaseline { compare: Compare::SecondBest { k }, ..GroupBaseline::default() };
         let scores = [0.25, 1.0, 0.5, 0.0];
         assert_eq!(of(None).advantages(&scores).unwrap(), [0.0, 0.5, 0.0, 0.0]);
@@ -317,9 +323,9 @@ mod tests {
     }
 
     proptest! {
-        /// The closed form is the mean over choices, ties and all.
+        /// The closed form is the mean over all choices, also with equal scores.
         #[test]
-        fn second_best_of_k(scores in prop::collection::vec(0u8..5, 2..9), k in 2usize..9) {
+        fn second_best_matches_enumerated_choices(scores in prop::collection::vec(0u8..5, 2..9), k in 2usize..9) {
             let scores: Vec<f64> = scores.into_iter().map(|s| f64::from(s) / 4.0).collect();
             prop_assume!(k <= scores.len());
             let compare = Compare::SecondBest { k: Some(k) };
@@ -329,10 +335,10 @@ mod tests {
             }
         }
 
-        /// Advantages sum to zero, keep the order of the scores, and have unit deviation where they are
-        /// scaled.
+        /// Advantages sum to 0, preserve the order of the scores, and have unit standard deviation if
+        /// they are scaled.
         #[test]
-        fn advantages_are_centred(scores in prop::collection::vec(-5.0f64..5.0, 2..12)) {
+        fn advantages_are_centered_and_ordered(scores in prop::collection::vec(-5.0f64..5.0, 2..12)) {
             prop_assume!(mean_and_deviation(&scores).1 > 1e-2);
             let scaled = GroupBaseline { scale_by_std: true, ..GroupBaseline::default() };
             let advantages = scaled.advantages(&scores).unwrap();

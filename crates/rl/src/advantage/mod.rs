@@ -1,12 +1,13 @@
-//! Advantages: how much better than expected each sampled token turned out.
+//! Advantages: how much better than the baseline each sampled token turned out.
 //!
-//! An estimator sees *action tokens* alone: what the model sampled. Prompts, tool results and template
-//! boundaries between them do not exist here, so they cost no discount and no reward can get lost on one:
-//! whoever describes a path attaches a reward that an observation earned to the action token before it.
+//! An estimator receives only *action tokens*, those that the model sampled. Prompts, tool results and
+//! template boundaries between them are not part of its input, so they are not discounted, and no reward
+//! is lost on them: the caller that builds a path attaches the reward of an observation to the action
+//! token before it.
 //!
-//! The unit of all statistics is the rollout: one attempt at one task. A rollout that was cut into several
-//! paths (an edited history, a sub-agent) is one sample for every estimator, and its outcome belongs to the
-//! end of each of its paths.
+//! All statistics are over rollouts; a rollout is one attempt at one task. If a rollout has several paths
+//! (an edited history, a sub-agent), it is still one sample for every estimator, and its outcome is at
+//! the end of each of its paths.
 
 mod credit;
 mod group;
@@ -21,65 +22,68 @@ pub use credit::{gae, returns};
 pub use group::{Compare, GroupBaseline, GroupStats, STD_EPSILON, Singleton};
 pub use optimal::Alignment;
 
-/// One rollout, to an estimator.
+/// One rollout, as input of an estimator.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rollout {
-    /// Whom it is compared with: rollouts of equal numbers.
+    /// Number of the group. Rollouts with the same number are compared with each other.
     pub group: u64,
-    /// Worth of all of it: the sum of its rewards, each counted once.
+    /// Score of the rollout: the sum of its rewards, each counted once.
     pub score: f64,
-    /// The score by parts, for an estimator that normalises them one by one.
+    /// Components of the score, for an estimator that normalizes them separately.
     pub components: Vec<f64>,
-    /// Score of another policy (usually the greedy one) at the task, for estimators that compare with it.
+    /// Score of another policy (usually the greedy one) for the task, for estimators that use it as a
+    /// baseline.
     pub rival: Option<f64>,
-    /// The most that its advantage may be: 0 for an answer that is right but badly written, say.
+    /// Upper bound of the rollout's advantage. For example, 0 for a correct answer in a wrong format.
     pub ceiling: Option<f64>,
-    /// Paths with trained tokens.
+    /// Sequences with trained tokens.
     pub paths: Vec<Path>,
 }
 
-/// One path of a rollout, an entry per action token unless said otherwise.
+/// One sequence of a rollout. Lists have one entry per action token unless stated otherwise.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Path {
-    /// How many action tokens each turn has, in order; they sum to the length of the path.
+    /// Number of action tokens in each turn, in order. They sum to the length of the path.
     pub turns: Vec<usize>,
-    /// How many turns came before these on the path, and belong to another path of the rollout.
+    /// Number of earlier turns in the sequence that belong to another path of the rollout.
     pub turns_before: usize,
-    /// Reward after each token: what it earned at once, and at the last one the outcome.
+    /// Reward after each token: its immediate reward, and at the last token also the outcome.
     pub rewards: Vec<f64>,
-    /// A critic's value of the state before each token, for [`Estimator::Gae`]; else empty.
+    /// A critic's value of the state before each token, for [`Estimator::Gae`]; otherwise empty.
     pub values: Vec<f64>,
-    /// A critic's value of the state after the last token, for [`Estimator::Gae`], where the path was cut
-    /// there and might have gone on; `None` where it ended.
+    /// A critic's value of the state after the last token, for [`Estimator::Gae`], if the path was
+    /// truncated there. `None` if it ended by itself.
     pub cut: Option<f64>,
-    /// Log-probability under the policy that drew each token, for [`Estimator::OptimalToken`]; else empty.
+    /// Log-probability of each token under the policy that sampled it, for [`Estimator::OptimalToken`];
+    /// otherwise empty.
     pub behaviour: Vec<f64>,
-    /// Σ π² over the vocabulary before each token, for [`Estimator::OptimalToken`]; else empty.
+    /// Σ π² over the vocabulary before each token, for [`Estimator::OptimalToken`]; otherwise empty.
     pub concentration: Vec<f64>,
-    /// Place of each token among the tokens after the prompt, for [`Alignment::Position`]; else empty.
+    /// Index of each token among the tokens after the prompt, for [`Alignment::Position`]; otherwise
+    /// empty.
     pub positions: Vec<usize>,
-    /// Whether each token is masked: others are compared with it, but it is not trained, and whitening does
-    /// not count it. Empty where none is.
+    /// Whether each token is masked: its rollout is part of the baseline, but the token is not trained,
+    /// and whitening ignores it. Empty if no token is masked.
     pub masked: Vec<bool>,
 }
 
 impl Path {
-    /// Action tokens.
+    /// Returns the number of action tokens.
     pub fn len(&self) -> usize {
         self.rewards.len()
     }
 
-    /// Whether nothing of it is trained.
+    /// Returns whether there are no action tokens.
     pub fn is_empty(&self) -> bool {
         self.rewards.is_empty()
     }
 
-    /// Whether a token is trained.
+    /// Returns whether a token is trained.
     fn trains(&self, token: usize) -> bool {
         !self.masked.get(token).copied().unwrap_or(false)
     }
 
-    /// (first, past the last) action token of each turn.
+    /// Returns the range of action tokens of each turn.
     fn turn_ranges(&self) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> + '_ {
         let mut end = 0;
         let ends: Vec<_> = self
@@ -99,85 +103,89 @@ impl Path {
 pub struct PathAdvantages {
     /// Advantage of every action token.
     pub advantages: Vec<f64>,
-    /// Targets of a critic's values, for estimators that use one; else empty.
+    /// Targets of a critic's values, for estimators that use a critic; otherwise empty.
     pub returns: Vec<f64>,
 }
 
-/// How rewards become advantages.
+/// Estimator that computes advantages from rewards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Estimator {
-    /// The outcome against the others of its group, the same for every token.
+    /// The outcome, compared with the group's baseline; the same advantage for every token.
     Group(GroupBaseline),
-    /// GRPO for each part of the score, summed with these weights and divided by the deviation over the
-    /// step's tokens (GDPO, Liu et al. 2026).
+    /// GRPO for each component of the score. The advantages are summed with these weights, and divided by
+    /// the standard deviation over the step's tokens (GDPO, Liu et al. 2026).
     Gdpo {
-        /// Weight of every component.
+        /// Weight of each component.
         weights: Vec<f64>,
-        /// How each component is compared: over its deviation, where this is not given.
+        /// Baseline of each component. Default: the mean, divided by the standard deviation.
         #[serde(default = "GroupBaseline::scaled")]
         baseline: GroupBaseline,
         /// Denominator of means.
         #[serde(default)]
         counting: Counting,
-        /// Subtracts the mean over tokens as well, as for [`Estimator::ReinforcePlusPlusBaseline`].
+        /// Whether the mean over tokens is subtracted, too, as for
+        /// [`Estimator::ReinforcePlusPlusBaseline`].
         #[serde(default)]
         recentre: bool,
     },
-    /// Rewards to come, whitened over the step's tokens (REINFORCE++, Hu 2025).
+    /// Return from each token on, whitened over the step's tokens (REINFORCE++, Hu 2025).
     ReinforcePlusPlus {
-        /// Discount for each action token.
+        /// Discount per action token, in 0..=1.
         gamma: f64,
         /// Denominator of means.
         #[serde(default)]
         counting: Counting,
-        /// Forgets the rewards of later turns, as verl did until 2026: only the last turn learns from the
-        /// outcome.
+        /// Whether the rewards of later turns are ignored, as in verl until 2026. Only the last turn then
+        /// learns from the outcome.
         #[serde(default)]
         one_turn: bool,
     },
-    /// Outcome less group mean, over the deviation of the step's tokens (REINFORCE++-baseline, Hu 2025).
-    /// Groups of equal outcomes count in the deviation, as they do for its authors, and get exact zeros.
+    /// Outcome minus group mean, divided by the standard deviation over the step's tokens
+    /// (REINFORCE++-baseline, Hu 2025). Groups with equal outcomes count in the standard deviation, as in
+    /// the paper, and have advantages of exactly 0.
     ReinforcePlusPlusBaseline {
-        /// Advantage of a rollout that is alone in its group.
+        /// Advantage of the only rollout of a group.
         #[serde(default)]
         singleton: Singleton,
         /// Denominator of means.
         #[serde(default)]
         counting: Counting,
-        /// Subtracts the mean over tokens as well, as verl does. Over rollouts, which are compared by groups
-        /// before, that mean is 0 already; over tokens it is not, and moves groups that teach nothing by how
-        /// long the others are. For comparisons only.
+        /// Whether the mean over tokens is subtracted, too, as in verl. Over rollouts, which are compared
+        /// within groups, that mean is 0 already. Over tokens it is not 0, and shifts the advantages of
+        /// zero-variance groups by an amount that depends on the length of other groups. For comparisons
+        /// only.
         #[serde(default)]
         recentre: bool,
     },
-    /// Generalised advantage estimation with a critic (Schulman et al. 2016).
+    /// Generalized advantage estimation with a critic (Schulman et al. 2016).
     Gae {
-        /// Discount for each action token.
+        /// Discount per action token, in 0..=1.
         gamma: f64,
-        /// Decay of later temporal differences.
+        /// Decay λ of later temporal differences, in 0..=1.
         lambda: f64,
-        /// Where given, advantages are whitened over the step's tokens.
+        /// If set, advantages are whitened over the step's tokens, with this denominator of means.
         #[serde(default)]
         whiten: Option<Counting>,
     },
-    /// Rewards to come by turns, against those of the others of the group that got to the same turn. A
-    /// rollout that no other followed so far keeps the advantage of the last turn at which it had company.
+    /// Return from each turn on, compared with the returns of the group's other rollouts that reached the
+    /// same turn. After the last turn that another rollout reached, a rollout keeps the advantage of that
+    /// turn.
     Turns {
-        /// Discount for each turn.
+        /// Discount per turn, in 0..=1.
         gamma: f64,
-        /// Whether to divide by the deviation of the returns from the same turn on.
+        /// Whether to divide by the standard deviation of the returns from the same turn on.
         #[serde(default)]
         scale_by_std: bool,
     },
-    /// Rewards to come, less what the rival got (ReMax, Li et al. 2024).
+    /// Return from each token on, minus the score of another policy (ReMax, Li et al. 2024).
     ReMax,
-    /// Rewards to come, less the group's baseline of least variance at each token.
+    /// Return from each token on, minus the group's baseline with minimum variance at each token.
     OptimalToken {
         /// Which tokens of a group are compared.
         #[serde(default)]
         alignment: Alignment,
-        /// Tokens past the end of all others of the group have no baseline.
+        /// Whether tokens after the end of all other paths of the group have no baseline.
         #[serde(default = "yes")]
         bare_tail: bool,
     },
@@ -188,15 +196,15 @@ fn yes() -> bool {
 }
 
 impl Estimator {
-    /// Whether it needs a critic's values.
+    /// Returns whether the estimator needs a critic's values.
     pub fn needs_values(&self) -> bool {
         matches!(self, Estimator::Gae { .. })
     }
 
-    /// Checks its parameters.
+    /// Checks the parameters of the estimator.
     ///
     /// # Errors
-    /// Names the first that is out of range.
+    /// Returns an error that names the first parameter out of range.
     pub fn check(&self) -> Result<(), RlError> {
         match self {
             Estimator::Group(baseline) => baseline.check(),
@@ -220,10 +228,10 @@ impl Estimator {
         }
     }
 
-    /// Advantages of the rollouts of a step: for each rollout, one entry for each of its paths.
+    /// Computes the advantages of the rollouts of a step: for each rollout, one entry per path.
     ///
     /// # Errors
-    /// When a number is not finite, or a rollout lacks what the estimator needs.
+    /// Returns an error if a number is not finite, or if a rollout lacks values that the estimator needs.
     pub fn advantages(&self, rollouts: &[Rollout]) -> Result<Vec<Vec<PathAdvantages>>, RlError> {
         check(rollouts)?;
         match self {
@@ -280,10 +288,10 @@ impl Estimator {
     }
 }
 
-/// One advantage for each rollout, by groups.
+/// Returns one advantage per rollout, by groups.
 fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, RlError> {
     let mut advantages = vec![0.0; rollouts.len()];
-    // Rollouts of groups that have a gradient.
+    // Number of rollouts in groups with a nonzero advantage.
     let mut informative = 0;
     for members in groups(rollouts) {
         let members_of: Vec<&Rollout> = members.iter().map(|i| &rollouts[*i]).collect();
@@ -303,7 +311,7 @@ fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, 
     Ok(advantages)
 }
 
-/// Places of the rollouts of each group, groups in the order in which they first come.
+/// Returns the indices of the rollouts of each group. Groups are in the order of their first rollouts.
 fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
     let mut groups: Vec<(u64, Vec<usize>)> = Vec::new();
     let mut at = std::collections::HashMap::new();
@@ -317,7 +325,7 @@ fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
     groups.into_iter().map(|(_, members)| members).collect()
 }
 
-/// Gives every token of a rollout its advantage.
+/// Sets the advantage of every token to that of its rollout.
 fn broadcast(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<PathAdvantages>> {
     let path =
         |path: &Path, advantage| PathAdvantages { advantages: vec![advantage; path.len()], returns: vec![] };
@@ -330,8 +338,8 @@ fn each_path(rollouts: &[Rollout], estimate: impl Fn(&Path) -> PathAdvantages) -
     rollouts.iter().map(|rollout| rollout.paths.iter().map(&estimate).collect()).collect()
 }
 
-/// Whitens by the tokens that are trained; masked ones go along. Without `centre` advantages are only divided
-/// by the deviation.
+/// Whitens by the mean and standard deviation of trained tokens; masked tokens are mapped, too. Without
+/// `centre`, advantages are only divided by the standard deviation.
 fn whitened(
     rollouts: &[Rollout],
     mut all: Vec<Vec<PathAdvantages>>,

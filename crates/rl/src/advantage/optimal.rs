@@ -1,30 +1,31 @@
-//! The group's baseline of least variance for every token.
+//! The group's baseline with minimum variance at every token.
 //!
-//! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the paths of the group's rollouts, with G the rewards from t on and W the
-//! squared norms of the scores of all tokens up to t, for which 1 − 2π + Σπ² stands: the squared norm of the
-//! gradient of log π in the logits. As in verl.
+//! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the paths of the group's rollouts. G is the sum of rewards from t on. W
+//! is the sum of the squared norms of the scores of all tokens up to t. For a squared norm, 1 − 2π + Σπ²
+//! is used: that of the gradient of log π in the logits. As in verl.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Path, PathAdvantages, Rollout, returns};
 use crate::RlError;
 
-/// Added to the sum of weights, as in the reference.
+/// Added to the sum of weights, as in verl.
 const EPSILON: f64 = 1e-8;
 
-/// Which tokens of a group are compared.
+/// Alignment of the tokens that are compared within a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alignment {
-    /// The first action token of each, the second of each, and so on.
+    /// By index among the action tokens: all first action tokens are compared, all second ones, and so
+    /// on.
     #[default]
     ActionToken,
-    /// Tokens at the same distance from the prompt, tool results counted. The tail is then cut at a number of
-    /// action tokens all the same, as in verl: for comparisons only.
+    /// By distance from the prompt, with tool results counted. The tail without a baseline still starts
+    /// at a number of action tokens, as in verl. For comparisons only.
     Position,
 }
 
-/// One path on its way: slots that it has a token in, returns and weights there.
+/// One path: the aligned slots of its tokens, with the returns and weights there.
 struct Row<'a> {
     slots: Vec<usize>,
     returns: Vec<f64>,
@@ -33,7 +34,7 @@ struct Row<'a> {
     path: &'a Path,
 }
 
-/// Advantages of all rollouts.
+/// Computes the advantages of all rollouts.
 pub fn advantages(
     rollouts: &[Rollout],
     alignment: Alignment,
@@ -56,7 +57,7 @@ pub fn advantages(
                 denominator[slot] += w;
             }
         }
-        // From where on the longest path has nobody to compare with.
+        // Lengths of the longest and the second longest path: between them, no other path has tokens.
         let mut lengths: Vec<usize> = rows.iter().map(|row| row.path.len()).collect();
         lengths.sort_unstable();
         let tail = match lengths[..] {

@@ -1,4 +1,4 @@
-//! Losses.
+//! Losses, compared with AgentRL and AReaL.
 
 use levade_rl::correction::{Bound, Correction, Level, Over, Rejection, Statistic};
 use levade_rl::*;
@@ -10,8 +10,8 @@ fn vectors() -> Vectors {
     Vectors::new(include_str!("../asynchronous.json"))
 }
 
-/// A loss of AgentRL's, summed over its two rows: the mean over rows of the sum, or of the mean over what is
-/// left of a row.
+/// A loss of AgentRL, summed over its two rows: the mean over rows of the sum, or of the mean over the
+/// unmasked tokens of a row.
 struct Agentrl {
     v: Vectors,
 }
@@ -43,7 +43,7 @@ impl Agentrl {
         };
         let weights: Vec<Vec<f64>> = points.iter().map(weight).collect();
         let (sum, slopes) = evaluate(loss, points, &weights);
-        // What is masked stands at the end of a row.
+        // Masked tokens are at the end of a row.
         for (got, want) in slopes.iter().zip(&want).flat_map(|(got, want)| got.iter().zip(want)) {
             close(*got, *want, &format!("{keys}, slope"));
         }
@@ -52,7 +52,7 @@ impl Agentrl {
 }
 
 #[test]
-fn agentrl() {
+fn losses_match_agentrl() {
     let a = Agentrl { v: vectors() };
     let points = a.points(None);
     let (low, high, dual) = (0.2, 0.3, None);
@@ -61,7 +61,7 @@ fn agentrl() {
     a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_default");
     a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_token_level_false");
     a.expect(grpo(strict, None), &points, true, "agentrl/cases/grpo_strict");
-    // TRAP: the gradient that is to be kept beyond the bounds is none.
+    // TRAP: the gradient that AgentRL means to keep beyond the bounds is 0.
     let keep = KeepGradient { below: 0.5, above: 0.5, in_value_only: true };
     a.expect(grpo(TrustRegion::default(), Some(keep)), &points, true, "agentrl/cases/grpo_beta_half");
     let kept = Loss::of(grpo(TrustRegion::default(), Some(KeepGradient { in_value_only: false, ..keep })));
@@ -77,9 +77,10 @@ fn agentrl() {
     }
 }
 
-/// TRAP: GSPO's gradient has the wrong sign in AgentRL. The right one, finite differences of the objective.
+/// TRAP: in AgentRL, GSPO's gradient has the wrong sign. The expected one is from finite differences of
+/// the objective.
 #[test]
-fn sequence_ratios_push_the_right_way() {
+fn gspo_gradient_has_sign_of_objective() {
     let a = Agentrl { v: vectors() };
     let row = a.points(None).swap_remove(0);
     let loss = Loss::of(PolicyLoss::Gspo { low: 0.9, high: 9.0 });
@@ -103,10 +104,10 @@ fn sequence_ratios_push_the_right_way() {
     }
 }
 
-/// Decoupled PPO over one path of six tokens: ratios to the proximal policy, weights from it to the one that
-/// drew the tokens.
+/// Decoupled PPO over one sequence of six tokens: ratios to the proximal policy, and weights from it to
+/// the policy that sampled the tokens.
 #[test]
-fn areal() {
+fn losses_match_areal() {
     let v = vectors();
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
     let (lp, prox, behave, adv) = (list("lp"), list("prox"), list("behave"), list("adv"));
@@ -134,10 +135,10 @@ fn areal() {
     expect(clip, &points(&prox), &masked, "rs_mask5");
     expect(clip, &points(&prox), &weights(one, Correction::DECOUPLED), "rs_clamp5");
     let dual = Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.2), trust: None, keep: None });
-    // AReaL bounds |A|·c before the weight, as everyone does.
+    // AReaL bounds |A|·c before the weight, as in other implementations.
     expect(dual, &points(&prox), &masked, "rs_mask5_dual1.2");
 
-    // Two paths of three tokens, ratio and weight as geometric means.
+    // Two sequences of three tokens, with geometric means as ratio and weight.
     let mut paths: Vec<Vec<Point>> = points(&prox).chunks(3).map(<[Point]>::to_vec).collect();
     paths.iter_mut().for_each(|path| prepare::path_ratios(path));
     let halves: Vec<Vec<f64>> = log_ratios.chunks(3).map(<[f64]>::to_vec).collect();

@@ -1,4 +1,4 @@
-//! Advantages, guesses, shaping; and slime's formulas.
+//! Advantages, interpolation and shaping of AgentRL and AReaL, and formulas of slime.
 
 use levade_rl::correction::{Bound, Correction, Level};
 use levade_rl::*;
@@ -10,7 +10,7 @@ fn vectors() -> Vectors {
 }
 
 #[test]
-fn agentrl_advantages() {
+fn advantages_match_agentrl() {
     let baseline = GroupBaseline {
         compare: Compare::Others,
         scale: 2.0,
@@ -43,7 +43,7 @@ fn agentrl_advantages() {
 }
 
 #[test]
-fn guessed_proximal_policy() {
+fn interpolated_proximal_policy_matches_areal() {
     let v = vectors();
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
     let (lp, behave) = (list("lp"), list("behave"));
@@ -61,7 +61,7 @@ fn guessed_proximal_policy() {
 }
 
 #[test]
-fn slime() {
+fn formulas_match_slime() {
     let v = vectors();
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
     let (lp, prox, behave, adv) = (list("lp"), list("prox"), list("behave"), list("adv"));
@@ -84,8 +84,8 @@ fn slime() {
     expect(weighted(Bound::Mask { low: 0.5, high: 2.0 }), "icepop_05_2");
     expect(losses(PolicyLoss::Cispo { low: 1.0, high: 0.28 }), "cispo");
 
-    // All fragments of a rollout share its denominator, and rollouts are summed: 0.15 + 0.2 of the first, 0.6
-    // of the second.
+    // All fragments of a rollout have the rollout's denominator, and rollouts are summed: 0.15 + 0.2 of
+    // the first, 0.6 of the second.
     let weights = Normaliser::RolloutMean.weights(&[4, 2].map(|tokens| RolloutTokens { group: 0, tokens }));
     let sum = weights[0] * (0.1 + 0.2 + 0.3 + 0.8) + weights[1] * (0.5 + 0.7);
     close(2.0 * sum, 0.95, "mean over rollouts");

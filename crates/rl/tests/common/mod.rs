@@ -1,4 +1,4 @@
-//! Reading the vectors: nested numbers under the reference's own keys.
+//! Access to the reference vectors: nested numbers under the reference's own keys.
 
 use levade_rl::{Loss, Point};
 use serde_json::Value;
@@ -10,7 +10,7 @@ impl Vectors {
         Vectors(serde_json::from_str(text).unwrap())
     }
 
-    /// Value under a path of keys, joined by `/`.
+    /// Returns the value under a path of keys, joined by `/`.
     pub fn at(&self, keys: &str) -> &Value {
         let found = keys.split('/').try_fold(&self.0, |value, key| value.get(key));
         found.unwrap_or_else(|| panic!("the vectors have nothing under {keys}"))
@@ -39,7 +39,7 @@ pub fn near(got: f64, want: f64, tolerance: f64, what: &str) {
     assert!((got - want).abs() <= tolerance.max(crate::TOLERANCE), "{what}: {got}, expected {want}");
 }
 
-/// Σ weight · loss over points, and its slope by each log-probability, in f64.
+/// Computes Σ weight · loss over points, and its derivative with respect to each log-probability, in f64.
 pub fn exactly(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
     let mut sum = 0.0;
     let mut slope = |(point, weight): (&Point, &f64)| {

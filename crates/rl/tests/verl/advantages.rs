@@ -1,4 +1,4 @@
-//! Advantages and returns.
+//! Advantages and returns, compared with verl.
 
 use levade_rl::*;
 
@@ -6,7 +6,7 @@ use crate::common::{close, near};
 use crate::fixture::{Fixture, SCORE, pick, vectors};
 
 #[test]
-fn masked_statistics() {
+fn whitening_matches_verl() {
     let v = vectors();
     let picked: Vec<f64> =
         pick(&v.rows("anchor/masked_stats/values"), &v.rows("anchor/masked_stats/mask")).concat();
@@ -23,7 +23,7 @@ fn masked_statistics() {
 }
 
 #[test]
-fn generalised_advantages() {
+fn gae_matches_verl() {
     let f = Fixture::new();
     for (name, gamma, lambda) in [("gae_g1.0_l1.0", 1.0, 1.0), ("gae_g0.99_l0.95", 0.99, 0.95)] {
         let (raw, returns) = (format!("anchor/{name}/raw_advantages"), format!("anchor/{name}/returns"));
@@ -41,10 +41,10 @@ fn generalised_advantages() {
         .for_each(|(got, want)| close(*got, *want, "process reward"));
 }
 
-/// TRAP: verl loses a reward that stands on an observation. Whoever describes a path puts it on the action
-/// token before; without that the result is verl's.
+/// TRAP: verl loses the reward of an observation. A caller must attach it to the action token before;
+/// otherwise the result is verl's.
 #[test]
-fn a_reward_on_an_observation() {
+fn gae_keeps_reward_of_observation() {
     let v = vectors();
     let (values, want) = (
         &v.rows("anchor/gae_reward_on_masked_token/values")[0],
@@ -57,7 +57,7 @@ fn a_reward_on_an_observation() {
 }
 
 #[test]
-fn group_outcomes() {
+fn group_baselines_match_verl() {
     let f = Fixture::new();
     let scaled = GroupBaseline { scale_by_std: true, ..SCORE };
     f.expect(&Estimator::Group(scaled), "anchor/grpo/advantages", None);
@@ -67,18 +67,18 @@ fn group_outcomes() {
     let alone = GroupBaseline { compare: Compare::Others, singleton: Singleton::Zero, ..SCORE };
     f.expect_scalars(alone, "anchor/rloo_vectorized_per_seq");
     f.expect_scalars(GroupBaseline { compare: Compare::LengthWeightedMean, ..SCORE }, "anchor/opo_per_seq");
-    // TRAP: verl's GPG counts scores that are not 0 where the paper counts rollouts that have a gradient.
+    // TRAP: verl's GPG counts scores other than 0, whereas the paper counts rollouts with a gradient.
     f.expect_scalars(GroupBaseline { compare: Compare::MeanOfNonzero, ..SCORE }, "anchor/gpg_per_seq");
     let got = scaled.advantages(&[1.0, 1.0]).unwrap();
     assert_eq!(got, [0.0, 0.0]);
-    // This one was computed in f32.
+    // This vector was computed in f32.
     let vectorized = f.v.list("anchor/grpo_vectorized_per_seq_scalar_f32");
     let got = Estimator::Group(scaled).advantages(&f.rollouts()).unwrap();
     got.iter().zip(vectorized).for_each(|(got, want)| near(got[0].advantages[0], want, 1e-7, "vectorised"));
 }
 
 #[test]
-fn best_of_a_group() {
+fn best_of_group_matches_verl() {
     let f = Fixture::new();
     let best = GroupBaseline { compare: Compare::SecondBest { k: None }, ..SCORE };
     let got = best.advantages(&[1.0, 0.0, 0.5]).unwrap();
@@ -91,16 +91,16 @@ fn best_of_a_group() {
 }
 
 #[test]
-fn reinforce_plus_plus() {
+fn reinforce_plus_plus_matches_verl() {
     let f = Fixture::new();
     let (gamma, counting) = (0.9, Counting::Verl);
     let right = Estimator::ReinforcePlusPlus { gamma, counting, one_turn: false };
     let name = "head/reinforce_pp_gamma0.9";
     f.expect(&right, &format!("{name}/advantages"), Some(&format!("{name}/returns")));
-    // TRAP: before that verl forgot the outcome at every observation.
+    // TRAP: earlier versions of verl dropped the outcome at every observation.
     let forgetful = Estimator::ReinforcePlusPlus { gamma, counting, one_turn: true };
     let got = forgetful.advantages(&f.rollouts()).unwrap();
-    // It also keeps sums at the observation before a turn; only action tokens are compared here.
+    // verl also stores sums at the observation before a turn. Only action tokens are compared here.
     let want = f.picked("anchor/reinforce_pp_gamma0.9/returns");
     for (got, want) in got.iter().zip(&want) {
         got[0].returns.iter().zip(want).for_each(|(got, want)| close(*got, *want, "returns of one turn"));
@@ -112,7 +112,7 @@ fn reinforce_plus_plus() {
 }
 
 #[test]
-fn other_estimators() {
+fn other_estimators_match_verl() {
     let f = Fixture::new();
     let mut rollouts = f.rollouts();
     for (rollout, rival) in rollouts.iter_mut().zip([0.5, 0.5, 0.0, 1.0]) {
@@ -135,7 +135,7 @@ fn other_estimators() {
     let baseline = GroupBaseline { scale_by_std: true, ..SCORE };
     let weights = f.v.list("head/gdpo/weights");
     let gdpo = Estimator::Gdpo { weights, baseline, counting: Counting::Verl, recentre: true };
-    // Computed in f32 where groups are normalised.
+    // Computed in f32 if groups are normalized.
     let want = f.picked("head/gdpo/advantages");
     for (got, want) in gdpo.advantages(&rollouts).unwrap().iter().zip(want) {
         got[0].advantages.iter().zip(want).for_each(|(got, want)| near(*got, want, 1e-6, "gdpo"));
@@ -143,7 +143,7 @@ fn other_estimators() {
 }
 
 #[test]
-fn long_replies() {
+fn overlong_penalty_matches_verl() {
     let v = vectors();
     for case in v.at("anchor/overlong").as_array().unwrap() {
         let of = |name: &str| case[name].as_f64().unwrap();

@@ -1,4 +1,4 @@
-//! Importance weights, rejection, and how far policies are apart.
+//! Importance weights, rejection and mismatch metrics, compared with verl.
 
 use levade_rl::correction::{Bound, Correction, Level, Mismatch, Over, Rejection, Statistic};
 use levade_rl::*;
@@ -7,7 +7,7 @@ use crate::common::{close, near};
 use crate::fixture::Fixture;
 
 #[test]
-fn importance_weights() {
+fn importance_weights_match_verl() {
     let f = Fixture::new();
     let clamp = |high| Bound::Clamp { low: 0.0, high };
     for (level, bound, normalise, keys) in [
@@ -37,7 +37,7 @@ fn importance_weights() {
 }
 
 #[test]
-fn rejection() {
+fn rejection_matches_verl() {
     let f = Fixture::new();
     let of = |statistic, over, low: f64, high| Rejection {
         statistic,
@@ -77,7 +77,7 @@ fn rejection() {
 }
 
 #[test]
-fn mismatch() {
+fn mismatch_metrics_match_verl() {
     let f = Fixture::new();
     let (old, rollout) = (f.of("old_log_prob"), f.of("rollout_log_prob"));
     let pairs: Vec<Vec<(f64, f64)>> =

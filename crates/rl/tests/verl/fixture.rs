@@ -1,4 +1,4 @@
-//! The fixture, and how results are compared with the vectors.
+//! The shared fixture, and comparison of results with the vectors.
 
 use levade_rl::*;
 
@@ -9,7 +9,7 @@ pub fn vectors() -> Vectors {
     Vectors::new(include_str!("../verl.json"))
 }
 
-/// The action tokens of a matrix, row by row.
+/// Returns the values of the action tokens, row by row.
 pub fn pick(rows: &[Vec<f64>], mask: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let row = |(row, mask): (&Vec<f64>, &Vec<f64>)| {
         row.iter().zip(mask).filter(|(_, m)| **m == 1.0).map(|(v, _)| *v).collect()
@@ -17,7 +17,7 @@ pub fn pick(rows: &[Vec<f64>], mask: &[Vec<f64>]) -> Vec<Vec<f64>> {
     rows.iter().zip(mask).map(row).collect()
 }
 
-/// The fixture that most vectors share: four rollouts, the first three of one task.
+/// The fixture of most vectors: four rollouts, the first three of one task.
 pub struct Fixture {
     pub v: Vectors,
     pub mask: Vec<Vec<f64>>,
@@ -38,7 +38,7 @@ impl Fixture {
         self.picked(&format!("anchor/fixture/{name}"))
     }
 
-    /// Lengths of the turns of a row: runs of action tokens.
+    /// Returns the lengths of a row's turns, which are runs of action tokens.
     pub fn turns(&self, row: usize) -> Vec<usize> {
         self.mask[row].split(|m| *m == 0.0).map(<[f64]>::len).filter(|len| *len > 0).collect()
     }
@@ -69,7 +69,7 @@ impl Fixture {
             .collect()
     }
 
-    /// Checks advantages, and returns where they are given.
+    /// Compares the advantages, and the returns if `returns` is given.
     #[track_caller]
     pub fn expect(&self, estimator: &Estimator, advantages: &str, returns: Option<&str>) {
         let got = estimator.advantages(&self.rollouts()).unwrap();
@@ -94,7 +94,7 @@ impl Fixture {
         }
     }
 
-    /// One advantage for each rollout.
+    /// Compares one advantage per rollout.
     #[track_caller]
     pub fn expect_scalars(&self, baseline: GroupBaseline, keys: &str) {
         let got = Estimator::Group(baseline).advantages(&self.rollouts()).unwrap();
@@ -117,20 +117,20 @@ impl Fixture {
         (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect()
     }
 
-    /// Weights of the tokens of each row, as verl's aggregation has them.
+    /// Returns the weights of the tokens of each row, as in verl's aggregation.
     pub fn weights(&self, normaliser: Normaliser) -> Vec<f64> {
         let tokens = |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
         normaliser.weights_counted(&self.mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl)
     }
 
-    /// Sum and gradient of a loss over points, against `keys`/loss and `keys`/grad_log_prob.
+    /// Compares the sum and the gradient of a loss over points with `keys`/loss and `keys`/grad_log_prob.
     #[track_caller]
     pub fn expect_loss(&self, loss: Loss, points: &[Vec<Point>], normaliser: Normaliser, keys: &str) {
         loss.check_parameters().unwrap();
         self.expect_sum(loss, points, normaliser, &format!("{keys}/grad_log_prob"), &format!("{keys}/loss"));
     }
 
-    /// Expects a loss and its slopes, with the keys of both.
+    /// Compares a loss and its derivatives with the vectors under the two keys.
     #[track_caller]
     pub fn expect_sum(
         &self,

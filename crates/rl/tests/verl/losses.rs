@@ -1,4 +1,4 @@
-//! Losses, divergences, and how they are averaged.
+//! Losses, divergences and normalizers, compared with verl.
 
 use levade_rl::*;
 
@@ -7,7 +7,7 @@ use crate::evaluate;
 use crate::fixture::{Fixture, pick, vectors};
 
 #[test]
-fn aggregation() {
+fn normalizers_match_verl() {
     let v = vectors();
     let (loss, mask) = (v.rows("anchor/agg_loss/loss_mat"), v.rows("anchor/agg_loss/mask"));
     let aggregate = |normaliser: Normaliser, loss: &[Vec<f64>], mask: &[Vec<f64>]| -> f64 {
@@ -23,7 +23,7 @@ fn aggregation() {
     expect(Normaliser::RolloutSumOver { length: 4.0 }, "head/agg_loss/seq-mean-token-sum-norm");
     expect(Normaliser::RolloutSumOver { length: 10.0 }, "head/agg_loss/seq-mean-token-sum-norm(scale=10)");
     expect(Normaliser::TokenSum, "head/agg_token-sum");
-    // Until 2026 verl did not divide by the number of rollouts: a sum over a constant.
+    // Until 2026 verl did not divide by the number of rollouts: a sum divided by a constant.
     let sum_over = |length: f64| aggregate(Normaliser::TokenSum, &loss, &mask) / length;
     close(sum_over(4.0), v.number("anchor/agg_loss/seq-mean-token-sum-norm"), "sum over a constant");
     close(
@@ -31,8 +31,8 @@ fn aggregation() {
         v.number("anchor/agg_loss/seq-mean-token-sum-norm(scale=10)"),
         "sum over a constant",
     );
-    // Several workers: each has a part of the rollouts, denominators count all, and averaging gradients is
-    // undone.
+    // Several workers: each has some of the rollouts, denominators count all of them, and the averaging
+    // of gradients is undone.
     let tokens = |n| RolloutTokens { group: 0, tokens: n };
     let all = [tokens(3), tokens(1), tokens(4)];
     let share = |normaliser: Normaliser, all: &[RolloutTokens]| {
@@ -52,7 +52,7 @@ fn aggregation() {
     );
     close(share(Normaliser::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
 
-    // TRAP: a mean in each micro-batch, and the mean of those.
+    // TRAP: the mean of the means of micro-batches.
     let (loss, mask) =
         (v.rows("anchor/microbatch_token_mean/loss_mat"), v.rows("anchor/microbatch_token_mean/mask"));
     close(
@@ -70,7 +70,7 @@ fn aggregation() {
 }
 
 #[test]
-fn policy_losses() {
+fn policy_losses_match_verl() {
     let f = Fixture::new();
     let points = f.points();
     let clip = Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
@@ -97,7 +97,7 @@ fn policy_losses() {
     close(kl / Counting::Verl.of(16.0), metrics("actor/ppo_kl"), "kl");
     for case in f.v.at("anchor/ppo_single_token").as_array().unwrap() {
         let of = |name: &str| case[name].as_f64().unwrap();
-        // The difference is what counts; a log-probability is less than 0.
+        // Only the difference matters; log-probabilities must be below 0.
         let (logp, old) = (of("new") - 5.0, Some(of("old") - 5.0));
         let at = Point { logp, old, advantage: of("adv"), ..Point::default() };
         let got = clip.at(&at);
@@ -146,7 +146,7 @@ fn policy_losses() {
 }
 
 #[test]
-fn value_losses() {
+fn value_losses_match_verl() {
     let f = Fixture::new();
     let (new, old) = (f.picked("anchor/value_loss/vpreds"), f.of("values"));
     let returns = f.picked("anchor/gae_g1.0_l1.0/returns");
@@ -169,7 +169,7 @@ fn value_losses() {
 }
 
 #[test]
-fn divergences() {
+fn kl_penalties_match_verl() {
     let f = Fixture::new();
     use KlEstimator::*;
     for (estimator, keys, value) in [
@@ -197,7 +197,7 @@ fn divergences() {
 }
 
 #[test]
-fn divergence_in_the_reward() {
+fn kl_in_reward_matches_verl() {
     let f = Fixture::new();
     let (old, reference) = (f.of("old_log_prob"), f.of("ref_log_prob"));
     let penalty = KlPenalty { estimator: KlEstimator::K1, coefficient: 0.05, importance_weighted: false };
