@@ -86,13 +86,13 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place in the queue.
+    /// Joins the queue.
     ///
     /// # Errors
-    /// [`PolicyError::Busy`] where too many wait already, or no calls are admitted any more.
+    /// Returns [`PolicyError::Busy`] if too many calls wait already, or if the gate is drained.
     pub fn enter(self: &Arc<Self>) -> Result<Ticket, PolicyError> {
         let mut state = self.state();
-        // Who has gone away does not wait.
+        // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
         let (running, waiting) = (state.running, state.waiting.len());
         let must_wait = state.is_paused || running >= self.most_running;
