@@ -252,7 +252,7 @@ impl Member {
         (health, health != before)
     }
 
-    /// Gives it no more calls. Returns whether it was given some until now.
+    /// Quarantines the replica. Returns whether it was not quarantined before.
     pub fn quarantines(&self, reason: &PolicyError, options: &RouterOptions) -> bool {
         let mut state = self.state();
         let before = state.status.health;
@@ -263,10 +263,10 @@ impl Member {
         before != Health::Quarantined
     }
 
-    /// Asks it something, for as long as an answer may take.
+    /// Runs a query to the replica, with a timeout.
     ///
     /// # Errors
-    /// Its own, or that it took too long.
+    /// Returns the query's error, or [`PolicyError::Deadline`] after `longest`.
     pub async fn ask<T>(
         &self,
         longest: Duration,
@@ -277,15 +277,16 @@ impl Member {
         answer.unwrap_or_else(|| Err(PolicyError::Deadline(longest, format!("{} to {what}", self.name))))
     }
 
-    /// Ends when `limit` has passed, without time in which the member stood still.
+    /// Waits for `limit`, excluding time in which the replica was paused.
     pub async fn over(&self, limit: Duration, options: &RouterOptions) {
         let paused = || async {
             let paused = within(options.answer, self.sampler.paused()).await;
             paused.and_then(Result::ok).unwrap_or_default()
         };
         loop {
-            // Asked late, and not at every wait: it may be far away. Whether it stands still now, or did
-            // until a moment ago, is seen in the rest of the time.
+            // Pauses are queried late and not during every wait, because the replica may be on
+            // another machine. A pause that lasts until now, or almost, shows in the rest of the
+            // time.
             sleep(limit.mul_f64(0.75)).await;
             let before = paused().await;
             sleep(limit.mul_f64(0.25)).await;
@@ -295,15 +296,15 @@ impl Member {
         }
     }
 
-    /// Ends when the member has drawn nothing for anybody for `options.silence`, although it may draw for a
-    /// call that asks for version `least`.
+    /// Returns when the replica has sampled nothing for any call for `options.silence`, although it
+    /// may sample for a call that requires version `least`.
     pub async fn falls_silent(&self, least: u64, options: &RouterOptions) {
         loop {
             let before = self.progress();
             self.over(options.silence, options).await;
             let may_draw = || async {
                 let version = within(options.answer, self.sampler.version()).await;
-                // One that does not say is as silent as can be.
+                // A replica that does not report its version counts as silent.
                 version.and_then(Result::ok).is_none_or(|version| version >= least)
             };
             if self.progress() == before && may_draw().await {
@@ -321,7 +322,8 @@ impl State {
     }
 
     fn quarantine(&mut self, reason: &PolicyError, options: &RouterOptions) {
-        // Calls that ran when it was quarantined fail after each other, and say nothing new.
+        // Calls that ran when the replica was quarantined fail one after another; they are no new
+        // failures.
         if self.status.health == Health::Quarantined && Instant::now() < self.due {
             return;
         }

@@ -33,7 +33,8 @@ pub(crate) struct Pool {
 struct Weights {
     /// The newest published weights.
     newest: Option<WeightsRef>,
-    /// The version that all that serve have, as far as they said: those who have an older one lost it.
+    /// The version that all serving replicas have loaded. A replica that reports an older version
+    /// has lost it.
     adopted: u64,
 }
 
