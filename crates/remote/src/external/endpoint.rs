@@ -82,7 +82,7 @@ struct Rest {
     avoided_until: Option<Instant>,
 }
 
-/// Parses an HTTP(S) address without user name and password.
+/// Parses an `http://` or `https://` address. Rejects addresses with user name or password.
 pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     let schemes = ["https://", "http://"];
     if !schemes.iter().any(|scheme| address.len() > scheme.len() && address.starts_with(scheme)) {
