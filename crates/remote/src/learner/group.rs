@@ -29,7 +29,8 @@ const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
 pub(super) struct Group {
     link: Link,
     description: Description,
-    /// Random part of call IDs, which distinguishes this process from others.
+    /// Prefix of call IDs (process ID and start time), which distinguishes the calls of this
+    /// process.
     origin: String,
     calls: AtomicU64,
     state: Mutex<State>,

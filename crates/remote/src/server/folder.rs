@@ -88,7 +88,8 @@ struct Known {
 /// A manifest, the required vocabulary size, and whether the weights must be an adapter.
 type Question = (Manifest, usize, bool);
 
-/// State of a file that changes with each write: inode, size, and modification time.
+/// State of a file that changes with each write: inode, size, and time of the last change (seconds
+/// and nanoseconds).
 type Stamp = (u64, u64, i64, i64);
 
 fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
