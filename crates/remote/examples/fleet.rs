@@ -26,7 +26,7 @@ use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Which servers, and how they are asked.
+/// Servers to drive, and their options.
 #[derive(Deserialize)]
 struct Fleet {
     kind: ServerKind,
@@ -37,7 +37,7 @@ struct Fleet {
     tolerance: f32,
     #[serde(default)]
     adapters: bool,
-    /// A text and its tokens.
+    /// Text of the tokenizer probe; `tokens` are its tokens.
     text: String,
     tokens: Vec<u32>,
     silent_seconds: f64,
@@ -46,7 +46,7 @@ struct Fleet {
     learner: Option<Group>,
 }
 
-/// A group of PyTorch's that learns, and how its weights reach servers.
+/// A group of PyTorch learners, and how its weights reach the servers.
 #[derive(Deserialize)]
 struct Group {
     url: String,
@@ -61,7 +61,7 @@ enum Way {
     Group,
 }
 
-/// A learner, and what it has sent.
+/// A learner, and its pushes.
 struct Learning {
     learner: Publishing,
     push: Option<Arc<Pushing>>,

@@ -356,7 +356,7 @@ impl Broadcasts for RemoteLearner {
     }
 }
 
-/// Weights and moments of all learners of the group at once.
+/// Moves the weights and optimizer state of all learners of the group together.
 #[async_trait]
 impl Offloads for RemoteLearner {
     async fn offload(&self, keeps_weights: bool) -> Result<Moved, PolicyError> {
