@@ -1,13 +1,14 @@
-//! Drives servers of vLLM or SGLang from another program, for `conformance/samplers.py`: commands come as
-//! lines of JSON, and so do answers. The first line says which servers: `{"kind": "vllm", "urls": [...],
+//! Drives vLLM or SGLang servers from another program, for `conformance/samplers.py`. Commands and
+//! responses are lines of JSON. The first line names the servers: `{"kind": "vllm", "urls": [...],
 //! "vocabulary": 320, "context": 256, "in_flight": "recompute"}`.
 //!
-//! Then `{"do": "adopt", "version": 1, "folder": "..."}`, `{"do": "sample", "id": 1, "request": {...}}`,
-//! `{"do": "abort", "stream": 7}` and `{"do": "members"}`.
+//! The commands are `{"do": "adopt", "version": 1, "folder": "..."}`, `{"do": "sample", "id": 1,
+//! "request": {...}}`, `{"do": "abort", "stream": 7}` and `{"do": "members"}`.
 //!
 //! With a learner (`"learner": {"url": "...", "token": "...", "weights": "group"}`), for
-//! `conformance/push.py`: `{"do": "learn", "paths": [[1, 2, 3]], "rate": 0.001}` takes a step of imitation,
-//! and `{"do": "publish", "version": 2}` has all servers adopt what came of it.
+//! `conformance/push.py`, `{"do": "learn", "paths": [[1, 2, 3]], "rate": 0.001}` takes a step of
+//! imitation learning, and `{"do": "publish", "version": 2}` makes all servers load the resulting
+//! weights.
 
 use std::path::Path;
 use std::sync::Arc;

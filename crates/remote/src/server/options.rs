@@ -47,7 +47,7 @@ pub enum InFlight {
 /// tokenizer is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenizerProbe {
-    /// The text. Empty skips the check.
+    /// The text. An empty text, the default, checks nothing.
     pub text: String,
     /// Tokens of the text, without special tokens at its start or end.
     pub tokens: Vec<u32>,
