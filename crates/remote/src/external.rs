@@ -1,12 +1,11 @@
-//! Client of OpenAI-compatible chat APIs: an opponent, a judge or a teacher that is called in
-//! messages.
+//! Client of OpenAI-compatible chat APIs: an opponent, a judge or a teacher that is called in messages.
 //!
-//! Among the servers of one model, the one with the fewest calls is used. If a server fails in any
-//! way, its call passes to the next one: after an error status, a response that is not a completion
-//! or has no content, a connection that ends, or a wait that takes the server's part of the time.
-//! In the last case both servers work on the call, and the first response counts. A server that
-//! failed ranks behind the other servers for a while. A stream changes its server only before its
-//! first chunk, since returned chunks cannot be taken back.
+//! Among the servers of one model, the one with the fewest calls is used. If a server fails in any way,
+//! its call passes to the next one: after an error status, a response that is not a completion or has no
+//! content, a connection that ends, or a wait that takes the server's part of the time. In the last case
+//! both servers work on the call, and the first response counts. A server that failed ranks behind the
+//! other servers for a while. A stream changes its server only before its first chunk, since returned
+//! chunks cannot be taken back.
 //!
 //! # Guarantees
 //! - **No request is executed twice by one server.** The same server is called again only if it
@@ -57,9 +56,9 @@ use waits::Waits;
 /// Options of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
-    /// Servers with their models, in order of preference. Among the servers of one model, the one
-    /// with the fewest calls is used, and on a tie the first. A server of another model is used
-    /// only if these fail.
+    /// Servers with their models, in order of preference. Among the servers of one model, the one with
+    /// the fewest calls is used, and on a tie the first. A server of another model is used only if these
+    /// fail.
     pub endpoints: Vec<Endpoint>,
     /// Maximum number of calls in flight. At least 1.
     pub most_running: usize,
@@ -67,15 +66,15 @@ pub struct ExternalOptions {
     pub requests_per_minute: u64,
     /// Maximum number of prompt and completion tokens per minute. 0 disables the limit.
     pub tokens_per_minute: u64,
-    /// Maximum number of requests per call, counting only retries that cannot execute a request
-    /// twice. At least 1. Each endpoint is tried once in any case.
+    /// Maximum number of requests per call. At least 1. Only requests that cannot have been executed are
+    /// retried. Each endpoint is tried once in any case.
     pub tries: usize,
     /// Timeout for a call, from the wait for a permit to the end of the completion.
     pub deadline: Duration,
-    /// Timeout for the next bytes of a response.
+    /// Timeout for the first bytes of a response, and for the next bytes of a stream.
     pub silence: Duration,
-    /// PEM file of root certificates that are trusted in addition to Mozilla's list, for servers
-    /// with a certificate authority of their own.
+    /// PEM file of root certificates that are trusted in addition to Mozilla's list, for servers with a
+    /// certificate authority of their own.
     pub roots: Option<PathBuf>,
     /// Maximum size of a response, in bytes. At least 1.
     pub most_bytes: usize,
@@ -154,8 +153,8 @@ impl External {
     /// Requests a streamed completion. Returns when its first chunk has arrived.
     ///
     /// # Errors
-    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if
-    /// none starts a response within the deadline and the maximum number of tries.
+    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if none
+    /// starts a response within the deadline and the maximum number of tries.
     pub async fn stream(&self, request: &ChatRequest) -> Result<ChatStream, ExternalError> {
         self.call(request, true, ChatStream::begun).await
     }
@@ -198,8 +197,7 @@ impl External {
             if let Some(number) = course.next(servers, options.tries, waits.left()) {
                 course.asked(number);
                 let (place, mut waits, finish) = (place.clone(), waits.clone(), &finish);
-                // The first request has waited for the limit before the time of any endpoint
-                // started.
+                // The first request has waited for the limit before the time of any endpoint started.
                 let (is_again, what) = (course.asked.iter().sum::<usize>() > 1, what.clone());
                 running.push(async move {
                     let asked = async {
@@ -234,8 +232,8 @@ impl External {
         Err(course.error(servers, options.deadline))
     }
 
-    /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes
-    /// of the response have arrived.
+    /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes of the
+    /// response have arrived.
     async fn ask(
         &self,
         request: &ChatRequest,
@@ -291,8 +289,7 @@ impl Course {
         Course { asked: vec![0; count], is_running: vec![false; count], is_slow: false, failures }
     }
 
-    /// Returns the next endpoint to call. Returns `None` if one is running and not slow, or none is
-    /// left.
+    /// Returns the next endpoint to call. Returns `None` if one is running and not slow, or none is left.
     fn next(&self, servers: &[Server], tries: usize, left: Duration) -> Option<usize> {
         if self.is_running.contains(&true) && !self.is_slow {
             return None;
@@ -351,8 +348,8 @@ impl Course {
         self.failures[number] = Some(error);
     }
 
-    /// Records a response. As the request could be served, earlier errors that blamed it count
-    /// against their servers.
+    /// Records a response. As the request could be served, earlier errors that blamed it count against
+    /// their servers.
     fn served(&self, servers: &[Server], number: usize) {
         servers[number].answered();
         for (server, error) in servers.iter().zip(&self.failures) {

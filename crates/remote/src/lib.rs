@@ -19,6 +19,7 @@
 //!   service.
 //! - A [`Mixture`] selects the policy that plays a role of an attempt, as a function of seed,
 //!   stream and role.
+//!
 //! # Example
 //! ```
 //! use std::{sync::Arc, time::Duration};
@@ -35,9 +36,8 @@
 //! let request = SampleRequest { seed: 1, stream: 7, prompt: vec![1, 2, 3], params, ..Default::default() };
 //! let reply = router.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
 //!
-//! // Draws are functions of seed, stream and position: whoever draws them, it is the same reply.
-//! Sampling is a function of seed, stream and position, so a single replica samples the same
-//! completion.
+//! // Tokens are functions of seed, stream and position, so a single replica samples the same completion.
+//! let alone = replica().sample(request).await?.collect(Duration::from_secs(10)).await?;
 //! assert_eq!(reply, alone);
 //! assert!(router.members().iter().all(|member| member.health == Health::Serving));
 //! # Ok(()) }

@@ -57,7 +57,7 @@ pub struct Opening {
     pub rendezvous: Rendezvous,
     /// Number of processes in the group: the sender, and the processes of the server.
     pub ranks: usize,
-    /// Host name or address of the server, as the learner reaches it.
+    /// Host by which the server is reached: a name or an IP address.
     pub peer: String,
     /// Timeout in seconds for joining, and again for receiving all weights.
     pub seconds: f64,

@@ -26,7 +26,6 @@
 //! hint ([`PolicyError::Busy`]). Loading weights succeeds if any replica has loaded them. If none
 //! has, the router returns an error and keeps its state. If all replicas are unreachable, it waits
 //! for one to come back.
-//! error and changes nothing. If all members are unreachable, it waits for one to come back.
 
 mod call;
 mod choice;

@@ -62,7 +62,7 @@ use http::Http;
 pub use options::{InFlight, ServerKind, ServerOptions, TokenizerProbe};
 use sleep::Sleep;
 
-/// A vLLM or SGLang server as a sampler. Clones share one connection state.
+/// A vLLM or SGLang server as a sampler. Clones refer to the same server and share its state.
 #[derive(Clone)]
 pub struct Server(Arc<Inner>);
 

@@ -52,7 +52,7 @@ use crate::push::Pushing;
 use crate::router::Router;
 use crate::server::Server;
 
-/// Interval at which an unresponsive server is asked again to sleep.
+/// Interval at which an unresponsive server is requested again to sleep.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A side that can own the devices.
@@ -260,7 +260,7 @@ impl Turns {
             let (sharer, patience) = (Arc::clone(sharer), self.patience);
             calls.spawn(async move { sharer.sleeps(patience).await });
         }
-        // Waits for all servers even if one fails: the next caller then finds the others asleep.
+        // Waits for all servers even if one fails: the next caller then finds the other servers asleep.
         calls.join_all().await.into_iter().collect()
     }
 

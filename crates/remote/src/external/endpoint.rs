@@ -18,10 +18,10 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 /// Maximum wait, unless the server requests a longer one.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Initial time after a failure in which a server ranks behind the others. Doubles with each
+/// Initial time after a failure in which a server ranks behind other servers. Doubles with each
 /// failure.
 const FIRST_AVOIDANCE: Duration = Duration::from_secs(5);
-/// Maximum time after a failure in which a server ranks behind the others.
+/// Maximum time after a failure in which a server ranks behind other servers.
 const MAX_AVOIDANCE: Duration = Duration::from_secs(300);
 
 /// A server of an OpenAI-compatible chat API.
@@ -334,7 +334,7 @@ mod tests {
         }
         server.answered();
         assert_eq!(server.rests_for(), Duration::ZERO);
-        // A server that has failed can be called, after the others.
+        // A server that has failed can be called, after other servers.
         for pause in [5, 10, 20, 40, 80, 160, 300, 300] {
             server.failed();
             server.failed();

@@ -209,7 +209,7 @@ fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
 }
 
 #[tokio::test]
-async fn failure_avoids_endpoint_only_if_endpoint_is_at_fault() {
+async fn failure_avoids_endpoint_only_if_at_fault() {
     let message = || "m".to_owned();
     let (servers, _) = course_over(&["a"]);
     let endpoint = || servers[0].name.clone();
@@ -286,7 +286,7 @@ async fn rejected_request_is_sent_once_per_endpoint() {
 }
 
 #[tokio::test]
-async fn slow_endpoint_still_wins_if_the_other_fails() {
+async fn slow_endpoint_wins_if_next_one_fails() {
     let slow = [vec![Step::Wait(Duration::from_millis(1500))], json_answer("200 OK", "", &completion("5"))];
     let slow = TestServer::new(vec![slow.concat()]).await;
     let bad = TestServer::new(vec![json_answer("500 Oh", "", &json!({}))]).await;
@@ -317,7 +317,7 @@ async fn reply_without_text_fails_over() {
 }
 
 #[tokio::test]
-async fn empty_text_fails_whole_reply() {
+async fn empty_text_fails_complete_reply() {
     let empty = TestServer::new(vec![json_answer("200 OK", "", &completion(" \n"))]).await;
     let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
     assert_eq!(over(&[&empty, &good], Duration::from_secs(5)).chat(&question()).await.unwrap().content, "5");

@@ -58,7 +58,7 @@ impl Ticket {
 #[derive(Debug)]
 pub(crate) struct Turn {
     gate: Arc<Gate>,
-    /// When the call started. `None` if the waiting caller had gone before it took the permit.
+    /// When the call started. `None` if the caller had gone when the permit was granted.
     since: Option<Instant>,
 }
 

@@ -220,9 +220,9 @@ impl Member {
         }
     }
 
-    /// Records a passed probe. Returns whether the replica serves again. One failure is forgiven at
-    /// most: only a completed call resets the count. So a replica that only passes probes returns
-    /// to quarantine at its next failed call, for longer.
+    /// Records a passed probe. Returns whether the replica serves again. Only a completed call
+    /// resets the failure count, so a replica that passes probes but fails calls returns to
+    /// quarantine at its next failed call, for longer.
     pub fn passes(&self, options: &RouterOptions) -> bool {
         let mut state = self.state();
         let again = state.status.health != Health::Serving;

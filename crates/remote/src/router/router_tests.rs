@@ -53,7 +53,7 @@ async fn call_moves_to_other_replica_if_start_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn completion_ends_correctly_if_replica_fails_after_last_token() {
+async fn completion_ends_if_replica_fails_after_last_token() {
     let plain = undisturbed(request(3, 30)).await;
     let stop = plain.tokens[5];
     let end = plain.tokens.iter().position(|token| *token == stop).unwrap();
@@ -459,7 +459,7 @@ async fn dropped_stream_frees_its_permit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn busy_replicas_are_not_suspected_and_hint_is_returned() {
+async fn busy_replicas_stay_unsuspected_and_return_hint() {
     let (router, members) = router(2, in_turn());
     let busy = PolicyError::Busy { what: "too much".into(), retry_after: 7 };
     members[0].fails(Fails::Refuses(busy.clone()));

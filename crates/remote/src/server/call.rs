@@ -356,7 +356,7 @@ impl Call {
         }
     }
 
-    /// Checks that returned tokens were sampled under the weights that the caller was told.
+    /// Checks that returned tokens were sampled under the weights reported to the caller.
     fn check(&self, spans: &[Span], asked: &Asked, weights: &Adopted) -> Result<(), PolicyError> {
         let mut from = 0;
         for span in spans {

@@ -53,7 +53,7 @@ impl End {
 pub(super) struct Chunk {
     pub tokens: Vec<u32>,
     pub logprobs: Vec<f32>,
-    /// The most likely tokens at each position. Empty unless the request asked for them.
+    /// The most likely tokens at each position. Empty unless requested.
     pub top: Vec<TopLogprobs>,
     /// Weight labels of all tokens so far. `None` if the event does not contain them.
     pub spans: Option<Vec<Span>>,
@@ -93,7 +93,7 @@ pub(super) struct Under<'a> {
     pub model: &'a str,
     /// Label of the weights. Cached prefixes of different labels are kept separate.
     pub label: &'a str,
-    /// Sampling seed. `None` if the server chooses.
+    /// Sampling seed. `None` if the request contains no seed.
     pub seed: Option<u64>,
 }
 

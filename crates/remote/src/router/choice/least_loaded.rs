@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn least_loaded_selects_fewest_calls_with_ties_in_turn() {
+    fn least_loaded_selects_fewest_calls_in_turn() {
         let mut choice = LeastLoaded::default();
         let mut among = |running: [usize; 3]| {
             let candidates: Vec<Candidate> =
