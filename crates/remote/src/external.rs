@@ -8,7 +8,7 @@
 //! chunks cannot be taken back.
 //!
 //! # Guarantees
-//! - **No request is executed twice by one server.** The same server is called again only if it
+//! - **Retries repeat nothing.** The same server is called again only if it
 //!   rejected the call (429, 503), if no connection was made, or if no byte of the response
 //!   arrived.
 //! - **Waits** between tries double, with jitter, and are at least as long as the server requests.
@@ -66,8 +66,8 @@ pub struct ExternalOptions {
     pub requests_per_minute: u64,
     /// Maximum number of prompt and completion tokens per minute. 0 disables the limit.
     pub tokens_per_minute: u64,
-    /// Maximum number of requests per call. At least 1. Only requests that cannot have been executed are
-    /// retried. Each endpoint is tried once in any case.
+    /// Maximum number of requests per call. At least 1. Only requests that were rejected as busy, or of
+    /// whose response no byte arrived, are retried. Each endpoint is tried once in any case.
     pub tries: usize,
     /// Timeout for a call, from the wait for a permit to the end of the completion.
     pub deadline: Duration,

@@ -178,8 +178,8 @@ impl ExternalError {
         }
     }
 
-    /// Returns whether a retry cannot execute a request twice: the request was rejected as busy,
-    /// never arrived, or no byte of the response came.
+    /// Returns whether the call can be retried at once without a repeated effect: it was rejected as
+    /// busy, never arrived, or no byte of the response came.
     pub(crate) fn repeats_nothing(&self) -> bool {
         match self {
             ExternalError::Busy { .. } | ExternalError::Connect { .. } => true,

@@ -51,7 +51,7 @@ enum Ended {
     /// The completion is partial, and must be requested again with the tokens returned so far.
     Again,
     /// The completion stopped at an end-of-text token of the model's files, which the request
-    /// ignores.
+    /// ignores, so the call continues with another request.
     Onward,
 }
 
