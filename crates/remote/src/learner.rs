@@ -187,8 +187,8 @@ fn json_of(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
     serde_json::to_value(value).map_err(|error| PolicyError::Invalid(error.to_string()))
 }
 
-/// Returns the parameters of a step as JSON, each number with all digits of its f32: a learner that computes
-/// in f64 gets the very value that is recorded, and not the decimal nearest to it.
+/// Returns the parameters of a step as JSON, each number with all digits of its f32. So a learner that
+/// computes in f64 gets exactly the recorded value, instead of the shortest decimal for it.
 fn json_of_params(params: &OptimParams) -> Result<Value, PolicyError> {
     let mut json = json_of(params)?;
     for field in json.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {

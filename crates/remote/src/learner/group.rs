@@ -230,7 +230,7 @@ impl Group {
     }
 
     /// Returns whether a group has the same state: it was not restarted, and has the published
-    /// version.
+    /// version or a newer one.
     fn is_the_same(&self, now: &Description) -> bool {
         let published = self.state().published;
         let version = now.learners.get(POLICY).and_then(|policy| policy.version);

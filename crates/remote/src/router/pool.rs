@@ -24,7 +24,7 @@ pub(crate) struct Pool {
     weights: Mutex<Weights>,
     /// Notified when a replica serves again.
     returned: Notify,
-    /// Whether the replicas have given up their devices, until they load weights again.
+    /// Whether the replicas have released their devices, until they load weights again.
     rests: watch::Sender<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! API of SGLang. It labels weights, and reports with each event which tokens were sampled under
+//! API of SGLang. The server labels weights, and reports with each event which tokens were sampled under
 //! which label.
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! vLLM's dialect.
+//! API of vLLM: its routes, fields and labels of weights.
 //!
 //! From 0.32 on, vLLM labels weights and reports at the end of a completion which tokens were sampled under
 //! which label; 0.20 does not. With `in_flight = "keep"`, tokens are returned at once if no change of weights
@@ -57,7 +57,7 @@ fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "stop_token_ids": params.stop_ids,
-        // Completions end where the request says, not where the model's files do.
+        // The request's stop tokens end completions, not the end-of-text tokens of the model's files.
         "ignore_eos": true,
         // The sampled token comes first and counts.
         "logprobs": if params.top_logprobs == 0 { 0 } else { params.top_logprobs + 1 },
