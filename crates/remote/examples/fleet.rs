@@ -1,13 +1,14 @@
-//! Drives servers of vLLM or SGLang from another program, for `conformance/samplers.py`: commands come as
-//! lines of JSON, and so do answers. The first line says which servers: `{"kind": "vllm", "urls": [...],
+//! Drives vLLM or SGLang servers from another program, for `conformance/samplers.py`. Commands and
+//! responses are lines of JSON. The first line names the servers: `{"kind": "vllm", "urls": [...],
 //! "vocabulary": 320, "context": 256, "in_flight": "recompute"}`.
 //!
-//! Then `{"do": "adopt", "version": 1, "folder": "..."}`, `{"do": "sample", "id": 1, "request": {...}}`,
-//! `{"do": "abort", "stream": 7}` and `{"do": "members"}`.
+//! The commands are `{"do": "adopt", "version": 1, "folder": "..."}`, `{"do": "sample", "id": 1,
+//! "request": {...}}`, `{"do": "abort", "stream": 7}` and `{"do": "members"}`.
 //!
 //! With a learner (`"learner": {"url": "...", "token": "...", "weights": "group"}`), for
-//! `conformance/push.py`: `{"do": "learn", "paths": [[1, 2, 3]], "rate": 0.001}` takes a step of imitation,
-//! and `{"do": "publish", "version": 2}` has all servers adopt what came of it.
+//! `conformance/push.py`, `{"do": "learn", "paths": [[1, 2, 3]], "rate": 0.001}` takes a step of
+//! imitation learning, and `{"do": "publish", "version": 2}` makes all servers load the resulting
+//! weights.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Which servers, and how they are asked.
+/// Servers to drive, and their options.
 #[derive(Deserialize)]
 struct Fleet {
     kind: ServerKind,
@@ -37,7 +38,7 @@ struct Fleet {
     tolerance: f32,
     #[serde(default)]
     adapters: bool,
-    /// A text and its tokens.
+    /// Text of the tokenizer probe; `tokens` are its tokens.
     text: String,
     tokens: Vec<u32>,
     silent_seconds: f64,
@@ -46,7 +47,7 @@ struct Fleet {
     learner: Option<Group>,
 }
 
-/// A group of PyTorch's that learns, and how its weights reach servers.
+/// A group of PyTorch learners, and how its weights reach the servers.
 #[derive(Deserialize)]
 struct Group {
     url: String,
@@ -61,7 +62,7 @@ enum Way {
     Group,
 }
 
-/// A learner, and what it has sent.
+/// A learner, and its pushes.
 struct Learning {
     learner: Publishing,
     push: Option<Arc<Pushing>>,

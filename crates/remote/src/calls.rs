@@ -1,19 +1,19 @@
-//! Calls under way, so that they can be aborted.
+//! Registry of calls in flight, so that they can be aborted.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// Calls under way; clones have the same.
+/// Calls in flight. Clones share the same calls.
 #[derive(Clone, Default)]
 pub(crate) struct Calls(Arc<Mutex<Known>>);
 
 #[derive(Default)]
 struct Known {
-    /// How many calls there have been.
+    /// Number of calls registered so far.
     count: u64,
-    /// Those under way by number.
+    /// Calls in flight, by call number.
     calls: HashMap<u64, UnderWay>,
 }
 
@@ -22,7 +22,7 @@ struct UnderWay {
     abort: watch::Sender<bool>,
 }
 
-/// A call that may be aborted, until this is dropped.
+/// Guard of a registered call, which can be aborted until the guard is dropped.
 pub(crate) struct Registered {
     calls: Calls,
     number: u64,
@@ -33,7 +33,8 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a call with its stream of random numbers, and says where it is told to end.
+    /// Registers a call with its random stream. Returns the channel that reports whether to abort
+    /// it.
     pub fn register(&self, stream: u64) -> (Registered, watch::Receiver<bool>) {
         let (abort, aborted) = watch::channel(false);
         let mut known = self.lock();
@@ -43,12 +44,12 @@ impl Calls {
         (Registered { calls: self.clone(), number }, aborted)
     }
 
-    /// How many are under way.
+    /// Returns the number of calls in flight.
     pub fn count(&self) -> usize {
         self.lock().calls.len()
     }
 
-    /// Tells the calls of a stream, or all, to end. Returns how many had not been told before.
+    /// Aborts the calls of a stream, or all calls. Returns how many were not aborted before.
     pub fn abort(&self, stream: Option<u64>) -> usize {
         let known = self.lock();
         let meant = known.calls.values().filter(|call| stream.is_none_or(|stream| stream == call.stream));

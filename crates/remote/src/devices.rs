@@ -1,42 +1,45 @@
-//! Sides of devices that a learner and samplers have by turns.
+//! Handoff of devices between a learner and samplers.
 
 use async_trait::async_trait;
 use levade_policy::PolicyError;
 use serde::{Deserialize, Serialize};
 
-/// Account of a move between the memory of devices and that of the host.
+/// Statistics of a move between device memory and host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
-    /// Bytes that were moved, on all ranks,
+    /// Bytes moved, over all ranks.
     pub bytes: u64,
-    /// and the time that it took.
+    /// Duration of the move, in seconds.
     pub seconds: f64,
 }
 
-/// A learner that can leave its devices to others. Whatever it is asked for but to plan brings it back by
-/// itself.
+/// A learner that can release its devices. Any call except planning moves its state back
+/// automatically.
 #[async_trait]
 pub trait Offloads: Send + Sync {
-    /// Moves weights, gradients and the optimiser's state to the memory of the host; with `keeps_weights` all
-    /// but the weights of the policy, which can be sent then. What is there already stays there.
+    /// Moves weights, gradients and optimizer state to host memory. With `keeps_weights`, the
+    /// policy's weights stay on the devices, so that they can be sent. State that is already in
+    /// host memory stays there.
     ///
     /// # Errors
-    /// When the host's memory does not suffice, or the learner is gone.
+    /// Returns an error if host memory is insufficient or the learner is unreachable.
     async fn offload(&self, keeps_weights: bool) -> Result<Moved, PolicyError>;
 
-    /// Moves all of it back.
+    /// Moves all state back to the devices.
     ///
     /// # Errors
-    /// When the devices' memory does not suffice, or the learner is gone.
+    /// Returns an error if device memory is insufficient or the learner is unreachable.
     async fn onload(&self) -> Result<Moved, PolicyError>;
 }
 
-/// Whoever can hand devices to samplers that sleep.
+/// An owner of devices that can hand them to sleeping samplers.
 #[async_trait]
 pub(crate) trait Wakes: Send + Sync {
-    /// Returns once samplers have their devices and the newest weights that they adopted.
+    /// Hands the devices to the samplers, and returns once they have loaded the newest adopted
+    /// weights again.
     ///
     /// # Errors
-    /// When the learner does not leave them, no weights were adopted yet, or nobody adopts them again.
+    /// Returns an error if the learner cannot be offloaded, no weights were adopted yet, or no
+    /// sampler loads them.
     async fn wake(&self) -> Result<(), PolicyError>;
 }

@@ -1,18 +1,19 @@
-//! External policies: OpenAI-compatible chat APIs, as an opponent, a judge or a teacher. They are called in
-//! messages.
+//! Client of OpenAI-compatible chat APIs: an opponent, a judge or a teacher that is called in messages.
 //!
-//! Of the servers of one model, the one with the fewest calls is called. A server that fails in any way
-//! passes its call to the next one: an error status, a response that is not a completion or has no content, a
-//! connection that ends, or a wait that takes the server's part of the time. In the last case both are
-//! called, and the first response counts. A server that failed is called after the other ones for a while. A
-//! stream changes its server only before its first chunk, since returned chunks cannot be taken back.
+//! Among the servers of one model, the one with the fewest calls is used. If a server fails in any way,
+//! its call passes to the next one: after an error status, a response that is not a completion or has no
+//! content, a connection that ends, or a wait that takes the server's part of the time. In the last case
+//! both servers work on the call, and the first response counts. A server that failed ranks behind the
+//! other servers for a while. A stream changes its server only before its first chunk, since returned
+//! chunks cannot be taken back.
 //!
 //! # Guarantees
-//! - **Nothing happens twice.** The same server is called again only if it rejected the call (429, 503), if
-//!   no connection was made, or if nothing of the response came.
-//! - **Waits** between tries double, with jitter, and are at least what the server requests.
+//! - **Retries repeat nothing.** The same server is called again only if it
+//!   rejected the call (429, 503), if no connection was made, or if no byte of the response
+//!   arrived.
+//! - **Waits** between tries double, with jitter, and are at least as long as the server requests.
 //! - **Bounded.** Everything sent or received is bounded, in bytes and in time.
-//! - **Keys** come from the environment and are never shown.
+//! - **Keys** come from the environment and never appear in errors or logs.
 
 mod endpoint;
 mod error;
@@ -52,31 +53,32 @@ use stream::Begun;
 pub use stream::ChatStream;
 use waits::Waits;
 
-/// Settings of an external policy.
+/// Options of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
-    /// Servers, with a model each, in the order of preference. Of the servers of one model the one with the
-    /// fewest calls is asked, of several the first; a server of another model only if these fail.
+    /// Servers with their models, in order of preference. Among the servers of one model, the one with
+    /// the fewest calls is used, and on a tie the first. A server of another model is used only if these
+    /// fail.
     pub endpoints: Vec<Endpoint>,
-    /// Most calls under way at once.
+    /// Maximum number of calls in flight. At least 1.
     pub most_running: usize,
-    /// Most requests in a minute, 0 for any number,
+    /// Maximum number of requests per minute. 0 disables the limit.
     pub requests_per_minute: u64,
-    /// and most tokens of prompts and replies.
+    /// Maximum number of prompt and completion tokens per minute. 0 disables the limit.
     pub tokens_per_minute: u64,
-    /// Times that a call is tried, where that cannot do anything twice. Each endpoint is tried once in any
-    /// case.
+    /// Maximum number of requests per call. At least 1. Only requests that were rejected as busy, or of
+    /// whose response no byte arrived, are retried. Each endpoint is tried once in any case.
     pub tries: usize,
-    /// The time that a call has, from the wait for a place to the end of the reply,
+    /// Timeout for a call, from the wait for a permit to the end of the completion.
     pub deadline: Duration,
-    /// and how long a reply that is streamed may stop.
+    /// Timeout for the first bytes of a response, and for the next bytes of a stream.
     pub silence: Duration,
-    /// File of certificates (PEM) that are trusted beside Mozilla's list, for servers with an authority of
-    /// their own.
+    /// PEM file of root certificates that are trusted in addition to Mozilla's list, for servers with a
+    /// certificate authority of their own.
     pub roots: Option<PathBuf>,
-    /// Most bytes of an answer,
+    /// Maximum size of a response, in bytes. At least 1.
     pub most_bytes: usize,
-    /// and of one event of a stream.
+    /// Maximum size of one event of a stream, in bytes. At least 1.
     pub most_event_bytes: usize,
 }
 
@@ -97,7 +99,7 @@ impl Default for ExternalOptions {
     }
 }
 
-/// A policy that others serve.
+/// A policy behind third-party chat APIs. Clones share limits and connections.
 #[derive(Debug, Clone)]
 pub struct External(Arc<Inner>);
 
@@ -112,10 +114,11 @@ struct Inner {
 }
 
 impl External {
-    /// A policy behind one endpoint or several. Keys are read from the environment now.
+    /// Creates a policy behind one or several endpoints. Reads keys from the environment.
     ///
     /// # Errors
-    /// When an address or an option cannot be used, or a key is missing: which.
+    /// Returns [`ExternalError::Invalid`] if an address or option is invalid, and
+    /// [`ExternalError::NoKey`] if a key is missing.
     pub fn new(options: ExternalOptions) -> Result<Self, ExternalError> {
         Self::with_environment(options, |name| std::env::var(name))
     }
@@ -147,25 +150,25 @@ impl External {
         })))
     }
 
-    /// Asks for a reply that is streamed. Returns when its first piece has come.
+    /// Requests a streamed completion. Returns when its first chunk has arrived.
     ///
     /// # Errors
-    /// Returns the failure of the endpoint, or [`ExternalError::All`] with that of each, if none begins a
-    /// reply within the deadline and the tries.
+    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if none
+    /// starts a response within the deadline and the maximum number of tries.
     pub async fn stream(&self, request: &ChatRequest) -> Result<ChatStream, ExternalError> {
         self.call(request, true, ChatStream::begun).await
     }
 
-    /// Asks for a whole reply that has text, or calls of tools if the request has any.
+    /// Requests a complete reply that has text or, if the request has tools, tool calls.
     ///
     /// # Errors
-    /// As for one that is streamed.
+    /// Returns the same errors as [`stream`](Self::stream).
     pub async fn chat(&self, request: &ChatRequest) -> Result<ChatReply, ExternalError> {
         let has_tools = !request.tools.is_empty();
         self.call(request, false, |stream| stream.whole_text(has_tools)).await
     }
 
-    /// Asks endpoints until one gives what `finish` makes of its reply.
+    /// Calls endpoints until `finish` succeeds on the response of one.
     async fn call<T, F>(
         &self,
         request: &ChatRequest,
@@ -194,7 +197,7 @@ impl External {
             if let Some(number) = course.next(servers, options.tries, waits.left()) {
                 course.asked(number);
                 let (place, mut waits, finish) = (place.clone(), waits.clone(), &finish);
-                // The first request has waited for the limit before any endpoint's time began.
+                // The first request has waited for the limit before the time of any endpoint started.
                 let (is_again, what) = (course.asked.iter().sum::<usize>() > 1, what.clone());
                 running.push(async move {
                     let asked = async {
@@ -208,7 +211,7 @@ impl External {
             } else if running.is_empty() {
                 break;
             }
-            // The part of the time after which the next endpoint is asked, too.
+            // The part of the remaining time after which the next endpoint is called too.
             let others = course.others(servers);
             let part = waits.left() / (others as u32 + 1);
             tokio::select! {
@@ -222,15 +225,15 @@ impl External {
                 _ = sleep(part), if others > 0 => course.slow(servers),
             }
         }
-        // Nothing was sampled.
+        // No tokens were sampled.
         if let Some(bucket) = &self.0.tokens {
             bucket.give_back(guessed as f64);
         }
         Err(course.error(servers, options.deadline))
     }
 
-    /// Asks an endpoint, after its pause if it asked for one. Returns when the first bytes of its reply have
-    /// come.
+    /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes of the
+    /// response have arrived.
     async fn ask(
         &self,
         request: &ChatRequest,
@@ -250,7 +253,7 @@ impl External {
         Ok(ChatStream::new(self.clone(), number, waits, (place, running), begun))
     }
 
-    /// Sends a request, and waits for the first bytes of its answer.
+    /// Sends a request, and waits for the first bytes of the response.
     async fn begin(
         &self,
         server: &Server,
@@ -270,12 +273,12 @@ impl External {
     }
 }
 
-/// What became of a call at each endpoint.
+/// Progress of one call over all endpoints.
 struct Course {
-    /// Times that each was asked.
+    /// Number of requests to each endpoint.
     asked: Vec<usize>,
     is_running: Vec<bool>,
-    /// Whether the call goes on to the next endpoint though the ones that run have not failed.
+    /// Whether to call the next endpoint although the running ones have not failed.
     is_slow: bool,
     failures: Vec<Option<ExternalError>>,
 }
@@ -286,7 +289,7 @@ impl Course {
         Course { asked: vec![0; count], is_running: vec![false; count], is_slow: false, failures }
     }
 
-    /// Returns the endpoint to ask now, unless one is running and not slow.
+    /// Returns the next endpoint to call. Returns `None` if one is running and not slow, or none is left.
     fn next(&self, servers: &[Server], tries: usize, left: Duration) -> Option<usize> {
         if self.is_running.contains(&true) && !self.is_slow {
             return None;
@@ -296,7 +299,7 @@ impl Course {
             Some(error) => error.repeats_nothing() && self.asked.iter().sum::<usize>() < tries,
         };
         let free = (0..servers.len()).filter(|number| !self.is_running[*number]).filter(is_left);
-        // Calls are spread only among servers of one model: which model replies must not depend on the load.
+        // Only servers of one model share load: which model responds must not depend on the load.
         let preference = |number: usize| {
             servers.iter().position(|server| server.model == servers[number].model).unwrap_or(number)
         };
@@ -304,11 +307,11 @@ impl Course {
             let (rests_for, is_avoided, running) = servers[number].rank();
             ((rests_for, is_avoided, preference(number), running), number)
         });
-        // There is no point in a wait that would end after the deadline.
+        // A wait that would end after the deadline is useless.
         ranked.min().filter(|((rests_for, ..), _)| *rests_for <= left).map(|(_, number)| number)
     }
 
-    /// Returns the number of endpoints that were not asked yet and may be.
+    /// Returns the number of endpoints that were not called yet and are not pausing.
     fn others(&self, servers: &[Server]) -> usize {
         let is_free = |number: &usize| self.asked[*number] == 0 && servers[*number].rests_for().is_zero();
         (0..servers.len()).filter(is_free).count()
@@ -318,7 +321,7 @@ impl Course {
         (self.asked[number], self.is_running[number], self.is_slow) = (self.asked[number] + 1, true, false);
     }
 
-    /// Notes that the endpoints that run have taken their part of the time.
+    /// Marks the running endpoints as slow: they have taken their part of the time.
     fn slow(&mut self, servers: &[Server]) {
         self.is_slow = true;
         for (server, _) in servers.iter().zip(&self.is_running).filter(|(_, is_running)| **is_running) {
@@ -327,16 +330,16 @@ impl Course {
         }
     }
 
-    /// Notes a failure. The call goes on to the next endpoint, if there is one.
+    /// Records a failure. The call continues at the next endpoint, if there is one.
     fn failed(&mut self, servers: &[Server], number: usize, error: ExternalError) {
         let server = &servers[number];
         warn!(endpoint = server.name, %error, "a chat completion failed");
         match &error {
-            // One that answered with a status has said how long it wants to be left alone.
+            // The status handler has already set the pause that the server requested.
             ExternalError::Busy { .. } => {}
             error if error.repeats_nothing() => drop(server.turned_away(None)),
             error if error.is_of_request() => {}
-            // The wait for a limit of the caller's own.
+            // The wait for one of this client's own limits timed out.
             ExternalError::Deadline { endpoint, .. } if *endpoint != server.name => {}
             _ => server.failed(),
         }
@@ -345,7 +348,8 @@ impl Course {
         self.failures[number] = Some(error);
     }
 
-    /// Notes a reply. A request that was served is not to blame for the failures before.
+    /// Records a response. As the request could be served, earlier errors that blamed it count against
+    /// their servers.
     fn served(&self, servers: &[Server], number: usize) {
         servers[number].answered();
         for (server, error) in servers.iter().zip(&self.failures) {
@@ -355,7 +359,7 @@ impl Course {
         }
     }
 
-    /// Returns the error of a call that no endpoint served.
+    /// Builds the error of a call that no endpoint served.
     fn error(mut self, servers: &[Server], waited: Duration) -> ExternalError {
         for (failure, server) in self.failures.iter_mut().zip(servers) {
             let endpoint = server.name.clone();
@@ -371,7 +375,7 @@ impl Course {
     }
 }
 
-/// Takes an amount from a limit, where there is one, and waits until it is there.
+/// Takes an amount from a limit, if there is one, and waits until it is available.
 async fn await_limit(
     waits: &mut Waits,
     what: String,

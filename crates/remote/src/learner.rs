@@ -1,15 +1,15 @@
 //! Learners in other processes, such as a group of PyTorch processes under torchrun: all methods of
 //! [`Learner`], over HTTP.
 //!
-//! Arrays travel as safetensors. Every call has a name, and the group keeps the results of the last calls by
-//! name. If a response is lost, the call is sent again by that name and gets the first result, so nothing is
-//! learned twice.
+//! Arrays are sent as safetensors. Every call has an ID, and the group keeps the results of the
+//! last calls by ID. If a response is lost, the call is sent again with the same ID and gets the
+//! first result, so nothing is trained twice.
 //!
-//! A group that has failed, hangs or was restarted without the last published version has lost what it held.
-//! That is [`PolicyError::Stopped`] or a deadline; the group gets no further call, and the caller continues
-//! from its newest checkpoint with another group. Published weights are files, which the embedded engine
-//! checks completely before it samples from them. The bits of sampler and learner differ then, so nothing is
-//! taken from the record that the learner would compute differently.
+//! A group that has failed, hangs, or was restarted without the last published version has lost its
+//! state. Its calls return [`PolicyError::Stopped`] or a deadline, it gets no further call, and the
+//! caller resumes from its newest checkpoint with another group. Published weights are files, which
+//! the embedded engine checks completely before it samples from them. The bits of sampler and
+//! learner differ, so no recorded value replaces one that the learner would compute differently.
 
 mod batch;
 mod description;
@@ -41,7 +41,7 @@ use group::{Call, Group};
 pub use link::{LearnerOptions, Processes};
 use wire::Body;
 
-/// A learner of a group elsewhere.
+/// A learner in a group of other processes.
 #[derive(Clone)]
 pub struct RemoteLearner {
     group: Arc<Group>,
@@ -49,12 +49,12 @@ pub struct RemoteLearner {
 }
 
 impl RemoteLearner {
-    /// Connects to a group, and checks that it fits the run. Returns the learner of its policy; `processes`
-    /// live as long as it and all others of the group.
+    /// Connects to a group, and checks that it fits the run. Returns the learner of its policy.
+    /// `processes` are kept alive until all learners of the group are dropped.
     ///
     /// # Errors
-    /// When the address or the token cannot be used, nobody answers there in time, or the group does not fit:
-    /// which difference, and the way out.
+    /// Returns an error if the URL or the token is invalid, the group does not respond in time, or
+    /// it does not fit the run. The error then names the difference and what to change.
     pub async fn connect(
         options: LearnerOptions,
         processes: Option<Processes>,
@@ -64,19 +64,19 @@ impl RemoteLearner {
         Ok(RemoteLearner { group, name: POLICY.into() })
     }
 
-    /// Another learner of the same group.
+    /// Returns another learner of the same group.
     #[must_use]
     pub fn named(&self, name: &str) -> Self {
         RemoteLearner { group: self.group.clone(), name: name.into() }
     }
 
-    /// Facts that the group states of itself.
+    /// Returns the facts that the group reports about itself.
     pub fn description(&self) -> &Description {
         self.group.description()
     }
 
-    /// Waits until the processes of the group have ended, and says how: [`PolicyError::Stopped`], which its
-    /// calls would give. Waits for ever where they are not this one's.
+    /// Waits until the processes of the group have exited, and returns the resulting
+    /// [`PolicyError::Stopped`]. Never returns if this process did not start them.
     pub async fn over(&self) -> PolicyError {
         self.group.over().await
     }
@@ -91,7 +91,7 @@ impl RemoteLearner {
         Ok(self.group.call(call, &mut || {}).await?.0)
     }
 
-    /// Asks for numbers of every target of a batch.
+    /// Requests arrays with one number per target of a batch.
     async fn numbers<const N: usize>(
         &self,
         verb: &'static str,
@@ -117,7 +117,7 @@ impl RemoteLearner {
         PolicyError::Invalid(format!("the answer of the learner at {} to {verb}: {why}", self.group.url()))
     }
 
-    /// Checks that what the learner has written can be read here.
+    /// Checks that files written by the learner can be read on this machine.
     fn check_here(&self, manifest: &Manifest) -> Result<(), PolicyError> {
         let Place::Local(folder) = &manifest.place else { return Ok(()) };
         for file in &manifest.files {
@@ -138,13 +138,13 @@ impl RemoteLearner {
     }
 }
 
-/// Sums as they are told: JSON has no number for one that is not finite, and `null` stands in its place.
+/// Sums of a micro-batch as JSON, which represents numbers that are not finite as `null`.
 #[derive(serde::Deserialize)]
 #[serde(transparent)]
 struct Sums(serde_json::Map<String, Value>);
 
 impl Sums {
-    /// The sums; NaN where one is not finite.
+    /// Parses the sums. `null` becomes NaN.
     fn read(self) -> Result<ForwardBackward, String> {
         let Sums(mut fields) = self;
         let (null, zero) = (Value::Null, json!(0.0));
@@ -169,7 +169,8 @@ impl Sums {
     }
 }
 
-/// A step of the optimiser, as it is told: JSON has no number for a gradient that is not finite.
+/// Result of an optimizer step as JSON, which represents a gradient norm that is not finite as
+/// `null`.
 #[derive(serde::Deserialize)]
 struct Step {
     grad_norm: Option<f64>,
@@ -186,8 +187,8 @@ fn json_of(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
     serde_json::to_value(value).map_err(|error| PolicyError::Invalid(error.to_string()))
 }
 
-/// Returns the parameters of a step as JSON, each number with all digits of its f32: a learner that computes
-/// in f64 gets the very value that is recorded, and not the decimal nearest to it.
+/// Returns the parameters of a step as JSON, each number with all digits of its f32. So a learner that
+/// computes in f64 gets exactly the recorded value, instead of the shortest decimal for it.
 fn json_of_params(params: &OptimParams) -> Result<Value, PolicyError> {
     let mut json = json_of(params)?;
     for field in json.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
@@ -198,7 +199,7 @@ fn json_of_params(params: &OptimParams) -> Result<Value, PolicyError> {
     Ok(json)
 }
 
-/// A folder as it goes over the wire.
+/// Returns the absolute path of a directory as a string.
 fn folder_of(folder: &Path) -> Result<String, PolicyError> {
     let absolute = std::path::absolute(folder).ok();
     absolute.and_then(|folder| folder.to_str().map(str::to_owned)).ok_or_else(|| {
@@ -213,7 +214,7 @@ impl Learner for RemoteLearner {
         put_uncut(&mut body, update);
         let mut answer = self.ask("plan", body, &|_| "an update to be cut".into()).await?;
         let cut: Cut = self.take("plan", &mut answer, "cut")?;
-        // What is recorded must be what can be followed.
+        // A plan is recorded only if it can be executed.
         let paths = update.groups.iter().map(Vec::len).sum();
         cut.check(paths, self.description().layout.world_size)?;
         Ok(cut)
@@ -312,7 +313,8 @@ impl Learner for RemoteLearner {
         self.ask("load", body, &what).await.map(drop)
     }
 
-    /// Processes that this one has started are as they began; others may have trained before.
+    /// Does nothing for processes that this one has started, because they are untrained. Other
+    /// groups may have been trained by an earlier run, so they reload their initial weights.
     async fn begin_again(&self) -> Result<(), PolicyError> {
         if self.group.is_own() {
             return Ok(());
@@ -354,7 +356,7 @@ impl Broadcasts for RemoteLearner {
     }
 }
 
-/// Weights and moments of all learners of the group at once.
+/// Moves the weights and optimizer state of all learners of the group together.
 #[async_trait]
 impl Offloads for RemoteLearner {
     async fn offload(&self, keeps_weights: bool) -> Result<Moved, PolicyError> {

@@ -1,19 +1,24 @@
 //! Samplers, learners and chat APIs in other processes, and routers over several samplers.
 //!
-//! - A [`Router`] is one [`Sampler`](levade_policy::Sampler) over several of one policy: replicas of an
-//!   engine, or servers on other machines. It selects a replica for each call, continues a call at another
-//!   one after a failure, distributes new weights, and limits admission.
-//! - A [`Server`] is a vLLM or SGLang server as a sampler. [`Publishing`] is a learner whose weights such
-//!   servers load from directories; [`Pushing`] broadcasts them into the servers' memory.
-//! - A [`RemoteLearner`] is a [`Learner`](levade_policy::Learner) in other processes, such as a group of
-//!   PyTorch processes, over HTTP. It does each request once, even if a response is lost.
-//! - [`Turns`] hand devices over between servers and a learner that share them: one side sleeps while the
+//! - A [`Router`] is one [`Sampler`](levade_policy::Sampler) over several samplers of one policy:
+//!   replicas of an engine, or servers on other machines. It selects a replica for each call,
+//!   continues a call at another replica after a failure, distributes new weights, and limits
+//!   admission.
+//! - A [`Server`] is a vLLM or SGLang server as a sampler. [`Publishing`] is a learner whose
+//!   weights such servers load from directories; [`Pushing`] broadcasts the weights into the
+//!   servers' memory.
+//! - A [`RemoteLearner`] is a [`Learner`](levade_policy::Learner) in other processes, such as a
+//!   group of PyTorch processes, over HTTP. The learner executes each request once, even if a
+//!   response is lost.
+//! - [`Turns`] hand devices over between colocated servers and a learner: one side sleeps while the
 //!   other works.
-//! - An [`External`] policy is a third-party model behind an OpenAI-compatible chat API: an opponent, a judge
-//!   or a teacher. It is called in messages, and returns a [`ChatReply`] or a [`ChatStream`].
-//! - A [`Service`] answers JSON requests, as scoring services do.
-//! - A [`Mixture`] selects the policy that plays a role of an attempt, as a function of seed, stream and
-//!   role.
+//! - An [`External`] policy is a third-party model behind an OpenAI-compatible chat API: an
+//!   opponent, a judge or a teacher. Its requests consist of messages, and it returns a
+//!   [`ChatReply`] or a [`ChatStream`].
+//! - A [`Service`] is a client of an HTTP service that answers JSON requests, such as a scoring
+//!   service.
+//! - A [`Mixture`] selects the policy that plays a role of an attempt, as a function of seed,
+//!   stream and role.
 //!
 //! # Example
 //! ```
@@ -31,7 +36,7 @@
 //! let request = SampleRequest { seed: 1, stream: 7, prompt: vec![1, 2, 3], params, ..Default::default() };
 //! let reply = router.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
 //!
-//! // Draws are functions of seed, stream and position: whoever draws them, it is the same reply.
+//! // Tokens are functions of seed, stream and position, so a single replica samples the same completion.
 //! let alone = replica().sample(request).await?.collect(Duration::from_secs(10)).await?;
 //! assert_eq!(reply, alone);
 //! assert!(router.members().iter().all(|member| member.health == Health::Serving));
@@ -39,12 +44,12 @@
 //! ```
 //!
 //! # Guarantees
-//! - **A token is returned once**, in order, and sampled with weights no older than the request and the
-//!   tokens before it require.
-//! - **A request that an API may have served is not sent to it again.**
-//! - **Errors name what was waited for, and the server.** Deadlines exclude time in which the process or a
-//!   replica stood still.
-//! - **Keys are never shown.**
+//! - **A token is returned once**, in order, and sampled with weights no older than the request and
+//!   the tokens before it require.
+//! - **A request that an API may have processed is not sent to it again.**
+//! - **Errors name the operation that was waited for, and the server.** Deadlines exclude time in
+//!   which the process or a replica was suspended.
+//! - **Keys never appear in errors or logs.**
 //!
 //! Out of scope: serving over HTTP (`levade-gateway`), and the use of completions.
 

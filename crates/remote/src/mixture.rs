@@ -1,21 +1,23 @@
-//! Opponents and judges drawn from several policies.
+//! Random selection of opponents and judges among several policies.
 
 use levade_policy::{PolicyError, uniform};
 
-/// Several policies, each with a weight. Which one plays a role of an attempt depends on the run's seed, the
-/// attempt's stream and the role, and on nothing else: it is the same when the attempt is made again, and two
-/// roles of an attempt are drawn independently.
+/// Several policies with weights. The policy that plays a role of an attempt is a function of the
+/// run's seed, the attempt's stream and the role. So a repeated attempt gets the same policy, and
+/// two roles of an attempt are sampled independently.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mixture {
-    /// Names, each with the sum of the weights up to it.
+    /// Names, each with the cumulative weight up to and including it.
     policies: Vec<(String, f64)>,
 }
 
 impl Mixture {
-    /// A mixture of policies by name, as often as their weights, which need not add up to 1.
+    /// Creates a mixture of named policies. Each is selected in proportion to its weight; the sum
+    /// of weights need not be 1.
     ///
     /// # Errors
-    /// When there are none, a name comes twice, or a weight is negative, not finite or all are 0.
+    /// Returns [`PolicyError::Invalid`] if there are no policies, a name occurs twice, a weight is
+    /// negative or not finite, or all weights are 0.
     pub fn new<N: Into<String>>(policies: impl IntoIterator<Item = (N, f64)>) -> Result<Self, PolicyError> {
         let invalid = |why: String| Err(PolicyError::Invalid(format!("a mixture of policies {why}")));
         let (mut sum, mut known) = (0.0, Vec::<(String, f64)>::new());
@@ -36,18 +38,19 @@ impl Mixture {
         }
     }
 
-    /// Name of the policy that plays `role` in the attempt that has `stream`.
+    /// Returns the name of the policy that plays `role` in the attempt with this `stream`.
     pub fn pick(&self, seed: u64, stream: u64, role: &str) -> &str {
         let sum = self.policies.last().map_or(0.0, |(_, sum)| *sum);
         let drawn = uniform(seed, stream, counter(role)) * sum;
         let place = self.policies.partition_point(|(_, upto)| *upto <= drawn);
-        // Rounding may reach the sum; then the last with a weight is meant.
+        // Rounding may reach the sum; then the last policy with a positive weight is selected.
         let last = self.policies.partition_point(|(_, upto)| *upto < sum);
         self.policies.get(place.min(last)).map_or("", |(name, _)| name)
     }
 }
 
-/// A counter of a role (FNV-1a of its name), in the half above all positions of tokens.
+/// Returns the random counter of a role (FNV-1a of its name), in the half above all token
+/// positions.
 fn counter(role: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     role.bytes().fold(0xcbf2_9ce4_8422_2325, step) | 1 << 63
@@ -60,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_are_picked_as_often_as_they_weigh_and_roles_independently() {
+    fn pick_follows_weights_independently_per_role() {
         let mixture =
             Mixture::new([("never", 0.0), ("policy", 4.0), ("external", 1.0), ("nor", 0.0)]).unwrap();
         let picks = |role: &str| -> Vec<bool> {
@@ -75,14 +78,14 @@ mod tests {
 
     /// Recorded runs depend on these picks.
     #[test]
-    fn picks_are_for_ever() {
+    fn picks_are_stable_across_versions() {
         let mixture = Mixture::new([("a", 1.0), ("b", 1.0)]).unwrap();
         let picks: String = (0..16).map(|stream| mixture.pick(1, stream, "opponent")).collect();
         assert_eq!(picks, "babbaaabbaaaaaab");
     }
 
     #[test]
-    fn what_is_no_mixture_is_named() {
+    fn new_rejects_invalid_weights_and_names() {
         let error = |policies: &[(&str, f64)]| {
             Mixture::new(policies.iter().map(|(name, weight)| (*name, *weight))).unwrap_err().to_string()
         };
@@ -95,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn somebody_with_a_weight_is_always_picked(
+        fn pick_returns_policy_with_positive_weight(
             weights in prop::collection::vec(prop_oneof![Just(0.0), 1e-9f64..1e9], 1..6),
             seed: u64, stream: u64, role in ".{0,8}",
         ) {

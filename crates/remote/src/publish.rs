@@ -1,4 +1,4 @@
-//! A learner whose weights lie in folders, for samplers that share no memory with it.
+//! A learner that publishes its weights as directories, for samplers that share no memory with it.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,13 +17,13 @@ use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use crate::push::Pushing;
 use crate::server::{PROBE, ProbeFile};
 
-/// How many folders of weights are kept: the newest, and the one before, which a sampler may still be
-/// reading.
+/// Number of weight directories that are kept: the newest, and the previous one, which a sampler
+/// may still be reading.
 const KEPT: usize = 2;
 
-/// A learner that publishes its weights as folders, one for each version, beside log-probabilities of a
-/// probe by which samplers can be checked. A folder is whole or not there: it is written under another name,
-/// flushed, then renamed. Older ones are removed.
+/// A learner that publishes its weights as directories, one per version, with the log-probabilities
+/// of a probe by which samplers can be checked. A directory is complete or absent: it is written
+/// under another name, flushed, then renamed. Old directories are removed.
 pub struct Publishing {
     learner: Arc<dyn Learner>,
     folder: PathBuf,
@@ -32,26 +32,26 @@ pub struct Publishing {
 }
 
 impl Publishing {
-    /// `learner`, whose weights are published under `folder`, with the log-probabilities of a prompt of at
-    /// least two tokens.
+    /// Creates a learner that publishes the weights of `learner` under `folder`, with the
+    /// log-probabilities of `probe`, a prompt of at least two tokens.
     pub fn new(learner: Arc<dyn Learner>, folder: impl Into<PathBuf>, probe: Vec<u32>) -> Self {
         Publishing { learner, folder: folder.into(), probe, push: None }
     }
 
-    /// Has published weights sent to servers, too, for as long as the learner holds them.
+    /// Also offers published weights to `push`, for as long as the learner holds them.
     #[must_use]
     pub fn pushing(self, push: Option<Arc<Pushing>>) -> Self {
         Publishing { push, ..self }
     }
 
-    /// Waits until the weights may change: until a push under way has ended.
+    /// Waits until the weights may change, that is, until a push in progress has ended.
     async fn withdraw(&self) {
         if let Some(push) = &self.push {
             push.withdraw().await;
         }
     }
 
-    /// Writes the weights of a version, and names the folder.
+    /// Writes the weights of a version into a directory, and returns its manifest.
     async fn write(&self, version: u64) -> Result<Manifest, PolicyError> {
         let place = self.folder.join(format!("v{version}"));
         let half = self.folder.join(format!("v{version}.half"));
@@ -71,9 +71,9 @@ impl Publishing {
         Ok(Manifest { place: Place::Local(place), ..manifest })
     }
 
-    /// Puts the log-probabilities of the probe into a folder, beside the files of its manifest. All that the
-    /// learner has written is flushed by now, and so is this: a server on another machine may read it over a
-    /// shared disk after this one has died.
+    /// Adds the log-probabilities of the probe to a directory and its manifest. The learner has
+    /// already flushed its files, and this file is flushed too: a server on another machine may
+    /// read it over a shared disk after this machine has failed.
     async fn with_probe(&self, folder: &Path, manifest: Manifest) -> Result<Manifest, PolicyError> {
         let probe = ProbeFile { tokens: self.probe.clone(), logprobs: self.logprobs_of_probe().await? };
         let text = serde_json::to_string(&probe).map_err(|error| PolicyError::Storage(error.to_string()))?;
@@ -102,7 +102,8 @@ impl Publishing {
         self.learner.logprobs(Arc::new(batch)).await
     }
 
-    /// Removes folders but the newest. One that is in use by somebody else, or gone, is left.
+    /// Removes all directories except the newest [`KEPT`]. Ignores directories that cannot be
+    /// removed.
     fn prune(&self, newest: &Path) {
         let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let mut found: Vec<(std::time::SystemTime, PathBuf)> = entries
@@ -184,8 +185,8 @@ impl Learner for Publishing {
         self.learner.handed_over()
     }
 
-    /// Weights that lie in memory are written as a folder; one that the learner has written on this machine
-    /// is given the probe.
+    /// Publishes the weights. Weights in memory are written to a directory; the probe is added to a
+    /// directory that the learner has written on this machine.
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         self.withdraw().await;
         let weights = self.learner.publish(version).await?;

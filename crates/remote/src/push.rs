@@ -1,9 +1,10 @@
 //! Broadcasts the learner's weights into server memory, over a process group that both sides join.
 //!
-//! A learner that [`Broadcasts`] opens a group for one push to one server. The server joins before it pauses,
-//! and the group ends with the push. So a server that fails costs its own push only. The learner sends the
-//! weights that it published last and still holds: [`Publishing`](crate::Publishing) withdraws that offer,
-//! and waits for pushes in progress, before the weights change. Servers fall back to folders.
+//! A learner that [`Broadcasts`] opens a group for one push to one server. The server joins before
+//! it pauses, and the group ends with the push, so the failure of a server affects only its own
+//! push. The learner sends the weights that it published last and still holds: before the weights
+//! change, [`Publishing`](crate::Publishing) withdraws that offer and waits for pushes in progress.
+//! If a push fails, the server loads the weights from the directory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +18,14 @@ use tokio::sync::{Mutex, MutexGuard};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupBackend {
-    /// Between processors.
+    /// Between CPUs.
     Gloo,
     /// Between GPUs.
     Nccl,
 }
 
 impl GroupBackend {
-    /// The name by which servers know it.
+    /// Returns the name by which servers know the library.
     pub fn name(self) -> &'static str {
         match self {
             GroupBackend::Gloo => "gloo",
@@ -37,94 +38,97 @@ impl GroupBackend {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rendezvous {
-    /// At a store that the learner serves.
+    /// Through a store that the learner serves.
     Store,
-    /// By a unique ID of NCCL's, which is handed on.
+    /// By a unique ID of NCCL, which the learner creates and the server receives.
     UniqueId,
 }
 
-/// A group to open for one push to one server.
+/// Request to open a group for one push to one server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Opening {
     /// Name of the group.
     pub group: String,
-    /// Version of the weights that are to be sent.
+    /// Version of the weights to send.
     pub version: u64,
-    /// Library that carries them.
+    /// Library that carries the tensors.
     pub backend: GroupBackend,
-    /// Way in which its processes meet.
+    /// Way in which the processes meet.
     pub rendezvous: Rendezvous,
-    /// Processes of the group: the sender, and those of the server.
+    /// Number of processes in the group: the sender, and the processes of the server.
     pub ranks: usize,
-    /// The host by which the server is reached.
+    /// Host by which the server is reached: a name or an IP address.
     pub peer: String,
-    /// How long processes may take to join, and then to take all weights.
+    /// Timeout in seconds for joining, and again for receiving all weights.
     pub seconds: f64,
 }
 
-/// Where the processes of a group meet.
+/// Information that a process needs to join a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Meeting {
-    /// At a store.
+    /// Through a store.
     Store {
         /// Address of the learner's machine, as the server reaches it.
         address: String,
         /// Port of the store.
         port: u16,
     },
-    /// By NCCL's unique ID, in base64.
+    /// By a unique ID of NCCL.
     UniqueId {
-        /// The ID.
+        /// The ID, in base64.
         unique_id: String,
     },
 }
 
-/// A group that is open: where to join, and which tensors will come in which order.
+/// An open group: how to join it, and the tensors in the order in which they will be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
-    /// Where its processes meet.
+    /// How the processes meet.
     pub meeting: Meeting,
-    /// Names of the tensors, as files of weights have them,
+    /// Names of the tensors, as in weight files.
     pub names: Vec<String>,
-    /// their types, as PyTorch names them,
+    /// Types of the tensors, as PyTorch names them; one per name.
     pub dtypes: Vec<String>,
-    /// and their shapes.
+    /// Shapes of the tensors; one per name.
     pub shapes: Vec<Vec<usize>>,
 }
 
-/// Account of a push that went through.
+/// Statistics of a successful push.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sent {
-    /// Tensors that were sent,
+    /// Number of tensors sent.
     pub tensors: usize,
-    /// their bytes,
+    /// Size of the tensors, in bytes.
     pub bytes: u64,
-    /// and the time that it took.
+    /// Duration of the push, in seconds.
     pub seconds: f64,
 }
 
-/// A learner that sends its weights into groups.
+/// A learner that sends its weights into process groups.
 #[async_trait]
 pub trait Broadcasts: Send + Sync {
-    /// Opens a group, in place of one that was left open. Its members may join from now on.
+    /// Opens a group, and closes a group that was left open. From then on, processes can join.
     ///
     /// # Errors
-    /// When the learner does not hold the weights of that version any more, cannot send them, or is gone.
+    /// Returns an error if the learner no longer holds the weights of the requested version, cannot
+    /// send them, or is unreachable.
     async fn open_group(&self, opening: &Opening) -> Result<Opened, PolicyError>;
 
-    /// Sends all weights into the group that is open, which ends with it.
+    /// Sends all weights into the open group, and closes the group.
     ///
     /// # Errors
-    /// When a member did not join, is gone or late; when the learner is gone.
+    /// Returns an error if a process did not join, exited or timed out, and if the learner is
+    /// unreachable.
     async fn send_to(&self, group: &str) -> Result<Sent, PolicyError>;
 }
 
-/// Pushes of a learner's weights: one at a time, and only of those that it published last and still holds.
+/// Coordinates pushes of a learner's weights: one at a time, and only of the weights that the
+/// learner published last and still holds.
 pub struct Pushing {
     learner: Arc<dyn Broadcasts>,
     backend: GroupBackend,
-    /// The version that may be sent. Held during a push.
+    /// The version that may be sent. Locked during a push.
     offered: Mutex<Option<u64>>,
     groups: AtomicU64,
     sent: AtomicU64,
@@ -132,7 +136,7 @@ pub struct Pushing {
 }
 
 impl Pushing {
-    /// Pushes of a learner over a library.
+    /// Creates a coordinator for pushes of `learner` over `backend`.
     pub fn new(learner: Arc<dyn Broadcasts>, backend: GroupBackend) -> Self {
         let count = AtomicU64::default;
         Pushing {
@@ -145,40 +149,41 @@ impl Pushing {
         }
     }
 
-    /// Library that carries the weights.
+    /// Returns the library that carries the weights.
     pub fn backend(&self) -> GroupBackend {
         self.backend
     }
 
-    /// How many pushes went through, and how many did not.
+    /// Returns the numbers of successful and of failed pushes.
     pub fn counts(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed))
     }
 
-    /// Lets servers have a version, which the learner holds until these are withdrawn.
+    /// Allows pushes of a version, which the learner must hold until [`withdraw`](Self::withdraw).
     pub(crate) async fn offer(&self, version: u64) {
         *self.offered.lock().await = Some(version);
     }
 
-    /// Lets servers have no more, once a push under way has ended: the learner's weights are about to change.
+    /// Disallows pushes, after the push in progress has ended. Called before the learner's weights
+    /// change.
     pub(crate) async fn withdraw(&self) {
         *self.offered.lock().await = None;
     }
 
-    /// Whether servers may have this version.
+    /// Returns whether this version may be pushed.
     pub(crate) async fn offers(&self, version: u64) -> bool {
         *self.offered.lock().await == Some(version)
     }
 
-    /// Waits until no other push is under way. `None` where the version is not to be had in this way.
+    /// Waits until no other push is in progress. Returns `None` if the version may not be pushed.
     pub(crate) async fn turn(&self, version: u64) -> Option<Turn<'_>> {
         let offered = self.offered.lock().await;
         (*offered == Some(version)).then_some(Turn { pushing: self, version, _alone: offered })
     }
 }
 
-/// The right to have weights sent. No other push is under way, and the learner does not learn, until it is
-/// dropped.
+/// Permit to push weights. Until it is dropped, no other push runs, and the learner's weights do
+/// not change.
 pub(crate) struct Turn<'a> {
     pushing: &'a Pushing,
     version: u64,
@@ -190,10 +195,10 @@ impl Turn<'_> {
         self.pushing.backend
     }
 
-    /// Opens a group for a server of so many processes.
+    /// Opens a group for a server with `ranks` processes.
     ///
     /// # Errors
-    /// When the learner refuses, fails or is gone.
+    /// Returns an error if the learner rejects the request, fails or is unreachable.
     pub async fn open(
         &self,
         rendezvous: Rendezvous,
@@ -215,15 +220,15 @@ impl Turn<'_> {
         Ok((opening, opened))
     }
 
-    /// Has the learner send.
+    /// Makes the learner send its weights into the group.
     ///
     /// # Errors
-    /// When the learner refuses, fails or is gone.
+    /// Returns an error if the learner rejects the request, fails or is unreachable.
     pub async fn send(&self, group: &str) -> Result<Sent, PolicyError> {
         self.pushing.learner.send_to(group).await
     }
 
-    /// Takes note of how it ended.
+    /// Counts the push as successful or failed.
     pub fn ends(&self, well: bool) {
         let count = if well { &self.pushing.sent } else { &self.pushing.missed };
         count.fetch_add(1, Ordering::Relaxed);
@@ -236,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    /// Sends nothing.
+    /// A learner whose broadcasts always fail.
     struct Mute;
 
     #[async_trait]
@@ -252,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn weights_do_not_change_while_they_are_sent_and_only_the_newest_are() {
+    async fn push_excludes_other_pushes_and_weight_changes() {
         let pushing = Arc::new(Pushing::new(Arc::new(Mute), GroupBackend::Gloo));
         assert!(pushing.turn(1).await.is_none(), "nothing is published yet");
         pushing.offer(1).await;
@@ -260,7 +265,7 @@ mod tests {
         let turn = pushing.turn(1).await.unwrap();
         let (opening, _) = turn.open(Rendezvous::Store, 2, "h".into(), 5.0).await.unwrap();
         assert_eq!((opening.ranks, opening.version), (3, 1));
-        // Neither another push nor a change of the weights begins before this one has ended.
+        // Neither another push nor a change of the weights starts before this push has ended.
         let wait = Duration::from_secs(60);
         assert!(tokio::time::timeout(wait, pushing.turn(1)).await.is_err());
         assert!(tokio::time::timeout(wait, pushing.withdraw()).await.is_err());
@@ -272,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meeting_is_told_by_its_keys() {
+    fn meeting_round_trips_through_json() {
         for (text, meeting) in [
             (
                 r#"{"address":"10.0.0.7","port":29500}"#,

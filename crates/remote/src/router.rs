@@ -1,28 +1,31 @@
 //! Distributes calls of one policy over replicas (*members*), and recovers from failures.
 //!
-//! A [`Router`] is a sampler over samplers, so every caller of a sampler can call many.
+//! A [`Router`] is itself a sampler, so a caller uses it like a single sampler.
 //!
 //! # Health
-//! A member *serves*, is *suspected* after a failure (other members then get its calls, if there are any), or
-//! is *quarantined* after several failures in a row, or if it missed weights. A probe samples one token from
-//! a tiny prompt, since a server that answers pings may still fail to sample. Idle members are probed now and
-//! then, suspected ones at once, quarantined ones after waits that double. Before a member serves again, it
-//! reports its version, gets the newest weights if its own are older, and samples a token. Members can join
-//! and leave at any time. One that joins starts in quarantine.
+//! A replica is *serving*, *suspected* after a failure (other replicas then get its calls, if there
+//! are any), or *quarantined* after several consecutive failures, or if it missed weights. A probe
+//! samples one token from a tiny prompt, because a server that answers pings may still fail to
+//! sample. Idle replicas are probed at intervals, suspected ones at once, quarantined ones after
+//! waits that double. Before a quarantined replica serves again, it reports its version, loads the
+//! newest weights if its own are older, and samples a token. Replicas can join and leave at any
+//! time. A replica that joins starts in quarantine.
 //!
 //! # Failover
-//! A call whose member fails continues at another member. The tokens already returned become the end of the
-//! prompt ([`drawn_before`](levade_policy::SamplingParams::drawn_before)), and the weights must be at least
-//! as new as theirs ([`least_version`](SampleRequest::least_version)). Tokens are functions of seed, stream
-//! and position, so with the same weights the completion is the same. If a stop string may have been
-//! completed, the last token is held back until the next one, so that no completion continues past its end.
-//! Each token is returned once. Failures of the request itself are returned to the caller and are not retried
-//! elsewhere.
+//! A call whose replica fails continues at another replica. The tokens already returned are
+//! appended to the prompt ([`drawn_before`](levade_policy::SamplingParams::drawn_before)), and the
+//! weights must be at least as new as those that sampled them
+//! ([`least_version`](SampleRequest::least_version)). Tokens are functions of seed, stream and
+//! position, so with the same weights the completion is the same. If the last token may have
+//! completed a stop string, it is held back until the next one arrives, so that no completion
+//! continues past its end. Each token is returned once. Failures of the request itself are returned
+//! to the caller and are not retried on another replica.
 //!
 //! # Admission and weights
-//! A maximum number of calls runs and waits ([`RouterOptions`]); further calls are told when to come back
-//! ([`PolicyError::Busy`]). Loading weights succeeds if any member has loaded them. If none has, it is an
-//! error and changes nothing. If all members are unreachable, it waits for one to come back.
+//! [`RouterOptions`] limits the calls that run and wait; further calls are rejected with a retry
+//! hint ([`PolicyError::Busy`]). Loading weights succeeds if any replica has loaded them. If none
+//! has, the router returns an error and keeps its state. If all replicas are unreachable, it waits
+//! for one to come back.
 
 mod call;
 mod choice;
@@ -53,7 +56,8 @@ pub use options::RouterOptions;
 use pool::Pool;
 use totals::Totals;
 
-/// A sampler over samplers of one policy, its members. Dropping it ends its probes; calls under way go on.
+/// A sampler over several samplers of one policy, its replicas. Dropping the router stops its
+/// probes; calls in flight continue.
 pub struct Router {
     pool: Arc<Pool>,
     gate: Arc<Gate>,
@@ -64,10 +68,12 @@ pub struct Router {
 }
 
 impl Router {
-    /// A router over members, each with a name that errors and logs use. Call it within a Tokio runtime.
+    /// Creates a router over `members`, each with a name for errors and logs. Must be called within
+    /// a Tokio runtime.
     ///
     /// # Errors
-    /// When there are no members, two bear one name, or an option leaves nothing that could be done.
+    /// Returns [`PolicyError::Invalid`] if there are no replicas, two replicas have the same name,
+    /// `tries` or `failures` is 0, or the probe is empty.
     pub fn new(
         members: Vec<(String, Arc<dyn Sampler>)>,
         options: RouterOptions,
@@ -104,17 +110,17 @@ impl Router {
         })
     }
 
-    /// Keeps something alive for as long as the router: processes that its members are, say.
+    /// Keeps `what` alive for as long as the router, for example the processes of its replicas.
     pub fn holding(mut self, what: impl Any + Send + Sync) -> Self {
         self.held.push(Box::new(what));
         self
     }
 
-    /// Adds a member, which gets calls once it has adopted the newest weights and has answered a probe. Call
-    /// it within a Tokio runtime.
+    /// Adds a replica, which gets calls once it has loaded the newest weights and passed a probe.
+    /// Must be called within a Tokio runtime.
     ///
     /// # Errors
-    /// When there is one of this name.
+    /// Returns [`PolicyError::Invalid`] if a replica with this name exists.
     pub fn join(&self, name: impl Into<String>, sampler: Arc<dyn Sampler>) -> Result<(), PolicyError> {
         let name = name.into();
         let Some(member) = self.pool.join(name.clone(), sampler) else {
@@ -127,38 +133,39 @@ impl Router {
         Ok(())
     }
 
-    /// Lets a member go: it gets no more calls, and those that it has go on. Returns whether there was one of
-    /// this name.
+    /// Removes a replica: it gets no more calls, and its calls in flight continue. Returns whether
+    /// a replica with this name existed.
     pub fn leave(&self, name: &str) -> bool {
         self.pool.leave(name)
     }
 
-    /// State of every member.
+    /// Returns the status of every replica.
     pub fn members(&self) -> Vec<MemberStatus> {
         self.pool.members().iter().map(|member| member.status()).collect()
     }
 
-    /// Lets no more calls begin: they wait, as many as may. Those that run go on.
+    /// Stops starting calls: new calls wait, up to the maximum number of waiting calls. Running
+    /// calls continue.
     pub fn pause(&self) {
         self.gate.pause();
     }
 
-    /// Lets calls begin again, after a pause or when the router was drained.
+    /// Starts calls again, after [`pause`](Self::pause) or [`drain`](Self::drain).
     pub fn resume(&self) {
         self.gate.resume();
     }
 
-    /// Has no member probed until the next adoption: they have given their devices to others. Calls go on to
-    /// be given to them, and wait there.
+    /// Stops probing until weights are adopted next, because the replicas have given up their
+    /// devices. Calls are still sent to the replicas, and wait there.
     pub(crate) fn rest(&self) {
         self.pool.rest();
     }
 
-    /// Admits no more calls, and waits until those that were admitted have ended.
+    /// Rejects new calls, and waits until all admitted calls have ended.
     ///
     /// # Errors
-    /// [`PolicyError::Deadline`] with how many are left after `longest`; no calls are admitted all the same,
-    /// until the router is resumed.
+    /// Returns [`PolicyError::Deadline`] with the number of remaining calls if they have not ended
+    /// within `longest`. New calls are rejected even then, until [`resume`](Self::resume).
     pub async fn drain(&self, longest: Duration) -> Result<(), PolicyError> {
         self.gate.drain(longest).await
     }

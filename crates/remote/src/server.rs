@@ -1,28 +1,31 @@
-//! A server of vLLM or SGLang as a sampler: tokens in, tokens out, over its own HTTP API.
+//! Client that uses a vLLM or SGLang server as a sampler: tokens in, tokens out, over the server's HTTP
+//! API.
 //!
-//! **Weights** come as folders, or over a process group ([`Pushing`](crate::Pushing)), with the folder to
-//! fall back to. Each is checked (sizes, checksums, shapes, configuration) before the server is told of it: a
-//! bad one would end vLLM's engine. Then: no request goes out, the server stands still, reads the folder or
-//! is sent what is in it, forgets what it had computed, is given a *label* (version and checksum of the
-//! weights), and goes on; before anything is drawn for others, the log-probabilities of a probe are compared
-//! with the learner's, which lie in the folder (`probe.json`). A server that fails in between has version 0
-//! until it has adopted weights as a whole: a router sends it the newest ones before it serves again.
+//! **Weights** come as directories, or over a process group ([`Pushing`](crate::Pushing)) with the
+//! directory as fallback. The files are checked (sizes, checksums, shapes, configuration) before the
+//! server hears of them, because invalid weights would crash vLLM's engine. Then requests are held back,
+//! and the server pauses, loads the weights, drops its cache, gets a *label* (version and checksum of the
+//! weights), and resumes. Before other requests are sent, the log-probabilities of a probe are compared
+//! with those of the learner, which are in the directory (`probe.json`). A server that fails in between
+//! has version 0 until it has loaded weights completely: a router sends it the newest weights before it
+//! serves again.
 //!
-//! **Versions of tokens** are the server's own, by the spans of labels that it tells. A token is handed out
-//! at once where no weights have come since its request, and otherwise when its span is known.
+//! **Versions of tokens** come from the server, which reports spans of labels. A token is returned at
+//! once if no weights were loaded since its request, and otherwise when its span is known.
 //!
-//! **Log-probabilities** are those of log-softmax(logits / temperature) over the whole vocabulary, at 1 for
-//! greedy decoding; with top-p, top-k, min-p, penalties or biases they are those of what is drawn from,
-//! and such segments are no targets. They differ from the learner's in bits.
+//! **Log-probabilities** are those of log-softmax(logits / temperature) over the complete vocabulary, at
+//! temperature 1 for greedy decoding. With top-p, top-k, min-p, penalties or biases they are those of the
+//! modified distribution that was sampled from, and such segments are not training targets. They are not
+//! bitwise equal to the learner's.
 //!
-//! **Draws** depend on seed, stream and place, and, on these servers, also on what else is computed at the
-//! time: a reply that is asked for again is another one.
+//! **Sampling** depends on seed, stream and position and, on these servers, also on what else is computed
+//! at the time: a repeated request returns another completion.
 //!
-//! A server may **sleep**: it has then given the memory of its devices back, and its weights with it.
-//! Requests wait until it has adopted weights again, which wakes it.
+//! A server may **sleep**: it has then released its device memory, including its weights. Requests wait
+//! until it has loaded weights again, which wakes it.
 //!
-//! Not here: several servers (a [`Router`](crate::Router)), whose turn it is ([`Turns`](crate::Turns)),
-//! starting servers.
+//! Out of scope: several servers ([`Router`](crate::Router)), ownership of devices
+//! ([`Turns`](crate::Turns)), and starting servers.
 
 mod adopt;
 mod call;
@@ -59,7 +62,7 @@ use http::Http;
 pub use options::{InFlight, ServerKind, ServerOptions, TokenizerProbe};
 use sleep::Sleep;
 
-/// A server as a sampler. Clones are the same.
+/// A vLLM or SGLang server as a sampler. Clones refer to the same server and share its state.
 #[derive(Clone)]
 pub struct Server(Arc<Inner>);
 
@@ -69,33 +72,33 @@ struct Inner {
     dialect: Box<dyn Dialect>,
     facts: tokio::sync::Mutex<Option<Arc<Facts>>>,
     calls: Calls,
-    /// Weights that requests are asked under; `None` while they are replaced.
+    /// Weights that requests use, and whether requests may be sent.
     gate: watch::Sender<Gate>,
-    /// Held by whoever replaces weights, or has it sleep.
+    /// Locked while weights are replaced, and while the server falls asleep.
     adopting: tokio::sync::Mutex<()>,
     sleep: Mutex<Sleep>,
-    /// Whoever wakes it when it is asked in its sleep.
+    /// Wakes the server when it gets a request while asleep. `None` unless devices are shared.
     wakes: Mutex<Option<Weak<dyn Wakes>>>,
     paused: Mutex<Paused>,
-    /// Events that came, of all replies.
+    /// Number of events received, over all completions.
     progress: std::sync::atomic::AtomicU64,
     difference: Mutex<Option<ProbeDifference>>,
 }
 
-/// Whether requests may go out, and under which weights.
+/// Whether requests may be sent, and which weights they use.
 #[derive(Debug, Clone, Default)]
 struct Gate {
-    /// How often weights were replaced, or tried to be.
+    /// Number of weight replacements, including failed ones.
     changes: u64,
-    /// Whether they are being replaced, or it sleeps.
+    /// Whether requests are held back, because weights are being replaced or the server sleeps.
     is_closed: bool,
-    /// Whether it has no weights before it is woken.
+    /// Whether the server has no weights until it is woken.
     is_asleep: bool,
-    /// Weights that the server has, as a whole.
+    /// Weights that the server has loaded completely.
     weights: Option<Arc<Adopted>>,
 }
 
-/// For how long no requests went out.
+/// Time in which requests were held back.
 #[derive(Debug, Default)]
 struct Paused {
     total: Duration,
@@ -107,10 +110,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    /// A server at an address; nothing is asked of it yet. Its key is read from the environment now.
+    /// Creates a client, without contacting the server. Reads the key from the environment.
     ///
     /// # Errors
-    /// When the address cannot be used, or the key is missing.
+    /// Returns [`PolicyError::Invalid`] if the address is invalid or the key is missing.
     pub fn new(options: ServerOptions) -> Result<Self, PolicyError> {
         let http = Http::new(options.kind.name(), &options.url, options.key_env.as_ref())?;
         let dialect: Box<dyn Dialect> = match options.kind {
@@ -133,25 +136,26 @@ impl Server {
         })))
     }
 
-    /// Looks whether the server is there, and was started as it needs to be. Of one that was, says which
-    /// program it is.
+    /// Inspects the server: checks that it is reachable and was started with the required options.
+    /// Returns its kind, version and model as text.
     ///
     /// # Errors
-    /// When it is not there (this may pass), or names the flag that is missing, a context that is too short,
-    /// another tokenizer.
+    /// Returns an error that may pass if the server is unreachable. Returns an error that names the cause
+    /// if a flag is missing, the context is too short, or the tokenizer differs.
     pub async fn look(&self) -> Result<String, PolicyError> {
         let facts = self.0.facts().await?;
         Ok(format!("{} {} with {}", self.0.options.kind.name(), facts.program, facts.model))
     }
 
-    /// How far the log-probabilities of the newest probe were from the learner's.
+    /// Returns the difference between the newest probe's log-probabilities and the learner's, or `None`
+    /// before the first probe.
     pub fn difference(&self) -> Option<ProbeDifference> {
         *lock(&self.0.difference)
     }
 }
 
 impl Inner {
-    /// Facts about the server, which it is asked for once in its life.
+    /// Returns facts about the server, which are queried once.
     async fn facts(&self) -> Result<Arc<Facts>, PolicyError> {
         let mut known = self.facts.lock().await;
         if let Some(facts) = &*known {
@@ -170,12 +174,12 @@ impl Inner {
         Ok(facts)
     }
 
-    /// The version of the weights that the server has as a whole; 0 where that is not known of it, as after a
-    /// restart.
+    /// Returns the version of the weights that the server has loaded completely, or 0 if it is unknown,
+    /// as after a restart.
     async fn version(&self) -> Result<u64, PolicyError> {
         let gate = self.gate.borrow().clone();
         let Some(weights) = gate.weights.filter(|_| !gate.is_closed) else {
-            // Whether it is there is asked all the same, of one that is not being given weights.
+            // Unless weights are being replaced, still checks that the server is reachable.
             if !gate.is_closed {
                 self.facts().await?;
             }

@@ -1,32 +1,35 @@
 //! Colocation: a learner and servers that take turns on the same devices.
 //!
 //! # Ownership
-//! One lock is held by the side that learns or hands the devices over. At any time the devices belong to one
-//! side:
+//! One lock is held during a learner call and during a handoff. At any time the devices belong to
+//! one side:
 //!
-//! - **Learner.** A learner call that needs a device first acquires the devices: all servers are put to
-//!   sleep, then the learner loads its weights and optimizer state back. Each further call checks external
-//!   servers again, because somebody may have restarted them. Servers of the run are checked once, and again
-//!   after a failed call. A learner call is never interrupted by a request; requests wait at the gate of
-//!   their server.
-//! - **Samplers.** New weights, or the first request to a sleeping server, hand the devices to the servers:
-//!   the learner offloads to host memory, storage by storage (`levade_torch/shelf.py`), so no tensor, shard
-//!   or optimizer notices it. Then servers wake. If weights are broadcast, the learner keeps its weights on
-//!   the devices until every server has them, and servers allocate their caches afterwards.
+//! - **Learner.** A learner call that needs a device first acquires the devices: all servers are
+//!   put to sleep, then the learner loads its weights and optimizer state back. Each further call
+//!   checks the external servers again, because they may have been restarted. Servers that the run
+//!   manages are checked once, and again after a failed call. A request never interrupts a learner
+//!   call; requests wait at the gate of their server.
+//! - **Samplers.** New weights, or the first request to a sleeping server, hand the devices to the
+//!   servers: the learner offloads to host memory, storage by storage (`levade_torch/shelf.py`), so
+//!   no tensor, shard or optimizer is affected. Then the servers wake. If weights are broadcast,
+//!   the learner keeps its weights on the devices until every server has received them, and the
+//!   servers allocate their KV caches afterwards.
 //!
 //! # Sleep
-//! A sleeping server has the label `levade-asleep`. So it differs from a restarted server, and a process that
-//! starts after a killed one recognizes it. A server wakes in one way only: memory of the weights, weights,
-//! memory of the cache, resume, probe. The router rests meanwhile ([`paused`](Sampler::paused)): it probes no
-//! member and counts no failure.
+//! A sleeping server has the weight label `levade-asleep`. The label distinguishes it from a
+//! restarted server, and a new run recognizes it after the previous run was killed. A server always
+//! wakes in the same order: memory of the weights, weights, memory of the KV cache, resume, probe.
+//! Meanwhile the router pauses its probes ([`paused`](Sampler::paused)): it probes no replica and
+//! counts no failure.
 //!
 //! # Failures
-//! A handoff completes, even if its caller is cancelled, or leaves the devices without an owner; the next
-//! handoff then starts from the beginning, since each step can be repeated. So no request is sent to a
-//! sleeping server, and no server is awake that the learner believes asleep. A server whose process exited
-//! occupies no device; if it comes back in the learner's turn, it is put to sleep before the next learner
-//! call. Supervisors start servers in the samplers' turn only ([`Turns::starts`], [`Sharer::lives`]): either
-//! the supervisor sees the end of the turn, or the learner sees the process and waits for it.
+//! A handoff either completes, even if its caller is cancelled, or leaves the devices without an
+//! owner. The next handoff then starts from the beginning, since each step can be repeated. So no
+//! request is sent to a sleeping server, and no server is awake while the learner believes it to be
+//! asleep. A server whose process has exited occupies no device; if it comes back while the learner
+//! owns the devices, it is put to sleep before the next learner call. Supervisors start servers
+//! only while the samplers own the devices ([`Turns::starts`], [`Sharer::lives`]): either the
+//! supervisor sees that ownership has ended, or the learner sees the process and waits for it.
 
 mod learner;
 mod sampler;
@@ -49,63 +52,64 @@ use crate::push::Pushing;
 use crate::router::Router;
 use crate::server::Server;
 
-/// How often a server that does not answer is asked again whether it sleeps.
+/// Interval at which an unresponsive server is requested again to sleep.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// A side that has devices by turns with the other.
+/// A side that can own the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
-    /// The learner.
+    /// The learner owns the devices.
     Learner,
-    /// The servers.
+    /// The servers own the devices.
     Samplers,
 }
 
-/// A server that shares its devices with the learner.
+/// An inference server on the learner's devices.
 pub struct Sharer {
-    /// Name in messages.
+    /// Name of the server in logs and errors.
     pub name: String,
-    /// The server.
+    /// Client of the server.
     pub server: Server,
-    /// Says whether it has a process, where the run starts it.
+    /// For a server that the run manages: whether its process exists. `None` for an external
+    /// server.
     pub lives: Option<watch::Receiver<bool>>,
 }
 
-/// All servers of the devices, and the router over them.
+/// All colocated servers, and the router over them.
 struct Fleet {
     router: Arc<Router>,
     sharers: Vec<Arc<Sharer>>,
     push: Option<Arc<Pushing>>,
 }
 
-/// Whose turn it is.
+/// The owner of the devices, and what is known about the servers.
 struct State {
-    /// Nobody's while it changes hands, and where that has failed.
+    /// The current owner. `None` during a handoff, and after a failed one.
     holder: Option<Side>,
-    /// The newest weights that were adopted.
+    /// The newest weights that the servers have loaded.
     adopted: Option<WeightsRef>,
-    /// Whether servers that the run starts were found asleep in this turn of the learner: they stay so.
+    /// Whether all managed servers are known to be asleep since the learner acquired the devices.
     is_sure: bool,
 }
 
-/// Devices that servers and a learner have by turns.
+/// Coordinates a learner and inference servers that share devices.
 pub struct Turns {
-    /// This very one, for what it does to the end.
+    /// Reference to this object, for handoffs that run in tasks of their own.
     itself: Weak<Turns>,
     learner: Arc<dyn Offloads>,
-    /// Longest wait for a server that does not answer.
+    /// Maximum time to wait for an unresponsive server to fall asleep.
     patience: Duration,
     fleet: OnceLock<Fleet>,
-    /// Held by whoever uses the devices as a learner, or hands them over.
+    /// Locked during a handoff, and by every learner call while it uses the devices.
     state: Arc<tokio::sync::Mutex<State>>,
     starts: watch::Sender<bool>,
-    /// How long handing over took.
+    /// Total duration of all handoffs.
     spent: Mutex<Duration>,
 }
 
 impl Turns {
-    /// Devices that the learner has now. A server that is there and does not answer is waited for as long as
-    /// `patience` says before the learner's turn fails.
+    /// Creates a coordinator for devices that the learner currently owns. A handoff to the learner
+    /// fails if a running server does not fall asleep within `patience`.
     pub fn new(learner: Arc<dyn Offloads>, patience: Duration) -> Arc<Self> {
         let state = State { holder: Some(Side::Learner), adopted: None, is_sure: false };
         Arc::new_cyclic(|itself| Turns {
@@ -119,21 +123,23 @@ impl Turns {
         })
     }
 
-    /// Whether servers may be started now, for those who start them. One whose process begins tells so first
-    /// (`lives` of its [`Sharer`]), and looks here again.
+    /// Returns a channel that reports whether managed servers may be started now.
+    ///
+    /// To start a server without racing a handoff, first set [`Sharer::lives`], then read this
+    /// channel again.
     pub fn starts(&self) -> watch::Receiver<bool> {
         self.starts.subscribe()
     }
 
-    /// How long handing devices over took so far.
+    /// Returns the total duration of all handoffs so far.
     pub fn spent(&self) -> Duration {
         *self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the learner leave the devices before there are any servers, so that these can be started.
+    /// Offloads the learner before any server exists, so that the first servers can be started.
     ///
     /// # Errors
-    /// When it does not.
+    /// Returns an error if the learner cannot be offloaded.
     pub async fn make_room(&self) -> Result<(), PolicyError> {
         let mut state = self.state.lock().await;
         state.holder = None;
@@ -143,11 +149,11 @@ impl Turns {
         Ok(())
     }
 
-    /// Sets the servers, which are all awake now, the router over them, and what sends them weights, where
-    /// these do not come in folders.
+    /// Sets the servers, which must all be awake, the router over them and, unless they load
+    /// weights from directories, the broadcast that sends them weights.
     ///
     /// # Errors
-    /// When they were set before.
+    /// Returns [`PolicyError::Invalid`] if the servers have already been set.
     pub fn share(
         &self,
         router: Arc<Router>,
@@ -161,20 +167,20 @@ impl Turns {
         })
     }
 
-    /// The learner's turn, until what is returned is dropped.
+    /// Acquires the devices for the learner, until the returned guard is dropped.
     ///
     /// # Errors
-    /// When a server does not sleep, or the learner cannot take its place.
+    /// Returns an error if a server cannot be put to sleep or the learner cannot be loaded.
     async fn learns(&self) -> Result<OwnedMutexGuard<State>, PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
         let turns = self.itself()?;
         whole(async move { turns.to_learner(state).await }).await
     }
 
-    /// Has servers adopt weights, in the samplers' turn.
+    /// Hands the devices to the samplers, and makes them load `weights`.
     ///
     /// # Errors
-    /// When the learner does not leave the devices, or no server adopts them.
+    /// Returns an error if the learner cannot be offloaded or no server loads the weights.
     async fn adopts(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
         let (turns, weights) = (self.itself()?, weights.clone());
@@ -227,7 +233,8 @@ impl Turns {
                 calls.spawn(async move { sharer.server.takes(&weights).await });
             }
             calls.join_all().await;
-            // Who comes later reads the folder: the learner would need the devices to send it.
+            // Servers that come back later read the weights from the directory: sending them needs
+            // the devices.
             push.withdraw().await;
         }
         let moved = self.learner.offload(false).await?;
@@ -245,15 +252,15 @@ impl Turns {
         Ok(())
     }
 
-    /// Has all servers sleep that are there; only those that others may start again, where it is sure of
-    /// those that the run starts.
+    /// Puts all reachable servers to sleep. If `is_sure`, skips the servers that the run manages,
+    /// because they are known to be asleep.
     async fn all_sleep(&self, fleet: &Fleet, is_sure: bool) -> Result<(), PolicyError> {
         let mut calls = JoinSet::new();
         for sharer in fleet.sharers.iter().filter(|sharer| !is_sure || sharer.lives.is_none()) {
             let (sharer, patience) = (Arc::clone(sharer), self.patience);
             calls.spawn(async move { sharer.sleeps(patience).await });
         }
-        // All of them, although one fails: the next who asks finds them as they should be.
+        // Waits for all servers even if one fails: the next caller then finds the other servers asleep.
         calls.join_all().await.into_iter().collect()
     }
 
@@ -282,10 +289,11 @@ impl Wakes for Turns {
 }
 
 impl Sharer {
-    /// Has it sleep, or finds out that it is gone.
+    /// Puts the server to sleep, or returns if the server has exited and occupies no device.
     ///
     /// # Errors
-    /// When it refuses, or is there and does not answer for as long as `longest`.
+    /// Returns an error if the server rejects the request, or if it is running and does not fall
+    /// asleep within `longest`.
     async fn sleeps(&self, longest: Duration) -> Result<(), PolicyError> {
         let mut last = String::new();
         let asleep = within(longest, async {
@@ -313,8 +321,8 @@ impl Sharer {
     }
 }
 
-/// Does something to its end, also when nobody waits for that any more: in the middle of it, devices belong
-/// to nobody.
+/// Runs `work` to completion in a task of its own, even if the caller is cancelled: in the middle
+/// of a handoff, no side owns the devices.
 async fn whole<T: Send + 'static>(
     work: impl Future<Output = Result<T, PolicyError>> + Send + 'static,
 ) -> Result<T, PolicyError> {

@@ -1,4 +1,4 @@
-//! A real group of `levade_torch` behind the wire.
+//! Tests of `RemoteLearner` against a real `levade_torch` group.
 //!
 //! ```sh
 //! export LEARNER_TOKEN=0123456789abcdef LEARNER_ROOT=/tmp/root LEARNER_MODEL=/tmp/model
@@ -28,7 +28,7 @@ const ADAM: OptimParams = OptimParams {
     max_grad_norm: f32::INFINITY,
 };
 
-/// Five paths, three of them with a common beginning.
+/// Returns five sequences, three of which share a prefix.
 fn paths() -> Vec<PathInput> {
     let path = |number: u32| {
         let first = if number < 3 { 1 } else { 10 * number };
@@ -46,7 +46,7 @@ fn request() -> TrainRequest {
     TrainRequest { paths: paths(), loss: LOSS, params: ADAM }
 }
 
-/// Largest difference.
+/// Returns the maximum absolute difference.
 fn apart(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
@@ -85,12 +85,12 @@ async fn connect() -> RemoteLearner {
 
 #[tokio::test]
 #[ignore = "needs a group of levade_torch, named in the environment"]
-async fn every_verb_is_understood() {
+async fn torch_group_supports_every_verb() {
     let (policy, root) = (connect().await, PathBuf::from(variable("LEARNER_ROOT")));
     let batch = Arc::new(TreeBatch::merge(&paths()).unwrap());
     let before = policy.logprobs(batch.clone()).await.unwrap();
     assert!(before.iter().all(|logprob| logprob.is_finite() && *logprob < 0.0));
-    // A tree is its paths.
+    // A merged tree has the same log-probabilities as its separate sequences.
     for (number, path) in paths().iter().enumerate() {
         let alone = Arc::new(TreeBatch::merge(std::slice::from_ref(path)).unwrap());
         let alone = policy.logprobs(alone).await.unwrap();
@@ -127,7 +127,7 @@ async fn every_verb_is_understood() {
     let other = Cut { world_size: policy.description().layout.world_size, ..Cut::of_sizes([4]) };
     assert!(matches!(policy.train(request(), &other, &mut || {}).await, Err(PolicyError::Cut(_))));
 
-    // From the middle, to the same end, bit for bit.
+    // Resuming from the saved middle reaches the same end, bit for bit.
     let after = policy.logprobs(batch.clone()).await.unwrap();
     policy.load(&saved, true).await.unwrap();
     for loss in &losses[2..] {

@@ -1,4 +1,4 @@
-//! Servers of a chat API: where they are, with which key they are asked, and when.
+//! Servers of a chat API: their addresses, keys, and pauses after failures.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,30 +13,31 @@ use tokio::time::Instant;
 use super::error::ExternalError;
 use super::limits::jittered;
 
-/// First wait after a server has turned a call away, doubled each time.
+/// Initial wait after a server has rejected a call as busy. Doubles with each further rejection.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
-/// Longest wait, unless the server asks for a longer one.
+/// Maximum wait, unless the server requests a longer one.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Time after a failure in which other servers are asked first, doubled each time,
+/// Initial time after a failure in which a server ranks behind other servers. Doubles with each
+/// failure.
 const FIRST_AVOIDANCE: Duration = Duration::from_secs(5);
-/// and its maximum.
+/// Maximum time after a failure in which a server ranks behind other servers.
 const MAX_AVOIDANCE: Duration = Duration::from_secs(300);
 
 /// A server of an OpenAI-compatible chat API.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Endpoint {
-    /// Its address, with or without `/v1`.
+    /// Base URL of the server, with or without `/v1`.
     pub base_url: String,
-    /// Name of the model there.
+    /// Name under which the server serves the model.
     pub model: String,
-    /// Environment variable that holds the key; without it none is sent.
+    /// Environment variable that holds the key. `None` sends no key.
     #[serde(default)]
     pub key_env: Option<String>,
 }
 
-/// A key, which is never printed.
+/// An API key, which `Debug` hides.
 #[derive(Clone)]
 struct Key(HeaderValue, String);
 
@@ -46,21 +47,21 @@ impl fmt::Debug for Key {
     }
 }
 
-/// An endpoint as it is asked.
+/// An endpoint with its key and state.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// Address as it was given, for messages.
+    /// Address as the user wrote it, for messages.
     pub name: String,
     pub model: String,
     pub uri: Uri,
     key_env: Option<String>,
     key: Option<Key>,
     rest: Mutex<Rest>,
-    /// Calls that it is answering.
+    /// Number of calls in flight.
     running: Arc<AtomicUsize>,
 }
 
-/// A call that a server is answering.
+/// Guard of a call in flight, which the server's count includes until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Answering(Arc<AtomicUsize>);
 
@@ -70,18 +71,18 @@ impl Drop for Answering {
     }
 }
 
-/// A server that has turned calls away is left alone for a while; one that has failed is asked after the
-/// others.
+/// Pauses of a server: after it rejected calls, it is not called for a while; after it failed, it
+/// ranks behind other servers.
 #[derive(Debug, Default)]
 struct Rest {
     in_a_row: u32,
     until: Option<Instant>,
-    /// Failures in a row, of which those that fall into one pause count once.
+    /// Consecutive failures. Failures within one pause count once.
     failures: u32,
     avoided_until: Option<Instant>,
 }
 
-/// An address without a user.
+/// Parses an `http://` or `https://` address. Rejects addresses with user name or password.
 pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     let schemes = ["https://", "http://"];
     if !schemes.iter().any(|scheme| address.len() > scheme.len() && address.starts_with(scheme)) {
@@ -97,7 +98,7 @@ pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     }
 }
 
-/// Address of the chat completions of a server.
+/// Returns the chat completions URL of a server.
 fn chat_uri(base: &str) -> Result<Uri, String> {
     let (address, query) =
         base.split_once('?').map_or((base, None), |(address, query)| (address, Some(query)));
@@ -116,15 +117,15 @@ fn chat_uri(base: &str) -> Result<Uri, String> {
 }
 
 impl Server {
-    /// A server with its key, which is read now, by `variable` from the environment.
+    /// Creates a server from an endpoint. `variable` reads its key from the environment.
     ///
     /// # Errors
-    /// When the address cannot be used, or the key is missing.
+    /// Returns an error if the address is invalid or the key is missing.
     pub fn new(
         endpoint: &Endpoint,
         variable: impl Fn(&str) -> Result<String, std::env::VarError>,
     ) -> Result<Self, ExternalError> {
-        // An address that cannot be used may hold a password: only its place is named.
+        // An invalid address may contain a password, so the message names only its model.
         let invalid =
             |why| ExternalError::Invalid(format!("the base_url of model {:?} {why}", endpoint.model));
         let uri = chat_uri(endpoint.base_url.trim()).map_err(invalid)?;
@@ -136,10 +137,10 @@ impl Server {
         Ok(Server { model: endpoint.model.clone(), ..server })
     }
 
-    /// A server of anything at an address, with its key.
+    /// Creates a server of any API at `uri`, with its key.
     ///
     /// # Errors
-    /// When the key is missing.
+    /// Returns an error if the key is missing.
     pub fn at(
         uri: Uri,
         key_env: Option<&String>,
@@ -176,12 +177,12 @@ impl Server {
         })
     }
 
-    /// The header that shows the key.
+    /// Returns the `Authorization` header.
     pub fn authorisation(&self) -> Option<HeaderValue> {
         self.key.as_ref().map(|Key(header, _)| header.clone())
     }
 
-    /// Place of the key, for messages.
+    /// Returns where to correct the key, for messages.
     pub fn key_place(&self) -> String {
         match &self.key_env {
             Some(variable) => format!("check the environment variable {variable}"),
@@ -189,7 +190,7 @@ impl Server {
         }
     }
 
-    /// A text without the key.
+    /// Replaces the key in a text.
     pub fn without_key(&self, text: &str) -> String {
         match &self.key {
             Some(Key(_, key)) => text.replace(key.as_str(), "[key]"),
@@ -201,24 +202,24 @@ impl Server {
         self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long it is to be left alone from now on.
+    /// Returns the remaining time in which the server must not be called.
     pub fn rests_for(&self) -> Duration {
         self.rest().until.map(|until| until.saturating_duration_since(Instant::now())).unwrap_or_default()
     }
 
-    /// Calls that it is answering.
+    /// Returns the number of calls in flight.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// Takes note that it has begun a call, until what is returned is dropped.
+    /// Counts a call in flight, until the returned guard is dropped.
     pub fn begun(&self) -> Answering {
         self.running.fetch_add(1, Ordering::Relaxed);
         Answering(Arc::clone(&self.running))
     }
 
-    /// Takes note that it has turned a call away, and of how long it asked to be left alone. Returns how long
-    /// it will be.
+    /// Records that the server rejected a call as busy, with the pause that it requested. Returns
+    /// the resulting pause.
     pub fn turned_away(&self, asked: Option<Duration>) -> Duration {
         let mut rest = self.rest();
         let wait = FIRST_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(LONGEST_WAIT);
@@ -228,10 +229,10 @@ impl Server {
         wait
     }
 
-    /// Notes that the server failed over a call, so that others are asked first for a while.
+    /// Records a failure, after which the server ranks behind other servers for a while.
     pub fn failed(&self) {
         let (mut rest, now) = (self.rest(), Instant::now());
-        // Calls that fail together are one failure.
+        // Failures during one pause count once.
         if rest.avoided_until.is_none_or(|until| until <= now) {
             let pause = FIRST_AVOIDANCE.saturating_mul(1 << rest.failures.min(16)).min(MAX_AVOIDANCE);
             rest.failures += 1;
@@ -239,9 +240,9 @@ impl Server {
         }
     }
 
-    /// Returns the order in which servers are asked, the least first: those that may be asked now, those that
-    /// have not failed, those with the fewest calls. A server that has not answered since it failed gets one
-    /// call at a time.
+    /// Returns the rank of the server; the lowest is called first. Servers without a pause come
+    /// first, then those that have not failed recently, then those with the fewest calls. A server
+    /// that has not responded since it failed gets one call at a time.
     pub fn rank(&self) -> (Duration, bool, usize) {
         let (rests_for, running) = (self.rests_for(), self.running());
         let rest = self.rest();
@@ -250,7 +251,7 @@ impl Server {
         (rests_for, is_avoided || is_tried, running)
     }
 
-    /// Takes note that it has answered.
+    /// Records a response, which clears pauses and failures.
     pub fn answered(&self) {
         *self.rest() = Rest::default();
     }
@@ -263,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_with_and_without_their_version() {
+    fn chat_uri_accepts_base_with_or_without_version() {
         for (base, uri) in [
             ("https://api.x.com", "https://api.x.com/v1/chat/completions"),
             ("https://api.x.com/", "https://api.x.com/v1/chat/completions"),
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_comes_from_the_environment_and_is_shown_nowhere() {
+    fn key_is_read_from_environment_and_hidden() {
         let endpoint =
             Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: Some("X_KEY".into()) };
         let server = |value: Result<&str, VarError>| {
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_turns_calls_away_is_left_alone_for_ever_longer() {
+    async fn pauses_double_with_consecutive_rejections() {
         let endpoint = Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: None };
         let server = Server::new(&endpoint, |_| Err(VarError::NotPresent)).unwrap();
         assert_eq!(server.rests_for(), Duration::ZERO);
@@ -333,7 +334,7 @@ mod tests {
         }
         server.answered();
         assert_eq!(server.rests_for(), Duration::ZERO);
-        // One that has failed may be asked, after the others.
+        // A server that has failed can be called, after other servers.
         for pause in [5, 10, 20, 40, 80, 160, 300, 300] {
             server.failed();
             server.failed();

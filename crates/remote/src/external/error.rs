@@ -1,129 +1,129 @@
-//! Errors between a caller and a chat API.
+//! Errors of calls to chat APIs.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Errors of external policies. As JSON they carry their [code](ExternalError::code), and what it is about as
-/// `about`. None holds a key: what servers say is searched for it first.
+/// Errors of external policies and services. In JSON, `code` is the [code](ExternalError::code) and
+/// `about` the fields. Keys are removed from server messages, so no error contains one.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "code", content = "about", rename_all = "snake_case")]
 pub enum ExternalError {
-    /// Settings, or a request, that cannot be used as they stand.
+    /// Invalid options, or an invalid request.
     #[error("{0}")]
     Invalid(String),
-    /// A key that is not there.
+    /// The environment variable of a key is missing or invalid.
     #[error("the environment variable {variable} is to hold the key of {endpoint}, but it is {found}")]
     NoKey {
         /// Name of the variable.
         variable: String,
-        /// Address that the key is for.
+        /// Address of the server that the key is for.
         endpoint: String,
         /// State of the variable.
         found: String,
     },
-    /// A key, or the account behind it, that is not accepted.
+    /// The server does not accept the key or its account.
     #[error("{endpoint} does not accept the key (status {status}): {message}; {way_out}")]
     Unauthorised {
-        /// Address that was asked.
+        /// Address of the server.
         endpoint: String,
-        /// Status of the answer.
+        /// HTTP status of the response.
         status: u16,
-        /// Reason that the server gave.
+        /// Message of the server.
         message: String,
-        /// Place of the key.
+        /// Where to correct the key.
         way_out: String,
     },
-    /// A request that the server will not serve as it stands.
+    /// The server rejected the request, and will reject it again.
     #[error("{endpoint} refused the request with status {status}: {message}")]
     Refused {
-        /// Address that was asked.
+        /// Address of the server.
         endpoint: String,
-        /// Status of the answer.
+        /// HTTP status of the response.
         status: u16,
-        /// Reason that the server gave.
+        /// Message of the server.
         message: String,
     },
-    /// A server that has too much to do, or a caller who has asked too much of it.
+    /// The server is overloaded, or the client exceeded a rate limit.
     #[error("{endpoint} is busy (status {status}): {message}; try again in {retry_after} s")]
     Busy {
-        /// Address that was asked.
+        /// Address of the server.
         endpoint: String,
-        /// Status of the answer.
+        /// HTTP status of the response.
         status: u16,
-        /// Reason that the server gave.
+        /// Message of the server.
         message: String,
-        /// Seconds after which to come back, by the server's word or a guess.
+        /// Seconds to wait before a retry: at least the time that the server requested, if any.
         retry_after: u64,
     },
-    /// A server that failed over the request.
+    /// The server failed on the request.
     #[error("{endpoint} failed with status {status}: {message}")]
     Failed {
-        /// Address that was asked.
+        /// Address of the server.
         endpoint: String,
-        /// Status of the answer.
+        /// HTTP status of the response.
         status: u16,
-        /// Reason that the server gave.
+        /// Message of the server.
         message: String,
     },
-    /// A server that cannot be reached.
+    /// The server is unreachable.
     #[error("cannot connect to {endpoint}: {why}")]
     Connect {
-        /// Address that was asked.
+        /// Address of the server.
         endpoint: String,
-        /// Reason.
+        /// Reason of the failure.
         why: String,
     },
-    /// An answer that ended too early.
+    /// The response ended too early.
     #[error("the answer of {endpoint} broke off after {bytes} bytes: {why}")]
     Broken {
-        /// Address that was asked.
+        /// Address of the server.
         endpoint: String,
-        /// Bytes of the answer that came.
+        /// Number of bytes of the response that arrived.
         bytes: usize,
-        /// Reason.
+        /// Reason of the failure.
         why: String,
     },
-    /// An answer of another form than was asked for.
+    /// The response does not have the expected format.
     #[error("the answer of {endpoint} cannot be used: {why}")]
     Protocol {
-        /// Address that was asked.
+        /// Address of the server.
         endpoint: String,
-        /// First thing that is wrong with it.
+        /// The first problem found.
         why: String,
     },
-    /// An answer that is larger than it may be.
+    /// The response exceeds its maximum size.
     #[error("{what} of {endpoint} has more than {most} bytes; raise `{option}` if it is to be read")]
     TooLarge {
-        /// Address that was asked.
+        /// Address of the server.
         endpoint: String,
-        /// Part of the answer.
+        /// Part of the response that is too large.
         what: String,
-        /// Bytes that it may have.
+        /// Maximum size, in bytes.
         most: usize,
-        /// Option that says so.
+        /// Name of the option that sets the maximum.
         option: String,
     },
-    /// A call that each endpoint failed over.
+    /// All endpoints failed on the call.
     #[error("no endpoint replied: {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     All {
-        /// Last failure of each endpoint that was asked.
+        /// Last failure of each endpoint.
         failures: Vec<ExternalError>,
     },
-    /// A wait that passed its deadline.
+    /// An operation timed out.
     #[error("waited {waited:?} for {what} ({endpoint})")]
     Deadline {
-        /// Addresses that were, or would have been, asked.
+        /// Addresses of the servers that were, or would have been, called.
         endpoint: String,
-        /// Length of the wait.
+        /// Duration of the wait.
         waited: Duration,
-        /// Object of the wait.
+        /// Operation that was waited for.
         what: String,
     },
 }
 
 impl ExternalError {
-    /// The kind of the error, as programs tell it.
+    /// Returns the kind of the error as a stable code for programs.
     pub fn code(&self) -> &'static str {
         match self {
             ExternalError::Invalid(_) => "invalid",
@@ -141,7 +141,8 @@ impl ExternalError {
         }
     }
 
-    /// Returns the failure of each endpoint, or the error itself if it is one.
+    /// Returns the failure of each endpoint, or the error itself if it is not
+    /// [`ExternalError::All`].
     pub fn failures(&self) -> &[ExternalError] {
         match self {
             ExternalError::All { failures } => failures,
@@ -149,8 +150,8 @@ impl ExternalError {
         }
     }
 
-    /// Returns whether the request itself cannot be served by the endpoint, which is then no worse than
-    /// before.
+    /// Returns whether the request is at fault, so that the error does not count against the
+    /// endpoint.
     pub(crate) fn is_of_request(&self) -> bool {
         match self {
             ExternalError::Refused { status, .. } => matches!(status, 400 | 413 | 414 | 422),
@@ -159,7 +160,7 @@ impl ExternalError {
         }
     }
 
-    /// Whether the same call may succeed later with nothing changed by its caller.
+    /// Returns whether the same call may succeed later without a change by the caller.
     pub fn may_pass(&self) -> bool {
         match self {
             ExternalError::Busy { .. }
@@ -177,8 +178,8 @@ impl ExternalError {
         }
     }
 
-    /// Whether the call can be made again at once without doing anything twice: it was turned away, or never
-    /// arrived, or nothing of the answer came.
+    /// Returns whether the call can be retried at once without a repeated effect: it was rejected as
+    /// busy, never arrived, or no byte of the response came.
     pub(crate) fn repeats_nothing(&self) -> bool {
         match self {
             ExternalError::Busy { .. } | ExternalError::Connect { .. } => true,
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_survive_json_with_their_codes() {
+    fn errors_round_trip_through_json_with_codes() {
         let (endpoint, message, why) = (|| "https://a/v1".to_owned(), || "m".to_owned(), || "w".to_owned());
         let errors = [
             (ExternalError::Invalid("x".into()), false),

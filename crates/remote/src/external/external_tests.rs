@@ -42,7 +42,7 @@ async fn error_of(answer: Vec<Step>) -> ExternalError {
 }
 
 #[tokio::test]
-async fn a_whole_reply_is_read_and_the_request_is_as_servers_expect_it() {
+async fn chat_sends_openai_request_and_parses_reply() {
     let server = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
     let tool =
         ToolSpec { name: "add".into(), description: String::new(), parameters: json!({"type": "object"}) };
@@ -58,7 +58,7 @@ async fn a_whole_reply_is_read_and_the_request_is_as_servers_expect_it() {
 }
 
 #[tokio::test]
-async fn a_streamed_reply_comes_in_pieces_however_the_bytes_are_cut() {
+async fn streamed_chunks_are_independent_of_byte_boundaries() {
     let mut stream = b": hello\n\n".to_vec();
     stream.extend(piece(&json!({"role": "assistant", "content": ""}), None));
     stream.extend(piece(&json!({"reasoning_content": "süß"}), None));
@@ -108,7 +108,7 @@ async fn a_streamed_reply_comes_in_pieces_however_the_bytes_are_cut() {
 }
 
 #[tokio::test]
-async fn servers_that_leave_the_end_out_or_do_not_stream_are_understood() {
+async fn stream_accepts_missing_end_and_unstreamed_reply() {
     let mut no_end = piece(&json!({"content": "5"}), Some("stop"));
     no_end.truncate(no_end.len() - 1);
     for answer in [vec![events_head(), Step::Send(no_end)], json_answer("200 OK", "", &completion("5"))] {
@@ -119,12 +119,12 @@ async fn servers_that_leave_the_end_out_or_do_not_stream_are_understood() {
 }
 
 #[tokio::test]
-async fn a_call_that_was_turned_away_is_made_again_when_the_server_asks() {
+async fn rejected_call_is_retried_after_requested_pause() {
     let busy = json!({"error": {"message": "slow down"}});
     let server = TestServer::new(vec![
         json_answer("429 Too Many Requests", "retry-after: 1\r\n", &busy),
         json_answer("503 Service Unavailable", "", &busy),
-        // The connection ends without an answer, or with its head alone.
+        // The connection ends without a response, or after its head.
         vec![],
         vec![events_head()],
         json_answer("200 OK", "", &completion("5")),
@@ -134,7 +134,7 @@ async fn a_call_that_was_turned_away_is_made_again_when_the_server_asks() {
     assert_eq!(over(&[&server]).chat(&question()).await.unwrap().content, "5");
     assert_eq!(server.asked(), 5);
     assert!(start.elapsed() >= Duration::from_millis(1000 + 500 + 1000 + 1000), "{:?}", start.elapsed());
-    // A wait that would end after the deadline is not begun.
+    // A wait that would end after the deadline is not started.
     let server =
         TestServer::new(vec![json_answer("429 Too Many Requests", "retry-after: 90\r\n", &busy)]).await;
     let start = Instant::now();
@@ -143,7 +143,7 @@ async fn a_call_that_was_turned_away_is_made_again_when_the_server_asks() {
     let endpoint = format!("{}/v1/chat/completions", server.url);
     assert_eq!(error, ExternalError::Busy { endpoint, status: 429, message, retry_after: 90 });
     assert!(start.elapsed() < Duration::from_secs(5));
-    // As an HTTP date, too.
+    // `Retry-After` can be an HTTP date.
     let at = std::time::SystemTime::now() + Duration::from_secs(100);
     let headers = format!("retry-after: {}\r\n", httpdate::fmt_http_date(at));
     let server = TestServer::new(vec![json_answer("429 Too Many Requests", &headers, &busy)]).await;
@@ -152,7 +152,7 @@ async fn a_call_that_was_turned_away_is_made_again_when_the_server_asks() {
 }
 
 #[tokio::test]
-async fn tries_have_an_end() {
+async fn tries_limit_number_of_requests() {
     let server =
         TestServer::new(vec![json_answer("503 Service Unavailable", "", &json!({"detail": "loading"}))])
             .await;
@@ -163,12 +163,12 @@ async fn tries_have_an_end() {
 }
 
 #[tokio::test]
-async fn another_endpoint_is_asked_while_one_is_away_or_busy() {
+async fn busy_or_unreachable_endpoints_are_skipped() {
     let busy =
         TestServer::new(vec![json_answer("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))]).await;
     let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
     let mut options = options(&[&busy, &busy, &good]);
-    // Nobody listens there.
+    // No server listens on this port.
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     options.endpoints[1].base_url = format!("http://127.0.0.1:{free}");
     let policy = external(options);
@@ -181,7 +181,7 @@ async fn another_endpoint_is_asked_while_one_is_away_or_busy() {
 }
 
 #[tokio::test]
-async fn calls_go_to_the_server_with_the_fewest() {
+async fn calls_use_server_with_fewest_calls() {
     let hangs = || vec![Step::Hang];
     let (one, other) = (TestServer::new(vec![hangs()]).await, TestServer::new(vec![hangs()]).await);
     let policy = over(&[&one, &other]);
@@ -197,7 +197,7 @@ async fn calls_go_to_the_server_with_the_fewest() {
         tokio::time::timeout(Duration::from_secs(10), begun).await.unwrap();
     }
     assert_eq!((one.asked(), other.asked()), (3, 3));
-    // Calls that are over count no more.
+    // Ended calls no longer count.
     for call in calls.drain(2..) {
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
@@ -207,7 +207,7 @@ async fn calls_go_to_the_server_with_the_fewest() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_be_reached_is_named() {
+async fn connect_error_names_unreachable_server() {
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let endpoint =
         Endpoint { base_url: format!("http://127.0.0.1:{free}"), model: "m".into(), key_env: None };
@@ -221,7 +221,7 @@ async fn a_server_that_cannot_be_reached_is_named() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_again_is_not() {
+async fn permanent_errors_are_returned_without_retry() {
     let json = |status: &str, body: Value| json_answer(status, "", &body);
     let failed = error_of(json("500 Internal Server Error", json!({"error": {"message": "oh"}}))).await;
     assert!(failed.may_pass() && failed.to_string().contains("failed with status 500: oh"), "{failed}");
@@ -242,7 +242,7 @@ async fn what_cannot_be_done_again_is_not() {
 }
 
 #[tokio::test]
-async fn answers_that_are_no_completion_say_why() {
+async fn malformed_responses_are_reported_with_reason() {
     let events = |bytes: &[u8]| vec![events_head(), Step::Send(bytes.to_vec())];
     for (answer, code, why) in [
         (events(b"data: {\"choices\": oops}\n\n"), "protocol", "begins \"{\\\"choices\\\": oops}\""),
@@ -256,7 +256,7 @@ async fn answers_that_are_no_completion_say_why() {
         (json_answer("200 OK", "", &json!({"choices": 7})), "protocol", "invalid type"),
         (json_answer("200 OK", "", &json!("x")), "protocol", "invalid type"),
         (
-            // A connection that is cut in the middle.
+            // The connection closes in the middle of the body.
             vec![
                 head("200 OK", "content-type: application/json\r\ncontent-length: 99\r\n"),
                 Step::Send(b"{\"ch".to_vec()),
@@ -271,7 +271,7 @@ async fn answers_that_are_no_completion_say_why() {
 }
 
 #[tokio::test]
-async fn sizes_are_bounded() {
+async fn response_sizes_are_bounded() {
     let server = |steps| async { TestServer::new(vec![steps]).await };
     let huge = vec![
         head("200 OK", "content-type: application/json\r\n"),
@@ -289,13 +289,13 @@ async fn sizes_are_bounded() {
     let small = ExternalOptions { most_event_bytes: 2000, ..options(&[&endless]) };
     let error = external(small).chat(&question()).await.unwrap_err();
     assert!(error.to_string().contains("an event of") && error.to_string().contains("2000 bytes"), "{error}");
-    // The text of an error, too, and what is read is shown in part.
+    // The text of an error is bounded and truncated too.
     let error = error_of(vec![head("400 Bad Request", ""), Step::Send(vec![b'y'; 3000])]).await.to_string();
     assert!(error.len() < 700 && error.ends_with("yyy…"), "{error}");
 }
 
 #[tokio::test]
-async fn every_wait_has_a_deadline_that_names_it() {
+async fn timeouts_name_their_operation() {
     let ms = Duration::from_millis;
     let hangs = TestServer::new(vec![vec![Step::Hang]]).await;
     let short = ExternalOptions { deadline: ms(300), ..options(&[&hangs]) };
@@ -313,7 +313,7 @@ async fn every_wait_has_a_deadline_that_names_it() {
     let error = stream.next().await.unwrap().unwrap_err().to_string();
     assert!(error.starts_with("waited 200ms for more of an answer after "), "{error}");
     assert!(stream.next().await.is_none());
-    // One that keeps talking, and never ends.
+    // A server that keeps sending comments without end.
     let talk = [Step::Send(b": still here\n\n".to_vec()), Step::Wait(ms(50))];
     let talks = TestServer::new(vec![
         [vec![events_head()], talk.iter().cycle().take(80).cloned().collect()].concat(),
@@ -329,12 +329,12 @@ async fn every_wait_has_a_deadline_that_names_it() {
         policy.chat(&question).await
     });
     assert!(first.is_err());
-    // It has the place for its last 20 ms.
+    // It gets the permit for its last 20 ms.
     assert!(second.unwrap_err().to_string().starts_with("waited 300ms for "));
 }
 
 #[tokio::test]
-async fn rates_and_calls_at_once_are_bounded() {
+async fn rate_limits_and_concurrency_are_enforced() {
     let slow =
         [vec![Step::Wait(Duration::from_millis(150))], json_answer("200 OK", "", &completion("5"))].concat();
     let server = TestServer::new(vec![slow]).await;
@@ -351,7 +351,7 @@ async fn rates_and_calls_at_once_are_bounded() {
     }
     let error = policy.chat(&question).await.unwrap_err().to_string();
     assert!(error.starts_with("waited 2s for the limit requests_per_minute = 2"), "{error}");
-    // The server counts 9 tokens, so three calls of a guessed 1000 fit into 2500.
+    // The server reports 9 tokens, so three calls with an estimate of 1000 each fit into 2500.
     let limited =
         ExternalOptions { tokens_per_minute: 2500, deadline: Duration::from_secs(2), ..options(&[&server]) };
     let policy = external(limited);
@@ -366,7 +366,7 @@ async fn rates_and_calls_at_once_are_bounded() {
 }
 
 #[tokio::test]
-async fn tls_is_checked_against_known_authorities() {
+async fn tls_requires_trusted_certificate_authority() {
     let server = TestServer::with_tls(vec![json_answer("200 OK", "", &completion("5"))]).await;
     let stranger = external(ExternalOptions { tries: 1, ..options(&[&server]) });
     let error = stranger.chat(&question()).await.unwrap_err();
@@ -383,7 +383,7 @@ async fn tls_is_checked_against_known_authorities() {
 }
 
 #[tokio::test]
-async fn dropping_a_reply_gives_its_place_back_and_nothing_shows_the_key() {
+async fn dropped_stream_frees_permit_and_debug_hides_key() {
     let server = TestServer::new(vec![vec![
         events_head(),
         Step::Send(piece(&json!({"content": "hi"}), None)),

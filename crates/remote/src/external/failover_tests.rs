@@ -10,7 +10,7 @@ fn question() -> ChatRequest {
     ChatRequest { messages: vec![Message::user("2 + 3?")], ..ChatRequest::default() }
 }
 
-/// A policy over servers of different models, `m0`, `m1` and so on.
+/// Creates a policy over servers of different models, `m0`, `m1` and so on.
 fn over(servers: &[&TestServer], deadline: Duration) -> External {
     let endpoint = |(number, server): (usize, &&TestServer)| Endpoint {
         base_url: server.url.clone(),
@@ -21,7 +21,7 @@ fn over(servers: &[&TestServer], deadline: Duration) -> External {
     External::new(ExternalOptions { endpoints, deadline, ..ExternalOptions::default() }).unwrap()
 }
 
-/// Answers of a server that fails, with a part of the message that each gives.
+/// Returns responses of failing servers, each with a part of its error message.
 fn failures() -> Vec<(&'static str, Vec<Step>)> {
     let json = |status: &str, body: Value| json_answer(status, "", &body);
     let reply = |message: Value, finish: &str| {
@@ -65,7 +65,7 @@ fn length_of_nothing() -> Step {
 }
 
 #[tokio::test]
-async fn failure_hands_call_to_next_endpoint() {
+async fn failed_call_moves_to_next_endpoint() {
     for (what, answer) in failures() {
         let bad = TestServer::new(vec![answer.clone()]).await;
         let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
@@ -75,9 +75,9 @@ async fn failure_hands_call_to_next_endpoint() {
             let reply = policy.chat(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_eq!(reply.content, "5", "{what}");
         }
-        // The first call takes its half of the time where the endpoint hangs; the others avoid it.
+        // The first call takes the hanging endpoint's half of the time; later calls avoid it.
         assert!(start.elapsed() < Duration::from_millis(3800), "{what}: {:?}", start.elapsed());
-        // A connection that sends nothing is tried again after a short pause.
+        // A connection that sends nothing is retried after a short wait.
         assert!(bad.asked() <= 2 && good.asked() == 6, "{what}: {} {}", bad.asked(), good.asked());
         let models = |server: &TestServer| server.seen.lock().unwrap()[0].body["model"].clone();
         assert_eq!((models(&bad), models(&good)), (json!("m0"), json!("m1")), "{what}");
@@ -85,7 +85,7 @@ async fn failure_hands_call_to_next_endpoint() {
 }
 
 #[tokio::test]
-async fn concurrent_calls_succeed_beside_failing_endpoint() {
+async fn concurrent_calls_succeed_despite_failing_endpoint() {
     for (what, answer) in failures() {
         let bad = TestServer::new(vec![answer]).await;
         let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
@@ -121,7 +121,7 @@ async fn concurrent_calls_use_preferred_model_unless_it_fails() {
 }
 
 #[tokio::test]
-async fn stream_changes_its_endpoint_before_its_first_piece() {
+async fn stream_fails_over_only_before_first_chunk() {
     for (what, answer) in failures() {
         let bad = TestServer::new(vec![answer]).await;
         let mut stream = piece(&json!({"content": "5"}), Some("stop"));
@@ -131,7 +131,7 @@ async fn stream_changes_its_endpoint_before_its_first_piece() {
         let stream = policy.stream(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(stream.whole().await.unwrap().content, "5", "{what}");
     }
-    // After it, the failure is the caller's to see, and the next call goes elsewhere.
+    // After the first chunk, the caller gets the failure, and the next call uses another endpoint.
     let breaks =
         TestServer::new(vec![vec![events_head(), Step::Send(piece(&json!({"content": "so"}), None))]]).await;
     let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
@@ -143,7 +143,7 @@ async fn stream_changes_its_endpoint_before_its_first_piece() {
 }
 
 #[tokio::test]
-async fn stream_that_ends_with_an_error_is_no_reply() {
+async fn stream_ending_with_error_is_failure() {
     let pieces = [piece(&json!({"content": "so"}), None), piece(&json!({}), Some("error"))];
     let [first, last] = pieces.map(Step::Send);
     let steps = vec![events_head(), first, Step::Wait(Duration::from_millis(100)), last];
@@ -159,7 +159,7 @@ async fn stream_that_ends_with_an_error_is_no_reply() {
 }
 
 #[tokio::test]
-async fn reply_keeps_unknown_reason_for_its_end() {
+async fn reply_keeps_unknown_finish_reason() {
     let choice = json!({"message": {"content": "5"}, "finish_reason": "eos"});
     let server = TestServer::new(vec![json_answer("200 OK", "", &json!({ "choices": [choice] }))]).await;
     let reply = over(&[&server], Duration::from_secs(5)).chat(&question()).await.unwrap();
@@ -167,7 +167,7 @@ async fn reply_keeps_unknown_reason_for_its_end() {
 }
 
 #[tokio::test]
-async fn usage_replaces_the_guess_in_the_limit_of_tokens() {
+async fn usage_replaces_estimate_in_token_limit() {
     let mut completion = completion("5");
     completion["usage"] = json!({ "prompt_tokens": 700, "completion_tokens": 200 });
     let server = TestServer::new(vec![json_answer("200 OK", "", &completion)]).await;
@@ -177,13 +177,13 @@ async fn usage_replaces_the_guess_in_the_limit_of_tokens() {
     let mut question = question();
     question.params.max_tokens = Some(1000);
     policy.chat(&question).await.unwrap();
-    // 5100 are left of 6000, and 100 come back in a second.
+    // 5100 of 6000 are left, and 100 flow back per second.
     let wait = policy.0.tokens.as_ref().unwrap().take(5700.0);
     assert!((4.0..=6.0).contains(&wait.as_secs_f64()), "{wait:?}");
 }
 
 #[tokio::test]
-async fn each_request_of_a_call_counts_toward_the_limit_of_requests() {
+async fn each_retry_counts_toward_request_limit() {
     let bad = TestServer::new(vec![json_answer("500 Oh", "", &json!({}))]).await;
     let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
     let endpoint =
@@ -192,12 +192,12 @@ async fn each_request_of_a_call_counts_toward_the_limit_of_requests() {
     let options = ExternalOptions { endpoints, requests_per_minute: 6, ..ExternalOptions::default() };
     let policy = External::new(options).unwrap();
     policy.chat(&question()).await.unwrap();
-    // 4 are left of 6, and one comes back in 10 s.
+    // 4 of 6 are left, and one flows back every 10 s.
     let wait = policy.0.requests.as_ref().unwrap().take(6.0);
     assert!((15.0..=20.0).contains(&wait.as_secs_f64()), "{wait:?}");
 }
 
-/// Servers that are not there, and a call that was made at each.
+/// Creates servers that do not exist, and a course in which each was called once.
 fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
     let server = |name: &&str| {
         let endpoint = Endpoint { base_url: format!("http://{name}"), model: "m".into(), key_env: None };
@@ -209,7 +209,7 @@ fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
 }
 
 #[tokio::test]
-async fn failure_avoids_its_endpoint_only_if_the_endpoint_is_to_blame() {
+async fn failure_avoids_endpoint_only_if_at_fault() {
     let message = || "m".to_owned();
     let (servers, _) = course_over(&["a"]);
     let endpoint = || servers[0].name.clone();
@@ -219,7 +219,7 @@ async fn failure_avoids_its_endpoint_only_if_the_endpoint_is_to_blame() {
         what: "an answer".into(),
     };
     for (error, is_left_alone, is_avoided) in [
-        // The endpoint has named its pause already.
+        // The endpoint has set its pause already.
         (
             ExternalError::Busy { endpoint: endpoint(), status: 429, message: message(), retry_after: 3 },
             false,
@@ -241,7 +241,7 @@ async fn failure_avoids_its_endpoint_only_if_the_endpoint_is_to_blame() {
 }
 
 #[tokio::test]
-async fn endpoint_that_was_not_asked_is_named_with_its_pause() {
+async fn error_names_uncalled_endpoint_and_its_pause() {
     let (servers, mut course) = course_over(&["a", "b"]);
     course.failed(
         &servers,
@@ -256,7 +256,7 @@ async fn endpoint_that_was_not_asked_is_named_with_its_pause() {
 }
 
 #[tokio::test]
-async fn error_names_the_failure_of_each_endpoint() {
+async fn error_lists_failure_of_each_endpoint() {
     let json = |status: &str, body: Value| json_answer(status, "", &body);
     let oh = TestServer::new(vec![json("500 Oh", json!({"error": "broken GPU"}))]).await;
     let who = TestServer::new(vec![json("401 Who", json!({"error": "no key"}))]).await;
@@ -272,7 +272,7 @@ async fn error_names_the_failure_of_each_endpoint() {
 }
 
 #[tokio::test]
-async fn refused_request_is_sent_once_per_endpoint() {
+async fn rejected_request_is_sent_once_per_endpoint() {
     let refuses = || json_answer("400 Bad Request", "", &json!({"error": "too long"}));
     let (one, other) = (TestServer::new(vec![refuses()]).await, TestServer::new(vec![refuses()]).await);
     let policy = over(&[&one, &other], Duration::from_secs(20));
@@ -281,23 +281,23 @@ async fn refused_request_is_sent_once_per_endpoint() {
     assert!(!error.may_pass() && error.failures().len() == 2, "{error}");
     assert_eq!((one.asked(), other.asked()), (1, 1));
     assert!(start.elapsed() < Duration::from_secs(2));
-    // The request is to blame, so no endpoint is avoided.
+    // The request is at fault, so no endpoint is avoided.
     assert!(policy.0.servers.iter().all(|server| server.rank() == (Duration::ZERO, false, 0)));
 }
 
 #[tokio::test]
-async fn slow_endpoint_still_wins_if_the_other_fails() {
+async fn slow_endpoint_wins_if_next_one_fails() {
     let slow = [vec![Step::Wait(Duration::from_millis(1500))], json_answer("200 OK", "", &completion("5"))];
     let slow = TestServer::new(vec![slow.concat()]).await;
     let bad = TestServer::new(vec![json_answer("500 Oh", "", &json!({}))]).await;
-    // Its half of the time is over after a second; the other endpoint fails then.
+    // The first endpoint's half of the time ends after a second; the other endpoint fails then.
     let policy = over(&[&slow, &bad], Duration::from_secs(2));
     assert_eq!(policy.chat(&question()).await.unwrap().content, "5");
     assert_eq!((slow.asked(), bad.asked()), (1, 1));
 }
 
 #[tokio::test]
-async fn reply_without_own_text_fails_over() {
+async fn reply_without_text_fails_over() {
     let reply = |message: Value, finish: &str| {
         let choice = json!({"index": 0, "message": message, "finish_reason": finish});
         json_answer("200 OK", "", &json!({ "choices": [choice] }))
@@ -317,14 +317,14 @@ async fn reply_without_own_text_fails_over() {
 }
 
 #[tokio::test]
-async fn empty_text_fails_whole_reply() {
+async fn empty_text_fails_complete_reply() {
     let empty = TestServer::new(vec![json_answer("200 OK", "", &completion(" \n"))]).await;
     let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
     assert_eq!(over(&[&empty, &good], Duration::from_secs(5)).chat(&question()).await.unwrap().content, "5");
-    // A policy may say nothing.
+    // An assistant message of a policy may be empty.
     let stream = over(&[&empty], Duration::from_secs(5)).stream(&question()).await.unwrap();
     assert_eq!(stream.whole().await.unwrap().content, " \n");
-    // A reply that used up its tokens in reasoning is no failure of its endpoint.
+    // A reply that used all its tokens for reasoning is no failure of its endpoint.
     let cut = json!({"choices": [{"message": {"content": null}, "finish_reason": "length"}]});
     let cut = TestServer::new(vec![json_answer("200 OK", "", &cut)]).await;
     let reply = over(&[&cut, &good], Duration::from_secs(5)).chat(&question()).await.unwrap();

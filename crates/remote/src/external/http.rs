@@ -1,4 +1,4 @@
-//! HTTP: one request, and its answer byte by byte, within bounds.
+//! HTTP requests with bounded responses, read as they arrive.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -15,43 +15,44 @@ use super::endpoint::Server;
 use super::error::ExternalError;
 use super::waits::Waits;
 
-/// Bytes of an answer that tells of an error that are read,
+/// Maximum number of bytes read from an error response.
 pub(crate) const MOST_ERROR_BYTES: usize = 64 * 1024;
-/// and characters that are shown.
+/// Maximum number of characters of server text in an error.
 const MOST_SHOWN: usize = 400;
 
-/// Connections to servers, kept between calls.
+/// HTTP client with pooled connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Http(Client);
 
-/// An answer with a good status.
+/// A response with status 200.
 #[derive(Debug)]
 pub(crate) struct Answer {
     body: Incoming,
     endpoint: String,
-    /// Bytes that have come.
+    /// Number of bytes that have arrived.
     bytes: usize,
     most: usize,
-    /// Whether it is a stream of events, and not one JSON value.
+    /// Whether the body is a stream of events instead of one JSON value.
     pub is_stream: bool,
 }
 
 impl Http {
-    /// A client that trusts the roots of Mozilla's list, and certificates of a file. Whoever names an
-    /// endpoint may ask it, wherever it is.
+    /// Creates a client that trusts Mozilla's root certificates, and those of a PEM file. It
+    /// connects to any host, because the user chooses the endpoints.
     ///
     /// # Errors
-    /// When the file cannot be read or has no certificate, or TLS cannot be set up.
+    /// Returns [`ExternalError::Invalid`] if the file cannot be read or has no certificate, or TLS
+    /// cannot be set up.
     pub fn new(more_roots: Option<&Path>) -> Result<Self, ExternalError> {
         let client = Client::new(Hosts::any(), more_roots);
         client.map(Http).map_err(|error| ExternalError::Invalid(error.to_string()))
     }
 
-    /// Posts JSON. Returns the answer where its status is good, after its head.
+    /// Posts JSON. Returns the response after its head if the status is 200.
     ///
     /// # Errors
-    /// By the status: which, and what the server says of it; a server that cannot be reached, does not answer
-    /// within the deadline, or answers with something that is neither events nor JSON.
+    /// Returns the error of the status, with the server's message. Returns an error if the server
+    /// is unreachable, the deadline passes, or the response is neither events nor JSON.
     pub async fn post(
         &self,
         server: &Server,
@@ -104,10 +105,11 @@ impl Http {
 }
 
 impl Answer {
-    /// The next bytes, never none; `None` at the end.
+    /// Returns the next bytes, never an empty slice, or `None` at the end.
     ///
     /// # Errors
-    /// When it breaks off, is larger than it may be, or does not come within the deadline.
+    /// Returns an error if the response breaks off, exceeds its maximum size, or does not continue
+    /// within `silence` and the deadline.
     pub async fn next(
         &mut self,
         silence: Duration,
@@ -123,7 +125,7 @@ impl Answer {
                     return Err(ExternalError::Broken { endpoint, bytes, why: causes(&error) });
                 }
             };
-            // Trailers say nothing.
+            // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             self.bytes += data.len();
             if self.bytes > self.most {
@@ -140,15 +142,15 @@ impl Answer {
         }
     }
 
-    /// Bytes that have come.
+    /// Returns the number of bytes that have arrived.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// All bytes that are left.
+    /// Reads all remaining bytes.
     ///
     /// # Errors
-    /// As for the next ones.
+    /// Returns the errors of [`next`](Self::next).
     pub async fn whole(&mut self, waits: &mut Waits) -> Result<Vec<u8>, ExternalError> {
         let mut all = Vec::new();
         while let Some(data) = self.next(Duration::MAX, waits).await? {
@@ -158,12 +160,12 @@ impl Answer {
     }
 }
 
-/// The beginning of a text that a server sent, without the key.
+/// Returns server text for an error: without the key, and truncated.
 fn shown(server: &Server, bytes: &[u8]) -> String {
     cut(server.without_key(String::from_utf8_lossy(bytes).trim()))
 }
 
-/// A text, or the beginning of a longer one.
+/// Truncates a text to [`MOST_SHOWN`] characters.
 pub(crate) fn cut(text: String) -> String {
     match text.char_indices().nth(MOST_SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -171,7 +173,7 @@ pub(crate) fn cut(text: String) -> String {
     }
 }
 
-/// The message of an error, as servers write it into JSON: `{"error": {"message"}}` and variants.
+/// Extracts the message from an error response: `{"error": {"message"}}` and variants.
 pub(crate) fn message_of(value: &Value) -> Option<String> {
     let error = value.get("error").unwrap_or(value);
     let found = error.get("message").or_else(|| value.get("detail")).unwrap_or(error);
@@ -182,7 +184,7 @@ pub(crate) fn message_of(value: &Value) -> Option<String> {
     }
 }
 
-/// For how long the server asks to be left alone.
+/// Returns the pause that the server requests in `Retry-After`, in seconds or as an HTTP date.
 fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse::<f64>() {
@@ -192,14 +194,14 @@ fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
     Some(until.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// The error that an answer with another status than 200 is.
+/// Converts a response with a status other than 200 to an error.
 async fn refusal(server: &Server, response: Response<Incoming>, waits: &mut Waits) -> ExternalError {
     let (status, headers) = (response.status(), response.headers().clone());
     let endpoint = server.name.clone();
     let body = response.into_body();
     let mut answer =
         Answer { body, endpoint: endpoint.clone(), bytes: 0, most: MOST_ERROR_BYTES, is_stream: false };
-    // The status is told even if the rest does not come.
+    // The status is reported even if the body does not arrive.
     let text = answer.whole(waits).await.unwrap_or_default();
     let said = serde_json::from_slice::<Value>(&text).ok().and_then(|value| message_of(&value));
     let mut message = shown(server, said.as_deref().map_or(&text[..], str::as_bytes));

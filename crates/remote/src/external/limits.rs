@@ -1,4 +1,4 @@
-//! Limits of a rate, and jitter.
+//! Rate limits, and jitter.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
@@ -6,24 +6,24 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A token bucket: what is taken flows back at a steady rate, up to what a minute brings. It may be taken
-/// from in advance, at the price of a wait; so a call that is larger than the bucket only waits for longer.
+/// Token bucket that refills at a steady rate up to one minute's amount. An amount can be taken in
+/// advance at the price of a wait, so a call larger than the bucket waits for longer.
 #[derive(Debug)]
 pub(crate) struct Bucket {
-    /// Most that it holds, and what flows in in a minute.
+    /// Capacity, and the amount that flows in per minute.
     per_minute: f64,
-    /// Contents, below 0 where it was taken from in advance, at a moment.
+    /// Contents at a time; below 0 if an amount was taken in advance.
     level: Mutex<(f64, Instant)>,
 }
 
 impl Bucket {
-    /// A full bucket; `None` without a limit.
+    /// Creates a full bucket. Returns `None` if `per_minute` is 0, which disables the limit.
     pub fn new(per_minute: u64) -> Option<Self> {
         let level = Mutex::new((per_minute as f64, Instant::now()));
         (per_minute > 0).then_some(Bucket { per_minute: per_minute as f64, level })
     }
 
-    /// Takes an amount. Returns how long to wait until it is there.
+    /// Takes an amount. Returns the wait until it is available.
     pub fn take(&self, amount: f64) -> Duration {
         let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -33,16 +33,16 @@ impl Bucket {
         Duration::from_secs_f64((-contents).max(0.0) * 60.0 / self.per_minute)
     }
 
-    /// Puts back what was not needed after all; takes what was needed beyond, where it is negative.
+    /// Returns an unused amount to the bucket. A negative amount takes more.
     pub fn give_back(&self, amount: f64) {
         self.take(-amount);
     }
 }
 
-/// `wait`, shortened at random by up to a half, so that callers who were turned away together do not come
-/// back together.
+/// Shortens `wait` at random by up to a half, so that clients rejected at the same time do not
+/// return at the same time.
 pub(crate) fn jittered(wait: Duration) -> Duration {
-    // Keys of hash maps are the only random numbers at hand that two processes do not share.
+    // Seeds of hash maps are the only available random numbers that differ between processes.
     let random = RandomState::new().hash_one(0u8) as f64 / u64::MAX as f64;
     wait.mul_f64(1.0 - random / 2.0)
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_bucket_lets_a_burst_through_and_then_a_steady_rate() {
+    async fn bucket_allows_burst_then_steady_rate() {
         let bucket = Bucket::new(60).unwrap();
         assert_eq!(bucket.take(60.0), Duration::ZERO);
         assert_eq!([bucket.take(1.0), bucket.take(1.0)], [1, 2].map(Duration::from_secs));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_spreads_waits_over_their_upper_half() {
+    fn jittered_wait_is_uniform_over_upper_half() {
         let waits: Vec<f64> = (0..1000).map(|_| jittered(Duration::from_secs(2)).as_secs_f64()).collect();
         assert!(waits.iter().all(|wait| (1.0..=2.0).contains(wait)));
         let mean = waits.iter().sum::<f64>() / 1000.0;

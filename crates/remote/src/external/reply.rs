@@ -1,50 +1,50 @@
-//! Replies of a chat API, from what servers send whole or in pieces.
+//! Replies of a chat API, assembled from a complete response or from chunks.
 
 use levade_text::{Content, Message, ToolCall};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A whole reply.
+/// A complete reply of a chat API.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ChatReply {
     /// Text of the reply.
     pub content: String,
-    /// The thought before it, where the server gives it.
+    /// Reasoning that precedes the text. Empty if the server returns none.
     pub reasoning: String,
-    /// Calls of tools, in their order.
+    /// Tool calls, in order.
     pub tool_calls: Vec<CalledTool>,
-    /// Why it ended; nothing where the server does not say.
+    /// Reason why the reply ended. `None` if the server gives none.
     pub finish: Option<Finish>,
-    /// Tokens, where the server counts them.
+    /// Token counts. `None` if the server returns none.
     pub usage: Option<Usage>,
-    /// Name of the model, as the server gives it.
+    /// Name of the model, as the server reports it.
     pub model: String,
 }
 
-/// A call of a tool as it was written: its arguments may be no JSON.
+/// A tool call as the model wrote it; its arguments may be invalid JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CalledTool {
-    /// Ties a result to its call; empty where the server gave none.
+    /// ID that links a tool result to its call. Empty if the server gave none.
     pub id: String,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
     /// Arguments, which should be a JSON object.
     pub arguments: String,
 }
 
-/// Why a reply ended.
+/// Reason why a reply ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
-    /// The model was done, or a stop string came.
+    /// The model ended the reply, or a stop string occurred.
     Stop,
-    /// The most tokens were drawn.
+    /// The maximum number of tokens was sampled.
     Length,
-    /// Tools are to be called.
+    /// The model calls tools.
     ToolCalls,
     /// The server withheld content.
     ContentFilter,
-    /// Another reason, in the server's words.
+    /// Another reason, as the server names it.
     #[serde(untagged)]
     Other(String),
 }
@@ -53,9 +53,9 @@ impl From<&str> for Finish {
     fn from(reason: &str) -> Self {
         match reason {
             "stop" => Finish::Stop,
-            // The others from servers of other makes.
+            // The names other than `length` come from third-party servers.
             "length" | "max_tokens" | "MAX_TOKENS" | "model_length" => Finish::Length,
-            // The latter from older servers.
+            // `function_call` comes from older servers.
             "tool_calls" | "function_call" => Finish::ToolCalls,
             "content_filter" => Finish::ContentFilter,
             other => Finish::Other(other.into()),
@@ -63,44 +63,44 @@ impl From<&str> for Finish {
     }
 }
 
-/// Tokens of a call.
+/// Token counts of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: u64,
-    /// Tokens of the prompt that were not computed again.
+    /// Number of prompt tokens that came from the cache.
     pub cached_tokens: u64,
-    /// Tokens of the reply, its thought included.
+    /// Number of completion tokens, including reasoning.
     pub completion_tokens: u64,
-    /// Tokens of the thought.
+    /// Number of reasoning tokens.
     pub reasoning_tokens: u64,
 }
 
-/// A piece of a reply.
+/// A chunk of a reply.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChatEvent {
-    /// More of the content.
+    /// Further text of the content.
     Content(String),
-    /// More of the thought.
+    /// Further text of the reasoning.
     Reasoning(String),
-    /// More of the arguments of a call.
+    /// Further text of the arguments of a tool call.
     Call {
-        /// Place of the call in [`ChatReply::tool_calls`].
+        /// Index of the call in [`ChatReply::tool_calls`].
         index: usize,
-        /// Name of the tool, with the first piece.
+        /// Name of the tool, with the first chunk of the call.
         name: Option<String>,
-        /// The piece.
+        /// Text to append to the arguments.
         arguments: String,
     },
-    /// The last event: the whole reply.
+    /// The last event: the complete reply.
     Finished(ChatReply),
 }
 
 impl ChatReply {
-    /// The reply as the next message of its conversation.
+    /// Converts the reply to the next message of its conversation.
     ///
     /// # Errors
-    /// When a call's arguments are no JSON object: which call, and why.
+    /// Returns a message that names the call if its arguments are not a JSON object.
     pub fn message(&self) -> Result<Message, String> {
         let call = |(i, call): (usize, &CalledTool)| {
             let text = call.arguments.trim();
@@ -122,7 +122,7 @@ impl ChatReply {
     }
 }
 
-/// A whole completion, or a piece of one.
+/// A complete completion, or one chunk of it, as servers send it.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Wire {
     #[serde(default)]
@@ -188,20 +188,20 @@ impl From<WireUsage> for Usage {
     }
 }
 
-/// A reply that is put together from its pieces.
+/// A reply that is assembled from its chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
     pub reply: ChatReply,
-    /// Index that the server gave to each call.
+    /// Index that the server gave to each call, if any.
     indices: Vec<Option<u64>>,
-    /// Whether anything of the reply came,
+    /// Whether any choice has arrived.
     pub has_choice: bool,
-    /// and of its content, reasoning or calls, be it an empty text.
+    /// Whether any content, reasoning or call has arrived, even an empty text.
     pub has_content: bool,
 }
 
 impl Assembly {
-    /// Takes a piece, and adds what is new as events. Further choices than the first are left out.
+    /// Adds a chunk, and appends its new parts to `events`. Ignores all choices but the first.
     pub fn take(&mut self, wire: Wire, events: &mut Vec<ChatEvent>) {
         if let Some(usage) = wire.usage {
             self.reply.usage = Some(usage.into());
@@ -215,7 +215,7 @@ impl Assembly {
                 self.reply.finish = Some(reason.as_str().into());
             }
             let delta = choice.delta.unwrap_or_default();
-            // Some servers write it under both names.
+            // Some servers send the reasoning under both names.
             let filled = |text: &String| !text.is_empty();
             let other = || delta.reasoning.as_ref().and_then(Value::as_str).map(str::to_owned).filter(filled);
             if let Some(reasoning) = delta.reasoning_content.filter(filled).or_else(other) {
@@ -233,7 +233,8 @@ impl Assembly {
         }
     }
 
-    /// Takes a piece of a call: of one that has begun if it has its index, or none, and no other id.
+    /// Adds a chunk of a tool call. The chunk belongs to a known call if it has that call's index,
+    /// or no index and the last call's, and no different ID.
     fn take_call(&mut self, wire: WireCall) -> ChatEvent {
         let WireFunction { name, arguments } = wire.function.unwrap_or_default();
         let id = wire.id.unwrap_or_default();
@@ -245,7 +246,8 @@ impl Assembly {
             let call = &self.reply.tool_calls[*at];
             id.is_empty() || call.id.is_empty() || call.id == id
         };
-        // Without index and id it goes on with the last one, unless it is whole: it names its tool.
+        // Without index and ID, the chunk continues the last call, unless it names a tool and so is
+        // complete.
         let is_whole =
             wire.index.is_none() && id.is_empty() && name.as_ref().is_some_and(|name| !name.is_empty());
         let at = begun.filter(known).filter(|_| !is_whole).unwrap_or_else(|| {
@@ -292,7 +294,7 @@ mod tests {
     fn calls(deltas: &[Value]) -> Vec<(String, String, String)> {
         let pieces: Vec<Value> = deltas.iter().map(|call| delta(json!({ "tool_calls": [call] }))).collect();
         let (reply, events) = assembled(&pieces);
-        // The events say the same.
+        // The events contain the same calls.
         let mut told: Vec<(String, String)> = Vec::new();
         for event in events {
             let ChatEvent::Call { index, name, arguments } = event else { panic!("{event:?}") };
@@ -316,8 +318,8 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_put_together_from_pieces_as_servers_cut_them() {
-        // By index, as OpenAI does, two of them interleaved.
+    fn tool_calls_are_assembled_from_chunks() {
+        // By index, as OpenAI does, two calls interleaved.
         let found = calls(&[
             json!({"index": 0, "id": "x", "type": "function", "function": {"name": "add", "arguments": ""}}),
             json!({"index": 1, "id": "y", "type": "function", "function": {"name": "mul", "arguments": "{\"b\""}}),
@@ -326,7 +328,7 @@ mod tests {
             json!({"index": 0, "id": "x", "function": {"name": "add", "arguments": "1}"}}),
         ]);
         assert_eq!(found, [call("x", "add", "{\"a\":1}"), call("y", "mul", "{\"b\": 2}")]);
-        // All under index 0 with ids of their own, or without any index; arguments as an object.
+        // All under index 0 with IDs of their own, or without any index; arguments as an object.
         let found = calls(&[
             json!({"index": 0, "id": "x", "function": {"name": "add", "arguments": {"a": 1}}}),
             json!({"index": 0, "id": "y", "function": {"name": "mul", "arguments": "{}"}}),
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn text_thought_and_counts_are_found_under_all_their_names() {
+    fn content_reasoning_and_usage_parse_under_all_names() {
         let (reply, events) = assembled(&[
             json!({"model": "m-1", "choices": [{"index": 0, "delta": {"role": "assistant", "content": null}}]}),
             delta(json!({"reasoning_content": "so", "reasoning": "so"})),
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_becomes_the_next_message() {
+    fn reply_converts_to_message() {
         let called = |arguments: &str| ChatReply {
             reasoning: "hm".into(),
             tool_calls: vec![CalledTool {

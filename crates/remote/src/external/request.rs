@@ -4,42 +4,43 @@ use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// A conversation to be continued by one message.
+/// A conversation that the model continues by one message.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatRequest {
-    /// The conversation so far.
+    /// Messages so far.
     pub messages: Vec<Message>,
-    /// Tools that may be called.
+    /// Tools that the model may call.
     pub tools: Vec<ToolSpec>,
-    /// How to draw.
+    /// Sampling parameters.
     pub params: ChatParams,
 }
 
-/// How the reply is drawn. What is not given is left to the server.
+/// Sampling parameters of a chat request. The server's default applies to absent values.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatParams {
-    /// At most this many new tokens.
+    /// Maximum number of new tokens.
     pub max_tokens: Option<usize>,
-    /// Divides the logits.
+    /// Sampling temperature, by which logits are divided.
     pub temperature: Option<f32>,
-    /// Keep the smallest set of tokens whose probability reaches this.
+    /// Nucleus sampling: keeps the smallest set of tokens whose total probability reaches this
+    /// value.
     pub top_p: Option<f32>,
-    /// Texts that end the reply.
+    /// Strings at which the completion ends.
     pub stop: Vec<String>,
-    /// Seed, for servers that take one.
+    /// Seed, for servers that support one.
     pub seed: Option<u64>,
-    /// Further fields of the request, as they are: `tool_choice`, `response_format`, `reasoning_effort`. They
-    /// stand in place of the fields above; a null takes one away.
+    /// Further fields of the request, sent unchanged, such as `tool_choice`, `response_format` or
+    /// `reasoning_effort`. They override the fields above; a null removes a field.
     pub extra: Map<String, Value>,
 }
 
-/// Tokens that a text of so many bytes may have: four bytes each, as English has.
+/// Estimated bytes per token, as in English text.
 const BYTES_OF_A_TOKEN: u64 = 4;
 
 impl ChatRequest {
-    /// The request as JSON, to a model, for a reply that is streamed or not.
+    /// Builds the JSON body of the request to a model.
     pub(crate) fn body(&self, model: &str, stream: bool) -> Value {
         let params = &self.params;
         let mut body = Map::new();
@@ -54,7 +55,7 @@ impl ChatRequest {
             set("tools", self.tools.iter().map(ToolSpec::to_openai).collect());
         }
         set("max_tokens", json!(params.max_tokens));
-        // As it is written: 0.7, and not the nearest f32 with all its digits.
+        // The shortest decimal: 0.7, and not the nearest f32 with all its digits.
         let decimal = |value: f32| value.to_string().parse::<f64>().unwrap_or(f64::from(value));
         set("temperature", json!(params.temperature.map(decimal)));
         set("top_p", json!(params.top_p.map(decimal)));
@@ -75,7 +76,8 @@ impl ChatRequest {
         Value::Object(body)
     }
 
-    /// Tokens that the request and its reply may cost, for limits: a guess until the server says.
+    /// Estimates the tokens of the prompt and the completion, for rate limits, until the server
+    /// reports usage.
     pub(crate) fn tokens(&self, body: &[u8]) -> u64 {
         body.len() as u64 / BYTES_OF_A_TOKEN + self.params.max_tokens.unwrap_or_default() as u64
     }
@@ -86,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_has_the_fields_that_were_given_and_no_others() {
+    fn body_contains_only_given_fields() {
         let plain = ChatRequest { messages: vec![Message::user("hi")], ..ChatRequest::default() };
         let body = plain.body("m", false);
         assert_eq!(

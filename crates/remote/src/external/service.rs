@@ -1,4 +1,4 @@
-//! Services of any kind that answer JSON with JSON, such as one that scores.
+//! Client of HTTP services that answer JSON with JSON, such as scoring services.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,25 +13,27 @@ use super::error::ExternalError;
 use super::http::Http;
 use super::waits::Waits;
 
-/// Settings of a service.
+/// Options of a [`Service`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceOptions {
-    /// Address that questions are posted to.
+    /// URL that requests are posted to.
     pub url: String,
-    /// Environment variable that holds the key; without it none is sent.
+    /// Environment variable that holds the key. `None` sends no key.
     pub key_env: Option<String>,
-    /// Most questions under way at once.
+    /// Maximum number of requests in flight. 0 counts as 1.
     pub most_running: usize,
-    /// Times that a question is asked where the service is away, busy or fails.
+    /// Maximum number of tries per request, if the service is unreachable, busy or fails. 0 counts
+    /// as 1.
     pub tries: usize,
-    /// The time that a question has, from the wait for a place to the end of the answer.
+    /// Timeout for a request with all its tries, from the wait for a permit to the end of the
+    /// response.
     pub deadline: Duration,
-    /// Most bytes of an answer.
+    /// Maximum size of a response, in bytes.
     pub most_bytes: usize,
 }
 
 impl ServiceOptions {
-    /// A service at an address, under the usual limits.
+    /// Creates options for a URL: 16 requests in flight, 4 tries, 60 s, 16 MiB, no key.
     pub fn new(url: impl Into<String>) -> Self {
         ServiceOptions {
             url: url.into(),
@@ -44,7 +46,7 @@ impl ServiceOptions {
     }
 }
 
-/// A service that may be asked twice: a question changes nothing there.
+/// Client of an idempotent HTTP service, whose requests can safely be retried. Clones share limits.
 #[derive(Debug, Clone)]
 pub struct Service(Arc<Inner>);
 
@@ -57,10 +59,11 @@ struct Inner {
 }
 
 impl Service {
-    /// A service. Its key is read from the environment now.
+    /// Creates a client. Reads the key from the environment.
     ///
     /// # Errors
-    /// When the address cannot be used, or the key is missing.
+    /// Returns [`ExternalError::Invalid`] if the URL is invalid, and [`ExternalError::NoKey`] if
+    /// the key is missing.
     pub fn new(options: ServiceOptions) -> Result<Self, ExternalError> {
         let invalid = |why| ExternalError::Invalid(format!("the address of a service {why}"));
         let uri = plain_uri(options.url.trim()).map_err(invalid)?;
@@ -69,10 +72,11 @@ impl Service {
         Ok(Service(Arc::new(Inner { options, server, http: Http::new(None)?, places })))
     }
 
-    /// Posts a question, again where that may help, with pauses that double.
+    /// Posts a request, and retries it with doubling waits if a retry may succeed.
     ///
     /// # Errors
-    /// When no answer comes within the deadline and the tries: the last reason.
+    /// Returns the last error if no response arrives within the deadline and the maximum number of
+    /// tries.
     pub async fn ask(&self, question: &Value) -> Result<Value, ExternalError> {
         let Inner { options, server, places, .. } = &*self.0;
         let mut waits = Waits::new(options.deadline, server.name.clone());
@@ -83,7 +87,7 @@ impl Service {
         let mut left = options.tries.max(1);
         loop {
             left -= 1;
-            // One that has failed is left alone for a while, by whoever asks.
+            // After a failure, all requests wait for the server's pause.
             waits.wait(format!("{} to be asked again", server.name), sleep(server.rests_for())).await?;
             match self.once(body.clone(), &mut waits).await {
                 Ok(answer) => {
@@ -123,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives these answers to one connection after another, by status and body.
+    /// Starts a server that gives these responses (status and body), each to one connection.
     async fn serving(answers: Vec<(&'static str, &'static str)>) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/score", listener.local_addr().unwrap());
@@ -147,20 +151,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_service_that_fails_is_asked_again() {
+    async fn failed_request_is_retried() {
         let url = serving(vec![("500 Oh", "{}"), ("503 Busy", "{}"), ("200 OK", "{\"score\": 1}")]).await;
         assert_eq!(service(url).ask(&json!({ "text": "x" })).await.unwrap(), json!({ "score": 1 }));
     }
 
     #[tokio::test]
-    async fn a_refusal_is_not_repeated_and_trouble_has_a_name() {
+    async fn permanent_errors_are_not_retried() {
         let url = serving(vec![("400 No", "{\"error\": \"no field text\"}")]).await;
         let error = service(url).ask(&json!({})).await.unwrap_err();
         assert!(error.to_string().contains("no field text") && !error.may_pass(), "{error}");
         let url = serving(vec![("200 OK", "{score")]).await;
         let error = service(url).ask(&json!({})).await.unwrap_err();
         assert!(error.to_string().contains("it is no JSON") && !error.may_pass(), "{error}");
-        // Nobody is there.
+        // No server listens on this port.
         let options = ServiceOptions { tries: 2, ..ServiceOptions::new("http://127.0.0.1:9/score") };
         let error = Service::new(options).unwrap().ask(&json!({})).await.unwrap_err();
         assert!(error.to_string().contains("cannot connect") && error.may_pass(), "{error}");

@@ -1,27 +1,27 @@
-//! Server-sent events: from bytes as they arrive to the data of whole events.
+//! Server-sent events: decodes bytes as they arrive into the data of complete events.
 //!
-//! As the HTML standard has it: lines end with LF, CR or CRLF, a byte order mark at the beginning is skipped,
-//! lines that begin with a colon are comments, data lines of an event are joined by LF, an empty line ends an
-//! event. Names, ids and retry times are left out, since chat APIs give them no meaning. Otherwise than there
-//! bytes stay bytes, so that text that is no UTF-8 is an error for whoever reads it and not silently changed;
-//! and an event that the end of the stream cuts can be had (`finish`), since some servers leave the last
-//! empty line out.
+//! As in the HTML standard, lines end with LF, CR or CRLF, a byte order mark at the start is
+//! skipped, lines that start with a colon are comments, the data lines of an event are joined by
+//! LF, and an empty line ends an event. Names, IDs and retry times are ignored, since chat APIs
+//! give them no meaning. Two differences: data stays bytes, so the consumer sees invalid UTF-8 as
+//! an error instead of silently changed text; and `finish` returns an event that the end of the
+//! stream truncates, since some servers omit the last empty line.
 
 /// A decoder of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
-    /// The line that has begun.
+    /// The incomplete line.
     line: Vec<u8>,
-    /// Data of the event that has begun.
+    /// Data of the incomplete event.
     data: Option<Vec<u8>>,
-    /// Whether the last byte was CR, so that an LF belongs to it.
+    /// Whether the last byte was CR, so that a following LF belongs to the same line end.
     after_cr: bool,
-    /// Whether a line has ended, so that no byte order mark may come.
+    /// Whether the first line has ended, after which no byte order mark is skipped.
     has_begun: bool,
 }
 
 impl Decoder {
-    /// Takes bytes, and adds the data of all events that they complete.
+    /// Decodes bytes, and appends the data of all completed events to `events`.
     pub fn feed(&mut self, bytes: &[u8], events: &mut Vec<Vec<u8>>) {
         for &byte in bytes {
             let after_cr = std::mem::replace(&mut self.after_cr, byte == b'\r');
@@ -33,17 +33,17 @@ impl Decoder {
         }
     }
 
-    /// Bytes of the event that has begun.
+    /// Returns the number of buffered bytes of the incomplete event.
     pub fn pending(&self) -> usize {
         self.line.len() + self.data.as_ref().map_or(0, Vec::len)
     }
 
-    /// Data of the event that had begun when the stream ended.
+    /// Returns the data of the event that was incomplete when the stream ended, if any.
     pub fn finish(mut self) -> Option<Vec<u8>> {
         self.end_line().or(self.data)
     }
 
-    /// Takes the line in. Returns data where it ends an event.
+    /// Processes the complete line. Returns data if it ends an event.
     fn end_line(&mut self) -> Option<Vec<u8>> {
         let line = std::mem::take(&mut self.line);
         let mut line = &line[..];
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read_as_the_standard_has_it() {
+    fn decoder_follows_html_standard() {
         for (stream, events, rest) in [
             ("data: a\n\ndata:b\r\n\r\ndata:  c\r\r", &["a", "b", " c"][..], None),
             ("\u{feff}data: a\n\n\u{feff}data: b\n\n", &["a"], None),
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    /// The grammar over the whole stream at once, by lines.
+    /// Parses the complete stream at once, line by line.
     fn naive(stream: &[u8]) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
         let stream = stream.strip_prefix(b"\xef\xbb\xbf").unwrap_or(stream);
         let mut lines: Vec<Vec<u8>> = vec![Vec::new()];
@@ -166,7 +166,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn events_do_not_depend_on_how_the_stream_is_cut(stream in streams(), cuts in prop::collection::vec(0usize..200, 0..12)) {
+        fn events_are_independent_of_chunk_boundaries(stream in streams(), cuts in prop::collection::vec(0usize..200, 0..12)) {
             let whole = decode([&stream[..]]);
             prop_assert_eq!(&whole, &naive(&stream));
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(stream.len())).collect();

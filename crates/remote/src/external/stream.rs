@@ -1,4 +1,4 @@
-//! A reply as it arrives.
+//! A reply of a chat API as it arrives.
 
 use std::sync::Arc;
 
@@ -13,37 +13,37 @@ use super::reply::{Assembly, ChatEvent, ChatReply, Finish, Wire};
 use super::sse::Decoder;
 use super::waits::Waits;
 
-/// A reply as it arrives. Dropping it closes its connection.
+/// A reply as it arrives, in chunks. Dropping it closes its connection.
 #[derive(Debug)]
 pub struct ChatStream {
     policy: External,
-    /// Number of the server.
+    /// Index of the server.
     server: usize,
     waits: Waits,
     _place: (Arc<OwnedSemaphorePermit>, Answering),
     answer: Answer,
-    /// Bytes that have come and were not read.
+    /// Bytes that have arrived and were not parsed.
     first: Option<Bytes>,
     decoder: Decoder,
     assembly: Assembly,
-    /// Events that are to be handed out, the last first.
+    /// Events to return, in reverse order.
     ready: Vec<ChatEvent>,
-    /// Tokens that were taken from the limit before anybody had counted.
+    /// Tokens that were taken from the rate limit as an estimate, before the server reported usage.
     guessed: u64,
     has_ended: bool,
 }
 
-/// An answer that has begun.
+/// A response whose first bytes have arrived.
 pub(crate) struct Begun {
     pub answer: Answer,
-    /// Its first bytes.
+    /// The first bytes. `None` once they are consumed.
     pub first: Option<Bytes>,
-    /// Tokens that were taken from the limit.
+    /// Tokens that were taken from the rate limit as an estimate.
     pub guessed: u64,
 }
 
 impl ChatStream {
-    /// A reply that begins with bytes that have come already.
+    /// Creates a stream from a response whose first bytes have arrived.
     pub(super) fn new(
         policy: External,
         server: usize,
@@ -67,10 +67,12 @@ impl ChatStream {
         }
     }
 
-    /// The next piece, the last of which is the whole reply; `None` after it, or after an error.
+    /// Returns the next chunk. The last chunk is the complete reply; after it, or after an error,
+    /// returns `None`.
     ///
     /// # Errors
-    /// When the reply breaks off, is no chat completion, or is larger or slower than it may be.
+    /// Returns an error if the response breaks off, is not a chat completion, exceeds its maximum
+    /// size, or times out.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, ExternalError>> {
         if let Err(error) = self.fill().await {
             return Some(Err(error));
@@ -78,7 +80,7 @@ impl ChatStream {
         self.ready.pop().map(Ok)
     }
 
-    /// Waits until a piece can be handed out, or the reply has ended.
+    /// Waits until an event can be returned or the reply has ended.
     async fn fill(&mut self) -> Result<(), ExternalError> {
         while self.ready.is_empty() && !self.has_ended {
             let read = match self.answer.is_stream {
@@ -98,18 +100,18 @@ impl ChatStream {
         Ok(())
     }
 
-    /// Waits for the first piece.
+    /// Waits for the first chunk.
     ///
     /// # Errors
-    /// As for the next piece.
+    /// Returns the errors of [`next`](Self::next).
     pub(super) async fn begun(mut self) -> Result<Self, ExternalError> {
         self.fill().await.map(|()| self)
     }
 
-    /// Waits for the whole reply.
+    /// Waits for the complete reply.
     ///
     /// # Errors
-    /// As for the next piece.
+    /// Returns the errors of [`next`](Self::next).
     pub async fn whole(mut self) -> Result<ChatReply, ExternalError> {
         while let Some(event) = self.next().await {
             if let ChatEvent::Finished(reply) = event? {
@@ -119,11 +121,13 @@ impl ChatStream {
         Err(self.protocol("it has no end"))
     }
 
-    /// Waits for the whole reply, which must have text, or calls if the request has tools, unless it was
-    /// truncated. A reply that was withheld is a failure, whatever text it has.
+    /// Waits for the complete reply, which must have text, or tool calls if the request has tools,
+    /// unless it was truncated. A reply withheld by a content filter is a failure, whatever text it
+    /// has.
     ///
     /// # Errors
-    /// As for the next piece.
+    /// Returns the errors of [`next`](Self::next), and an error if the reply has no such content or
+    /// was withheld.
     pub(super) async fn whole_text(self, has_tools: bool) -> Result<ChatReply, ExternalError> {
         let endpoint = self.waits.endpoint.clone();
         let reply = self.whole().await?;
@@ -138,7 +142,7 @@ impl ChatStream {
         Err(ExternalError::Protocol { endpoint, why: why.into() })
     }
 
-    /// A text from the server without the key.
+    /// Returns a text from the server with the key removed.
     fn without_key(&self, text: &str) -> String {
         self.policy.0.servers.get(self.server).map(|server| server.without_key(text)).unwrap_or_default()
     }
@@ -147,7 +151,7 @@ impl ChatStream {
         ExternalError::Protocol { endpoint: self.waits.endpoint.clone(), why: self.without_key(why) }
     }
 
-    /// Reads what comes next of a stream of events.
+    /// Reads the next events of a stream.
     async fn read_events(&mut self) -> Result<(), ExternalError> {
         let options = &self.policy.0.options;
         let (silence, most) = (options.silence, options.most_event_bytes);
@@ -176,7 +180,8 @@ impl ChatStream {
             self.take(&event)?;
         }
         match is_last {
-            // Some servers end without a word; that the reply is whole is told by its reason to end.
+            // Some servers close the stream without `[DONE]`; a finish reason shows that the reply
+            // is complete.
             true if self.assembly.reply.finish.is_some() => self.end(),
             true => Err(ExternalError::Broken {
                 endpoint: self.waits.endpoint.clone(),
@@ -187,7 +192,7 @@ impl ChatStream {
         }
     }
 
-    /// Reads a reply that comes as one value, which servers that cannot stream send in any case.
+    /// Reads a reply that comes as one JSON value; servers without streaming send one in any case.
     async fn read_whole(&mut self) -> Result<(), ExternalError> {
         let mut all = self.first.take().map(Vec::from).unwrap_or_default();
         all.extend(self.answer.whole(&mut self.waits).await?);
@@ -195,8 +200,8 @@ impl ChatStream {
         self.end()
     }
 
-    /// Takes a whole completion, or a piece of one. A reply that ends with an error is none, whatever text it
-    /// has.
+    /// Parses a complete completion, or a chunk of one. An error in it makes the reply a failure,
+    /// whatever text it has.
     fn take(&mut self, json: &[u8]) -> Result<(), ExternalError> {
         let text =
             std::str::from_utf8(json).map_err(|error| self.protocol(&format!("it is no UTF-8: {error}")))?;
@@ -221,7 +226,7 @@ impl ChatStream {
         }
     }
 
-    /// Ends the reply.
+    /// Ends the reply: settles the rate limit, and queues the last event.
     fn end(&mut self) -> Result<(), ExternalError> {
         if !self.assembly.has_choice {
             return Err(self.protocol("it has no choice"));

@@ -1,4 +1,4 @@
-//! A server that sends what it is told to, byte by byte.
+//! A test server that sends scripted bytes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,23 +11,23 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-/// A step of an answer.
+/// A step of a scripted response.
 #[derive(Debug, Clone)]
 pub enum Step {
     Send(Vec<u8>),
     Wait(Duration),
-    /// Never goes on.
+    /// Sends nothing more, and keeps the connection open.
     Hang,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone)]
 pub struct Seen {
     pub head: String,
     pub body: Value,
 }
 
-/// A server that answers one request after the other as it was told, the last answer for ever.
+/// A server that sends one scripted response per request, and repeats the last one.
 pub struct TestServer {
     pub url: String,
     pub seen: Arc<Mutex<Vec<Seen>>>,
@@ -85,7 +85,7 @@ impl TestServer {
         Self::start(answers, None).await
     }
 
-    /// One with TLS, whose authority is that of `authority.pem`.
+    /// Starts a TLS server with a certificate issued by `authority.pem`.
     pub async fn with_tls(answers: Vec<Vec<Step>>) -> Self {
         let chain = CertificateDer::from_pem_slice(include_bytes!("testing/server.pem")).unwrap();
         let key = PrivateKeyDer::from_pem_slice(include_bytes!("testing/server.key.pem")).unwrap();
@@ -131,19 +131,19 @@ impl TestServer {
     }
 }
 
-/// The head of an answer whose body ends with the connection.
+/// Sends the head of a response whose body ends with the connection.
 pub fn head(status: &str, headers: &str) -> Step {
     Step::Send(format!("HTTP/1.1 {status}\r\n{headers}connection: close\r\n\r\n").into_bytes())
 }
 
-/// An answer with a body of JSON.
+/// Builds a response with a JSON body.
 pub fn json_answer(status: &str, headers: &str, body: &Value) -> Vec<Step> {
     let body = body.to_string();
     let headers = format!("content-type: application/json\r\ncontent-length: {}\r\n{headers}", body.len());
     vec![head(status, &headers), Step::Send(body.into_bytes())]
 }
 
-/// A whole completion.
+/// Builds a complete completion.
 pub fn completion(text: &str) -> Value {
     json!({"model": "m-1", "choices": [{"index": 0, "message": {"role": "assistant", "content": text},
         "finish_reason": "stop"}], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
@@ -153,7 +153,7 @@ pub fn events_head() -> Step {
     head("200 OK", "content-type: text/event-stream; charset=utf-8\r\n")
 }
 
-/// A piece of a reply, as an event.
+/// Builds a chunk of a reply, as a server-sent event.
 pub fn piece(delta: &Value, finish: Option<&str>) -> Vec<u8> {
     let json = json!({"model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
     format!("data: {json}\n\n").into_bytes()

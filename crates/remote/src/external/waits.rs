@@ -1,4 +1,4 @@
-//! A deadline over the waits of a call.
+//! Deadline over all waits of a call.
 
 use std::time::Duration;
 
@@ -6,30 +6,30 @@ use levade_policy::awake::{Stopwatch, within};
 
 use super::error::ExternalError;
 
-/// The time that a call has, and whom it asks.
+/// Remaining time of a call, and the endpoint that it waits for.
 #[derive(Debug, Clone)]
 pub(crate) struct Waits {
     watch: Stopwatch,
     limit: Duration,
-    /// Address that is asked, or all that may be.
+    /// Address of the current endpoint, or of all candidates before one is selected.
     pub endpoint: String,
 }
 
 impl Waits {
-    /// Starts now.
+    /// Starts the time of a call.
     pub fn new(limit: Duration, endpoint: String) -> Self {
         Waits { watch: Stopwatch::start(), limit, endpoint }
     }
 
-    /// Time that is left.
+    /// Returns the remaining time.
     pub fn left(&mut self) -> Duration {
         self.limit.saturating_sub(self.watch.elapsed())
     }
 
-    /// Waits for something, for as long as there is time.
+    /// Waits for `work`, until the deadline.
     ///
     /// # Errors
-    /// [`ExternalError::Deadline`] with `what`.
+    /// Returns [`ExternalError::Deadline`] with `what` if the deadline passes.
     pub async fn wait<T>(
         &mut self,
         what: impl Into<String>,
@@ -38,10 +38,10 @@ impl Waits {
         self.wait_at_most(Duration::MAX, what, work).await
     }
 
-    /// Waits for something, at most for so long.
+    /// Waits for `work`, until the deadline and for at most `most`.
     ///
     /// # Errors
-    /// [`ExternalError::Deadline`] with `what`.
+    /// Returns [`ExternalError::Deadline`] with `what` if the time passes.
     pub async fn wait_at_most<T>(
         &mut self,
         most: Duration,

@@ -1,13 +1,14 @@
-//! Batches, paths and updates as arrays.
+//! Converts batches, sequences and updates to arrays.
 
 use levade_policy::Uncut;
 use levade_tree::{PathInput, Term, Tokens, TreeBatch};
 
 use super::wire::Body;
 
-/// Puts a merged batch into a body. A token k is seen by a later one q where q < `subtree_end`\[k\].
+/// Writes a merged batch into a body. Token k is visible to a later token q if q <
+/// `subtree_end`\[k\].
 pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
-    // Descendants come after their node, so a node's end is known once those after it are.
+    // Descendants follow their node, so iterate backward to know their ends first.
     let mut ends: Vec<u32> = batch.nodes.iter().map(|node| node.start + node.len).collect();
     for (index, node) in batch.nodes.iter().enumerate().rev() {
         if let Some(parent) = node.parent {
@@ -35,7 +36,7 @@ pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
     put_terms(body, &batch.terms);
 }
 
-/// Puts the paths of an update into a body, each with its targets, whose paths stand in their order.
+/// Writes the sequences of an update into a body, each with its targets, in the same order.
 pub(super) fn put_paths(body: &mut Body, paths: &[PathInput]) {
     put_tokens(body, paths.iter().map(|path| &path.tokens));
     body.integers("path_targets", paths.iter().map(|path| path.targets.len() as i64));
@@ -45,7 +46,7 @@ pub(super) fn put_paths(body: &mut Body, paths: &[PathInput]) {
     put_terms(body, &targets().map(|target| target.term).collect::<Vec<Term>>());
 }
 
-/// Puts an update that is to be cut into a body.
+/// Writes an update that needs a micro-batch plan into a body.
 pub(super) fn put_uncut(body: &mut Body, update: &Uncut) {
     put_tokens(body, update.groups.iter().flatten());
     body.integers("group_len", update.groups.iter().map(|group| group.len() as i64));
@@ -76,7 +77,7 @@ fn put_terms(body: &mut Body, terms: &[Term]) {
 
 #[cfg(test)]
 pub(super) mod reading {
-    //! The other direction, for the learner of the tests.
+    //! The inverse conversions, for the learner of the tests.
 
     use levade_tree::{Node, PathTarget, Target};
 
@@ -112,8 +113,8 @@ pub(super) mod reading {
         (0..paths.len()).map(term).collect()
     }
 
-    /// A batch that computes the same: its nodes may be longer, since where one goes on in a single child
-    /// nothing tells the two apart.
+    /// Reads a batch that computes the same. Its nodes may be longer, since a node with a single
+    /// child and that child are indistinguishable.
     pub fn batch(body: &mut Body) -> Result<TreeBatch, String> {
         let tokens: Vec<u32> = body.take_integers("tokens")?;
         let position: Vec<u32> = body.take_integers("position")?;
@@ -159,7 +160,7 @@ pub(super) mod reading {
         Ok(lengths.into_iter().map(take).collect())
     }
 
-    /// The paths of an update.
+    /// Reads the sequences of an update.
     pub fn paths(body: &mut Body) -> Result<Vec<PathInput>, String> {
         let tokens = tokens_of(body)?;
         let counts: Vec<usize> = body.take_integers("path_targets")?;
@@ -176,7 +177,7 @@ pub(super) mod reading {
         Ok(tokens.into_iter().zip(counts).map(path).collect())
     }
 
-    /// An update that is to be cut.
+    /// Reads an update that needs a micro-batch plan.
     pub fn uncut(body: &mut Body) -> Result<Uncut, String> {
         let mut tokens = tokens_of(body)?.into_iter();
         let groups: Vec<usize> = body.take_integers("group_len")?;
@@ -215,9 +216,9 @@ mod tests {
         Body::read(&body.to_bytes().unwrap()).unwrap()
     }
 
-    /// The golden tree: which token sees which is what the ancestry of nodes says.
+    /// The golden tree: `subtree_end` must agree with the ancestry of nodes.
     #[test]
-    fn a_token_is_seen_until_its_subtree_ends() {
+    fn subtree_end_encodes_token_visibility() {
         let paths = [
             path(&[1, 2, 3, 4, 5], &[2, 3]),
             path(&[1, 2, 3, 6, 7, 8], &[2, 5]),
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_are_read_as_they_were_written() {
+    fn updates_round_trip_through_arrays() {
         let paths = vec![path(&[1, 2, 3], &[1, 2]), path(&[4], &[]), path(&[1, 2, 3, 4], &[3])];
         assert_eq!(reading::paths(&mut written(|body| put_paths(body, &paths))).unwrap(), paths);
         let tokens = |path: &PathInput| path.tokens.clone();

@@ -1,4 +1,4 @@
-//! Facts that a group of learners states of itself, and whether they fit the run.
+//! Facts that a group of learners reports about itself, and the check that they fit the run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,63 +6,64 @@ use levade_policy::PolicyError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The version of the protocol that this build speaks.
+/// Version of the learner protocol that this build implements.
 pub(crate) const PROTOCOL: u32 = 1;
 
-/// A group of learners: processes that hold the weights of a policy, and perhaps its reference and critic.
+/// Description of a group of learners: processes with a policy, and possibly its reference and
+/// critic.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Description {
-    /// Version of the protocol.
+    /// Version of the learner protocol.
     pub protocol: u32,
-    /// Family of the model, as its `config.json` names it.
+    /// Model family, as in `model_type` of the model's `config.json`.
     pub model_type: String,
-    /// Rows of the embedding.
+    /// Number of rows of the embedding.
     pub vocab_size: usize,
-    /// Longest path, in tokens.
+    /// Maximum sequence length, in tokens.
     pub context: usize,
-    /// Parameters of the policy.
+    /// Number of parameters of the policy. 0 if unknown.
     #[serde(default)]
     pub parameters: u64,
-    /// Type of the weights that it publishes, where it tells.
+    /// Data type of published weights. `None` if the group does not report it.
     #[serde(default)]
     pub export_dtype: Option<String>,
-    /// How they are split and computed.
+    /// Parallel layout and numeric environment.
     #[serde(flatten)]
     pub layout: GroupLayout,
-    /// Random name of this start of the group, where it tells one.
+    /// Random ID of this start of the group. `None` if the group does not report it.
     #[serde(default)]
     pub instance: Option<String>,
     /// The learners of the group, by name.
     pub learners: BTreeMap<String, Described>,
 }
 
-/// The facts of a group that the bits of a run depend on.
+/// Facts about a group that determine the bits of a run's results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GroupLayout {
-    /// Ranks that take micro-batches: a cut is made for so many.
+    /// Number of data-parallel ranks, for which micro-batch plans are made.
     pub world_size: u32,
-    /// Processes.
+    /// Number of processes. 0 if unknown.
     #[serde(default)]
     pub processes: u32,
-    /// Type of weights and activations.
+    /// Data type of weights and activations.
     #[serde(default)]
     pub dtype: String,
-    /// Device that computes.
+    /// Compute device.
     #[serde(default)]
     pub device: String,
-    /// Ranks that share a tensor.
+    /// Tensor-parallel size.
     #[serde(default = "one")]
     pub tp: u32,
-    /// Ranks that share a path.
+    /// Context-parallel size.
     #[serde(default = "one")]
     pub cp: u32,
-    /// Ranks that share experts.
+    /// Expert-parallel size.
     #[serde(default = "one")]
     pub ep: u32,
-    /// Stages of a pipeline.
+    /// Number of pipeline stages.
     #[serde(default = "one")]
     pub pp: u32,
-    /// How weights are sharded.
+    /// FSDP settings, which determine how weights are sharded.
     #[serde(default)]
     pub fsdp: Value,
     /// Version of PyTorch.
@@ -80,28 +81,28 @@ fn one() -> u32 {
 /// One learner of a group.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 pub struct Described {
-    /// The version that was last published; `None` since it was started.
+    /// The last published version. `None` if the learner has published none since its start.
     #[serde(default)]
     pub version: Option<u64>,
-    /// Whether it gives values.
+    /// Whether the learner has a value head.
     #[serde(default)]
     pub value_head: bool,
-    /// Whether its weights learn.
+    /// Whether the learner's weights are trained.
     #[serde(default)]
     pub trains: bool,
-    /// The form of its adapter, where it trains one.
+    /// LoRA adapter that the learner trains. `None` if it trains all weights.
     #[serde(default)]
     pub lora: Option<Adapter>,
 }
 
-/// The form of an adapter.
+/// Shape of a LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Adapter {
-    /// Rows of A, columns of B.
+    /// Rank: the number of rows of A and columns of B.
     pub rank: usize,
-    /// Numerator of the scale.
+    /// Alpha: the numerator of the scale alpha / rank.
     pub alpha: f32,
-    /// The projections that have one.
+    /// Names of the adapted projections.
     pub targets: BTreeSet<String>,
 }
 
@@ -112,39 +113,39 @@ impl std::fmt::Display for Adapter {
     }
 }
 
-/// Facts of a run that a group of learners must fit.
+/// Properties of a run that a group of learners must fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
-    /// Family of the model, in the words of its `config.json`.
+    /// Model family, as in `model_type` of the model's `config.json`.
     pub model_type: String,
-    /// Rows of the embedding.
+    /// Number of rows of the embedding.
     pub vocabulary: usize,
-    /// Longest path of the run, in tokens.
+    /// Maximum sequence length of the run, in tokens.
     pub context: usize,
-    /// Whether a frozen reference is asked for.
+    /// Whether the run requires a frozen reference.
     pub reference: bool,
-    /// Whether a critic is trained.
+    /// Whether the run trains a critic.
     pub critic: bool,
-    /// The adapter that is trained, in place of all weights.
+    /// LoRA adapter to train. `None` to train all weights.
     pub lora: Option<Adapter>,
-    /// The precision that it computes in, as `dtype`.
+    /// Data type of the computation, compared with [`GroupLayout::dtype`].
     pub dtype: String,
-    /// The precision of what it publishes, as `export_dtype`.
+    /// Data type of published weights, compared with [`Description::export_dtype`].
     pub export_dtype: String,
 }
 
-/// The learners of a group by their usual names.
+/// Name of the policy's learner in a group.
 pub const POLICY: &str = "policy";
-/// The frozen reference.
+/// Name of the frozen reference in a group.
 pub const REFERENCE: &str = "reference";
-/// The critic.
+/// Name of the critic in a group.
 pub const CRITIC: &str = "critic";
 
 impl Description {
     /// Checks that the group can train the run.
     ///
     /// # Errors
-    /// Names the first difference, both values and the way out.
+    /// Returns an error that names the first difference, both values and what to change.
     pub fn check(&self, expected: &Expected, url: &str) -> Result<(), PolicyError> {
         let refused = |what: String| {
             Err(PolicyError::Invalid(format!("the learner at {url} cannot train this: {what}")))
@@ -158,7 +159,7 @@ impl Description {
                 self.protocol
             ));
         }
-        // Multi-modal families name their text part apart.
+        // Multimodal families name their text part separately, with the suffix `_text`.
         let family = self.model_type.strip_suffix("_text").unwrap_or(&self.model_type);
         if family != model_type {
             return refused(format!(
@@ -201,7 +202,7 @@ impl Description {
             ("computes in", "cluster.learner.dtype", "--dtype", &self.layout.dtype, dtype),
             ("publishes weights in", "engine.precision", "--export-dtype", published, export_dtype),
         ] {
-            // Nothing is known of who does not tell.
+            // A value that the group does not report is not checked.
             if now != wants && !now.is_empty() {
                 return refused(format!(
                     "it {does} {now}, `{key}` is {wants}; set the key, or start the learner with {option} {wants}"
@@ -227,7 +228,8 @@ impl Description {
 }
 
 impl GroupLayout {
-    /// The first difference that no run goes on with: which, before and now.
+    /// Describes the difference that prevents the run from continuing, or returns `None` if there
+    /// is none.
     pub fn breaks(&self, before: &Self) -> Option<String> {
         let ranks = |layout: &Self| layout.world_size;
         (ranks(self) != ranks(before)).then(|| {
@@ -240,7 +242,7 @@ impl GroupLayout {
         })
     }
 
-    /// Differences that change the last bits of what follows.
+    /// Describes the differences that change the last bits of later results.
     pub fn changes(&self, before: &Self) -> Vec<String> {
         let facts = |layout: &Self| {
             let GroupLayout { processes, dtype, device, tp, cp, ep, pp, fsdp, torch, transformers, .. } =
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_between_learner_and_run_are_named() {
+    fn check_names_difference_between_learner_and_run() {
         let check = |key: &str, value: Value, expected: &Expected| {
             let mut described = described();
             if let Some(place) = described.pointer_mut(key) {
@@ -350,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn another_number_of_ranks_breaks_a_run() {
+    fn changed_rank_count_is_incompatible() {
         let layout: GroupLayout = serde_json::from_value(described()).unwrap();
         let more = GroupLayout { world_size: 4, ..layout.clone() };
         assert!(

@@ -1,4 +1,4 @@
-//! Calls of a group of learners that are done once, however often they are asked for.
+//! Calls of a group of learners, each executed once, however often it is sent.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,25 +20,26 @@ const CALL: HeaderName = HeaderName::from_static("x-levade-call");
 const STEP: HeaderName = HeaderName::from_static("x-levade-step");
 const SAFETENSORS: HeaderValue = HeaderValue::from_static("application/x-safetensors");
 
-/// Most bytes of an answer: numbers of the tokens of a batch.
+/// Maximum size of a response, in bytes. Responses contain numbers per token of a batch.
 const MOST_BYTES: usize = 1 << 30;
-/// The deadline of a call is kept beside it, where progress counts.
+/// Deadline for the HTTP client; `Wait` enforces the real one, which progress extends.
 const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A group of learners elsewhere. Does one call at a time.
+/// Connection to a group of learners. The group executes one call at a time.
 pub(super) struct Group {
     link: Link,
     description: Description,
-    /// Tells calls of this process from those of others.
+    /// Prefix of call IDs (process ID and start time), which distinguishes the calls of this
+    /// process.
     origin: String,
     calls: AtomicU64,
     state: Mutex<State>,
 }
 
-/// Knowledge of a group that decides whether it may be asked on.
+/// State of a group that decides whether it may get further calls.
 #[derive(Default)]
 struct State {
-    /// Why its weights are not to be relied on any more.
+    /// Reason why its weights are unreliable. `None` while they are reliable.
     failed: Option<String>,
     /// The version of the policy that was published last.
     published: Option<u64>,
@@ -49,7 +50,7 @@ pub(super) struct Call<'a> {
     pub learner: &'a str,
     pub verb: &'static str,
     pub body: Body,
-    /// Names the thing that is waited for, when so many micro-batches are done.
+    /// Describes the operation that is waited for, given the number of completed micro-batches.
     pub what: &'a (dyn Fn(usize) -> String + Sync),
 }
 
@@ -57,7 +58,8 @@ impl Group {
     /// Connects to a group, and checks that it fits the run.
     ///
     /// # Errors
-    /// When the token cannot be used, nobody answers there, or it does not fit: the difference.
+    /// Returns an error if the token is invalid, the group does not respond, or it does not fit the
+    /// run.
     pub async fn connect(
         options: LearnerOptions,
         processes: Option<Processes>,
@@ -71,38 +73,39 @@ impl Group {
         Ok(Arc::new(Group { link, description, origin, calls: AtomicU64::new(0), state: Mutex::default() }))
     }
 
-    /// Facts that the group states of itself.
+    /// Returns the facts that the group reports about itself.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// Whether its processes are this one's.
+    /// Returns whether this process started the group's processes.
     pub fn is_own(&self) -> bool {
         self.link.is_own()
     }
 
-    /// The address.
+    /// Returns the URL of the group.
     pub fn url(&self) -> &str {
         &self.link.options.url
     }
 
-    /// Waits until the group is gone, and says how; for ever where its processes are not this one's.
+    /// Waits until the group has exited, and returns the error. Never returns if this process did
+    /// not start it.
     pub async fn over(&self) -> PolicyError {
         self.link.stopped(&self.link.over().await)
     }
 
-    /// Takes note of the version that was published last.
+    /// Records the version that was published last.
     pub fn published(&self, version: u64) {
         self.state().published = Some(version);
     }
 
-    /// Does a call, again with the same name where its answer was lost. `done` is called for each
-    /// micro-batch.
+    /// Executes a call, and sends it again with the same ID if its response was lost. Calls `done`
+    /// for each completed micro-batch.
     ///
     /// # Errors
-    /// [`PolicyError::Stopped`] when the group is gone or has failed, [`PolicyError::Deadline`] with what
-    /// was waited for: its weights are then not to be relied on, and no further call is made. Else what it
-    /// refuses.
+    /// Returns [`PolicyError::Stopped`] if the group is unreachable or has failed, and
+    /// [`PolicyError::Deadline`] with the operation that timed out. The weights are then
+    /// unreliable, and no further call is sent. Otherwise returns the group's rejection.
     pub async fn call(
         &self,
         call: Call<'_>,
@@ -156,7 +159,7 @@ impl Group {
         }
     }
 
-    /// Asks once, until there is an answer, a deadline passes or the processes have ended.
+    /// Sends a call once, and waits for a response, a deadline or the exit of the processes.
     async fn once(
         &self,
         ask: &Ask,
@@ -190,7 +193,7 @@ impl Group {
         }
     }
 
-    /// Waits for a connection to the very group that there was.
+    /// Waits for a connection to the same group as before.
     async fn reconnect(&self, why: &str, wait: &mut Wait<'_>) -> Result<(), PolicyError> {
         let longest = self.link.options.reconnect;
         let mut last = String::new();
@@ -220,17 +223,18 @@ impl Group {
         wait.look()
     }
 
-    /// The description of the group that there is now, asked for after a pause.
+    /// Queries the group's description after a pause.
     async fn described_after(&self, pause: Duration) -> Result<Description, PolicyError> {
         sleep(pause).await;
         self.link.small("/v1/describe").await
     }
 
-    /// Whether a group has what this one had: it is the same start, or holds the version that was published.
+    /// Returns whether a group has the same state: it was not restarted, and has the published
+    /// version or a newer one.
     fn is_the_same(&self, now: &Description) -> bool {
         let published = self.state().published;
         let version = now.learners.get(POLICY).and_then(|policy| policy.version);
-        // A call whose answer was lost may have published the next one.
+        // A call whose response was lost may have published the next version.
         let fits = published.is_none_or(|published| version.is_some_and(|version| version >= published));
         now.instance == self.description.instance && fits
     }

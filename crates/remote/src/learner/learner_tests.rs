@@ -58,7 +58,7 @@ async fn start(root: &Path) -> (TestGroup, RemoteLearner) {
     (group, learner)
 }
 
-/// The learner that the group has behind the wire.
+/// Returns the same learner as the group's, in this process.
 fn local() -> Simulator {
     Simulator::new(SimulatorConfig { rows: 64, ..SimulatorConfig::default() })
 }
@@ -91,9 +91,9 @@ fn uncut() -> Uncut {
     Uncut { groups: vec![tokens], micro_batch_tokens: 12 }
 }
 
-/// Every verb does elsewhere, to the bit, what it does here.
+/// Every verb has the same result as on a local learner, to the bit.
 #[tokio::test]
-async fn a_learner_elsewhere_is_a_learner() {
+async fn remote_learner_matches_local_learner() {
     let folder = tempfile::tempdir().unwrap();
     let (group, there) = start(folder.path()).await;
     let here = local();
@@ -118,7 +118,7 @@ async fn a_learner_elsewhere_is_a_learner() {
     let manifest = there.save(saved.path(), true).await.unwrap();
     assert_eq!(manifest.verify(), Ok(saved.path()));
     here.load(saved.path(), true).await.unwrap();
-    // The reference is another learner of the group, and gets the policy's weights.
+    // The reference is another learner of the group, and loads the policy's weights.
     let reference = there.named(REFERENCE);
     assert_ne!(reference.logprobs(batch.clone()).await, there.logprobs(batch.clone()).await);
     reference.load(saved.path(), false).await.unwrap();
@@ -129,9 +129,9 @@ async fn a_learner_elsewhere_is_a_learner() {
     assert_eq!(group.shared.learners.lock().unwrap()["policy"].weights(), here.weights());
 }
 
-/// A group that an earlier run has trained is as it was before, in all of its learners.
+/// All learners of a group that an earlier run has trained get their initial weights back.
 #[tokio::test]
-async fn a_group_that_has_trained_begins_again() {
+async fn begin_again_restores_initial_weights() {
     let folder = tempfile::tempdir().unwrap();
     let (group, there) = start(folder.path()).await;
     let (here, batch) = (local(), Arc::new(TreeBatch::merge(&paths()).unwrap()));
@@ -143,9 +143,10 @@ async fn a_group_that_has_trained_begins_again() {
     assert_eq!(group.done("load"), 1);
 }
 
-/// An answer that is lost, and a connection that breaks before, change nothing: the call is done once.
+/// A lost response, and a connection that breaks before the call, change nothing: the call is
+/// executed once.
 #[tokio::test]
-async fn nothing_is_learnt_twice() {
+async fn retried_calls_are_executed_once() {
     let folder = tempfile::tempdir().unwrap();
     let (group, there) = start(folder.path()).await;
     let here = local();
@@ -165,7 +166,7 @@ async fn nothing_is_learnt_twice() {
 }
 
 #[tokio::test]
-async fn a_group_leaves_its_devices_once_although_its_answer_is_lost() {
+async fn offload_is_executed_once_if_response_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let (group, there) = start(folder.path()).await;
     group.fault("offload", Fault::LoseAnswer);
@@ -178,9 +179,9 @@ async fn a_group_leaves_its_devices_once_although_its_answer_is_lost() {
     assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
 }
 
-/// One that was started again has lost what it held: no further call is made, whatever it would answer.
+/// A restarted group has lost its state: no further call is sent, whatever it would answer.
 #[tokio::test]
-async fn a_learner_that_was_started_again_is_found_out() {
+async fn restarted_group_gets_no_further_calls() {
     let folder = tempfile::tempdir().unwrap();
     let (group, there) = start(folder.path()).await;
     there.publish(2).await.unwrap();
@@ -192,13 +193,13 @@ async fn a_learner_that_was_started_again_is_found_out() {
     let asked = group.done("logprobs");
     let again = there.named(CRITIC).values(batch).await.unwrap_err();
     assert!(matches!(again, PolicyError::Stopped(_)) && group.done("values") == 0 && asked == 0, "{again}");
-    // Whoever connects anew, and brings the weights, may use it.
+    // A new connection that loads the weights can use the group.
     RemoteLearner::connect(options(&group.url), None, &expected()).await.unwrap().publish(2).await.unwrap();
 }
 
-/// JSON has no NaN: what is not finite is told as `null`.
+/// JSON has no NaN, so numbers that are not finite are `null`.
 #[test]
-fn sums_that_are_not_finite_are_read() {
+fn null_sums_are_read_as_nan() {
     let told = |change: &dyn Fn(&mut Value)| {
         let mut value = serde_json::to_value(ForwardBackward { tokens: 7, ..Default::default() }).unwrap();
         change(&mut value);
@@ -214,7 +215,7 @@ fn sums_that_are_not_finite_are_read() {
 }
 
 #[tokio::test]
-async fn deadline_names_what_the_learner_was_doing() {
+async fn deadline_names_operation_in_progress() {
     let dir = tempfile::tempdir().unwrap();
     let (group, _) = start(dir.path()).await;
     let hasty = LearnerOptions { call: Duration::from_secs(3), ..options(&group.url) };
@@ -247,7 +248,7 @@ async fn deadline_names_what_the_learner_was_doing() {
 }
 
 #[tokio::test]
-async fn refusals_keep_their_kind() {
+async fn rejections_keep_their_error_kind() {
     let folder = tempfile::tempdir().unwrap();
     let (group, there) = start(folder.path()).await;
     let batch = Arc::new(TreeBatch::merge(&paths()).unwrap());
@@ -274,7 +275,7 @@ async fn refusals_keep_their_kind() {
 }
 
 #[tokio::test]
-async fn who_cannot_be_connected_to_is_named() {
+async fn connect_errors_name_their_cause() {
     let folder = tempfile::tempdir().unwrap();
     let (group, _) = start(folder.path()).await;
     let connect = async |options| match RemoteLearner::connect(options, None, &expected()).await {
@@ -296,9 +297,9 @@ async fn who_cannot_be_connected_to_is_named() {
     assert!(why.contains("exit code 1"), "{why}");
 }
 
-/// Processes that end take the call under way with them.
+/// The exit of the processes ends the call in flight.
 #[tokio::test]
-async fn a_group_that_dies_ends_its_call() {
+async fn exited_group_ends_call_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let (group, _) = start(folder.path()).await;
     let (send, ended) = tokio::sync::watch::channel(None);

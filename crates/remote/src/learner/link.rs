@@ -1,4 +1,5 @@
-//! The way to a group of learners: its address, what it answers, and whether its processes live.
+//! HTTP connection to a group of learners: its address, its responses, and the state of its
+//! processes.
 
 use std::any::Any;
 use std::fmt;
@@ -17,26 +18,26 @@ use tokio::sync::watch;
 use super::description::Description;
 use super::wait::Progress;
 
-/// How often the clock is looked at, and the learner asked how far it is.
+/// Interval between checks of the deadlines and queries of progress.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
-/// Longest wait for an answer to a small question.
+/// Timeout for small queries.
 const SMALL: Duration = Duration::from_secs(20);
 
-/// Where a group of learners is, and how long it may take.
+/// Address and timeouts of a group of learners.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LearnerOptions {
-    /// Address of its rank 0, such as `http://127.0.0.1:29700`.
+    /// URL of the group's rank 0, such as `http://127.0.0.1:29700`.
     pub url: String,
-    /// Token that it asks for.
+    /// Bearer token that the group requires.
     pub token: String,
-    /// Longest time for one thing: a micro-batch, a step of the optimiser, a forward pass, writing or reading
-    /// weights.
+    /// Timeout for one operation: a micro-batch, an optimizer step, a forward pass, or writing or
+    /// reading weights.
     pub call: Duration,
-    /// Longest time in which it does not even say how far it is.
+    /// Maximum time in which the group does not report its progress.
     pub silence: Duration,
-    /// Longest time without a connection.
+    /// Maximum time without a connection.
     pub reconnect: Duration,
-    /// Longest time until it first says what it is, which it does once its models are loaded.
+    /// Timeout for the first description, which the group returns once its models are loaded.
     pub start: Duration,
 }
 
@@ -47,15 +48,15 @@ impl fmt::Debug for LearnerOptions {
     }
 }
 
-/// Processes behind a group that were started with it.
+/// Processes of a group that this process started.
 pub struct Processes {
-    /// Says how they ended, once they have.
+    /// Reports how the processes exited, once they have.
     pub ended: watch::Receiver<Option<String>>,
-    /// Ends them when it is dropped.
+    /// Guard that ends the processes when dropped.
     pub held: Box<dyn Any + Send + Sync>,
 }
 
-/// The way to a group.
+/// Connection to a group.
 pub(super) struct Link {
     pub options: LearnerOptions,
     pub client: Client,
@@ -65,11 +66,11 @@ pub(super) struct Link {
     _held: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// Why an attempt at a call came to nothing.
+/// Reason why sending a call brought no result.
 pub(super) enum Miss {
-    /// The connection broke, or there is no time for it now: the same call may be asked for again.
+    /// The connection broke, or the group is busy: the same call may be sent again.
     Again(String),
-    /// Nothing more is to be tried.
+    /// The call must not be sent again.
     For(PolicyError),
 }
 
@@ -88,10 +89,10 @@ struct Reason {
 }
 
 impl Link {
-    /// The way to an address, with its token.
+    /// Creates a connection, without contacting the group.
     ///
     /// # Errors
-    /// When the token cannot be shown, or TLS cannot be set up.
+    /// Returns an error if the token is not a valid header value, or TLS cannot be set up.
     pub fn new(options: LearnerOptions, processes: Option<Processes>) -> Result<Self, PolicyError> {
         let invalid = |why: String| PolicyError::Invalid(format!("the learner at {}: {why}", options.url));
         let token = HeaderValue::from_str(&format!("Bearer {}", options.token));
@@ -103,7 +104,7 @@ impl Link {
         Ok(Link { options, client, headers, ended, _held: held })
     }
 
-    /// The description of a group that may still be starting.
+    /// Waits for the description of a group that may still be starting.
     pub async fn first_described(&self) -> Result<Description, PolicyError> {
         let longest = self.options.start;
         let mut last = String::new();
@@ -126,13 +127,13 @@ impl Link {
         })
     }
 
-    /// How far the group is, after a moment; `None` where it does not say.
+    /// Waits for a moment, then returns the group's progress, or `None` if it does not report any.
     pub async fn progress(&self) -> Option<Progress> {
         tokio::time::sleep(LOOK).await;
         self.small("/v1/progress").await.ok()
     }
 
-    /// The answer to a small question.
+    /// Returns the response to a small query.
     pub async fn small<T: DeserializeOwned>(&self, path: &str) -> Result<T, PolicyError> {
         let url = self.address(path);
         let ask =
@@ -150,7 +151,7 @@ impl Link {
             .map_err(|error| PolicyError::Invalid(format!("the answer of {url} cannot be read: {error}")))
     }
 
-    /// Meaning of an answer: its body, or why there is none.
+    /// Returns the body of a successful response, or the reason of the failure.
     pub fn judge(&self, reply: Reply) -> Result<Bytes, Miss> {
         if reply.status.is_success() {
             return Ok(reply.body);
@@ -180,12 +181,13 @@ impl Link {
         format!("{}{path}", self.options.url.trim_end_matches('/'))
     }
 
-    /// Whether the processes are this one's.
+    /// Returns whether this process started the group's processes.
     pub fn is_own(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// How the processes ended, once they have; for ever where they are not this one's.
+    /// Waits until the processes have exited, and returns how. Never returns if this process did
+    /// not start them.
     pub async fn over(&self) -> String {
         let Some(ended) = &self.ended else { return std::future::pending().await };
         let mut ended = ended.clone();

@@ -1,4 +1,4 @@
-//! A group of learners over simulators, behind the wire, that fails as it is told.
+//! A fake group of learners over simulators, behind HTTP, that fails on demand.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -17,29 +17,29 @@ use tokio::task::JoinHandle;
 use super::batch::reading;
 use super::wire::Body;
 
-/// The token that it asks for.
+/// The bearer token that the group requires.
 pub const TOKEN: &str = "of the tests";
 
-/// Fault of the next call of a verb.
+/// How the next call of a verb fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The call is done, and its answer lost on the way.
+    /// The call is executed, and its response is lost.
     LoseAnswer,
     /// The connection breaks before the call is read.
     Break,
-    /// The call never ends after this many micro-batches, which the group still reports.
+    /// The call hangs after this many micro-batches, while the group still reports progress.
     HangAfter(usize),
-    /// The group says nothing any more.
+    /// The group answers nothing any more.
     Silent,
-    /// There is no time for it.
+    /// The group is busy.
     Busy,
     /// The call fails.
     Fail,
-    /// The group is gone, and started again without its weights.
+    /// The group has exited, and was restarted without its weights.
     StartAgain,
 }
 
-/// A group of learners.
+/// A fake group of learners.
 pub struct TestGroup {
     pub url: String,
     pub shared: Arc<Shared>,
@@ -50,12 +50,12 @@ pub struct Shared {
     root: PathBuf,
     pub learners: Mutex<BTreeMap<String, Arc<Simulator>>>,
     version: Mutex<Option<u64>>,
-    /// Answers by the names of calls.
+    /// Responses by call ID.
     answers: Mutex<HashMap<String, (u16, Bytes)>>,
     progress: Mutex<Value>,
     faults: Mutex<Vec<(&'static str, Fault)>>,
     silent: Mutex<bool>,
-    /// Calls that were really done, by verb.
+    /// Verbs of the calls that were executed.
     pub done: Mutex<Vec<String>>,
     described: Value,
 }
@@ -72,7 +72,7 @@ pub fn simulators() -> BTreeMap<String, Arc<Simulator>> {
 }
 
 impl TestGroup {
-    /// A group that writes below `root`, described as given.
+    /// Starts a group that writes below `root` and reports the given description.
     pub async fn start(root: PathBuf, described: Value) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -98,18 +98,18 @@ impl TestGroup {
         TestGroup { url, shared, task }
     }
 
-    /// Has the next call of a verb go wrong.
+    /// Makes the next call of a verb fail.
     pub fn fault(&self, verb: &'static str, fault: Fault) {
         self.shared.faults.lock().unwrap().push((verb, fault));
     }
 
-    /// How often calls of a verb were really done.
+    /// Returns how often calls of a verb were executed.
     pub fn done(&self, verb: &str) -> usize {
         self.shared.done.lock().unwrap().iter().filter(|done| *done == verb).count()
     }
 }
 
-/// A request: method and path, headers in lower case, body.
+/// Reads a request: method and path, headers in lower case, body.
 async fn read(socket: &mut TcpStream) -> Option<(String, HashMap<String, String>, Vec<u8>)> {
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     loop {
@@ -245,7 +245,7 @@ impl Shared {
                     *self.progress.lock().unwrap() = json!({ "call": id, "micro_batches_done": done });
                 };
                 let trained = of.train(TrainRequest { paths, loss, params }, &cut, &mut note).await?;
-                // So that whoever asks meanwhile hears of it.
+                // So that concurrent progress queries see it.
                 tokio::time::sleep(Duration::from_secs(3)).await;
                 reply.json = json!({ "sums": trained.sums, "step": trained.step });
             }
@@ -300,7 +300,8 @@ impl Shared {
     }
 }
 
-/// JSON has no infinity: `null` stands for a norm that bounds nothing.
+/// Reads optimizer parameters. JSON has no infinity, so `null` is a gradient norm bound of
+/// infinity.
 fn params(body: &mut Body) -> Result<OptimParams, PolicyError> {
     let mut value: Value = body.take("params").map_err(PolicyError::Invalid)?;
     let unbounded = value["max_grad_norm"].is_null();

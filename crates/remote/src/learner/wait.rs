@@ -1,4 +1,4 @@
-//! How long a call of a learner may take, and how far it is meanwhile.
+//! Timeouts and progress of a learner call.
 
 use std::time::Duration;
 
@@ -6,50 +6,50 @@ use levade_policy::PolicyError;
 use levade_policy::awake::Stopwatch;
 use serde::Deserialize;
 
-/// How far a learner is, as it tells.
+/// Progress that a learner reports.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub(super) struct Progress {
-    /// The call under way, if any.
+    /// ID of the call in progress, if any.
     #[serde(default)]
     pub call: Option<String>,
-    /// Micro-batches of it that are done.
+    /// Number of its completed micro-batches.
     #[serde(default)]
     pub micro_batches_done: usize,
 }
 
-/// Limits of a wait.
+/// Timeouts of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Longest time without progress.
+    /// Maximum time without progress.
     pub call: Duration,
-    /// Longest time in which the learner says nothing at all.
+    /// Maximum time without any response of the learner.
     pub silence: Duration,
 }
 
-/// A call that is waited for.
+/// A learner call that is waited for.
 pub(super) struct Wait<'a> {
     limits: Limits,
-    /// Names the thing that is waited for, when so many micro-batches are done.
+    /// Describes the operation that is waited for, given the number of completed micro-batches.
     what: &'a (dyn Fn(usize) -> String + Sync),
     who: String,
     watch: Stopwatch,
-    /// When it last got on.
+    /// Time of the last progress, since the start of the call.
     moved: Duration,
-    /// When the learner last said anything.
+    /// Time of the last response, since the start of the call.
     heard: Duration,
-    /// Micro-batches that are done.
+    /// Number of completed micro-batches.
     pub done: usize,
 }
 
 impl<'a> Wait<'a> {
-    /// Begins now.
+    /// Starts the time of a call.
     pub fn new(limits: Limits, who: String, what: &'a (dyn Fn(usize) -> String + Sync)) -> Self {
         let watch = Stopwatch::start();
         Wait { limits, what, who, watch, moved: Duration::ZERO, heard: Duration::ZERO, done: 0 }
     }
 
-    /// Takes note of what the learner says, and returns how many micro-batches are done since it last said
-    /// so.
+    /// Records reported progress, and returns the number of micro-batches completed since the last
+    /// report.
     pub fn hear(&mut self, call: &str, progress: &Progress) -> usize {
         let now = self.hear_of();
         let of_this = progress.call.as_deref() == Some(call);
@@ -61,16 +61,17 @@ impl<'a> Wait<'a> {
         more
     }
 
-    /// Takes note that the learner lives. Returns the time.
+    /// Records that the learner has responded. Returns the time since the start of the call.
     pub fn hear_of(&mut self) -> Duration {
         self.heard = self.watch.elapsed();
         self.heard
     }
 
-    /// Looks at the clock, which has to be done about once a second.
+    /// Checks the deadlines. Must be called about once a second.
     ///
     /// # Errors
-    /// [`PolicyError::Deadline`] says what was waited for.
+    /// Returns [`PolicyError::Deadline`] with the operation that was waited for if a timeout has
+    /// passed.
     pub fn look(&mut self) -> Result<(), PolicyError> {
         let now = self.watch.elapsed();
         let Limits { call, silence } = self.limits;
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn progress_gives_more_time_and_silence_less() {
+    async fn progress_extends_and_silence_shortens_deadline() {
         let limits = Limits { call: Duration::from_secs(30), silence: Duration::from_secs(10) };
         let what = |done: usize| format!("micro-batch {} of 3", done + 1);
         let mut wait = Wait::new(limits, "the learner".into(), &what);
@@ -104,7 +105,7 @@ mod tests {
             assert_eq!(wait.hear("a", &told("a", usize::from(second > 20))), usize::from(second == 21));
             wait.look().unwrap();
         }
-        // Of another call.
+        // Progress of another call does not count.
         assert_eq!(wait.hear("a", &told("b", 3)), 0);
         for _ in 0..27 {
             pass(1).await;

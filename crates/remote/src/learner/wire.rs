@@ -1,6 +1,7 @@
-//! Bodies of requests and answers: a safetensors file, whose metadata hold the control part as JSON.
+//! Bodies of requests and responses: a safetensors file, whose metadata contains the control part
+//! as JSON.
 //!
-//! Arrays are one-dimensional: integers are I64, log-probabilities F32 (NaN where there is none), flags U8.
+//! Arrays are one-dimensional: integers are I64, log-probabilities F32 (NaN if absent), flags U8.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -10,21 +11,21 @@ use safetensors::tensor::{Dtype, SafeTensors, View, serialize};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// The key of the metadata that holds the control part.
+/// Key of the metadata entry that contains the control part.
 const JSON: &str = "json";
 
-/// One array.
+/// An array of a body.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Array {
-    /// Ids, indices, counts.
+    /// IDs, indices or counts.
     I64(Vec<i64>),
-    /// Numbers of tokens.
+    /// Numbers per token.
     F32(Vec<f32>),
-    /// Flags.
+    /// Flags, 0 or 1.
     U8(Vec<u8>),
 }
 
-/// A body: the control part, and arrays by name.
+/// A body: the control part, and named arrays.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Body {
     /// The control part.
@@ -32,7 +33,7 @@ pub(crate) struct Body {
     arrays: BTreeMap<String, Array>,
 }
 
-/// Raw bytes of an array, with its shape.
+/// Raw bytes of an array, with its type and shape.
 struct Raw<'a> {
     dtype: Dtype,
     shape: [usize; 1],
@@ -75,7 +76,7 @@ impl Array {
 }
 
 impl Body {
-    /// A body with this control part.
+    /// Creates a body without arrays.
     pub fn new(json: Value) -> Self {
         Body { json, arrays: BTreeMap::new() }
     }
@@ -85,7 +86,7 @@ impl Body {
         self.arrays.insert(name.into(), Array::I64(values.into_iter().map(Into::into).collect()));
     }
 
-    /// Adds an array of numbers.
+    /// Adds an array of f32.
     pub fn numbers(&mut self, name: &str, values: impl IntoIterator<Item = f32>) {
         self.arrays.insert(name.into(), Array::F32(values.into_iter().collect()));
     }
@@ -95,20 +96,21 @@ impl Body {
         self.arrays.insert(name.into(), Array::U8(values.into_iter().map(u8::from).collect()));
     }
 
-    /// The file.
+    /// Serializes the body as a safetensors file.
     ///
     /// # Errors
-    /// When it cannot be written as safetensors, in words.
+    /// Returns a message if the file cannot be serialized.
     pub fn to_bytes(&self) -> Result<Bytes, String> {
         let metadata = HashMap::from([(JSON.to_owned(), self.json.to_string())]);
         let arrays = self.arrays.iter().map(|(name, array)| (name, array.raw()));
         serialize(arrays, Some(metadata)).map(Bytes::from).map_err(|error| error.to_string())
     }
 
-    /// Reads a file.
+    /// Parses a safetensors file.
     ///
     /// # Errors
-    /// When it is none, or holds anything but one-dimensional arrays of these types: in words.
+    /// Returns a message if the file is invalid, or contains anything but one-dimensional arrays of
+    /// these types.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         let none = |error: safetensors::SafeTensorError| format!("it is no safetensors file: {error}");
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(none)?;
@@ -132,10 +134,10 @@ impl Body {
         Ok(Body { json, arrays })
     }
 
-    /// An array of numbers, `len` of them.
+    /// Removes and returns an array of `len` f32 values.
     ///
     /// # Errors
-    /// When it is not there, or of another length: in words.
+    /// Returns a message if the array is missing or has another length.
     pub fn take_numbers(&mut self, name: &str, len: usize) -> Result<Vec<f32>, String> {
         match self.arrays.remove(name) {
             Some(Array::F32(values)) if values.len() == len => Ok(values),
@@ -145,16 +147,16 @@ impl Body {
         }
     }
 
-    /// A value of the control part.
+    /// Removes and returns a value of the control part.
     ///
     /// # Errors
-    /// When it is not there, or of another form: in words.
+    /// Returns a message if the value is missing or has another type.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, String> {
         let value = self.json.get_mut(name).map(Value::take).ok_or_else(|| format!("it has no {name}"))?;
         serde_json::from_value(value).map_err(|error| format!("its {name} cannot be read: {error}"))
     }
 
-    /// An array of integers.
+    /// Removes and returns an array of integers.
     #[cfg(test)]
     pub fn take_integers<T: TryFrom<i64>>(&mut self, name: &str) -> Result<Vec<T>, String> {
         let Some(Array::I64(values)) = self.arrays.remove(name) else {
@@ -164,7 +166,7 @@ impl Body {
         values.into_iter().map(narrow).collect()
     }
 
-    /// An array of numbers, however many.
+    /// Removes and returns an array of f32 of any length.
     #[cfg(test)]
     pub fn take_all(&mut self, name: &str) -> Result<Vec<f32>, String> {
         match self.arrays.remove(name) {
@@ -173,7 +175,7 @@ impl Body {
         }
     }
 
-    /// An array of flags.
+    /// Removes and returns an array of flags.
     #[cfg(test)]
     pub fn take_flags(&mut self, name: &str) -> Result<Vec<bool>, String> {
         match self.arrays.remove(name) {
@@ -183,7 +185,7 @@ impl Body {
     }
 }
 
-/// Values of `N` bytes each, little-endian; the bytes may lie anywhere.
+/// Converts chunks of `N` little-endian bytes, which need not be aligned.
 fn chunks<const N: usize, T>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.chunks_exact(N).filter_map(|chunk| chunk.try_into().ok()).map(value).collect()
 }
@@ -195,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_are_read_as_they_were_written() {
+    fn bodies_round_trip_through_safetensors() {
         let mut body = Body::new(json!({ "step": { "applied": true }, "n": 3 }));
         body.integers("tokens", [1u32, u32::MAX]);
         body.numbers("logprobs", [-0.25, f32::MIN_POSITIVE, 0.0]);
@@ -210,7 +212,7 @@ mod tests {
         assert_eq!(read.take::<u32>("n"), Ok(3));
         assert_eq!(read.take::<u32>("m"), Err("it has no m".into()));
         assert!(read.take::<u32>("step").unwrap_err().starts_with("its step cannot be read"));
-        // Absence is NaN, which stays what it is.
+        // NaN, which marks an absent number, is preserved.
         let mut body = Body::default();
         body.numbers("value", [f32::NAN]);
         let mut read = Body::read(&body.to_bytes().unwrap()).unwrap();
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn read_reports_invalid_files() {
         assert!(Body::read(b"").unwrap_err().contains("no safetensors file"));
         assert!(Body::read(b"{\"error\": 1}").unwrap_err().contains("no safetensors file"));
         let whole = Body::new(json!({})).to_bytes().unwrap();

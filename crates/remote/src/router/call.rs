@@ -1,4 +1,4 @@
-//! One call, on one member or, where that fails, on others.
+//! Runs one call on a replica, and retries it on other replicas if the replica fails.
 
 use std::sync::Arc;
 
@@ -10,25 +10,25 @@ use super::gate::Ticket;
 use super::member::Member;
 use super::pool::{Fault, Pool};
 
-/// A call under way.
+/// A call in flight.
 pub(crate) struct Call {
-    /// What is left to do: tokens that were handed out are a part of the prompt.
+    /// The remaining work: tokens already sent to the caller are part of the prompt.
     pub request: SampleRequest,
-    /// Where tokens are handed out.
+    /// Channel through which the caller receives tokens.
     pub events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
-    /// Whether it is to end.
+    /// Whether the call is to be aborted.
     pub aborted: watch::Receiver<bool>,
-    /// Told once whether the call is accepted.
+    /// Notified once, when the call is accepted or rejected.
     pub accepted: Option<oneshot::Sender<Result<(), PolicyError>>>,
-    /// Tokens that were handed out.
+    /// Number of tokens sent to the caller.
     pub drawn: usize,
-    /// Log-probabilities of the prompt that were.
+    /// Number of prompt log-probabilities sent to the caller.
     pub scored: usize,
-    /// The last token, while it may turn out to be the last.
+    /// The newest token, held back while it may be the last token of the completion.
     pub held: Option<SampleEvent>,
 }
 
-/// Ends when a call is to be aborted.
+/// Waits until the call is to be aborted.
 async fn ended(aborted: &mut watch::Receiver<bool>) {
     if aborted.wait_for(|aborted| *aborted).await.is_err() {
         std::future::pending::<()>().await;
@@ -36,7 +36,7 @@ async fn ended(aborted: &mut watch::Receiver<bool>) {
 }
 
 impl Call {
-    /// Runs to the end, or until nobody listens.
+    /// Runs the call until it ends or the caller drops its stream.
     pub async fn run(mut self, pool: Arc<Pool>, ticket: Ticket) {
         let events = self.events.clone();
         let end = tokio::select! {
@@ -44,7 +44,7 @@ impl Call {
             () = events.closed() => return,
             end = self.serve(&pool, ticket) => end,
         };
-        // Nobody may listen any more.
+        // The caller may have dropped its stream, so failures to send are ignored.
         match (end, self.accepted.take()) {
             (Err(error), Some(accepted)) => drop(accepted.send(Err(error))),
             (Err(error), None) => drop(events.send(Err(error))),
@@ -91,7 +91,7 @@ impl Call {
                     pool.finishes(member, &self.request.prompt);
                     return Ok(reason);
                 }
-                // The next member draws the token that was not handed out again.
+                // The next replica samples the held token again.
                 Err(_) if *self.aborted.borrow() => return Ok(FinishReason::Aborted),
                 Err(error) => error,
             };
@@ -114,7 +114,8 @@ impl Call {
         }
     }
 
-    /// The end of a reply whose member failed after the last token.
+    /// Returns why the completion is complete, or `None` if it is not. Used if the replica failed
+    /// after the last token.
     fn is_whole(&self) -> Option<FinishReason> {
         let stops = |token| self.request.params.stop_ids.contains(token);
         if self.drawn > 0 && self.request.prompt.last().is_some_and(stops) {
@@ -125,7 +126,7 @@ impl Call {
         (self.request.params.max_tokens == 0 && is_scored).then_some(FinishReason::Length)
     }
 
-    /// Draws what is left on one member.
+    /// Samples the remaining tokens on one replica.
     async fn on(&mut self, pool: &Pool, member: &Member) -> Result<FinishReason, PolicyError> {
         let options = &pool.options;
         self.held = None;
@@ -182,8 +183,8 @@ impl Call {
         }
     }
 
-    /// Takes log-probabilities of the prompt, of which the member has told `read` before; hands out those
-    /// that no other member has told.
+    /// Forwards prompt log-probabilities, of which this replica has returned `read` before, except
+    /// those that a previous replica has returned.
     fn scores(&mut self, read: usize, mut logprobs: Vec<f32>, mut top: Vec<TopLogprobs>) {
         let known = self.scored.saturating_sub(read).min(logprobs.len());
         logprobs.drain(..known);
@@ -194,12 +195,12 @@ impl Call {
         }
     }
 
-    /// Takes tokens that a member drew.
+    /// Forwards tokens that a replica sampled.
     fn takes(&mut self, tokens: SampleEvent) {
         self.hand_out_held();
         let SampleEvent::Tokens { mut tokens, mut logprobs, mut top, version } = tokens else { return };
-        // With stop strings nobody but the member knows whether a token is the last; without that, a reply
-        // whose member fails right after it would go on past its end.
+        // Only the replica knows whether a token completes a stop string. If the replica failed
+        // right after such a token, the next replica would continue past the end of the completion.
         if !self.request.params.stop_strings.is_empty() {
             let last = |len: usize| len.saturating_sub(1);
             self.held = Some(SampleEvent::Tokens {
@@ -218,7 +219,8 @@ impl Call {
         }
     }
 
-    /// Hands out tokens; what is left to do goes on after them, with weights that are no older.
+    /// Sends tokens to the caller, and moves them into the prompt of the remaining work, which
+    /// requires weights that are no older.
     fn hand_out(&mut self, event: SampleEvent) {
         let SampleEvent::Tokens { tokens, version, .. } = &event else { return };
         let (request, count) = (&mut self.request, tokens.len());
@@ -227,12 +229,12 @@ impl Call {
         }
         request.prompt.extend(tokens);
         request.params.drawn_before += count;
-        // The prompt's own were told before the first token.
+        // The prompt's log-probabilities arrived before the first token.
         request.params.prompt_logprobs = None;
         request.params.max_tokens = request.params.max_tokens.saturating_sub(count);
         request.least_version = request.least_version.max(*version);
         self.drawn += count;
-        // Whether somebody listens is looked after elsewhere.
+        // `run` notices when the caller drops its stream.
         self.events.send(Ok(event)).ok();
     }
 }

@@ -1,5 +1,5 @@
-//! Chooses a member for a call: each in turn, the least loaded, or by default the one that has computed the
-//! longest beginning of the prompt.
+//! Selects a replica for a call: round-robin, the least loaded, or by default the one that has
+//! cached the longest prefix of the prompt.
 
 mod least_loaded;
 mod prefix;
@@ -11,14 +11,15 @@ use prefix::Prefix;
 pub use prefix::PrefixOptions;
 use round_robin::RoundRobin;
 
-/// How a router chooses among members that may take a call.
+/// How a router selects among the replicas that may take a call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Choice {
-    /// Each in turn.
+    /// Each replica in turn.
     RoundRobin,
-    /// The one that runs the fewest of the router's calls; of equal ones, each in turn.
+    /// The replica with the fewest running calls of this router; ties in turn.
     LeastLoaded,
-    /// The one that has computed most of the prompt, unless it is much more loaded than another.
+    /// The replica that has cached the longest prefix of the prompt, unless it has many more calls
+    /// than another.
     Prefix(PrefixOptions),
 }
 
@@ -38,24 +39,24 @@ impl Choice {
     }
 }
 
-/// A member that may take a call.
+/// A replica that may take a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    /// Number of the member.
+    /// Index of the replica.
     pub member: usize,
-    /// Calls of the router that run there.
+    /// Calls of the router that run on the replica.
     pub running: usize,
 }
 
-/// A way to choose.
+/// A selection strategy.
 pub(crate) trait Choose: Send {
-    /// Number of the member that takes a call with this prompt. There is at least one candidate, and they are
-    /// in the order of their numbers.
+    /// Returns the index of the replica that takes a call with this prompt. `candidates` must not
+    /// be empty, and must be sorted by index.
     fn choose(&mut self, prompt: &[u32], candidates: &[Candidate]) -> usize;
 
-    /// Takes note of a path that `member` computes or has computed.
+    /// Records a token sequence that `member` computes or has computed.
     fn computes(&mut self, _member: usize, _path: &[u32]) {}
 
-    /// Takes note that `member` may have lost all that it had computed.
+    /// Records that `member` may have lost its cache.
     fn forgets(&mut self, _member: usize) {}
 }

@@ -1,4 +1,5 @@
-//! Admission: how many calls run, how many wait, and the rest is told to come back.
+//! Admission control: limits how many calls run and wait, and rejects further calls with a retry
+//! hint.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,18 +10,18 @@ use levade_policy::awake::within;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-/// Longest time after which a caller is told to come back, in seconds.
+/// Maximum retry hint, in seconds.
 const LONGEST_HINT: f64 = 60.0;
-/// Weight of the newest call in the mean duration of calls.
+/// Weight of the newest call in the moving average of call durations.
 const NEWEST: f64 = 0.1;
 
-/// A gate in front of calls, first come, first served.
+/// FIFO admission gate in front of calls.
 #[derive(Debug)]
 pub(crate) struct Gate {
     most_running: usize,
     most_waiting: usize,
     state: Mutex<State>,
-    /// Told when a call ends.
+    /// Notified when a call ends.
     ended: Notify,
 }
 
@@ -30,34 +31,34 @@ struct State {
     waiting: VecDeque<oneshot::Sender<Turn>>,
     is_paused: bool,
     is_closed: bool,
-    /// Mean duration of calls, in seconds.
+    /// Moving average of call durations, in seconds. 0 before the first call has ended.
     mean: f64,
 }
 
-/// A place in the queue: either its turn has come, or it will.
+/// Slot in the queue, which yields the permit to run.
 #[derive(Debug)]
 pub(crate) struct Ticket(oneshot::Receiver<Turn>);
 
 impl Ticket {
-    /// The turn, where it has come already.
+    /// Returns the permit if it has been granted already.
     pub fn now(&mut self) -> Option<Turn> {
         self.0.try_recv().ok()
     }
 
-    /// Waits for the turn.
+    /// Waits for the permit.
     ///
     /// # Errors
-    /// When the gate is gone.
+    /// Returns [`PolicyError::Stopped`] if the gate has been dropped.
     pub async fn turn(self) -> Result<Turn, PolicyError> {
         self.0.await.map_err(|_| PolicyError::Stopped("the router".into()))
     }
 }
 
-/// A call that runs, until this is dropped.
+/// Permit of a running call, released on drop.
 #[derive(Debug)]
 pub(crate) struct Turn {
     gate: Arc<Gate>,
-    /// Since when it runs; nothing where nobody took the turn.
+    /// When the call started. `None` if the caller had gone when the permit was granted.
     since: Option<Instant>,
 }
 
@@ -74,7 +75,8 @@ impl Drop for Turn {
 }
 
 impl Gate {
-    /// At most `most_running` calls run (0 for any number) and `most_waiting` wait.
+    /// Creates a gate for at most `most_running` running calls (0 for no limit) and `most_waiting`
+    /// waiting calls.
     pub fn new(most_running: usize, most_waiting: usize) -> Arc<Self> {
         let most_running = if most_running == 0 { usize::MAX } else { most_running };
         Arc::new(Gate { most_running, most_waiting, state: Mutex::default(), ended: Notify::new() })
@@ -84,13 +86,13 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place in the queue.
+    /// Joins the queue.
     ///
     /// # Errors
-    /// [`PolicyError::Busy`] where too many wait already, or no calls are admitted any more.
+    /// Returns [`PolicyError::Busy`] if too many calls wait already, or if the gate is drained.
     pub fn enter(self: &Arc<Self>) -> Result<Ticket, PolicyError> {
         let mut state = self.state();
-        // Who has gone away does not wait.
+        // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
         let (running, waiting) = (state.running, state.waiting.len());
         let must_wait = state.is_paused || running >= self.most_running;
@@ -108,9 +110,9 @@ impl Gate {
         Ok(Ticket(ticket))
     }
 
-    /// Lets as many run as may.
+    /// Starts waiting calls, up to the limit.
     fn admit(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        // Whoever has gone away does not wait.
+        // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
         let mut refused = Vec::new();
         while !state.is_paused && state.running < self.most_running {
@@ -120,32 +122,32 @@ impl Gate {
             refused.extend(waits.send(turn).err());
         }
         drop(state);
-        // Without the lock, which their drop takes.
+        // Outside the lock, because dropping a permit acquires it.
         refused.iter_mut().for_each(|turn| turn.since = None);
     }
 
-    /// Calls that run and that wait.
+    /// Returns the numbers of running and of waiting calls.
     pub fn counts(&self) -> (usize, usize) {
         let state = self.state();
         (state.running, state.waiting.iter().filter(|waits| !waits.is_closed()).count())
     }
 
-    /// Lets no more calls begin; they wait.
+    /// Stops starting calls; new calls wait.
     pub fn pause(&self) {
         self.state().is_paused = true;
     }
 
-    /// Admits calls again, and lets them begin.
+    /// Admits and starts calls again.
     pub fn resume(self: &Arc<Self>) {
         let mut state = self.state();
         (state.is_paused, state.is_closed) = (false, false);
         self.admit(state);
     }
 
-    /// Admits no more calls, and waits for those that were admitted to end.
+    /// Rejects new calls, and waits until all admitted calls have ended.
     ///
     /// # Errors
-    /// [`PolicyError::Deadline`] with how many are left.
+    /// Returns [`PolicyError::Deadline`] with the number of remaining calls after `longest`.
     pub async fn drain(self: &Arc<Self>, longest: Duration) -> Result<(), PolicyError> {
         self.resume();
         self.state().is_closed = true;
@@ -172,7 +174,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn as_many_run_as_may_the_rest_waits_in_order_and_more_are_told_to_come_back() {
+    async fn full_gate_queues_then_rejects_with_hint() {
         let gate = Gate::new(1, 2);
         let first = gate.enter().unwrap().now().unwrap();
         let (mut second, mut third) = (gate.enter().unwrap(), gate.enter().unwrap());
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_goes_away_frees_the_place() {
+    async fn dropped_ticket_frees_its_slot() {
         let gate = Gate::new(1, 1);
         let mut first = gate.enter().unwrap();
         drop(gate.enter().unwrap());
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_paused_gate_lets_nobody_in_and_a_drained_one_waits_for_all_to_end() {
+    async fn paused_gate_queues_and_drained_gate_rejects() {
         let gate = Gate::new(0, 8);
         let first = gate.enter().unwrap().now().unwrap();
         gate.pause();

@@ -1,4 +1,4 @@
-//! A member of a router: a sampler, and what is known of its health.
+//! A replica of a router: a sampler, and its health.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,56 +12,57 @@ use tokio::time::Instant;
 
 use super::options::RouterOptions;
 
-/// Whether a member may be given calls.
+/// Health of a replica, which decides whether it gets calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
-    /// Nothing is wrong with it.
+    /// The replica has not failed since its last success.
     Serving,
-    /// It has failed: calls go to others while there are any.
+    /// The replica has failed: calls go to serving replicas while there are any.
     Suspected,
-    /// It gets no calls until it has the newest weights and has answered a probe.
+    /// The replica gets no calls until it has loaded the newest weights and passed a probe.
     Quarantined,
 }
 
-/// State of a member, as it is reported.
+/// Status of a replica, as it is reported.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemberStatus {
-    /// Name of the member.
+    /// Name of the replica.
     pub name: String,
-    /// Whether it may be given calls.
+    /// Health of the replica.
     pub health: Health,
-    /// Reason why it is not serving.
+    /// Reason why the replica is not serving. `None` if it is.
     pub reason: Option<String>,
-    /// The newest version of the weights that it is known to have; 0 where it is unknown.
+    /// Newest version of the weights that the replica is known to have. 0 if the version is
+    /// unknown.
     pub version: u64,
-    /// Calls of the router that run there.
+    /// Number of the router's calls that run on the replica.
     pub running: usize,
-    /// Calls that have ended there as they should.
+    /// Number of calls that completed on the replica.
     pub finished: u64,
-    /// Failures: of calls, of probes and of adoptions.
+    /// Number of failures: of calls, probes and weight updates.
     pub failed: u64,
 }
 
-/// A sampler behind a router.
+/// A sampler behind a router, with its health.
 pub(crate) struct Member {
     pub index: usize,
     pub name: String,
     pub sampler: Arc<dyn Sampler>,
-    /// Told when a probe may be due earlier than it was.
+    /// Notified when a probe may be due earlier than before.
     pub nudged: Notify,
     state: Mutex<State>,
-    /// Events that came from it, of any call.
+    /// Number of events received from the replica, over all calls.
     progress: AtomicU64,
-    /// Whether it gets no more calls, for ever.
+    /// Whether the replica has left the router for good.
     has_left: AtomicBool,
-    /// Adoptions that have begun,
+    /// Number of weight updates that have started.
     begun: AtomicU64,
-    /// and those that have ended, whatever came of them.
+    /// Number of weight updates that have ended, successfully or not.
     ended: AtomicU64,
 }
 
-/// An adoption under way, until this is dropped.
+/// Guard of a weight update in progress.
 pub struct Adopting<'a>(&'a Member);
 
 impl Drop for Adopting<'_> {
@@ -72,13 +73,13 @@ impl Drop for Adopting<'_> {
 
 struct State {
     status: MemberStatus,
-    /// Failures since the last success.
+    /// Consecutive failures.
     in_a_row: u32,
-    /// When the next probe is due,
+    /// Time of the next probe.
     due: Instant,
-    /// and how long one in quarantine waits after the next that fails.
+    /// Wait after the next failed probe in quarantine.
     wait: Duration,
-    /// Whether it is to be probed although it draws.
+    /// Whether to probe the replica although it samples.
     is_doubted: bool,
 }
 
@@ -108,7 +109,8 @@ impl Member {
         }
     }
 
-    /// One that joins others: it is in quarantine until a probe, which is due now.
+    /// Creates a replica that joins a running router: it is in quarantine until a probe, which is
+    /// due now.
     pub fn joining(index: usize, name: String, sampler: Arc<dyn Sampler>, options: &RouterOptions) -> Self {
         let member = Self::new(index, name, sampler, options);
         {
@@ -120,12 +122,12 @@ impl Member {
         member
     }
 
-    /// Whether it gets no more calls, for ever.
+    /// Returns whether the replica has left the router for good.
     pub fn has_left(&self) -> bool {
         self.has_left.load(Ordering::Relaxed)
     }
 
-    /// Takes note that it leaves.
+    /// Marks the replica as having left.
     pub fn leaves(&self) {
         self.has_left.store(true, Ordering::Relaxed);
         self.nudged.notify_one();
@@ -143,41 +145,43 @@ impl Member {
         self.state().status.health
     }
 
-    /// When the next probe is due.
+    /// Returns the time of the next probe.
     pub fn due(&self) -> Instant {
         self.state().due
     }
 
-    /// Takes note of an event that came from it.
+    /// Counts an event received from the replica.
     pub fn progresses(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Events that came from it so far.
+    /// Returns the number of events received from the replica so far.
     pub fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// Takes note of an adoption that begins.
+    /// Starts a weight update, which ends when the guard is dropped.
     pub fn adopts(&self) -> Adopting<'_> {
         self.begun.fetch_add(1, Ordering::SeqCst);
         Adopting(self)
     }
 
-    /// How many adoptions there have been, if none is under way. A version that it names while this changes
-    /// says nothing: in the middle of an adoption it has none.
+    /// Returns the number of completed weight updates, or `None` if one is in progress. A version
+    /// that the replica reports while this value changes is meaningless, because a replica has no
+    /// version during an update.
     pub fn adoptions(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::SeqCst);
         (self.begun.load(Ordering::SeqCst) == ended).then_some(ended)
     }
 
-    /// Takes note of the version that it says it has.
+    /// Records the version that the replica reports.
     pub fn has_version(&self, version: u64) {
         self.state().status.version = version;
     }
 
-    /// Takes note of the version of a token, which may have been drawn a while ago. Where all were to have
-    /// version `least` by now, the member is to be asked.
+    /// Records the version of a token, which may have been sampled a while ago. If all replicas
+    /// should have version `least` by now and the token's version is older, schedules a probe at
+    /// once.
     pub fn drew_with(&self, version: u64, least: u64) {
         let mut state = self.state();
         state.status.version = state.status.version.max(version);
@@ -188,7 +192,8 @@ impl Member {
         }
     }
 
-    /// Whether a probe may wait, since it serves and draws. Puts it off then.
+    /// Returns whether a due probe can be skipped, because the replica serves and samples, and
+    /// postpones it then.
     pub fn may_wait(&self, draws: bool, options: &RouterOptions) -> bool {
         let mut state = self.state();
         let doubted = std::mem::take(&mut state.is_doubted);
@@ -199,13 +204,13 @@ impl Member {
         may
     }
 
-    /// Takes note of a call that begins, or ends.
+    /// Counts a call that starts (`begins`) or ends.
     pub fn counts(&self, begins: bool) {
         let running = &mut self.state().status.running;
         *running = if begins { *running + 1 } else { *running - 1 };
     }
 
-    /// Takes note of a call that ended as it should: suspicion is over.
+    /// Records a completed call, which ends suspicion.
     pub fn finishes(&self, options: &RouterOptions) {
         let mut state = self.state();
         state.status.finished += 1;
@@ -215,9 +220,9 @@ impl Member {
         }
     }
 
-    /// Takes note of a probe that was answered. Returns whether it serves again. Failures are forgotten only
-    /// when a call ends well: one that answers probes alone is back in quarantine with the next call, for
-    /// longer.
+    /// Records a passed probe. Returns whether the replica serves again. Only a completed call
+    /// resets the failure count, so a replica that passes probes but fails calls returns to
+    /// quarantine at its next failed call, for longer.
     pub fn passes(&self, options: &RouterOptions) -> bool {
         let mut state = self.state();
         let again = state.status.health != Health::Serving;
@@ -226,7 +231,7 @@ impl Member {
         again
     }
 
-    /// Takes note of a failure. Returns its health, and whether that has changed.
+    /// Records a failure. Returns the health, and whether it has changed.
     pub fn fails(&self, error: &PolicyError, options: &RouterOptions) -> (Health, bool) {
         let mut state = self.state();
         state.in_a_row += 1;
@@ -247,7 +252,7 @@ impl Member {
         (health, health != before)
     }
 
-    /// Gives it no more calls. Returns whether it was given some until now.
+    /// Quarantines the replica. Returns whether it was not quarantined before.
     pub fn quarantines(&self, reason: &PolicyError, options: &RouterOptions) -> bool {
         let mut state = self.state();
         let before = state.status.health;
@@ -258,10 +263,10 @@ impl Member {
         before != Health::Quarantined
     }
 
-    /// Asks it something, for as long as an answer may take.
+    /// Runs a query to the replica, with a timeout.
     ///
     /// # Errors
-    /// Its own, or that it took too long.
+    /// Returns the query's error, or [`PolicyError::Deadline`] after `longest`.
     pub async fn ask<T>(
         &self,
         longest: Duration,
@@ -272,15 +277,16 @@ impl Member {
         answer.unwrap_or_else(|| Err(PolicyError::Deadline(longest, format!("{} to {what}", self.name))))
     }
 
-    /// Ends when `limit` has passed, without time in which the member stood still.
+    /// Waits for `limit`, excluding time in which the replica was paused.
     pub async fn over(&self, limit: Duration, options: &RouterOptions) {
         let paused = || async {
             let paused = within(options.answer, self.sampler.paused()).await;
             paused.and_then(Result::ok).unwrap_or_default()
         };
         loop {
-            // Asked late, and not at every wait: it may be far away. Whether it stands still now, or did
-            // until a moment ago, is seen in the rest of the time.
+            // Pauses are queried late and not during every wait, because the replica may be on
+            // another machine. A pause that lasts until now, or almost, shows in the rest of the
+            // time.
             sleep(limit.mul_f64(0.75)).await;
             let before = paused().await;
             sleep(limit.mul_f64(0.25)).await;
@@ -290,15 +296,15 @@ impl Member {
         }
     }
 
-    /// Ends when the member has drawn nothing for anybody for `options.silence`, although it may draw for a
-    /// call that asks for version `least`.
+    /// Returns when the replica has sampled nothing for any call for `options.silence`, although it
+    /// may sample for a call that requires version `least`.
     pub async fn falls_silent(&self, least: u64, options: &RouterOptions) {
         loop {
             let before = self.progress();
             self.over(options.silence, options).await;
             let may_draw = || async {
                 let version = within(options.answer, self.sampler.version()).await;
-                // One that does not say is as silent as can be.
+                // A replica that does not report its version counts as silent.
                 version.and_then(Result::ok).is_none_or(|version| version >= least)
             };
             if self.progress() == before && may_draw().await {
@@ -316,7 +322,8 @@ impl State {
     }
 
     fn quarantine(&mut self, reason: &PolicyError, options: &RouterOptions) {
-        // Calls that ran when it was quarantined fail after each other, and say nothing new.
+        // Calls that ran when the replica was quarantined fail one after another; they are no new
+        // failures.
         if self.status.health == Health::Quarantined && Instant::now() < self.due {
             return;
         }

@@ -1,43 +1,48 @@
-//! Settings of a router.
+//! Options of a router.
 
 use std::time::Duration;
 
 use super::choice::Choice;
 
-/// Settings of a [`Router`](super::Router). Times do not count while the process, or a member, stands still.
+/// Options of a [`Router`](super::Router). Timeouts exclude time in which the process or a replica
+/// is paused.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouterOptions {
-    /// Name of the policy that all members draw from; requests for another are refused. Empty for any.
+    /// Name of the policy that all replicas sample from. Requests for other policies are rejected.
+    /// Empty accepts any policy.
     pub policy: String,
-    /// How a member is chosen.
+    /// How a replica is selected for a call.
     pub choice: Choice,
-    /// Most calls that run at once; 0 for any number.
+    /// Maximum number of calls that run at once. 0 disables the limit.
     pub most_running: usize,
-    /// Most calls that wait until fewer run; more are refused with [`Busy`](levade_policy::PolicyError).
+    /// Maximum number of calls that wait to run. Further calls are rejected with
+    /// [`Busy`](levade_policy::PolicyError).
     pub most_waiting: usize,
-    /// Most members that one call is tried on: a request that makes members fail is not to take all down.
+    /// Maximum number of replicas that one call is tried on, so that a request that makes replicas
+    /// fail does not take all of them down. At least 1.
     pub tries: usize,
-    /// How long a call waits for a member to serve again, where none does.
+    /// Timeout for a call that waits until a replica serves, if none does.
     pub patience: Duration,
-    /// How long a member may take to accept a request,
+    /// Timeout for a replica to accept a request.
     pub accept: Duration,
-    /// how long it may draw nothing for anybody while calls wait for it,
+    /// Timeout for a replica to sample any token, for any call, while calls wait for it.
     pub silence: Duration,
-    /// how long it may take to answer a question about itself, or to end a call,
+    /// Timeout for a replica to answer a status query or to end an aborted call.
     pub answer: Duration,
-    /// and how long to adopt weights.
+    /// Timeout for a replica to load weights.
     pub adopt: Duration,
-    /// Prompt of probes, which ask for one token.
+    /// Prompt of probes, which sample one token. Must not be empty.
     pub probe: Vec<u32>,
-    /// How long a member that has nothing to do is left alone between two probes,
+    /// Interval between probes of an idle replica.
     pub probe_every: Duration,
-    /// and how long it may take to answer one.
+    /// Timeout for a probe.
     pub probe_within: Duration,
-    /// Failures in a row after which a member is quarantined.
+    /// Number of consecutive failures after which a replica is quarantined. At least 1.
     pub failures: u32,
-    /// How long a member stays in quarantine before its first probe; doubled with each that fails,
+    /// Time that a replica stays in quarantine before its first probe. It doubles with each failed
+    /// probe.
     pub first_wait: Duration,
-    /// up to this.
+    /// Maximum time between probes of a quarantined replica.
     pub longest_wait: Duration,
 }
 

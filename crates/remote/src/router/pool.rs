@@ -1,4 +1,4 @@
-//! The members of a router together: who takes a call, who is to blame, and how one comes back.
+//! The replicas of a router: selection for a call, attribution of errors, and recovery.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,32 +12,33 @@ use super::choice::{Candidate, Choose};
 use super::member::{Health, Member};
 use super::options::RouterOptions;
 
-/// Stream of probes, which no call has.
+/// Stream of probes, which no call uses.
 const PROBES: u64 = u64::MAX - 2;
 
-/// The members of a router.
+/// The replicas of a router.
 pub(crate) struct Pool {
-    /// All that there have been, by their numbers.
+    /// All replicas since the start, by index, including those that have left.
     members: Mutex<Vec<Arc<Member>>>,
     pub options: RouterOptions,
     choice: Mutex<Box<dyn Choose>>,
     weights: Mutex<Weights>,
-    /// Told when a member serves again.
+    /// Notified when a replica serves again.
     returned: Notify,
-    /// Whether members have given their devices to others, until they adopt weights again.
+    /// Whether the replicas have released their devices, until they load weights again.
     rests: watch::Sender<bool>,
 }
 
-/// Weights that members are to have.
+/// Weights that replicas should have.
 #[derive(Default)]
 struct Weights {
-    /// The newest that were published.
+    /// The newest published weights.
     newest: Option<WeightsRef>,
-    /// The version that all that serve have, as far as they said: those who have an older one lost it.
+    /// The version that all serving replicas have loaded. A replica that reports an older version
+    /// has lost it.
     adopted: u64,
 }
 
-/// A member that has been given a call, until this is dropped.
+/// A replica that runs a call, until this is dropped.
 pub(crate) struct Chosen(pub Arc<Member>);
 
 impl Drop for Chosen {
@@ -46,19 +47,19 @@ impl Drop for Chosen {
     }
 }
 
-/// The side that an error of a member speaks against.
+/// The party that an error of a replica is attributed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The request: nobody can serve it.
+    /// The request: no replica can serve it.
     Request,
-    /// Nobody: another member may serve it.
+    /// Neither: another replica may serve the request.
     Nobody,
-    /// The member.
+    /// The replica.
     Member,
 }
 
 impl Fault {
-    /// The side that `error` speaks against.
+    /// Returns the party that `error` is attributed to.
     pub fn of(error: &PolicyError) -> Self {
         match error {
             PolicyError::Busy { .. } | PolicyError::Behind { .. } => Fault::Nobody,
@@ -66,8 +67,8 @@ impl Fault {
             | PolicyError::Stopped(_)
             | PolicyError::Storage(_)
             | PolicyError::NotAdopted(_)
-            // Damaged weights are one member's; those that have diverged are so everywhere, and the next says
-            // so.
+            // Damaged weights are the fault of one replica. Diverged weights fail on the next
+            // replica too.
             | PolicyError::NotFinite { .. } => Fault::Member,
             PolicyError::Invalid(_)
             | PolicyError::PromptTooLong { .. }
@@ -79,7 +80,7 @@ impl Fault {
     }
 }
 
-/// Members rest no more when this is dropped.
+/// Ends the pause of probes when dropped.
 struct Rested<'a>(&'a Pool);
 
 impl Drop for Rested<'_> {
@@ -106,18 +107,18 @@ impl Pool {
         }
     }
 
-    /// Members, but for those that have left.
+    /// Returns the replicas that have not left.
     pub fn members(&self) -> Vec<Arc<Member>> {
         lock(&self.members).iter().filter(|member| !member.has_left()).cloned().collect()
     }
 
-    /// The member of a number, whether it has left or not.
+    /// Returns the replica with this index, even if it has left.
     pub fn member(&self, index: usize) -> Option<Arc<Member>> {
         lock(&self.members).get(index).cloned()
     }
 
-    /// Adds a member, which gets no calls before it has the newest weights and has answered a probe. `None`
-    /// where one of this name is there.
+    /// Adds a replica, which gets no calls before it has loaded the newest weights and passed a
+    /// probe. Returns `None` if a replica with this name exists.
     pub fn join(&self, name: String, sampler: Arc<dyn Sampler>) -> Option<Arc<Member>> {
         let mut members = lock(&self.members);
         if members.iter().any(|member| member.name == name && !member.has_left()) {
@@ -128,7 +129,7 @@ impl Pool {
         Some(member)
     }
 
-    /// Has nobody looked after until members adopt weights: they have no devices meanwhile.
+    /// Pauses probes until replicas load weights, because they have no devices meanwhile.
     pub fn rest(&self) {
         self.rests.send_replace(true);
     }
@@ -137,14 +138,14 @@ impl Pool {
         *self.rests.borrow()
     }
 
-    /// Waits until members rest, or do no longer.
+    /// Waits until probes are paused (`rests`) or resumed.
     async fn until(&self, rests: bool) {
-        // The sender is this pool's own.
+        // Cannot fail: the pool owns the sender.
         self.rests.subscribe().wait_for(|now| *now == rests).await.ok();
     }
 
-    /// Gives a member no more calls, for ever; those that it has go on. Returns whether there was one of this
-    /// name.
+    /// Removes a replica for good; its calls in flight continue. Returns whether a replica with
+    /// this name existed.
     pub fn leave(&self, name: &str) -> bool {
         let Some(member) = self.members().into_iter().find(|member| member.name == name) else {
             return false;
@@ -155,15 +156,16 @@ impl Pool {
         true
     }
 
-    /// Members that have a given health, or a better one.
+    /// Returns the replicas whose health is `worst` or better.
     pub fn up_to(&self, worst: Health) -> Vec<Arc<Member>> {
         self.members().into_iter().filter(|member| member.health() <= worst).collect()
     }
 
-    /// Gives a call with this prompt to a member. Of all that are not quarantined preferred are those that
-    /// were not `tried`, then those that serve, then those that have version `least`.
+    /// Assigns a call with this prompt to a replica that is not quarantined, or returns `None` if
+    /// there is none. Prefers replicas that were not `tried`, then those that serve, then those
+    /// that have version `least`.
     pub fn choose(&self, prompt: &[u32], least: u64, tried: &[usize]) -> Option<Chosen> {
-        // One lock around all of it, so that calls that come at once see each other.
+        // One lock around the selection, so that simultaneous calls see each other.
         let mut choice = lock(&self.choice);
         let members = self.members();
         let known = members.iter().map(|member| (member, member.status()));
@@ -185,10 +187,11 @@ impl Pool {
         Some(Chosen(member))
     }
 
-    /// Gives a call to a member, or waits until there is one.
+    /// Assigns a call to a replica, and waits for one if necessary.
     ///
     /// # Errors
-    /// When none serves within `options.patience`: all of them, with their reasons.
+    /// Returns [`PolicyError::Stopped`] with the reasons of all replicas if none serves within
+    /// `options.patience`.
     pub async fn await_member(
         &self,
         prompt: &[u32],
@@ -208,7 +211,7 @@ impl Pool {
         within(self.options.patience, chosen).await.ok_or_else(|| self.nobody())
     }
 
-    /// The error where nobody serves.
+    /// Builds the error of a router none of whose replicas serves.
     pub fn nobody(&self) -> PolicyError {
         let reason = |member: &Arc<Member>| {
             let status = member.status();
@@ -218,20 +221,20 @@ impl Pool {
         PolicyError::Stopped(format!("every member of the router ({})", reasons.join("; ")).into())
     }
 
-    /// Takes note of a call that ended as it should, after this path.
+    /// Records a completed call and the tokens that the replica has now cached.
     pub fn finishes(&self, member: &Member, path: &[u32]) {
         lock(&self.choice).computes(member.index, path);
         member.finishes(&self.options);
     }
 
-    /// Takes note of an error of a member, where that speaks against it.
+    /// Records an error of a replica if the replica is at fault.
     pub fn blames(&self, member: &Member, error: &PolicyError) {
         if Fault::of(error) == Fault::Member {
             self.fails(member, error);
         }
     }
 
-    /// Takes note of a failure, whatever the reason.
+    /// Records a failure, whatever its cause.
     fn fails(&self, member: &Member, error: &PolicyError) {
         if let (health, true) = member.fails(error, &self.options) {
             warn!(member = member.name, ?health, %error, "a sampler failed");
@@ -241,7 +244,7 @@ impl Pool {
         }
     }
 
-    /// Gives a member no more calls until it has come back.
+    /// Quarantines a replica until it has recovered.
     pub fn quarantines(&self, member: &Member, reason: &PolicyError) {
         if member.quarantines(reason, &self.options) {
             warn!(member = member.name, %reason, "a sampler is quarantined");
@@ -249,25 +252,25 @@ impl Pool {
         }
     }
 
-    /// Takes note of the version of a token, or of a refusal.
+    /// Records the version of a sampled token, or the version that a rejection reports.
     pub fn drew_with(&self, member: &Member, version: u64) {
         member.drew_with(version, lock(&self.weights).adopted);
     }
 
-    /// Whether there is a member that may be given a call and was not tried.
+    /// Returns whether a replica exists that can take a call and was not tried.
     pub fn has_other(&self, tried: &[usize]) -> bool {
         self.up_to(Health::Suspected).iter().any(|member| !tried.contains(&member.index))
     }
 
-    /// Has all members adopt weights at once, but those in quarantine, which are to adopt them when they come
-    /// back.
+    /// Makes all replicas load weights concurrently, except quarantined ones, which load them when
+    /// they recover.
     ///
-    /// Where all are gone, as servers that are being started again, it waits for one to come back and adopt
-    /// them.
+    /// If all replicas are unreachable, as servers during a restart, waits for one to come back and
+    /// load them.
     ///
     /// # Errors
-    /// When none has adopted them: all with their reasons. Nobody is quarantined then, since the weights may
-    /// be at fault.
+    /// Returns [`PolicyError::NotAdopted`] with the reasons of all replicas if none has loaded the
+    /// weights. No replica is quarantined then, since the weights may be at fault.
     pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let rested = Rested(self);
         let (asked, before) = {
@@ -316,14 +319,15 @@ impl Pool {
             return Err(PolicyError::NotAdopted(reasons.collect::<Vec<_>>().join("; ")));
         }
         let mut known = lock(&self.weights);
-        // Not the greatest: a run that goes on from an earlier checkpoint publishes lower versions again.
+        // Not the maximum: a run that resumes from an earlier checkpoint publishes lower versions
+        // again.
         if known.newest.as_ref() == Some(weights) {
             known.adopted = weights.version;
         }
         Ok(())
     }
 
-    /// Waits until a member serves that has a version of the weights.
+    /// Waits until a serving replica has this version of the weights.
     async fn return_with(&self, version: u64) {
         loop {
             let returned = self.returned.notified();
@@ -340,7 +344,7 @@ impl Pool {
         }
     }
 
-    /// Looks after a member for as long as it is one: probes it when that is due.
+    /// Monitors a replica until it leaves: probes it when a probe is due.
     pub async fn watch(self: Arc<Self>, member: Arc<Member>) {
         let mut progress = 0;
         while !member.has_left() {
@@ -352,7 +356,7 @@ impl Pool {
             if self.is_resting() {
                 continue;
             }
-            // One that is drawing needs no probe.
+            // A replica that is sampling needs no probe.
             let before = std::mem::replace(&mut progress, member.progress());
             if member.may_wait(before != progress, &self.options) {
                 continue;
@@ -364,7 +368,7 @@ impl Pool {
         }
     }
 
-    /// Checks that a member has the weights that it should have, and draws a token.
+    /// Checks that a replica has the right weights, and samples a token from it.
     async fn checks(&self, member: &Member) -> Result<(), PolicyError> {
         loop {
             let newest = self.resync(member).await?;
@@ -373,7 +377,7 @@ impl Pool {
                 return Ok(());
             }
             let known = lock(&self.weights);
-            // Weights that were published meanwhile were sent to those alone who were not in quarantine.
+            // Weights published in the meantime were not sent to quarantined replicas.
             if member.health() == Health::Quarantined && known.newest != newest {
                 continue;
             }
@@ -385,8 +389,8 @@ impl Pool {
         }
     }
 
-    /// Quarantines a member that has lost weights which it had, as after a restart, and sends one that is
-    /// quarantined the newest weights, where it has older ones. Returns these.
+    /// Quarantines a replica that has lost its weights, as after a restart, and sends a quarantined
+    /// replica the newest weights if its own are older. Returns the newest weights.
     async fn resync(&self, member: &Member) -> Result<Option<WeightsRef>, PolicyError> {
         let (answer, adopt) = (self.options.answer, self.options.adopt);
         let version = || member.ask(answer, "say which weights it has", member.sampler.version());
@@ -394,7 +398,7 @@ impl Pool {
             let policy = self.options.policy.clone();
             PolicyError::Behind { policy, least, version }
         };
-        // Before the member is asked: it may adopt weights at this moment.
+        // Read before the query, because the replica may load weights at this moment.
         let (adopted, adoptions) = (lock(&self.weights).adopted, member.adoptions());
         let has = version().await?;
         if self.is_resting() {
@@ -402,7 +406,7 @@ impl Pool {
         }
         let stands = adoptions.is_some() && member.adoptions() == adoptions;
         if !stands && member.health() != Health::Quarantined {
-            // Whoever has it adopt weights sees what comes of that.
+            // The weight update in progress records its own outcome.
             return Ok(lock(&self.weights).newest.clone());
         }
         member.has_version(has);
@@ -426,7 +430,7 @@ impl Pool {
         Ok(newest)
     }
 
-    /// Has a member draw one token.
+    /// Samples one token from a replica.
     async fn probe(&self, member: &Member) -> Result<(), PolicyError> {
         let before = member.progress();
         let request = SampleRequest {
@@ -445,14 +449,14 @@ impl Pool {
         let limit = self.options.probe_within;
         tokio::select! {
             biased;
-            // Its devices are to be given away: it is not woken by this.
+            // The probe is abandoned, so that it does not wake a replica that gives up its devices.
             () = self.until(true) => Ok(()),
             reply = draws => match reply?.logprobs[..] {
                 [logprob] if logprob.is_finite() => Ok(()),
                 [_] => Err(PolicyError::NotFinite { position: self.options.probe.len() }),
                 _ => Err(PolicyError::Stopped(format!("{}, which sampled no token,", member.name).into())),
             },
-            // One that draws for others meanwhile is busy, not gone.
+            // A replica that samples for other calls meanwhile is busy, not unreachable.
             () = member.over(limit, &self.options) => match member.progress() == before {
                 true => Err(PolicyError::Deadline(limit, format!("{} to sample a token", member.name))),
                 false => Ok(()),

@@ -17,7 +17,7 @@ fn health(router: &Router) -> Vec<Health> {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn a_reply_is_the_same_wherever_its_members_fail_and_no_token_comes_twice() {
+async fn failover_returns_same_completion_without_repeated_tokens() {
     let plain = undisturbed(request(3, 8)).await;
     assert_eq!(plain.tokens.len(), 8);
     for drawn in 0..=8 {
@@ -26,10 +26,10 @@ async fn a_reply_is_the_same_wherever_its_members_fail_and_no_token_comes_twice(
             members[0].fails(fails.clone());
             members[1].fails(Fails::After(2, gone()));
             assert_eq!(ask(&router, request(3, 8)).await.unwrap(), plain, "{fails:?}");
-            // With all drawn and only the end missing, too.
+            // Even if all tokens were sampled and only the end is missing.
             assert!(router.members()[0].failed > 0);
             let second = members[1].asked();
-            // With all tokens drawn nobody else is asked.
+            // With all tokens sampled, no other replica is called.
             assert_eq!(second.len(), usize::from(drawn < 8));
             for asked in second {
                 assert_eq!(asked.prompt[3..], plain.tokens[..drawn]);
@@ -40,7 +40,7 @@ async fn a_reply_is_the_same_wherever_its_members_fail_and_no_token_comes_twice(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_fails_at_the_start_costs_a_detour() {
+async fn call_moves_to_other_replica_if_start_fails() {
     let plain = undisturbed(request(3, 8)).await;
     for (fails, wait) in [(Fails::Refuses(gone()), 0), (Fails::Hangs, 60)] {
         let (router, members) = router(2, in_turn());
@@ -53,7 +53,7 @@ async fn a_member_that_fails_at_the_start_costs_a_detour() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reply_ends_where_it_should_although_its_member_failed_after_the_last_token() {
+async fn completion_ends_if_replica_fails_after_last_token() {
     let plain = undisturbed(request(3, 30)).await;
     let stop = plain.tokens[5];
     let end = plain.tokens.iter().position(|token| *token == stop).unwrap();
@@ -70,7 +70,7 @@ async fn a_reply_ends_where_it_should_although_its_member_failed_after_the_last_
             assert_eq!(ask(&router, asked.clone()).await.unwrap(), plain, "after {drawn}");
         }
     }
-    // A context that is full ends a reply, too.
+    // A full context ends a completion too.
     let long = SampleRequest { prompt: vec![1; 1020], ..request(3, 30) };
     let plain = undisturbed(long.clone()).await;
     assert_eq!((plain.tokens.len(), plain.finish), (4, FinishReason::Context));
@@ -80,7 +80,7 @@ async fn a_reply_ends_where_it_should_although_its_member_failed_after_the_last_
 }
 
 #[tokio::test(start_paused = true)]
-async fn members_that_fail_at_random_change_no_reply() {
+async fn random_replica_failures_preserve_completions() {
     let mut asked = 0;
     for seed in 0..40u64 {
         let chance = |counter| levade_policy::uniform(seed, 9, counter);
@@ -109,7 +109,7 @@ async fn members_that_fail_at_random_change_no_reply() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_of_a_request_are_its_callers_and_are_tried_nowhere_else() {
+async fn request_errors_are_not_retried_on_other_replicas() {
     let (router, members) = router(2, in_turn());
     let long = SampleRequest { prompt: vec![1; 2000], ..request(1, 4) };
     let error = ask(&router, long).await.unwrap_err();
@@ -128,7 +128,7 @@ async fn errors_of_a_request_are_its_callers_and_are_tried_nowhere_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_makes_members_fail_does_not_take_all_down() {
+async fn tries_limit_replicas_that_a_request_can_fail() {
     let (router, members) = router(5, in_turn());
     members.iter().for_each(|member| member.fails(Fails::After(1, gone())));
     assert_eq!(ask(&router, request(1, 8)).await.unwrap_err(), gone());
@@ -136,11 +136,11 @@ async fn a_request_that_makes_members_fail_does_not_take_all_down() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_is_quarantined_probed_ever_less_often_and_serves_again() {
+async fn quarantined_replica_is_probed_with_backoff_and_recovers() {
     let (router, members) = router(2, in_turn());
     members[0].fails(Fails::HangsAfter(0));
     members[1].fails(Fails::Refuses(gone()));
-    // The only other member fails as well, so the call waits for one that serves.
+    // The only other replica fails as well, so the call waits for a serving one.
     let answered = {
         let members = members.clone();
         tokio::spawn(async move {
@@ -153,7 +153,7 @@ async fn a_member_is_quarantined_probed_ever_less_often_and_serves_again() {
     let (reply, router, members) = answered.await.unwrap();
     assert_eq!(reply.unwrap(), undisturbed(request(1, 8)).await);
     assert_eq!(health(&router)[1], Health::Serving);
-    // The first one draws nothing for probes, either, though it answers all questions.
+    // The first replica samples nothing for probes either, although it answers all status queries.
     sleep(600 * SECOND).await;
     assert_eq!(health(&router)[0], Health::Quarantined);
     assert!(router.members()[0].reason.as_ref().unwrap().contains("waited 30s for a to sample a token"));
@@ -171,7 +171,7 @@ async fn a_member_is_quarantined_probed_ever_less_often_and_serves_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_answers_probes_alone_gets_ever_fewer_calls() {
+async fn replica_that_only_passes_probes_gets_fewer_calls() {
     let (router, members) = router(2, in_turn());
     members[0].fails(Fails::After(2, gone()));
     for stream in 0..600 {
@@ -189,7 +189,7 @@ async fn a_member_that_answers_probes_alone_gets_ever_fewer_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_nobody_serves_all_are_named_with_their_reasons() {
+async fn error_names_all_replicas_if_none_serves() {
     let (router, members) = router(2, RouterOptions { failures: 1, ..in_turn() });
     members.iter().for_each(|member| member.fails(Fails::Refuses(gone())));
     let start = Instant::now();
@@ -201,11 +201,11 @@ async fn where_nobody_serves_all_are_named_with_their_reasons() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_comes_back_with_old_weights_is_sent_the_newest_before_it_serves() {
+async fn recovered_replica_loads_newest_weights_before_serving() {
     let (router, members) = router(2, in_turn());
     router.adopt(&weights(3)).await.unwrap();
     assert_eq!(router.version().await.unwrap(), 3);
-    // It fails, restarts with what it has on its disk, and finds no newer weights for a while.
+    // It fails, restarts with the weights on its disk, and finds no newer weights for a while.
     members[0].fails(Fails::Refuses(gone()));
     ask(&router, request(1, 4)).await.unwrap();
     sleep(SECOND).await;
@@ -229,7 +229,7 @@ async fn a_member_that_comes_back_with_old_weights_is_sent_the_newest_before_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_restarts_while_nobody_looks_is_found_out() {
+async fn unnoticed_restart_is_detected_by_old_version() {
     let (router, members) = router(2, in_turn());
     router.adopt(&weights(3)).await.unwrap();
     members[0].version.store(1, Ordering::Relaxed);
@@ -239,18 +239,19 @@ async fn a_member_that_restarts_while_nobody_looks_is_found_out() {
     }
     sleep(2 * SECOND).await;
     assert_eq!((router.members()[0].version, health(&router)[0]), (3, Health::Serving));
-    // Without any call, the next probe finds it.
+    // Without any call, the next probe detects it.
     members[1].version.store(2, Ordering::Relaxed);
     sleep(31 * SECOND).await;
     assert_eq!((router.members()[1].version, health(&router)[1]), (3, Health::Serving));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_is_looked_at_while_it_adopts_weights_adopts_them_once() {
+async fn probe_during_weight_update_causes_no_second_update() {
     let (router, members) = router(1, in_turn());
     router.adopt(&weights(1)).await.unwrap();
     *members[0].adopts_in.lock().unwrap() = 40 * SECOND;
-    // A probe is due meanwhile, and an older token comes late, as in a reply that goes on under new weights.
+    // Meanwhile a probe is due, and an older token arrives late, as in a completion that continues
+    // under new weights.
     let newer = weights(2);
     let late = async {
         sleep(SECOND).await;
@@ -266,7 +267,7 @@ async fn a_member_that_is_looked_at_while_it_adopts_weights_adopts_them_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn weights_reach_all_members_and_whoever_misses_them_is_quarantined() {
+async fn adopt_quarantines_replicas_that_miss_weights() {
     let (router, members) = router(3, in_turn());
     *members[1].refuses_weights.lock().unwrap() = Some(PolicyError::NotAdopted("disk full".into()));
     router.adopt(&weights(1)).await.unwrap();
@@ -276,7 +277,7 @@ async fn weights_reach_all_members_and_whoever_misses_them_is_quarantined() {
     *members[1].refuses_weights.lock().unwrap() = None;
     sleep(2 * SECOND).await;
     assert_eq!(health(&router), [Health::Serving; 3]);
-    // Weights that nobody takes change nothing.
+    // Weights that no replica loads change nothing.
     for member in &members {
         *member.refuses_weights.lock().unwrap() = Some(PolicyError::NotAdopted("other model".into()));
     }
@@ -292,7 +293,7 @@ async fn weights_reach_all_members_and_whoever_misses_them_is_quarantined() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_comes_back_while_newer_weights_are_published_gets_these() {
+async fn recovering_replica_loads_weights_published_meanwhile() {
     let (router, members) = router(2, RouterOptions { failures: 1, ..in_turn() });
     members[0].fails(Fails::Refuses(gone()));
     ask(&router, request(1, 4)).await.unwrap();
@@ -310,7 +311,7 @@ async fn a_member_that_comes_back_while_newer_weights_are_published_gets_these()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_waits_for_weights_is_not_blamed() {
+async fn replica_waiting_for_weights_is_not_suspected() {
     use levade_policy::{Learner, Simulator};
     let simulator = Arc::new(Simulator::new(config(Duration::from_millis(10))));
     let router = Router::new(vec![("a".into(), simulator.clone() as Arc<dyn Sampler>)], in_turn()).unwrap();
@@ -323,7 +324,7 @@ async fn a_member_that_waits_for_weights_is_not_blamed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_goes_on_from_an_earlier_checkpoint_publishes_lower_versions_again() {
+async fn resumed_run_can_publish_lower_versions() {
     let (router, members) = router(2, in_turn());
     router.adopt(&weights(7)).await.unwrap();
     router.adopt(&weights(4)).await.unwrap();
@@ -333,7 +334,7 @@ async fn a_run_that_goes_on_from_an_earlier_checkpoint_publishes_lower_versions_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reply_goes_on_with_weights_that_are_no_older() {
+async fn failover_requires_weights_at_least_as_new() {
     let (router, members) = router(3, in_turn());
     members[0].version.store(2, Ordering::Relaxed);
     members[2].version.store(4, Ordering::Relaxed);
@@ -342,7 +343,7 @@ async fn a_reply_goes_on_with_weights_that_are_no_older() {
     let versions: Vec<(u64, u32)> = reply.versions.iter().map(|run| (run.version, run.len)).collect();
     assert_eq!(versions, [(2, 3), (4, 5)]);
     assert_eq!(reply.tokens, undisturbed(request(3, 8)).await.tokens, "all have the same weights");
-    // Without such weights the newest that there are are named.
+    // Without such weights, the error names the newest ones that exist.
     members[2].version.store(1, Ordering::Relaxed);
     let error = ask(&router, SampleRequest { least_version: 9, ..request(3, 8) }).await.unwrap_err();
     assert!(matches!(error, PolicyError::Behind { least: 9, .. }), "{error}");
@@ -350,7 +351,7 @@ async fn a_reply_goes_on_with_weights_that_are_no_older() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_stands_still_is_not_blamed() {
+async fn paused_replica_is_not_suspected() {
     let (router, members) = router(1, in_turn());
     *members[0].stands_still.lock().unwrap() = true;
     members[0].fails(Fails::HangsAfter(2));
@@ -366,7 +367,7 @@ async fn a_member_that_stands_still_is_not_blamed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn equal_beginnings_go_to_one_member_and_a_burst_spreads() {
+async fn shared_prefixes_use_one_replica_until_burst_spreads() {
     let (router, members) = router(4, RouterOptions::default());
     let about = |task: u32, turn: usize| {
         let prompt = [vec![task; 64], vec![60; 16 * turn]].concat();
@@ -392,7 +393,7 @@ async fn equal_beginnings_go_to_one_member_and_a_burst_spreads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_member_gets_fewer_calls() {
+async fn slow_replica_gets_fewer_calls() {
     let options = RouterOptions { choice: Choice::LeastLoaded, most_running: 6, ..RouterOptions::default() };
     let ms = Duration::from_millis;
     let (router, members) = router_over(vec![ms(10), ms(10), ms(100)], options);
@@ -402,7 +403,7 @@ async fn a_slow_member_gets_fewer_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn abort_ends_one_call_wherever_it_is() {
+async fn abort_ends_call_in_every_state() {
     let (router, members) = router(2, RouterOptions { most_running: 2, ..in_turn() });
     let mut streams = Vec::new();
     for stream in 1..=3 {
@@ -428,7 +429,8 @@ async fn abort_ends_one_call_wherever_it_is() {
         (&*members[0].aborted.lock().unwrap(), &*members[1].aborted.lock().unwrap()),
         (&vec![], &vec![Some(2)])
     );
-    // One that waits ends without a token, one on a member that hangs once that has not answered.
+    // A waiting call ends without a token; a call on a hanging replica ends once the abort has
+    // timed out.
     members.iter().for_each(|member| member.fails(Fails::HangsAfter(2)));
     let streams = [router.sample(request(1, 9)).await.unwrap(), router.sample(request(2, 9)).await.unwrap()];
     let waits = router.sample(request(3, 9)).await.unwrap();
@@ -443,7 +445,7 @@ async fn abort_ends_one_call_wherever_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reply_that_nobody_waits_for_frees_its_place() {
+async fn dropped_stream_frees_its_permit() {
     let (router, members) = router(1, RouterOptions { most_running: 1, most_waiting: 1, ..in_turn() });
     let first = router.sample(request(1, 1000)).await.unwrap();
     let second = router.sample(request(2, 4)).await.unwrap();
@@ -457,7 +459,7 @@ async fn a_reply_that_nobody_waits_for_frees_its_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn members_that_are_busy_are_not_blamed_and_their_hint_is_passed_on() {
+async fn busy_replicas_stay_unsuspected_and_return_hint() {
     let (router, members) = router(2, in_turn());
     let busy = PolicyError::Busy { what: "too much".into(), retry_after: 7 };
     members[0].fails(Fails::Refuses(busy.clone()));
@@ -468,7 +470,7 @@ async fn members_that_are_busy_are_not_blamed_and_their_hint_is_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_router_is_paused_resumed_and_drained() {
+async fn router_pauses_resumes_and_drains() {
     let (router, _) = router(1, in_turn());
     let running = router.sample(request(1, 20)).await.unwrap();
     router.pause();
@@ -486,7 +488,7 @@ async fn a_router_is_paused_resumed_and_drained() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn counters_of_members_add_up_and_outlive_them() {
+async fn device_counters_survive_replica_restarts() {
     let (router, members) = router(3, RouterOptions { failures: 1, ..in_turn() });
     assert_eq!(router.device_stats().await.unwrap(), None);
     let stats = |drawn, cache_filled| DeviceStats { drawn, cache_filled, ..DeviceStats::default() };
@@ -498,7 +500,7 @@ async fn counters_of_members_add_up_and_outlive_them() {
     told(0, stats(100, 0.5));
     told(1, stats(10, 0.25));
     assert_eq!(total().await, (110, 0.375));
-    // The first one restarts, the second is gone for now.
+    // The first replica restarts, the second is unreachable for now.
     told(0, stats(7, 0.5));
     members[1].fails(Fails::Refuses(gone()));
     router.version().await.unwrap();
@@ -506,7 +508,7 @@ async fn counters_of_members_add_up_and_outlive_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn members_that_stand_still_at_once_count_once() {
+async fn overlapping_replica_pauses_are_counted_once() {
     let (router, members) = router(2, in_turn());
     let before = router.paused().await.unwrap();
     for member in &members {
@@ -520,7 +522,7 @@ async fn members_that_stand_still_at_once_count_once() {
 }
 
 #[tokio::test]
-async fn routers_that_could_never_serve_are_refused() {
+async fn new_rejects_routers_that_never_serve() {
     let error = |members: &[&str], options| {
         let members = members.iter().map(|name| {
             let sampler: Arc<dyn Sampler> = Scripted::new(Duration::ZERO);
@@ -539,7 +541,7 @@ async fn routers_that_could_never_serve_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn members_join_with_the_newest_weights_and_leave_without_losing_calls() {
+async fn replicas_join_with_newest_weights_and_leave_gracefully() {
     let (router, members) = router(1, in_turn());
     let newest = weights(3);
     router.adopt(&newest).await.unwrap();
@@ -550,7 +552,7 @@ async fn members_join_with_the_newest_weights_and_leave_without_losing_calls() {
     sleep(SECOND).await;
     assert_eq!(health(&router), [Health::Serving, Health::Serving]);
     assert_eq!(*joins.adopted.lock().unwrap(), [3]);
-    // The first has a call under way as it leaves.
+    // The first replica has a call in flight as it leaves.
     let plain = undisturbed(request(3, 8)).await;
     let under_way = ask(&router, request(3, 8));
     let (found, left) = tokio::join!(under_way, async {

@@ -1,4 +1,4 @@
-//! Members that fail on cue, over simulators that all draw the same.
+//! Scripted replicas that fail on demand, over simulators that all sample the same tokens.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,33 +12,33 @@ use levade_policy::{
 
 use super::{Router, RouterOptions};
 
-/// How a member fails.
+/// How a replica fails.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fails {
     Never,
-    /// Refuses each request.
+    /// Rejects each request.
     Refuses(PolicyError),
     /// Never answers a request.
     Hangs,
-    /// Draws so many tokens, then fails,
+    /// Samples this many tokens, then fails.
     After(usize, PolicyError),
-    /// draws no more,
+    /// Samples this many tokens, then hangs.
     HangsAfter(usize),
-    /// or is gone.
+    /// Samples this many tokens, then closes the stream.
     GoneAfter(usize),
 }
 
-/// A simulator that fails on cue, with versions of its own.
+/// A simulator that fails on demand, with its own weight versions.
 pub struct Scripted {
     pub simulator: Simulator,
     pub fails: Mutex<Fails>,
     pub version: AtomicU64,
-    /// Why it refuses weights.
+    /// Error with which it rejects weights, if any.
     pub refuses_weights: Mutex<Option<PolicyError>>,
     pub adopted: Mutex<Vec<u64>>,
-    /// How long it takes to adopt weights.
+    /// Duration of a weight update.
     pub adopts_in: Mutex<Duration>,
-    /// Whether it says that it stands still all the time.
+    /// Whether it reports that it has been paused ever since its start.
     pub stands_still: Mutex<bool>,
     pub asked: Mutex<Vec<SampleRequest>>,
     pub aborted: Mutex<Vec<Option<u64>>>,
@@ -50,7 +50,7 @@ pub fn gone() -> PolicyError {
     PolicyError::Stopped("it".into())
 }
 
-/// All members draw a token in 10 ms, unless they are told to take longer.
+/// Returns the configuration of a simulator that takes `token` per token.
 pub fn config(token: Duration) -> SimulatorConfig {
     let timing = Timing { batch: token, ..Timing::default() };
     SimulatorConfig { timing, spread: 2.0, ..SimulatorConfig::default() }
@@ -77,7 +77,7 @@ impl Scripted {
         *self.fails.lock().unwrap() = how;
     }
 
-    /// Requests that it was given, but probes.
+    /// Returns the requests received, without probes.
     pub fn asked(&self) -> Vec<SampleRequest> {
         let asked = self.asked.lock().unwrap();
         asked.iter().filter(|request| request.id != "probe").cloned().collect()
@@ -107,7 +107,7 @@ impl Sampler for Scripted {
             _ => {}
         }
         request.least_version = 0;
-        // A simulator knows no text: its stop strings are numbers of tokens.
+        // A simulator has no text, so its stop strings are token IDs in decimal.
         let strings = std::mem::take(&mut request.params.stop_strings);
         request.params.stop_ids.extend(strings.iter().map(|id| id.parse::<u32>().unwrap()));
         let mut from = self.simulator.sample(request).await?;
@@ -169,7 +169,7 @@ impl Sampler for Scripted {
             return Err(error);
         }
         let takes = *self.adopts_in.lock().unwrap();
-        // In the middle it has none.
+        // It has no version during the update.
         self.version.store(0, Ordering::Relaxed);
         tokio::time::sleep(takes).await;
         self.adopted.lock().unwrap().push(weights.version);
@@ -185,12 +185,12 @@ impl Sampler for Scripted {
     }
 }
 
-/// A router over so many members a, b, c, …
+/// Creates a router over `count` replicas named a, b, c, …, which take 10 ms per token.
 pub fn router(count: usize, options: RouterOptions) -> (Router, Vec<Arc<Scripted>>) {
     router_over(vec![Duration::from_millis(10); count], options)
 }
 
-/// A router over members that take so long for a token each.
+/// Creates a router over replicas with these durations per token.
 pub fn router_over(tokens: Vec<Duration>, options: RouterOptions) -> (Router, Vec<Arc<Scripted>>) {
     let members: Vec<Arc<Scripted>> = tokens.into_iter().map(Scripted::new).collect();
     let named = members.iter().zip('a'..).map(|(member, name)| {
@@ -206,12 +206,12 @@ pub fn weights(version: u64) -> WeightsRef {
 }
 
 pub fn request(stream: u64, max_tokens: usize) -> SampleRequest {
-    // Penalties show whether what was drawn before counts as reply.
+    // Penalties show whether earlier tokens count as completion.
     let params = SamplingParams { max_tokens, frequency_penalty: 0.7, ..SamplingParams::default() };
     SampleRequest { seed: 5, stream, prompt: vec![1, 2, 3], params, ..SampleRequest::default() }
 }
 
-/// The reply of a member that does not fail.
+/// Returns the completion of a replica that does not fail.
 pub async fn undisturbed(mut request: SampleRequest) -> Completion {
     let strings = std::mem::take(&mut request.params.stop_strings);
     request.params.stop_ids.extend(strings.iter().map(|id| id.parse::<u32>().unwrap()));

@@ -1,4 +1,4 @@
-//! Members added up: how much they have to do, what their devices did, for how long they stood still.
+//! Totals over replicas: load, device counters, and time paused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use tokio::task::JoinSet;
 use super::member::{Health, Member};
 use super::pool::Pool;
 
-/// Counters of members, kept while these are away or begin anew. Whoever asks for them holds them until all
-/// have answered: of two answers the later one is the newer.
+/// Counters of replicas, kept while replicas are unreachable or restart. A query locks them until
+/// all replicas have answered, so a later result is never older than an earlier one.
 #[derive(Debug)]
 pub(crate) struct Totals {
     members: Mutex<Vec<Known>>,
-    /// For how long each stood still, and all together.
+    /// Time that each replica was paused, and the total.
     paused: Mutex<(Vec<Duration>, Duration)>,
 }
 
-/// Counters that are known of a member.
+/// Known counters of one replica.
 #[derive(Debug, Clone, Default)]
 struct Known {
-    /// Sums of earlier lives of the member.
+    /// Sums over previous processes of the replica.
     before: DeviceStats,
-    /// Counters of this one; nothing where it has none.
+    /// Counters of the current process. `None` if it reports none.
     now: Option<DeviceStats>,
 }
 
-/// Sums of two sets of counters; shares come from the second.
+/// Adds two sets of counters. `cache_filled`, a fraction, is that of `b`.
 fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
     DeviceStats {
         prefix_hits: a.prefix_hits + b.prefix_hits,
@@ -43,7 +43,7 @@ fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
 
 impl Known {
     fn counts(&mut self, stats: DeviceStats) {
-        // Counters only rise while a member lives.
+        // Counters only rise within one process; a lower value means a restart.
         if let Some(past) =
             self.now.take().filter(|past| stats.drawn < past.drawn || stats.prefilled < past.prefilled)
         {
@@ -53,7 +53,8 @@ impl Known {
     }
 }
 
-/// Asks all members that may be given calls at once; of those that fail there is no answer.
+/// Queries all replicas that are not quarantined, concurrently. Replicas that fail are left out of
+/// the result.
 async fn ask_all<T: Send + 'static, F>(
     pool: &Pool,
     what: &'static str,
@@ -90,7 +91,7 @@ impl Totals {
         }
     }
 
-    /// The oldest version of those that serve, or are merely suspected where none does.
+    /// Returns the oldest version of the serving replicas, or of the suspected ones if none serves.
     pub async fn version(&self, pool: &Pool) -> Result<u64, PolicyError> {
         let versions =
             ask_all(pool, "say which weights it has", |member| async move { member.sampler.version().await });
@@ -101,7 +102,8 @@ impl Totals {
         least.or_else(|| versions.iter().map(|(_, v)| *v).min()).ok_or_else(|| pool.nobody())
     }
 
-    /// Requests of all members, those that wait in the router included, and the mean share of their caches.
+    /// Returns the requests of all replicas, including those that wait in the router, and the mean
+    /// fraction of cache in use.
     pub async fn load(&self, pool: &Pool, waiting: usize) -> Load {
         let loads =
             ask_all(pool, "say what it has to do", |member| async move { member.sampler.workload().await });
@@ -115,7 +117,7 @@ impl Totals {
         total
     }
 
-    /// Counters of all devices added up; the share of their caches that is filled is the mean.
+    /// Returns the sums of all device counters. The filled fraction of the caches is the mean.
     pub async fn stats(&self, pool: &Pool) -> Option<DeviceStats> {
         let mut members = self.members.lock().await;
         let found =
@@ -140,8 +142,8 @@ impl Totals {
         (!known.is_empty()).then_some(total)
     }
 
-    /// For how long members stood still: of those that did at once, which is what devices that train together
-    /// do, the longest counts.
+    /// Returns the total time that replicas were paused. Simultaneous pauses, as of devices that
+    /// train together, count once, with the longest.
     pub async fn paused(&self, pool: &Pool) -> Duration {
         let mut known = self.paused.lock().await;
         let (members, total) = &mut *known;
@@ -156,7 +158,7 @@ impl Totals {
         members.resize(members.len().max(most), Duration::ZERO);
         let grew = found.into_iter().map(|(index, paused)| {
             let before = std::mem::replace(&mut members[index], paused);
-            // One that has begun anew counts from 0.
+            // A restarted replica counts from 0.
             if paused < before { paused } else { paused - before }
         });
         *total += grew.max().unwrap_or_default();

@@ -2,19 +2,20 @@
 //!
 //! The order is fixed:
 //!
-//! 1. the folder is checked, and the server joins a process group if weights are broadcast;
-//! 2. no further request goes out, and the server pauses;
-//! 3. the server reads the folder, or receives the weights (*start, send, finish*);
-//! 4. it forgets cached prefixes, gets the label of the weights, and resumes;
+//! 1. the directory is checked, and the server joins a process group if weights are broadcast;
+//! 2. requests are held back, and the server pauses;
+//! 3. the server reads the directory, or receives the weights (*start, send, finish*);
+//! 4. it drops cached prefixes, gets the label of the weights, and resumes;
 //! 5. the log-probabilities of a probe are compared with the learner's;
-//! 6. requests go out again.
+//! 6. requests are sent again.
 //!
-//! The probe comes after the resume, since a paused vLLM answers no request. If a broadcast fails, the server
-//! reads the folder during the same pause, since a server with half of the new weights must not sample.
+//! The probe comes after the resume, since a paused vLLM answers no request. If a broadcast fails,
+//! the server reads the directory during the same pause, since a server with half of the new
+//! weights must not sample.
 //!
-//! A label is `levade-VERSION-CHECKSUM`. A server whose label differs has lost its weights and counts as
-//! version 0, so the router sends it the newest weights before it serves. Labels are also the cache salt of
-//! requests, so no cached prefix outlives its weights.
+//! A label is `levade-VERSION-CHECKSUM`. A server whose label differs has lost its weights and
+//! counts as version 0, so the router sends it the newest weights before it serves. Labels are also
+//! the cache salt of requests, so no cached prefix outlives its weights.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,59 +32,60 @@ use super::receive::{Joint, Receiving};
 use super::{Inner, lock};
 use crate::push::Turn;
 
-/// A prompt and what the learner finds for it, shared.
+/// A prompt and the learner's log-probabilities for it, shared.
 type Probe = Arc<ProbeFile>;
 
-/// Weights that a server has as a whole.
+/// Weights that a server has loaded completely.
 #[derive(Debug, Clone)]
 pub(super) struct Adopted {
     pub version: u64,
-    /// The server calls them so: version and checksum, by which they are told from all others.
+    /// Label of the weights on the server: version and checksum, which identify the weights.
     pub label: String,
-    /// The answer of the server about its label afterwards.
+    /// Label that the server reported after loading.
     pub mark: String,
-    /// The name of the model or adapter that requests ask for.
+    /// Name of the model or adapter in requests.
     pub model: String,
-    /// Whether requests may have seeds.
+    /// Whether requests may contain seeds.
     pub seeds: bool,
-    /// What the learner finds for a prompt.
+    /// A prompt and the learner's log-probabilities for it, if the weights came with them.
     pub probe: Option<Probe>,
 }
 
-/// How far log-probabilities of a probe were from the learner's, in nats.
+/// Difference between a server's log-probabilities of a probe and the learner's, in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProbeDifference {
     /// Version of the weights.
     pub version: u64,
-    /// Mean of the magnitude over the prompt's tokens.
+    /// Mean absolute difference over the prompt's tokens.
     pub mean: f32,
-    /// The largest.
+    /// Maximum absolute difference.
     pub max: f32,
 }
 
-/// A group that a server has joined, and the right to have weights sent into it.
+/// A group that a server has joined, with the permit to push weights into it.
 pub(super) struct Joined<'a> {
     turn: Turn<'a>,
     joint: Joint,
 }
 
-/// The beginning of labels, by which weights are known as this program's.
+/// Prefix of the labels of weights that Levade loaded.
 const LABEL: &str = "levade";
-/// What they began with before the project was called Levade: servers that still run may have such weights.
+/// Prefix before the project was renamed to Levade. Servers that still run may have such labels.
 const EARLIER: &str = "dressage";
 
 pub(super) fn label_of(version: u64, sum: u32) -> String {
     format!("{LABEL}-{version}-{sum:08x}")
 }
 
-/// The version in a label of this program's.
+/// Returns the version in a label that Levade created.
 pub(super) fn version_of(label: &str) -> Option<u64> {
     let rest = label.strip_prefix(LABEL).or_else(|| label.strip_prefix(EARLIER))?;
     let (version, sum) = rest.strip_prefix('-')?.split_once('-')?;
     (sum.len() == 8).then(|| version.parse().ok())?
 }
 
-/// Keeps requests away while weights are replaced, and lets them in again, whatever came of it.
+/// Holds requests back while weights are replaced, and releases them when dropped, even after a
+/// failure.
 struct Closed<'a>(&'a Inner);
 
 impl<'a> Closed<'a> {
@@ -109,7 +111,7 @@ impl Drop for Closed<'_> {
 }
 
 impl Inner {
-    /// Whether a server still has weights that it was given.
+    /// Returns whether the server still has weights that it was given.
     pub async fn has(&self, weights: &Adopted) -> Result<bool, PolicyError> {
         let facts = self.facts().await?;
         let mark = match self.options.adapters {
@@ -119,18 +121,19 @@ impl Inner {
         Ok(mark == weights.mark)
     }
 
-    /// The label of an adapter, where the server lists it.
+    /// Returns the label of an adapter if the server lists it, and an empty string otherwise.
     async fn adapter_mark(&self, label: &str) -> Result<String, PolicyError> {
         let models = self.http.get("/v1/models", self.options.answer).await?;
         let listed = models["data"].as_array().into_iter().flatten().any(|model| model["id"] == label);
         Ok(if listed { label.to_owned() } else { String::new() })
     }
 
-    /// Has the server draw from weights in a folder.
+    /// Makes the server sample with the weights in a directory.
     ///
     /// # Errors
-    /// [`PolicyError::NotAdopted`] when the folder is not whole, or the server finds other numbers for it
-    /// than the learner; when the server is gone, late or refuses. It has version 0 then.
+    /// Returns [`PolicyError::NotAdopted`] if the files are invalid or the server computes other
+    /// log-probabilities than the learner, and an error if the server is unreachable, times out or
+    /// rejects the weights. The server has version 0 then.
     pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let _alone = self.adopting.lock().await;
         let folder = self.folder(weights).await?;
@@ -141,7 +144,7 @@ impl Inner {
             None => self.sleeps(),
         };
         if !is_the_same {
-            // It was started again, perhaps in another way.
+            // The server was restarted, perhaps with other options.
             *self.facts.lock().await = None;
         }
         let facts = self.facts().await?;
@@ -172,10 +175,11 @@ impl Inner {
         Ok(())
     }
 
-    /// The folder of weights, once it is found to be whole.
+    /// Returns the directory of the weights after checking it.
     ///
     /// # Errors
-    /// [`PolicyError::NotAdopted`] when it is not, or weights are not in one.
+    /// Returns [`PolicyError::NotAdopted`] if the files are invalid or the weights are not in a
+    /// directory.
     pub async fn folder(&self, weights: &WeightsRef) -> Result<Folder, PolicyError> {
         let manifest = match &weights.at {
             WeightsAt::Manifest(manifest) => manifest.clone(),
@@ -198,8 +202,8 @@ impl Inner {
         checked.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// Has a server join a group over which it can be sent a version of the weights, while it still draws
-    /// with older ones. `None` where they are to be had from their folder alone.
+    /// Makes the server join a process group for a version of the weights, while it still samples
+    /// with older ones. Returns `None` if the server must load the weights from their directory.
     pub async fn joined(&self, version: u64, facts: &Facts) -> Option<Joined<'_>> {
         let push = self.options.push.as_ref().filter(|_| !self.options.adapters && facts.labels)?;
         let turn = push.turn(version).await?;
@@ -223,7 +227,8 @@ impl Inner {
         }
     }
 
-    /// Has a server that stands still take weights: those that are sent, or else those in the folder.
+    /// Loads weights into a paused server: over the group if `joined`, otherwise or after a failure
+    /// from the directory.
     pub async fn take(
         &self,
         folder: &Folder,
@@ -243,7 +248,8 @@ impl Inner {
                     info!(server = self.http.name, label, sent.bytes, sent.seconds, "weights were sent");
                     return Ok(());
                 }
-                // It may have some of them, and reads all anew before it goes on.
+                // The server may have some of the weights, so it reads all of them before it
+                // resumes.
                 Err(error) => {
                     warn!(server = self.http.name, label, %error, "weights were not sent, and are read from their folder");
                 }
@@ -252,7 +258,7 @@ impl Inner {
         self.dialect.read(&self.http, &folder.path, load).await
     }
 
-    /// Has a server take whole weights while it stands still, and go on.
+    /// Pauses the server, loads complete weights, and resumes it.
     async fn give(
         &self,
         folder: &Folder,
@@ -270,10 +276,10 @@ impl Inner {
             let load = Loading { facts, label: &label, keeps, within: self.options.adopt };
             let read = self.take(folder, &load, joined).await;
             if read.is_err() && keeps {
-                // Replies that stand still must not go on over weights of which some are new.
+                // Frozen requests must not continue with partly replaced weights.
                 self.dialect.pause(&self.http, InFlight::Recompute, answer).await.ok();
             }
-            // One that is left standing still hangs for ever, with whoever asks it.
+            // A server left paused hangs forever, with all its clients.
             let resumed = self.dialect.resume(&self.http, answer).await;
             read?;
             resumed?;
@@ -289,7 +295,7 @@ impl Inner {
         self.confirmed(Adopted { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 
-    /// Has a server load an adapter beside others. It need not stand still for that.
+    /// Loads an adapter in addition to the loaded ones, without a pause.
     async fn give_adapter(
         &self,
         folder: &Folder,
@@ -326,7 +332,7 @@ impl Inner {
         Ok(adopted)
     }
 
-    /// Log-probabilities of a prompt.
+    /// Returns the log-probabilities of a prompt.
     pub async fn score(&self, prompt: &[u32], top: usize, under: &Adopted) -> Result<Scored, PolicyError> {
         let asked = Under { model: &under.model, label: &under.label, seed: None };
         let body = self.dialect.score(prompt, top, &asked);
@@ -334,7 +340,7 @@ impl Inner {
         self.dialect.scored(&answer, prompt, top).map_err(|why| self.http.gone(&why))
     }
 
-    /// How long an answer may take that is computed.
+    /// Returns the timeout for responses that require a forward pass.
     fn patience(&self) -> Duration {
         self.options.silence.max(self.options.answer)
     }
@@ -345,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_holds_its_version_and_others_none() {
+    fn version_of_inverts_label_and_rejects_foreign_labels() {
         assert_eq!(version_of(&label_of(7, 0xab)), Some(7));
         assert_eq!(version_of("dressage-7-000000ab"), Some(7));
         for other in ["default", "42", "levade-7", "levade-7-ab", "levade-x-000000ab", "1-levade-00000000"] {

@@ -1,4 +1,4 @@
-//! One reply of a server.
+//! One completion from a server, across changes of weights.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -15,41 +15,43 @@ use super::options::InFlight;
 use super::stops::Stops;
 use super::{Gate, Inner};
 
-/// How often a reply is asked for again under the same weights, where the server aborts it.
+/// Maximum number of consecutive requests under the same weights if the server aborts them.
 const MOST_TRIES: usize = 3;
 
-/// A reply under way.
+/// A call in flight.
 pub(super) struct Call {
     server: Arc<Inner>,
-    /// What is left to do: tokens that were handed out are a part of the prompt.
+    /// The remaining work: tokens already returned are part of the prompt.
     request: SampleRequest,
     events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
     aborted: watch::Receiver<bool>,
     gate: watch::Receiver<Gate>,
-    /// Whether the reply was made shorter so that it fits the context.
+    /// Whether the maximum length was reduced so that the completion fits the context.
     is_cut: bool,
 }
 
-/// Tokens of one request.
+/// Tokens of one request to the server.
 #[derive(Default)]
 struct Asked {
-    /// Tokens that have come, with log-probabilities and alternatives, and were not handed out.
+    /// Tokens that have arrived, with log-probabilities and alternatives, and were not returned
+    /// yet.
     held: Vec<(u32, f32, TopLogprobs)>,
-    /// Tokens that were handed out,
+    /// Number of tokens returned.
     handed: usize,
-    /// of which the first were before the server told their labels.
+    /// Number of tokens returned before the server reported their labels.
     unlabelled: usize,
-    /// Whether the last of them completes a stop string.
+    /// Whether the last token completes a stop string.
     is_stopped: bool,
 }
 
-/// How a request ended.
+/// How a request to the server ended.
 enum Ended {
-    /// A whole reply.
+    /// The completion is complete.
     Whole(FinishReason),
-    /// A part, after which it is to be asked for again, with what was handed out.
+    /// The completion is partial, and must be requested again with the tokens returned so far.
     Again,
-    /// A part that ends where the model's own files end texts, and the reply goes on.
+    /// The completion stopped at an end-of-text token of the model's files, which the request
+    /// ignores, so the call continues with another request.
     Onward,
 }
 
@@ -67,7 +69,7 @@ impl Call {
         Call { server, request, events, aborted, gate, is_cut }
     }
 
-    /// Runs to the end, or until nobody listens.
+    /// Runs the call until it ends or the caller drops its stream.
     pub async fn run(mut self) {
         let events = self.events.clone();
         let mut aborted = self.aborted.clone();
@@ -80,7 +82,7 @@ impl Call {
             },
             end = self.serve() => end,
         };
-        // Nobody may listen any more.
+        // The caller may have dropped its stream, so failures to send are ignored.
         drop(match end {
             Ok(reason) => events.send(Ok(SampleEvent::Finished(reason))),
             Err(error) => events.send(Err(error)),
@@ -110,7 +112,7 @@ impl Call {
             }
             match self.ask(changes, &weights).await? {
                 Ended::Whole(reason) => return Ok(reason),
-                // A token came: that was no try in vain.
+                // A token arrived, so the request counts as progress.
                 Ended::Onward => tries.0 = 0,
                 Ended::Again => {
                     if let Some(why) = self.server.dialect.refuses(&self.request.params) {
@@ -123,16 +125,16 @@ impl Call {
 
     fn tell(&self, event: SampleEvent) {
         self.server.progress.fetch_add(1, Ordering::Relaxed);
-        // Whether somebody listens is looked after elsewhere.
+        // `run` notices when the caller drops its stream.
         self.events.send(Ok(event)).ok();
     }
 
-    /// Waits until requests may go out, and says under which weights. One that sleeps is woken for that, as
-    /// soon as nobody else needs its devices.
+    /// Waits until requests may be sent, and returns the number of changes and the weights. Wakes a
+    /// sleeping server as soon as its devices are free.
     ///
     /// # Errors
-    /// When weights are being replaced for too long, the server cannot be woken, or the weights that are
-    /// there are older than the request asks for.
+    /// Returns an error if a change of weights takes too long, the server cannot be woken, or its
+    /// weights are older than the request requires.
     async fn open(&mut self) -> Result<(u64, Arc<Adopted>), PolicyError> {
         let (server, least) = (Arc::clone(&self.server), self.request.least_version);
         let limit = server.options.adopt * 2;
@@ -168,7 +170,7 @@ impl Call {
             Some(weights) => Ok((gate.changes, weights)),
             None if gate.changes > 0 => Err(server.http.gone("it has not adopted weights as a whole")),
             None if least > 0 => Err(behind(0)),
-            // Nobody has given it any: it draws from those that it was started with.
+            // No run has loaded weights: the server samples from those that it was started with.
             None => {
                 let facts = server.facts().await?;
                 let mark = server.dialect.label(&server.http, &facts, server.options.answer).await?;
@@ -179,26 +181,26 @@ impl Call {
         }
     }
 
-    /// Seed of what is left: another one for every part of a reply.
+    /// Returns the seed of the remaining tokens. Each part of a completion has its own seed.
     fn seed(&self) -> u64 {
         let SampleRequest { seed, stream, params, .. } = &self.request;
         (levade_policy::uniform(*seed, *stream, params.drawn_before as u64) * (u64::MAX as f64)) as u64
     }
 
-    /// Asks once, and hands out what comes.
+    /// Sends one request, and returns its tokens to the caller.
     async fn ask(&mut self, changes: u64, weights: &Adopted) -> Result<Ended, PolicyError> {
         let server = Arc::clone(&self.server);
         let under =
             Under { model: &weights.model, label: &weights.label, seed: weights.seeds.then(|| self.seed()) };
         let body = server.dialect.draw(&self.request, &under);
         let keeps = server.options.in_flight == InFlight::Keep;
-        // An adapter that is replaced goes on to draw what it was asked for.
+        // Requests continue with their old adapter after an adapter is replaced.
         let adapters = server.options.adapters;
         let watches = !(keeps && adapters);
         let top = self.request.params.top_logprobs;
         let mut events = tokio::select! {
             biased;
-            // It may have reached the server; nothing of it is lost.
+            // The request may have reached the server, but none of its tokens were returned.
             () = changed(&mut self.gate, changes) => return Ok(Ended::Again),
             events = server.http.stream(server.dialect.route(), &body, server.options.silence) => events?,
         };
@@ -233,12 +235,12 @@ impl Call {
                     return Err(server.http.gone(&format!("it tells weights of {told} of {all} tokens")));
                 }
             }
-            // Of adapters they label the model beneath.
+            // With adapters, the labels are those of the base model.
             let spans = spans.filter(|_| !adapters);
             let mut top = top.into_iter();
             let before = asked.held.len();
             let come = tokens.into_iter().zip(logprobs);
-            // Whatever comes after a stop string was not asked for.
+            // Tokens after a stop string are dropped.
             if !asked.is_stopped {
                 asked.held.extend(come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())));
                 let params = &self.request.params;
@@ -259,7 +261,7 @@ impl Call {
                     self.hand_out(&mut asked, usize::MAX, weights.version);
                     asked.unlabelled = asked.handed;
                 }
-                // Without spans it is not known under which weights these were drawn.
+                // Without spans, it is unknown which weights sampled these tokens.
                 None => self.tell(SampleEvent::Tokens {
                     tokens: Vec::new(),
                     logprobs: Vec::new(),
@@ -267,7 +269,7 @@ impl Call {
                     version: weights.version,
                 }),
             }
-            // Until then it is read on, for the labels of these.
+            // Until then the stream is read for the labels of the held tokens.
             if asked.is_stopped && asked.held.is_empty() {
                 return Ok(Ended::Whole(FinishReason::StopString));
             }
@@ -285,17 +287,17 @@ impl Call {
                 Some(End::Stop | End::Token(_)) => return Ok(Ended::Whole(FinishReason::StopId)),
                 Some(End::Length) if self.is_cut => return Ok(Ended::Whole(FinishReason::Context)),
                 Some(End::Length) => return Ok(Ended::Whole(FinishReason::Length)),
-                // By a change of weights, or by somebody else.
+                // A change of weights, or another client, has aborted the request.
                 Some(End::Abort) => return Ok(Ended::Again),
                 Some(End::Failed(why)) => return Err(server.http.gone(&why)),
             }
         }
     }
 
-    /// The next event; `None` at the end.
+    /// Returns the next event, or `None` at the end.
     ///
     /// # Errors
-    /// When the connection breaks, or nothing comes for anybody for too long.
+    /// Returns an error if the connection breaks, or nothing arrives for any call for too long.
     async fn next(&self, events: &mut Events, seen: usize) -> Result<Option<Value>, PolicyError> {
         let (server, silence) = (&self.server, self.server.options.silence);
         let mut next = std::pin::pin!(events.next());
@@ -303,7 +305,7 @@ impl Call {
             let progress = server.progress.load(Ordering::Relaxed);
             match within(silence, &mut next).await {
                 Some(data) => break data.map_err(|why| server.http.gone(&why))?,
-                // It draws for others, and this one waits for its turn.
+                // The server samples for other calls, and this call waits in its queue.
                 None if progress != server.progress.load(Ordering::Relaxed) => {}
                 None if server.gate.borrow().is_closed => {}
                 None => {
@@ -319,8 +321,8 @@ impl Call {
         read.map_err(|error| server.http.gone(&format!("an event is no JSON: {error}")))
     }
 
-    /// Checks that tokens are of the model's vocabulary, and no more than were asked for, of which `seen`
-    /// came before.
+    /// Checks that tokens are in the model's vocabulary, and that with the `seen` tokens before
+    /// they do not exceed `most`.
     fn check_tokens(&self, tokens: &[u32], seen: usize, most: usize) -> Result<(), PolicyError> {
         let (http, vocabulary) = (&self.server.http, self.server.options.vocabulary);
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {
@@ -333,8 +335,8 @@ impl Call {
         }
     }
 
-    /// Checks that a reply of so many tokens could end for this reason. Some servers keep the last places of
-    /// the context free.
+    /// Checks that a completion of `count` tokens can end for this reason. Some servers reserve the
+    /// last positions of the context.
     fn check_end(&self, end: &End, count: usize, most: usize) -> Result<(), PolicyError> {
         const KEPT_FREE: usize = 2;
         let (server, path) = (&self.server, &self.request.prompt);
@@ -354,7 +356,7 @@ impl Call {
         }
     }
 
-    /// Checks that tokens that were handed out were drawn under the weights that they were said to be.
+    /// Checks that returned tokens were sampled under the weights reported to the caller.
     fn check(&self, spans: &[Span], asked: &Asked, weights: &Adopted) -> Result<(), PolicyError> {
         let mut from = 0;
         for span in spans {
@@ -371,7 +373,7 @@ impl Call {
         Ok(())
     }
 
-    /// Hands out tokens by the spans that cover them.
+    /// Returns the tokens that the spans cover to the caller.
     fn hand_out_by(
         &mut self,
         spans: &[Span],
@@ -387,7 +389,8 @@ impl Call {
         Ok(())
     }
 
-    /// Hands out as many tokens; what is left to do goes on after them, with weights that are no older.
+    /// Returns up to `most` tokens to the caller, and moves them into the prompt of the remaining
+    /// work, which requires weights that are no older.
     fn hand_out(&mut self, asked: &mut Asked, most: usize, version: u64) {
         let count = asked.held.len().min(most);
         if count == 0 {
@@ -412,7 +415,7 @@ impl Call {
     }
 }
 
-/// Ends when weights are replaced, or begin to be.
+/// Waits until a change of weights starts or has happened.
 async fn changed(gate: &mut watch::Receiver<Gate>, changes: u64) {
     if gate.wait_for(|gate| gate.changes != changes).await.is_err() {
         std::future::pending::<()>().await;

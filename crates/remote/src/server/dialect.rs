@@ -1,4 +1,4 @@
-//! Differences between servers: routes, fields, and in which order weights are replaced.
+//! APIs of vLLM and SGLang: routes, fields, and the order of steps that replaces weights.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,31 +12,32 @@ use super::http::Http;
 use super::options::{InFlight, ServerOptions};
 use super::receive::Receives;
 
-/// Tokens of a reply that were drawn under one label of the weights: all up to `end`, from the end of the
-/// span before.
+/// Tokens of a completion that were sampled under one weight label, from the end of the previous
+/// span (or 0) up to `end`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Span {
     pub label: String,
     pub end: usize,
 }
 
-/// Why a server ended a reply.
+/// Reason for which a server ended a completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
-    /// One of `stop_ids` was drawn.
+    /// The model sampled one of `stop_ids`.
     Stop,
-    /// This token was drawn: one of `stop_ids`, or one that ends texts by the model's own files.
+    /// The model sampled this token: one of `stop_ids`, or an end-of-text token of the model's own
+    /// files.
     Token(u32),
-    /// As many tokens as it was asked for.
+    /// The completion has as many tokens as the request allows.
     Length,
-    /// Somebody aborted it.
+    /// A client aborted the request.
     Abort,
-    /// It failed: in the server's words.
+    /// The request failed, with the server's message.
     Failed(String),
 }
 
 impl End {
-    /// The end of a reply, by the reason as servers name it.
+    /// Parses the finish reason as servers name it. An unknown reason is a failure.
     pub fn of(reason: &str) -> Self {
         match reason {
             "stop" => End::Stop,
@@ -47,20 +48,20 @@ impl End {
     }
 }
 
-/// What an event of a stream adds to a reply.
+/// Part of a completion that one event of a stream contains.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Chunk {
     pub tokens: Vec<u32>,
     pub logprobs: Vec<f32>,
-    /// The most likely tokens in the place of each, where they were asked for.
+    /// The most likely tokens at each position. Empty unless requested.
     pub top: Vec<TopLogprobs>,
-    /// Labels of all tokens so far, where the event tells them.
+    /// Weight labels of all tokens so far. `None` if the event does not contain them.
     pub spans: Option<Vec<Span>>,
     pub end: Option<End>,
 }
 
 impl Chunk {
-    /// The end of a reply that failed, where an event tells of an error.
+    /// Returns the end of a failed completion if the event contains an error.
     pub fn failed(event: &Value) -> Option<Self> {
         let error = event.get("error").filter(|error| !error.is_null())?;
         let said = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
@@ -68,165 +69,173 @@ impl Chunk {
     }
 }
 
-/// Log-probabilities of a prompt's tokens but the first, and the most likely ones in the place of each.
+/// Log-probabilities of a prompt's tokens except the first, and the most likely tokens at each
+/// position.
 pub(super) type Scored = (Vec<f32>, Vec<TopLogprobs>);
 
-/// Facts about a server that was looked at.
+/// Facts about an inspected server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The name of its model there.
+    /// Name under which the server serves its model.
     pub model: String,
-    /// Version of the program.
+    /// Version of the server program.
     pub program: String,
-    /// Whether it tells labels of weights: of those that it has, and of tokens.
+    /// Whether the server reports weight labels: of its current weights, and of sampled tokens.
     pub labels: bool,
-    /// Whether requests may have seeds.
+    /// Whether requests may contain seeds.
     pub seeds: bool,
 }
 
-/// What a request is asked under.
+/// Per-request values that the weights of the server determine.
 #[derive(Debug, Clone)]
 pub(super) struct Under<'a> {
-    /// The name of the model, or of the adapter.
+    /// Name of the model, or of the LoRA adapter.
     pub model: &'a str,
-    /// Label of the weights, which cached prefixes are kept apart by.
+    /// Label of the weights. Cached prefixes of different labels are kept separate.
     pub label: &'a str,
-    /// Seed of the draws, where there is one.
+    /// Sampling seed. `None` if the request contains no seed.
     pub seed: Option<u64>,
 }
 
-/// The API of a kind of server.
+/// API of one kind of server.
 #[async_trait]
 pub(super) trait Dialect: Receives {
-    /// Looks at a server, and finds out whether it was started as it needs to be.
+    /// Inspects a server, and checks that it was started with the required options.
     ///
     /// # Errors
-    /// Names the flag that is missing, or what is too short.
+    /// Returns an error that names the missing flag or the limit that is too small, and an error if
+    /// the server is unreachable.
     async fn look(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError>;
 
-    /// Route that draws.
+    /// Returns the route of sampling requests.
     fn route(&self) -> &'static str;
 
-    /// The reason why a request cannot be served, by the name of the parameter.
+    /// Returns why the server cannot serve requests with `params`, or `None` if it can. The reason
+    /// names the parameter.
     fn refuses(&self, params: &SamplingParams) -> Option<String>;
 
-    /// A request for a reply that is streamed.
+    /// Builds the request for a streamed completion.
     fn draw(&self, request: &SampleRequest, under: &Under<'_>) -> Value;
 
-    /// The next part of a reply of which `seen` tokens have come.
+    /// Parses the next part of a completion of which `seen` tokens have arrived, with `top`
+    /// alternatives per position.
     ///
     /// # Errors
-    /// When the event is not what it should be: in words.
+    /// Returns a message if the event is malformed.
     fn chunk(&self, event: &Value, seen: usize, top: usize) -> Result<Chunk, String>;
 
-    /// A request for the log-probabilities of a prompt, with `top` alternatives.
+    /// Builds the request for the log-probabilities of a prompt, with `top` alternatives per
+    /// position.
     fn score(&self, prompt: &[u32], top: usize, under: &Under<'_>) -> Value;
 
-    /// The answer to it.
+    /// Parses the response to a request of [`score`](Self::score).
     ///
     /// # Errors
-    /// When it is not what it should be: in words.
+    /// Returns a message if the response is malformed.
     fn scored(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<Scored, String>;
 
-    /// Stops drawing, so that weights can be replaced.
+    /// Pauses sampling, so that weights can be replaced. `in_flight` decides what happens to
+    /// running requests.
     ///
     /// # Errors
-    /// When the server refuses or is gone.
+    /// Returns an error if the server rejects the request or is unreachable.
     async fn pause(&self, http: &Http, in_flight: InFlight, within: Duration) -> Result<(), PolicyError>;
 
-    /// Draws again.
+    /// Resumes sampling.
     ///
     /// # Errors
-    /// When the server refuses or is gone.
+    /// Returns an error if the server rejects the request or is unreachable.
     async fn resume(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 
-    /// Has a server that stands still read all weights from a folder, calls them `label`, and forgets what
-    /// earlier ones computed.
+    /// Makes a paused server read all weights from a directory, label them `label`, and drop what earlier
+    /// weights cached, except the caches of frozen requests.
     ///
     /// # Errors
-    /// When it does not take them, or is gone.
+    /// Returns an error if the server rejects the weights or is unreachable.
     async fn read(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError>;
 
-    /// The label of the weights that a server has; of one that has no labels, something that changes when it
-    /// is started again.
+    /// Returns the label of the server's weights. For a server without labels, returns a value that
+    /// changes when the server is restarted.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// Returns an error if the server is unreachable.
     async fn label(&self, http: &Http, facts: &Facts, within: Duration) -> Result<String, PolicyError>;
 
-    /// Loads an adapter beside others, under a name of its own.
+    /// Loads a LoRA adapter in addition to the loaded ones, under a name of its own.
     ///
     /// # Errors
-    /// When it does not take it, or is gone.
+    /// Returns an error if the server rejects the adapter or is unreachable.
     async fn load_adapter(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError>;
 
-    /// Drops an adapter. One that is not there has been dropped.
+    /// Unloads a LoRA adapter. Succeeds if the adapter is not loaded.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// Returns an error if the server is unreachable.
     async fn drop_adapter(&self, http: &Http, name: &str, within: Duration) -> Result<(), PolicyError>;
 
-    /// How much the server has to do, where it tells.
+    /// Returns the load of the server, or `None` if the server does not report it.
     ///
     /// # Errors
-    /// When it is gone.
+    /// Returns an error if the server is unreachable.
     async fn load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError>;
 
-    /// Whether it says that somebody has paused it.
+    /// Returns whether the server reports that a client has paused it.
     async fn is_paused(&self, http: &Http, within: Duration) -> bool;
 
-    /// Checks that it was started so that sleep frees the memory of its devices.
+    /// Checks that the server was started so that sleep frees device memory.
     ///
     /// # Errors
-    /// Names the flag; when the server is gone.
+    /// Returns an error that names the missing flag, and an error if the server is unreachable.
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 
-    /// Has a server that stands still give back the memory of its devices, with its weights and its cache,
-    /// and calls the weights that it has no more [`ASLEEP`].
+    /// Makes a paused server release the device memory of its weights and KV cache, and label the
+    /// released weights [`ASLEEP`].
     ///
     /// # Errors
-    /// When the server refuses or is gone.
+    /// Returns an error if the server rejects the request or is unreachable.
     async fn sleep(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 
-    /// Has a server that sleeps take memory again, without what was in it. With all of it, it draws again.
+    /// Makes a sleeping server allocate the memory of `part` again, without its contents. Once all
+    /// parts are allocated, the server samples again.
     ///
     /// # Errors
-    /// When the server refuses or is gone.
+    /// Returns an error if the server rejects the request or is unreachable.
     async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError>;
 
-    /// Whether it sleeps, as a whole or in part.
+    /// Returns whether any part of the server's memory is asleep.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// Returns an error if the server is unreachable.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError>;
 
-    /// Has a server that has nothing in the place of its weights read those that it was started with.
+    /// Makes a server whose weight memory has no contents read the weights that it was started
+    /// with.
     ///
     /// # Errors
-    /// When it does not take them, or is gone.
+    /// Returns an error if the server rejects the weights or is unreachable.
     async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 }
 
-/// The label of weights that a server has forgotten in its sleep.
+/// Label of weights that a server has discarded in its sleep.
 pub(super) const ASLEEP: &str = "levade-asleep";
 
-/// Returns whether a server's label says that its weights are forgotten. Servers that still run may have the
-/// label of before the project was called Levade.
+/// Returns whether a label marks discarded weights. Servers that still run may have the label that
+/// was used before the project was renamed to Levade.
 pub(super) fn says_asleep(label: &Value) -> bool {
     label == ASLEEP || label == "dressage-asleep"
 }
 
-/// A part of the memory of a server's devices.
+/// Part of the memory of a server's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The place of its weights.
+    /// The memory of the weights.
     Weights,
-    /// The keys and values that it computes.
+    /// The KV cache.
     Cache,
 }
 
 impl Part {
-    /// The name by which servers of both kinds know it.
+    /// Returns the tag by which vLLM and SGLang know this part.
     pub fn tag(self) -> &'static str {
         match self {
             Part::Weights => "weights",
@@ -235,20 +244,20 @@ impl Part {
     }
 }
 
-/// Weights on their way into a server.
+/// Weights that a server is about to load.
 #[derive(Debug, Clone)]
 pub(super) struct Loading<'a> {
     pub facts: &'a Facts,
-    /// What they will be called.
+    /// Label of the new weights.
     pub label: &'a str,
-    /// Whether replies stand still meanwhile, and hold their part of the cache, or there is no cache: it is
-    /// not to be touched then.
+    /// Whether to keep the KV cache: requests are frozen in it, or no cache is allocated.
     pub keeps: bool,
-    /// How long it may take.
+    /// Timeout for the load.
     pub within: Duration,
 }
 
-/// The reason why a server of any kind cannot serve a request; `program` is this one.
+/// Returns why no kind of server can serve requests with `params`, or `None` if the server can.
+/// `program` names the server in the reason.
 pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<String> {
     let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
     if params.grammar.is_some() {
@@ -265,16 +274,16 @@ pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<Strin
     })
 }
 
-/// Biases of a request, by token id; `None` where there are none.
+/// Returns the logit biases of a request by token ID, or `None` if there are none.
 pub(super) fn bias_of(params: &SamplingParams) -> Option<Value> {
     let bias = params.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
     (!params.logit_bias.is_empty()).then(|| bias.collect::<Map<_, _>>().into())
 }
 
-/// Compares the context of a server with that of the recipe.
+/// Compares the context length of a server with that of the recipe.
 ///
 /// # Errors
-/// When it is shorter: names the `flag` to start it with.
+/// Returns a message that names the `flag` to start the server with if its context is shorter.
 pub(super) fn compare_context(
     length: Option<u64>,
     flag: &str,
@@ -290,10 +299,10 @@ pub(super) fn compare_context(
     }
 }
 
-/// Drops an adapter by a route. One that is not there has been dropped.
+/// Unloads an adapter through `route`. Succeeds if the adapter is not loaded.
 ///
 /// # Errors
-/// When the server is gone.
+/// Returns an error if the server is unreachable or fails with a 5xx status.
 pub(super) async fn unload(
     http: &Http,
     route: &str,
@@ -306,8 +315,7 @@ pub(super) async fn unload(
     }
 }
 
-/// Sorts alternatives, most likely first, of equals the one with the lower id, and keeps as many as were
-/// asked for.
+/// Returns the `top` most likely alternatives, most likely first. Ties are ordered by token ID.
 pub(super) fn most_likely(mut all: TopLogprobs, top: usize) -> TopLogprobs {
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all.dedup_by_key(|(id, _)| *id);
@@ -315,15 +323,15 @@ pub(super) fn most_likely(mut all: TopLogprobs, top: usize) -> TopLogprobs {
     all
 }
 
-/// A number of JSON as a token id.
+/// Converts a JSON number to a token ID.
 pub(super) fn id_of(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// A log-probability as servers tell it. Some write −9999 for what is no number.
+/// Parses a log-probability of a server. Some servers write −9999 for a value that is not a number.
 ///
 /// # Errors
-/// When it is none.
+/// Returns a message if the value is not a log-probability.
 pub(super) fn logprob_of(value: &Value) -> Result<f32, String> {
     match value.as_f64() {
         Some(logprob) if logprob > -9000.0 && logprob <= 1e-3 => Ok(logprob as f32),
@@ -331,12 +339,13 @@ pub(super) fn logprob_of(value: &Value) -> Result<f32, String> {
     }
 }
 
-/// Spans as both kinds of servers tell them: `[{"version", "start", "end"}]`.
+/// Parses spans in the format of both kinds of servers: `[{"version", "start", "end"}]`. Returns
+/// `None` if there are none.
 ///
 /// # Errors
-/// When they do not follow each other.
+/// Returns a message if the spans are not contiguous.
 pub(super) fn spans_of(value: &Value) -> Result<Option<Vec<Span>>, String> {
-    // Some tell of none where nothing was changed.
+    // Some servers return an empty list if the weights did not change.
     let Some(all) = value.as_array().filter(|all| !all.is_empty()) else { return Ok(None) };
     let mut spans: Vec<Span> = Vec::new();
     for span in all {
@@ -352,15 +361,16 @@ pub(super) fn spans_of(value: &Value) -> Result<Option<Vec<Span>>, String> {
     Ok(Some(spans))
 }
 
-/// Looks for a server's tokens of a text that differ from those of the tokenizer that prompts are made with.
+/// Compares the server's tokens of the probe text with those of the tokenizer that prompts are made
+/// with.
 ///
 /// # Errors
-/// Names the first difference.
+/// Returns a message that names the first difference.
 pub(super) fn compare_tokens(options: &ServerOptions, answer: &Value) -> Result<(), String> {
     let expected = &options.tokenizer.tokens;
     let Some(tokens) = answer["tokens"].as_array() else { return Ok(()) };
     let tokens: Vec<u32> = tokens.iter().filter_map(id_of).collect();
-    // Some add a token that begins the text, whatever they are told.
+    // Some servers add a beginning-of-text token even if the request disables it.
     if tokens == *expected || tokens.get(1..) == Some(expected) {
         return Ok(());
     }
@@ -380,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_follow_each_other() {
+    fn spans_of_rejects_noncontiguous_spans() {
         let good =
             json!([{ "version": "a", "start": 0, "end": 3 }, { "version": "b", "start": 3, "end": 5 }]);
         let spans = spans_of(&good).unwrap().unwrap();
@@ -396,13 +406,13 @@ mod tests {
     }
 
     #[test]
-    fn sleeping_label_is_read_under_both_names() {
+    fn asleep_label_is_recognized_under_both_names() {
         assert!(says_asleep(&json!(ASLEEP)) && says_asleep(&json!("dressage-asleep")));
         assert!(!says_asleep(&json!("levade-7-000000ab")) && !says_asleep(&Value::Null));
     }
 
     #[test]
-    fn no_number_is_no_logprob() {
+    fn logprob_of_rejects_non_logprobs() {
         assert_eq!(logprob_of(&json!(-0.5)).unwrap(), -0.5);
         for bad in [json!(-9999.0), json!(0.2), Value::Null] {
             assert!(logprob_of(&bad).is_err(), "{bad}");
@@ -410,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn alternatives_are_sorted_and_counted() {
+    fn most_likely_sorts_and_truncates_alternatives() {
         let all = vec![(7, -2.0), (3, -1.0), (5, -1.0), (9, -3.0)];
         assert_eq!(most_likely(all, 3), [(3, -1.0), (5, -1.0), (7, -2.0)]);
     }

@@ -1,4 +1,4 @@
-//! A folder of weights, checked before a server is told of it.
+//! Checks a directory of weights before a server hears of it.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,19 +7,19 @@ use levade_model::{AdapterConfig, ModelError, ModelFiles, SafetensorsFile};
 use levade_policy::{Content, Manifest, Place, PolicyError};
 use serde::{Deserialize, Serialize};
 
-/// The file with log-probabilities of the learner, by which a server is checked.
+/// File with the learner's log-probabilities of a prompt, against which a server is checked.
 pub const PROBE: &str = "probe.json";
 
-/// A prompt and what the learner finds for it.
+/// A prompt and the learner's log-probabilities for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ProbeFile {
-    /// The prompt.
+    /// Tokens of the prompt.
     pub tokens: Vec<u32>,
-    /// Log-probability of each token but the first, at temperature 1.
+    /// Log-probability of each token except the first, at temperature 1.
     pub logprobs: Vec<f32>,
 }
 
-/// A folder that is whole.
+/// A directory that passed all checks.
 #[derive(Debug, Clone)]
 pub(super) struct Folder {
     pub path: PathBuf,
@@ -29,11 +29,11 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Checks the files that a manifest lists: sizes, checksums, that weights are whole and have the shapes
-    /// that the configuration says, for a model with a vocabulary of so many tokens.
+    /// Checks the files that a manifest lists: sizes, checksums, and that the weights are complete
+    /// and have the shapes of the configuration, for a model with `vocabulary` tokens.
     ///
     /// # Errors
-    /// [`PolicyError::NotAdopted`] names the file, and what is wrong with it.
+    /// Returns [`PolicyError::NotAdopted`] with the file and the problem if a check fails.
     pub fn check(manifest: &Manifest, vocabulary: usize, adapters: bool) -> Result<Self, PolicyError> {
         let refused = |why: String| PolicyError::NotAdopted(why);
         let path = manifest.verify()?;
@@ -72,24 +72,24 @@ impl Folder {
     }
 }
 
-/// Checks of folders, shared by servers that are to read the same ones: each folder is read once, for as long
-/// as nobody writes to it.
+/// Cache of directory checks, shared by servers that load the same weights: each directory is read
+/// once, as long as its files do not change.
 #[derive(Debug, Clone, Default)]
 pub struct FolderChecks(Arc<Mutex<Known>>);
 
-/// The folder that was checked last.
+/// The directory that was checked last.
 #[derive(Debug, Default)]
 struct Known {
     last: Option<(Question, Vec<Stamp>, Folder)>,
-    /// Folders that were read.
+    /// Number of directories that were read.
     count: usize,
 }
 
-/// A manifest, the tokens of the vocabulary that it must have, and whether it must be of an adapter.
+/// A manifest, the required vocabulary size, and whether the weights must be an adapter.
 type Question = (Manifest, usize, bool);
 
-/// State of a file that changes whenever somebody writes to it: its number, bytes, and the time of its last
-/// change.
+/// State of a file that changes with each write: inode, size, and time of the last change (seconds
+/// and nanoseconds).
 type Stamp = (u64, u64, i64, i64);
 
 fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
@@ -103,7 +103,8 @@ fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
 }
 
 impl FolderChecks {
-    /// Checks a folder as [`Folder::check`] does. Others who ask for the same one meanwhile wait for this.
+    /// Checks a directory as [`Folder::check`] does. Concurrent callers wait for the check in
+    /// progress.
     pub(super) fn check(
         &self,
         manifest: &Manifest,
@@ -124,14 +125,15 @@ impl FolderChecks {
         Ok(folder)
     }
 
-    /// Folders that were read, those that were not whole left out.
+    /// Returns the number of directories that were read and passed.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 }
 
-/// Shapes and configuration of a whole model. Families that this program does not run are left to the server.
+/// Checks shapes and configuration of a complete model. Model families that Levade does not
+/// implement are left to the server.
 fn check_model(path: &Path, vocabulary: usize) -> Result<(), PolicyError> {
     let refused = |why: String| PolicyError::NotAdopted(why);
     match ModelFiles::open(path) {

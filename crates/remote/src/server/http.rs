@@ -1,4 +1,4 @@
-//! Questions to one server, in JSON, each with a deadline, and streams of events.
+//! JSON requests to one server, each with a deadline, and streams of events.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use serde_json::Value;
 
 use crate::external::{Decoder, MOST_ERROR_BYTES, Server as Endpoint, cut, message_of, plain_uri};
 
-/// Most bytes of an answer.
+/// Maximum size of a response, in bytes.
 const MOST_BYTES: usize = 256 << 20;
 
-/// One server as it is asked.
+/// HTTP client for one server.
 #[derive(Debug)]
 pub(super) struct Http {
     client: Client,
-    /// Kind and address, for messages.
+    /// Kind and address of the server, for messages.
     pub name: String,
     base: String,
     endpoint: Endpoint,
 }
 
-/// An answer with its status, whatever that is.
+/// A response with any status.
 pub(super) struct Answer {
     pub status: StatusCode,
     pub value: Value,
@@ -35,13 +35,13 @@ pub(super) struct Answer {
 }
 
 impl Http {
-    /// Connections to a server. Its key is read from the environment now.
+    /// Creates a client. Reads the key from the environment.
     ///
     /// # Errors
-    /// When the address cannot be used, or the key is missing.
+    /// Returns an error if the address is invalid or the key is missing.
     pub fn new(kind: &str, url: &str, key_env: Option<&String>) -> Result<Self, PolicyError> {
         let base = url.trim().trim_end_matches('/').to_owned();
-        // An address that cannot be used may hold a password: it is not shown.
+        // An invalid address may contain a password, so it is not shown.
         let uri = plain_uri(&base)
             .map_err(|why| PolicyError::Invalid(format!("the address of a {kind} server {why}")))?;
         let invalid = |error: &dyn std::fmt::Display| PolicyError::Invalid(error.to_string());
@@ -58,14 +58,14 @@ impl Http {
         headers
     }
 
-    /// The host of its address.
+    /// Returns the host of the server's address.
     pub fn host(&self) -> String {
         let uri: Option<Uri> = self.base.parse().ok();
         let host = uri.as_ref().and_then(Uri::host).unwrap_or("127.0.0.1");
         host.trim_start_matches('[').trim_end_matches(']').to_owned()
     }
 
-    /// An error of the connection: the server is gone, or late.
+    /// Converts a connection error: the server is unreachable, or timed out.
     fn lost(&self, error: HttpError) -> PolicyError {
         match error {
             HttpError::Late { after, .. } => {
@@ -75,20 +75,20 @@ impl Http {
         }
     }
 
-    /// The server does not answer as it should, and may be restarted.
+    /// Builds the error of a server that does not respond as it should, and may be restarted.
     pub fn gone(&self, why: &str) -> PolicyError {
         PolicyError::Stopped(format!("{} ({why})", self.name).into())
     }
 
-    /// A request that the server does not serve, or a way in which it was not to be started.
+    /// Builds the error of a request that the server cannot serve, or of a missing start option.
     pub fn refuses(&self, why: impl std::fmt::Display) -> PolicyError {
         PolicyError::Invalid(format!("{}: {why}", self.name))
     }
 
-    /// Asks, and waits for the whole answer, whatever its status.
+    /// Sends a request, and returns the complete response, whatever its status.
     ///
     /// # Errors
-    /// When the server is gone or late.
+    /// Returns an error if the server is unreachable or times out.
     pub async fn ask(
         &self,
         method: Method,
@@ -98,7 +98,8 @@ impl Http {
     ) -> Result<Answer, PolicyError> {
         let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
         let ask = Ask { method, url: format!("{}{path}", self.base), headers: self.headers(), body };
-        // By the clock of this process, which `levade_http` does not know: the bound there is only a net.
+        // The deadline above excludes suspended time, which `levade_http` cannot measure; this
+        // bound is a safety net.
         let bounds = Bounds { deadline: deadline * 4, bytes: MOST_BYTES, redirects: 0 };
         let answer = within(deadline, self.client.ask(ask, bounds)).await;
         let late = || PolicyError::Deadline(deadline, format!("an answer of {} to {path}", self.name));
@@ -107,18 +108,18 @@ impl Http {
         Ok(Answer { status: reply.status, value: serde_json::from_str(&text).unwrap_or(Value::Null), text })
     }
 
-    /// The answer of a route that must succeed.
+    /// Gets a route that must succeed.
     ///
     /// # Errors
-    /// Its own words, where it does not.
+    /// Returns the server's message if the status is not a success.
     pub async fn get(&self, path: &str, deadline: Duration) -> Result<Value, PolicyError> {
         self.good(path, self.ask(Method::GET, path, None, deadline).await?)
     }
 
-    /// Likewise, with a body.
+    /// Posts to a route that must succeed.
     ///
     /// # Errors
-    /// Its own words, where it does not succeed.
+    /// Returns the server's message if the status is not a success.
     pub async fn post(&self, path: &str, body: &Value, deadline: Duration) -> Result<Value, PolicyError> {
         self.good(path, self.ask(Method::POST, path, Some(body), deadline).await?)
     }
@@ -130,7 +131,7 @@ impl Http {
         }
     }
 
-    /// The error that a status other than 200 is.
+    /// Converts a status other than 200 to an error.
     pub fn refusal(&self, path: &str, status: StatusCode, said: &str) -> PolicyError {
         let why = format!("{path} answers {}: {said}", status.as_u16());
         match status.as_u16() {
@@ -141,10 +142,10 @@ impl Http {
         }
     }
 
-    /// Posts a question whose answer is a stream of events; returns after its head.
+    /// Posts a request whose response is a stream of events. Returns after the response's head.
     ///
     /// # Errors
-    /// When the server is gone, late, or refuses.
+    /// Returns an error if the server is unreachable, times out, or rejects the request.
     pub async fn stream(&self, path: &str, body: &Value, deadline: Duration) -> Result<Events, PolicyError> {
         let mut request = Request::new(Full::new(Bytes::from(body.to_string())));
         *request.method_mut() = Method::POST;
@@ -168,7 +169,7 @@ impl Http {
 }
 
 impl Answer {
-    /// Words of the server about an error.
+    /// Returns the server's error message.
     pub fn said(&self) -> String {
         let said = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
         let said = said.unwrap_or_else(|| self.text.trim().to_owned());
@@ -178,7 +179,7 @@ impl Answer {
         }
     }
 
-    /// The whole body.
+    /// Returns the complete body.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -192,10 +193,10 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// The data of the next event; `None` at the end.
+    /// Returns the data of the next event, or `None` at the end.
     ///
     /// # Errors
-    /// When the connection breaks: in words.
+    /// Returns a message if the connection breaks.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, String> {
         loop {
             if !self.read.is_empty() {
@@ -206,7 +207,7 @@ impl Events {
                 return Ok(rest);
             };
             let frame = frame.map_err(|error| format!("the answer broke off: {}", causes(&error)))?;
-            // Trailers say nothing.
+            // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             self.decoder.feed(&data, &mut self.read);
             if self.decoder.pending() > MOST_BYTES {
@@ -215,7 +216,7 @@ impl Events {
         }
     }
 
-    /// The body as text, as far as an error is read.
+    /// Returns the start of an error body as text.
     async fn text(&mut self) -> String {
         let mut all = Vec::new();
         while let Some(Ok(frame)) = self.body.frame().await {

@@ -1,4 +1,5 @@
-//! Servers that lie, folders that change, and ends of replies across a change of weights.
+//! Servers with false responses, directories that change, and ends of completions across a change
+//! of weights.
 
 use levade_policy::{Completion, FinishReason, SampleEvent};
 use tempfile::TempDir;
@@ -8,7 +9,7 @@ use super::tests::{ALL, check, reply};
 use super::*;
 
 #[tokio::test]
-async fn a_reply_that_cannot_be_is_the_servers_fault() {
+async fn impossible_responses_are_server_errors() {
     for speaks in ALL {
         for (lie, want) in [
             (Lie::Stranger, "is none of the 40 tokens of the model's vocabulary"),
@@ -29,15 +30,16 @@ async fn a_reply_that_cannot_be_is_the_servers_fault() {
     }
 }
 
-/// SGLang gives no stop tokens to whoever asks to go on where the model's files end a text.
+/// SGLang ignores stop tokens in requests that ignore the model's end-of-text tokens.
 #[tokio::test]
-async fn a_reply_ends_where_the_request_says_and_not_where_the_model_does() {
+async fn stop_ids_override_end_of_text_tokens() {
     let (fake, root) = (Fake::new(Speaks::Sglang).await, TempDir::new().unwrap());
     let server = fake.server(InFlight::Recompute);
     server.adopt(&publish(root.path(), 1)).await.unwrap();
     let whole = reply(&server, request(1, 12)).await.unwrap();
     let at = |id: u32| whole.tokens.iter().position(|found| *found == id).unwrap();
-    // The first two tokens of the reply that differ: one ends texts, the other this reply.
+    // The first two different tokens of the completion: one ends texts, the other ends this
+    // completion.
     let (own, last) = (whole.tokens[0], *whole.tokens.iter().find(|id| **id != whole.tokens[0]).unwrap());
     fake.set(Behaviour { ends_texts: Some(own.into()), ..Behaviour::default() });
     let mut asked = request(1, 12);
@@ -45,7 +47,7 @@ async fn a_reply_ends_where_the_request_says_and_not_where_the_model_does() {
     let ended = reply(&server, asked.clone()).await.unwrap();
     assert_eq!((&ended.tokens[..], ended.finish), (&whole.tokens[..=at(last)], FinishReason::StopId));
     check(&ended, &asked.prompt);
-    // However often the model would end it.
+    // However often the model samples its end-of-text token.
     asked.params.stop_ids = vec![VOCABULARY as u32];
     for own in whole.tokens.iter().copied() {
         fake.set(Behaviour { ends_texts: Some(own.into()), ..Behaviour::default() });
@@ -55,7 +57,7 @@ async fn a_reply_ends_where_the_request_says_and_not_where_the_model_does() {
 }
 
 #[tokio::test]
-async fn labels_that_leave_tokens_out_are_found_out() {
+async fn incomplete_or_overlapping_labels_are_rejected() {
     for speaks in [Speaks::NewVllm, Speaks::Sglang] {
         let (fake, root) = (Fake::new(speaks).await, TempDir::new().unwrap());
         let server = fake.server(InFlight::Recompute);
@@ -71,7 +73,7 @@ async fn labels_that_leave_tokens_out_are_found_out() {
 }
 
 #[tokio::test]
-async fn servers_of_a_fleet_share_the_check_of_a_folder_until_it_changes() {
+async fn servers_share_directory_check_until_files_change() {
     let root = TempDir::new().unwrap();
     let checks = FolderChecks::default();
     let fakes = [Fake::new(Speaks::NewVllm).await, Fake::new(Speaks::Sglang).await];
@@ -86,7 +88,7 @@ async fn servers_of_a_fleet_share_the_check_of_a_folder_until_it_changes() {
         b.unwrap();
         assert_eq!(checks.count(), version as usize);
     }
-    // One that comes later, to a folder that was damaged meanwhile.
+    // A later check, of a directory that was damaged in the meantime.
     let weights = publish(root.path(), 4);
     servers[0].adopt(&weights).await.unwrap();
     let file = folder_of(&weights).join("model.safetensors");
@@ -98,13 +100,13 @@ async fn servers_of_a_fleet_share_the_check_of_a_folder_until_it_changes() {
 }
 
 #[tokio::test]
-async fn a_stop_string_ends_a_reply_that_goes_on_across_a_change_of_weights() {
+async fn stop_string_ends_completion_across_weight_change() {
     for speaks in [Speaks::NewVllm, Speaks::Sglang] {
         let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
         let server = fake.server(InFlight::Keep);
         server.adopt(&publish(folder.path(), 1)).await.unwrap();
         let first = reply(&server, request(1, 12)).await.unwrap().tokens;
-        // Letters that come, if at all, after the change.
+        // Letters that occur, if at all, only after the change.
         let bytes = server.0.options.tokens.clone().unwrap();
         let letter = |id: u32| String::from_utf8(bytes.token_bytes(id).unwrap().to_vec()).unwrap();
         let ends = |id: &u32| !first.contains(id);

@@ -1,4 +1,4 @@
-//! Settings of a server of vLLM or SGLang.
+//! Options of a vLLM or SGLang server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 use super::folder::FolderChecks;
 use crate::push::Pushing;
 
-/// The API that a server speaks.
+/// Kind of a server, which decides its API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServerKind {
-    /// vLLM: `/inference/v1/generate` and its RL routes, of 0.20 and from 0.32 on.
+    /// vLLM: `/inference/v1/generate` and its RL routes, of version 0.20 and from 0.32 on.
     Vllm,
-    /// SGLang: `/generate` and its RL routes, of 0.5.
+    /// SGLang: `/generate` and its RL routes, of version 0.5.
     Sglang,
 }
 
 impl ServerKind {
-    /// Name in messages.
+    /// Returns the name for messages.
     pub fn name(self) -> &'static str {
         match self {
             ServerKind::Vllm => "vLLM",
@@ -29,69 +29,74 @@ impl ServerKind {
     }
 }
 
-/// Treatment of replies that are being drawn when new weights come.
+/// What happens to running requests when weights change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InFlight {
-    /// They are aborted, and asked for again with the tokens that they have, whose keys and values the new
-    /// weights compute.
+    /// The requests are aborted and sent again with the tokens that they have, whose KV cache the
+    /// new weights recompute.
     #[default]
     Recompute,
-    /// They stand still and go on over the keys and values of the old weights. Tokens that come after the
-    /// change are handed out at the end of the reply, when the server tells which weights drew which.
+    /// The requests are frozen, and continue with the KV cache of the old weights. Tokens sampled
+    /// after the change are returned at the end of the completion, when the server reports which
+    /// weights sampled them.
     Keep,
 }
 
-/// A text and its tokens, of the tokenizer that prompts are made with: a server that has another is refused.
+/// A text and its tokens under the tokenizer that prompts are made with. A server with another
+/// tokenizer is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenizerProbe {
-    /// The text.
+    /// The text. An empty text, the default, checks nothing.
     pub text: String,
-    /// Its tokens, without any that begin or end a text.
+    /// Tokens of the text, without special tokens at its start or end.
     pub tokens: Vec<u32>,
 }
 
-/// Settings of a [`Server`](super::Server). Times do not count while this process stands still.
+/// Options of a [`Server`](super::Server). Timeouts exclude time in which this process is
+/// suspended.
 #[derive(Clone)]
 pub struct ServerOptions {
-    /// The API that it speaks.
+    /// Kind of the server.
     pub kind: ServerKind,
-    /// Its address, such as `http://10.0.0.7:8000`.
+    /// Address of the server, such as `http://10.0.0.7:8000`.
     pub url: String,
-    /// Environment variable that holds its key; without it none is sent.
+    /// Environment variable that holds the server's key. `None` sends no key.
     pub key_env: Option<String>,
-    /// Tokens of the model's vocabulary, and of the longest sequence that is asked for.
+    /// Number of tokens in the model's vocabulary.
     pub vocabulary: usize,
-    /// Longest sequence, prompt and reply together, in tokens.
+    /// Maximum sequence length, prompt and completion together, in tokens.
     pub context: usize,
-    /// Whether weights that are published are adapters over the model that the server was started with.
+    /// Whether published weights are LoRA adapters for the model that the server was started with.
     pub adapters: bool,
-    /// Checks of folders, which servers that get the same weights share.
+    /// Checks of weight directories, shared by servers that load the same weights.
     pub checks: FolderChecks,
-    /// Sends the learner's weights straight to it; without, and where that fails, they come as folders.
+    /// Pushes weights into the server's memory. With `None`, or if a push fails, the server reads a
+    /// directory.
     pub push: Option<Arc<Pushing>>,
-    /// Treatment of replies under way when weights change.
+    /// What happens to running requests when weights change.
     pub in_flight: InFlight,
-    /// Whether it is to give its devices back now and then: one that was started without the flag for that is
-    /// refused.
+    /// Whether the server must release its devices at times. A server that was started without the
+    /// required flag is rejected.
     pub sleeps: bool,
-    /// Bytes of tokens, for stop strings; requests that have any are refused without.
+    /// Bytes of each token, to find stop strings. With `None`, requests with stop strings are
+    /// rejected.
     pub tokens: Option<Arc<dyn TokenBytes>>,
-    /// A text and its tokens, to tell its tokenizer by.
+    /// A text and its tokens, to check the server's tokenizer.
     pub tokenizer: TokenizerProbe,
-    /// Most that the log-probability of a token of the probe may differ from the learner's, in nats; the mean
-    /// a quarter of it.
+    /// Maximum absolute difference between the server's log-probability of a probe token and the
+    /// learner's, in nats. The mean may reach a quarter of it.
     pub tolerance: f32,
-    /// How long it may take to answer a question about itself or to begin a reply,
+    /// Timeout for status queries and for the start of a completion.
     pub answer: Duration,
-    /// how long a reply may stop,
+    /// Timeout for the next event of a stream.
     pub silence: Duration,
-    /// and how long it may take to read weights.
+    /// Timeout for loading weights.
     pub adopt: Duration,
 }
 
 impl ServerOptions {
-    /// A server at an address, under the usual limits. Its model has a vocabulary of so many tokens.
+    /// Creates options with default limits for a server whose model has `vocabulary` tokens.
     pub fn new(kind: ServerKind, url: impl Into<String>, vocabulary: usize, context: usize) -> Self {
         ServerOptions {
             kind,

@@ -1,4 +1,4 @@
-//! A server as a member of a process group over which it is sent weights.
+//! A server as a receiver in a process group over which weights are sent.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -10,56 +10,56 @@ use serde_json::Value;
 use super::http::Http;
 use crate::push::{GroupBackend, Opened, Opening, Rendezvous, Sent};
 
-/// A server that does not take weights says so within this time; only then anything is sent.
+/// Time to wait for an immediate rejection by the server before anything is sent.
 const REFUSES: Duration = Duration::from_millis(100);
 
-/// The learner's part of a push, which begins when it is first waited for.
+/// The learner's part of a push, which starts when it is first polled.
 pub(super) type Sending<'a> = Pin<Box<dyn Future<Output = Result<Sent, PolicyError>> + Send + 'a>>;
 
-/// A group that a server is to join, or has joined.
+/// A group that a server will join or has joined.
 #[derive(Debug, Clone)]
 pub(super) struct Joint {
     pub opening: Opening,
     pub opened: Opened,
 }
 
-/// A push into a server that stands still.
+/// A push into a paused server.
 #[derive(Debug, Clone)]
 pub(super) struct Receiving<'a> {
     pub joint: &'a Joint,
-    /// Label that the weights get.
+    /// Label of the new weights.
     pub label: &'a str,
-    /// Whether replies stand still meanwhile, and hold their part of the cache.
+    /// Whether to keep the KV cache, because requests are frozen in it.
     pub keeps: bool,
-    /// How long it may take,
+    /// Timeout for receiving the weights.
     pub within: Duration,
-    /// and how long an answer may that nothing is computed for.
+    /// Timeout for responses that require no computation.
     pub answer: Duration,
 }
 
-/// A kind of server that takes weights over a group.
+/// API of a kind of server that receives weights over a group.
 #[async_trait]
 pub(super) trait Receives: Send + Sync {
-    /// How its processes find a group.
+    /// Returns how the server's processes join a group.
     fn rendezvous(&self, backend: GroupBackend) -> Rendezvous;
 
-    /// How many processes of it take weights.
+    /// Returns the number of server processes that receive weights.
     ///
     /// # Errors
-    /// When it is gone, or cannot take any in this way.
+    /// Returns an error if the server is unreachable or cannot receive weights over a group.
     async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError>;
 
-    /// Has all of them join. Returns when they have.
+    /// Makes all processes join, and returns when they have.
     ///
     /// # Errors
-    /// When it refuses, is gone or late.
+    /// Returns an error if the server rejects the request, is unreachable or times out.
     async fn join(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError>;
 
-    /// Has a server that stands still take what is sent, and forget what earlier weights computed.
+    /// Makes a paused server receive the weights, and drop what earlier weights cached.
     ///
     /// # Errors
-    /// When it or the learner refuses, is gone or late: it may have some of the weights then, and must not
-    /// draw.
+    /// Returns an error if the server or the learner rejects the request, is unreachable or times
+    /// out. The server may have some of the weights then, and must not sample.
     async fn receive(
         &self,
         http: &Http,
@@ -67,18 +67,18 @@ pub(super) trait Receives: Send + Sync {
         sending: Sending<'_>,
     ) -> Result<Sent, PolicyError>;
 
-    /// Has it leave a group, whatever has become of it.
+    /// Makes the server leave a group, whatever the group's state.
     ///
     /// # Errors
-    /// When it refuses or is gone.
+    /// Returns an error if the server rejects the request or is unreachable.
     async fn leave(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError>;
 }
 
-/// Has a learner send what a server was asked to take, once the server has not refused it at once. `leave`
-/// ends a group whose server has failed, so that the learner need not wait for it.
+/// Makes the learner send weights to a server that expects them, unless the server rejects them at
+/// once. `leave` ends a group whose server has failed, so that the learner need not wait for it.
 ///
 /// # Errors
-/// When one of them fails: the error of the first.
+/// Returns the first error of the server or the learner.
 pub(super) async fn received(
     http: &Http,
     update: impl Future<Output = Result<Value, PolicyError>>,
@@ -91,7 +91,7 @@ pub(super) async fn received(
         return Err(http.gone(&format!("it answered {answer} before any weights were sent")));
     }
     tokio::select! {
-        // The group has ended: a server that still waits in it is left to its own deadline.
+        // The group has ended; a server that still waits in it is limited by its own timeout.
         sent = &mut sending => {
             let sent = sent?;
             Ok((update.await?, sent))

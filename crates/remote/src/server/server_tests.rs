@@ -22,7 +22,7 @@ fn near(found: &[f32], expected: &[f32]) {
     }
 }
 
-/// Checks a reply's numbers against the table of the weights that it says drew it.
+/// Checks a completion's log-probabilities against the fake's table for the reported versions.
 pub(super) fn check(completion: &Completion, prompt: &[u32]) {
     let path = [prompt, &completion.tokens].concat();
     let mut versions = Vec::new();
@@ -31,7 +31,7 @@ pub(super) fn check(completion: &Completion, prompt: &[u32]) {
 }
 
 #[tokio::test]
-async fn replies_have_the_numbers_and_versions_of_weights_that_were_adopted() {
+async fn completions_match_adopted_weights() {
     for speaks in ALL {
         let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
         let server = fake.server(InFlight::Recompute);
@@ -49,7 +49,8 @@ async fn replies_have_the_numbers_and_versions_of_weights_that_were_adopted() {
         if speaks != Speaks::Sglang {
             assert!(completion.top.iter().all(|top| top.len() == 3 && top[0].1 >= top[2].1));
         }
-        // One of the stop ids ends it, and a string that its tokens spell; both are kept.
+        // A completion ends at a stop ID, or at a stop string that its tokens spell; both are
+        // included.
         let mut stopped = asked.clone();
         stopped.params.stop_ids = vec![completion.tokens[5]];
         let stopped = reply(&server, stopped).await.unwrap();
@@ -63,10 +64,10 @@ async fn replies_have_the_numbers_and_versions_of_weights_that_were_adopted() {
         spells.params.stop_strings = vec![String::from_utf8(spelt).unwrap()];
         let spelt = reply(&server, spells).await.unwrap();
         assert_eq!((spelt.tokens.len(), spelt.finish), (4, FinishReason::StopString));
-        // The context ends one that would be longer.
+        // A full context ends a longer completion.
         let long = reply(&server, request(2, 500)).await.unwrap();
         assert_eq!((long.tokens.len(), long.finish), (61, FinishReason::Context));
-        // The prompt's own numbers come at temperature 1.
+        // Prompt log-probabilities require temperature 1.
         let mut scored = request(3, 0);
         scored.params =
             SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..SamplingParams::default() };
@@ -76,7 +77,7 @@ async fn replies_have_the_numbers_and_versions_of_weights_that_were_adopted() {
 }
 
 #[tokio::test]
-async fn a_seed_and_the_request_reach_the_server() {
+async fn request_contains_seed_and_parameters() {
     let fake = Fake::new(Speaks::NewVllm).await;
     let server = fake.server(InFlight::Recompute);
     for stream in [1, 1, 2] {
@@ -91,7 +92,7 @@ async fn a_seed_and_the_request_reach_the_server() {
 }
 
 #[tokio::test]
-async fn processors_that_compute_prompts_in_chunks_get_no_seeds() {
+async fn cpu_server_with_chunked_prefill_gets_no_seed() {
     for (without, has) in [("GPU", false), ("GPU and chunks", true), ("", true)] {
         let fake = Fake::new(Speaks::NewVllm).await;
         fake.set(Behaviour { without, ..Behaviour::default() });
@@ -102,8 +103,8 @@ async fn processors_that_compute_prompts_in_chunks_get_no_seeds() {
     }
 }
 
-/// Draws a reply of 40 tokens from a server that has version 1, lets it adopt version 2 once `begun` of them
-/// are there, and checks that each token is of the version that it says.
+/// Samples 40 tokens from a server that has version 1, loads version 2 once `begun` of them have
+/// arrived, and checks that each token has the version that sampled it.
 async fn across(server: &Server, begun: usize, adopts: impl AsyncFnOnce(), what: &str) {
     let asked = request(1, 40);
     let mut stream = server.sample(asked.clone()).await.unwrap();
@@ -122,7 +123,7 @@ async fn across(server: &Server, begun: usize, adopts: impl AsyncFnOnce(), what:
 }
 
 #[tokio::test]
-async fn weights_that_come_in_the_middle_show_in_the_versions_of_tokens() {
+async fn weight_update_during_completion_changes_token_versions() {
     for (speaks, in_flight) in [
         (Speaks::NewVllm, InFlight::Keep),
         (Speaks::Sglang, InFlight::Keep),
@@ -143,7 +144,7 @@ async fn weights_that_come_in_the_middle_show_in_the_versions_of_tokens() {
 }
 
 #[tokio::test]
-async fn a_reply_that_nobody_wants_is_ended_and_one_that_hangs_has_a_deadline() {
+async fn abort_ends_completion_and_hang_times_out() {
     let fake = Fake::new(Speaks::NewVllm).await;
     let server = fake.server(InFlight::Recompute);
     let mut stream = server.sample(request(9, 50)).await.unwrap();
@@ -152,7 +153,7 @@ async fn a_reply_that_nobody_wants_is_ended_and_one_that_hangs_has_a_deadline() 
     let mut completion = Completion::default();
     stream.gather(&mut completion).await.unwrap();
     assert_eq!(completion.finish, FinishReason::Aborted);
-    // One that is dropped ends, too.
+    // A dropped stream ends the call too.
     drop(server.sample(request(10, 50)).await.unwrap());
     sleep(Duration::from_millis(200)).await;
     assert_eq!(server.0.calls.count(), 0);
@@ -171,7 +172,7 @@ async fn a_reply_that_nobody_wants_is_ended_and_one_that_hangs_has_a_deadline() 
 }
 
 #[tokio::test]
-async fn what_a_server_cannot_do_is_refused_by_name() {
+async fn unsupported_parameters_are_rejected_by_name() {
     let penalised = SamplingParams { presence_penalty: 1.0, drawn_before: 1, ..SamplingParams::default() };
     let formed =
         SamplingParams { grammar: Some(Grammar::JsonObject), stop_ids: vec![1], ..SamplingParams::default() };
@@ -198,7 +199,7 @@ async fn what_a_server_cannot_do_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_started_otherwise_is_told_how() {
+async fn look_names_missing_server_flags() {
     let why = async |speaks, behaviour, in_flight, adapters| {
         let fake = Fake::with(speaks, behaviour).await;
         let options = ServerOptions { adapters, ..fake.options(in_flight) };
@@ -255,7 +256,7 @@ async fn a_server_that_was_started_otherwise_is_told_how() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_not_whole_never_reaches_a_server() {
+async fn invalid_weight_directory_never_reaches_server() {
     let (fake, root) = (Fake::new(Speaks::NewVllm).await, TempDir::new().unwrap());
     let server = fake.server(InFlight::Recompute);
     server.adopt(&publish(root.path(), 1)).await.unwrap();
@@ -280,7 +281,7 @@ async fn a_folder_that_is_not_whole_never_reaches_a_server() {
         let error = server.adopt(&weights).await.unwrap_err();
         assert!(error.to_string().contains(want), "{want}: {error}");
     }
-    // Whole by its checksums, and of another model.
+    // Complete according to its checksums, but of another model.
     let weights = publish(root.path(), 9);
     let config = folder_of(&weights).join("config.json");
     let text = std::fs::read_to_string(&config).unwrap().replace("\"hidden_size\":4", "\"hidden_size\":8");
@@ -304,7 +305,7 @@ fn folder_of_path(file: &std::path::Path) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn a_server_that_says_it_has_weights_and_has_not_is_found_out() {
+async fn probe_detects_server_that_kept_old_weights() {
     let (fake, root) = (Fake::new(Speaks::NewVllm).await, TempDir::new().unwrap());
     let server = fake.server(InFlight::Recompute);
     fake.set(Behaviour { keeps_weights: true, ..Behaviour::default() });
@@ -319,7 +320,7 @@ async fn a_server_that_says_it_has_weights_and_has_not_is_found_out() {
 }
 
 #[tokio::test]
-async fn adapters_are_loaded_beside_each_other_and_dropped() {
+async fn adapters_are_loaded_side_by_side_and_unloaded() {
     for in_flight in [InFlight::Recompute, InFlight::Keep] {
         let (fake, root) = (Fake::new(Speaks::NewVllm).await, TempDir::new().unwrap());
         let server = Server::new(ServerOptions { adapters: true, ..fake.options(in_flight) }).unwrap();
@@ -347,7 +348,7 @@ async fn adapters_are_loaded_beside_each_other_and_dropped() {
         server.adopt(&adapter(4)).await.unwrap();
         stream.gather(&mut completion).await.unwrap();
         let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
-        // One that goes on stays with the adapter that it began with.
+        // A continued request stays with the adapter that it started with.
         assert_eq!(versions, if in_flight == InFlight::Keep { vec![3] } else { vec![3, 4] });
         check(&completion, &asked.prompt);
         assert_eq!(server.version().await.unwrap(), 4);
@@ -358,7 +359,7 @@ async fn adapters_are_loaded_beside_each_other_and_dropped() {
     }
 }
 
-/// A server that is sent weights, of a learner that offers version 1.
+/// Creates a server that receives pushes from a learner that offers version 1.
 async fn sent(fake: &Fake, in_flight: InFlight) -> (Server, Arc<Sender>, Arc<Pushing>) {
     let sender = Arc::new(Sender::default());
     let pushing = Arc::new(Pushing::new(sender.clone(), GroupBackend::Gloo));
@@ -367,13 +368,13 @@ async fn sent(fake: &Fake, in_flight: InFlight) -> (Server, Arc<Sender>, Arc<Pus
     (Server::new(options).unwrap(), sender, pushing)
 }
 
-/// How often a fake read a folder.
+/// Returns how often a fake read a directory.
 fn read(fake: &Fake) -> usize {
     fake.asked("/collective_rpc").len() + fake.asked("/update_weights_from_disk").len()
 }
 
 #[tokio::test]
-async fn weights_that_are_sent_show_in_the_versions_of_tokens() {
+async fn pushed_weights_change_token_versions() {
     for (speaks, in_flight) in [
         (Speaks::NewVllm, InFlight::Keep),
         (Speaks::NewVllm, InFlight::Recompute),
@@ -389,7 +390,7 @@ async fn weights_that_are_sent_show_in_the_versions_of_tokens() {
         };
         across(&server, 5, adopts, &format!("{speaks:?} {in_flight:?}")).await;
         assert_eq!((pushing.counts(), read(&fake), fake.half()), ((2, 0), 0, 0), "{speaks:?} {in_flight:?}");
-        // The learner has learnt since: what it published lies in the folder.
+        // The learner's weights have changed since; the published ones are in the directory.
         pushing.withdraw().await;
         server.adopt(&publish(folder.path(), 3)).await.unwrap();
         assert_eq!((pushing.counts(), read(&fake)), ((2, 0), 1), "{speaks:?} {in_flight:?}");
@@ -398,7 +399,7 @@ async fn weights_that_are_sent_show_in_the_versions_of_tokens() {
 }
 
 #[tokio::test]
-async fn a_push_that_fails_is_made_up_for_from_the_folder_before_anything_is_drawn() {
+async fn failed_push_falls_back_to_directory_before_sampling() {
     let refuses = Behaviour { refuses_weights: true, ..Behaviour::default() };
     for speaks in [Speaks::NewVllm, Speaks::Sglang] {
         for fault in [SendFault::HasMovedOn, SendFault::Dies, SendFault::Hangs] {
@@ -415,7 +416,7 @@ async fn a_push_that_fails_is_made_up_for_from_the_folder_before_anything_is_dra
             assert_eq!(completion.versions.last().unwrap().version, 2, "{speaks:?} {fault:?}");
             assert_eq!((pushing.counts(), read(&fake), fake.half()), ((1, 1), 1, 0), "{speaks:?} {fault:?}");
         }
-        // One that refuses all weights has none, and the learner does not wait for it.
+        // A server that rejects all weights has none, and the learner does not wait for it.
         let (fake, root) = (Fake::new(speaks).await, TempDir::new().unwrap());
         let (server, sender, pushing) = sent(&fake, InFlight::Recompute).await;
         fake.set(refuses.clone());
@@ -429,7 +430,7 @@ async fn a_push_that_fails_is_made_up_for_from_the_folder_before_anything_is_dra
 }
 
 #[tokio::test]
-async fn a_server_that_dies_while_it_is_sent_weights_frees_the_learner() {
+async fn server_exit_during_push_releases_learner() {
     for speaks in [Speaks::NewVllm, Speaks::Sglang] {
         let (fake, root) = (Fake::new(speaks).await, TempDir::new().unwrap());
         let (server, sender, pushing) = sent(&fake, InFlight::Recompute).await;
@@ -454,14 +455,15 @@ async fn a_server_that_dies_while_it_is_sent_weights_frees_the_learner() {
     }
 }
 
-/// Replies go on while weights come, and one of the servers is killed again and again, also while it reads.
+/// Completions continue across weight updates, while one of the servers is killed repeatedly, also
+/// during loads.
 #[tokio::test]
-async fn a_fleet_is_never_mixed_whoever_dies() {
+async fn fleet_never_mixes_weights_after_crashes() {
     never_mixed(false).await;
 }
 
 #[tokio::test]
-async fn a_fleet_that_is_sent_weights_is_never_mixed_whoever_dies() {
+async fn fleet_with_pushes_never_mixes_weights_after_crashes() {
     never_mixed(true).await;
 }
 
@@ -472,7 +474,7 @@ async fn never_mixed(pushes: bool) {
     let adopt = async |router: &Router, version| {
         pushing.offer(version).await;
         router.adopt(&publish(root.path(), version)).await.unwrap();
-        // The learner goes on learning.
+        // The learner continues to train.
         pushing.withdraw().await;
         assert_eq!(sender.sending.load(std::sync::atomic::Ordering::Relaxed), 0);
     };
@@ -499,7 +501,8 @@ async fn never_mixed(pushes: bool) {
     let mut replies = tokio::task::JoinSet::new();
     for version in 2..14 {
         if version % 4 == 2 {
-            // Weights that all who are asked refuse are at fault themselves.
+            // If all queried servers reject weights, the weights count as faulty, so another server
+            // must be serving.
             all_serve().await;
         }
         for stream in 0..4 {
@@ -524,7 +527,7 @@ async fn never_mixed(pushes: bool) {
         if version % 4 < 2 {
             killed.restart().await;
         }
-        // Whoever serves has these weights.
+        // All serving servers have these weights.
         for (member, fake) in router.members().iter().zip(&fakes) {
             if member.health == Health::Serving {
                 assert!(

@@ -1,4 +1,5 @@
-//! SGLang. It labels weights and tells with every event which tokens were drawn under which.
+//! API of SGLang. The server labels weights, and reports with each event which tokens were sampled under
+//! which label.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use super::options::{InFlight, ServerOptions};
 use super::receive::{Joint, Receives, Receiving, Sending, received};
 use crate::push::{GroupBackend, Meeting, Rendezvous, Sent};
 
-/// SGLang's API. Requests for adapters name them beside the model.
+/// API of SGLang. With `adapters`, requests name the adapter in addition to the model.
 pub(super) struct Sglang {
     pub adapters: bool,
 }
@@ -39,7 +40,7 @@ impl Sglang {
     }
 }
 
-/// `[log-probability, token id, text]`
+/// Parses an entry `[log-probability, token ID, text]`.
 fn pair(entry: &Value) -> Result<(u32, f32), String> {
     let id = id_of(&entry[1]).ok_or_else(|| format!("{entry} names no token"))?;
     Ok((id, logprob_of(&entry[0])?))
@@ -108,7 +109,7 @@ impl Dialect for Sglang {
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
             "stop_token_ids": params.stop_ids,
-            // Whoever asks not to end where the model's files say gets no stop tokens either.
+            // With `ignore_eos`, SGLang also ignores stop tokens, so it is set only without any.
             "ignore_eos": params.stop_ids.is_empty(),
             "skip_special_tokens": false,
             "no_stop_trim": true,
@@ -131,7 +132,7 @@ impl Dialect for Sglang {
         let meta = &event["meta_info"];
         let all = meta["output_token_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
         let likely = meta["output_top_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
-        // Events repeat what came before, unless the server was started to send only what is new.
+        // Events repeat earlier tokens, unless the server was started to send only new ones.
         let total = meta["completion_tokens"].as_u64().unwrap_or(0) as usize;
         let known = if all.len() + seen > total { seen.min(all.len()) } else { 0 };
         let mut chunk = Chunk { spans: spans_of(&meta["weight_versions"])?, ..Chunk::default() };
@@ -144,7 +145,7 @@ impl Dialect for Sglang {
             }
         }
         let finish = &meta["finish_reason"];
-        // Spans may tell of fewer tokens than have come, but not at the end.
+        // Spans may cover fewer tokens than have arrived, except at the end.
         let so_far = seen + chunk.tokens.len();
         let is_short =
             chunk.spans.as_ref().is_some_and(|spans| spans.last().map_or(0, |span| span.end) < so_far);
@@ -152,7 +153,7 @@ impl Dialect for Sglang {
             chunk.spans = None;
         }
         let reason = finish["type"].as_str().or(finish.as_str());
-        // An abort with a status is the server's own, of a request that it cannot serve.
+        // An abort with a status comes from the server itself, for a request that it cannot serve.
         let why = finish["message"].as_str().filter(|_| finish["status_code"].is_u64());
         let token = finish["matched"].as_u64().and_then(|id| u32::try_from(id).ok());
         chunk.end = reason.map(|reason| match (End::of(reason), why) {
@@ -201,7 +202,7 @@ impl Dialect for Sglang {
             "model_path": folder,
             "weight_version": load.label,
             "abort_all_requests": false,
-            // Prefixes are kept apart by labels anyway.
+            // Labels keep cached prefixes separate in any case.
             "flush_cache": !load.keeps,
         });
         done(http, http.post("/update_weights_from_disk", &call, load.within).await?).map(|_| ())
@@ -226,7 +227,7 @@ impl Dialect for Sglang {
     }
 
     async fn load(&self, _http: &Http, _within: Duration) -> Result<Option<Load>, PolicyError> {
-        // It tells with a flag alone.
+        // SGLang reports its load only with a flag.
         Ok(None)
     }
 
@@ -251,7 +252,7 @@ impl Dialect for Sglang {
         done(http, http.post("/update_weight_version", &label, within).await?).map(|_| ())
     }
 
-    /// A part that is awake must not be woken: that ends the server.
+    /// Wakes a part, which must be asleep: waking an awake part crashes the server.
     async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
         let call = json!({ "tags": [part.tag()] });
         http.post("/resume_memory_occupation", &call, within).await.map(|_| ())
@@ -273,10 +274,10 @@ impl Dialect for Sglang {
     }
 }
 
-/// An answer, where it does not say that nothing came of it.
+/// Returns a response unless it reports a failure.
 ///
 /// # Errors
-/// In the words of the server.
+/// Returns the server's message if `success` is false.
 fn done(http: &Http, answer: Value) -> Result<Value, PolicyError> {
     match answer["success"] == false {
         true => Err(http.refuses(answer["message"].as_str().unwrap_or("it does not say why"))),
@@ -293,7 +294,8 @@ impl Receives for Sglang {
     async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
         let info = http.get("/server_info", within).await?;
         let number = |key: &str| info[key].as_u64().unwrap_or(1) as usize;
-        // Processes beyond those that share a tensor would join under ranks that others have.
+        // Other processes than the tensor-parallel ranks would join under ranks that are already
+        // taken.
         for (key, flag) in [("dp_size", "--dp-size"), ("pp_size", "--pp-size")] {
             if number(key) > 1 {
                 return Err(http.refuses(format!(
@@ -341,7 +343,7 @@ impl Receives for Sglang {
         let update =
             async { done(http, http.post("/update_weights_from_distributed", &call, within).await?) };
         let taken = received(http, update, sending, self.leave(http, joint, answer)).await;
-        // One that is not told of the end takes no weights in any other way.
+        // Without the end of the update, the server loads no weights in any other way.
         let ended =
             http.post("/end_weight_update", &json!({}), within).await.and_then(|answer| done(http, answer));
         let (_, sent) = taken?;

@@ -1,8 +1,9 @@
-//! A server that gives its devices to a learner for a while, and takes them back when it adopts weights.
+//! Sleep of a server that releases its devices to a learner, and takes them back when it loads
+//! weights.
 //!
-//! One that sleeps has no weights, and answers nobody: requests wait until it has adopted some. It is known
-//! by its label, so that one that was started again meanwhile, or was left asleep by another process, is
-//! found out.
+//! A sleeping server has no weights and answers no sampling request: requests wait until it has
+//! loaded weights. Its label marks it as asleep, which distinguishes it from a restarted server and
+//! identifies a server that another process left asleep.
 
 use std::sync::{PoisonError, Weak};
 
@@ -18,37 +19,39 @@ use super::options::InFlight;
 use super::{Inner, Server, label_of, lock};
 use crate::devices::Wakes;
 
-/// The part of a server that sleeps. Changed by whoever holds `adopting`.
+/// The sleeping part of a server. Only changed while `adopting` is locked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum Sleep {
-    /// None: it has its devices.
+    /// No part: the server has its devices.
     #[default]
     Awake,
-    /// All of it, and it has no weights.
+    /// Weights and KV cache. The server has no weights.
     Asleep,
-    /// The cache alone. In the place of the weights there are those of the label, if any.
+    /// Only the KV cache. `holds` is the label of the weights in memory, if any.
     Half { holds: Option<String> },
 }
 
 impl Server {
-    /// Has it give its devices back, with its weights and all that it has computed. Requests, also those
-    /// under way, wait until it has adopted weights again. One that sleeps stays asleep.
+    /// Puts the server to sleep: it releases its devices, with its weights and its KV cache. All
+    /// requests, also running ones, wait until it has loaded weights again. A sleeping server stays
+    /// asleep.
     ///
     /// # Errors
-    /// When it is gone (requests wait all the same) or late, or was started without the flag for it.
+    /// Returns an error if the server is unreachable, times out, or was started without the
+    /// required flag. Requests wait even then.
     pub(crate) async fn sleep(&self) -> Result<(), PolicyError> {
         self.0.sleep().await
     }
 
-    /// Whether anything answers at its address, be it late.
+    /// Returns whether anything answers at the server's address, even if late.
     pub(crate) async fn is_there(&self) -> bool {
         let asked = self.0.http.ask(Method::GET, "/health", None, self.0.options.answer).await;
         !matches!(asked, Err(PolicyError::Stopped(_)))
     }
 
-    /// Has one that sleeps take weights over a group, without being woken: there is memory for the cache only
-    /// once the learner has sent them to all. Where that fails it reads them from their folder when it adopts
-    /// them.
+    /// Loads weights over a group into a sleeping server without waking it completely: its KV cache
+    /// fits only once the learner has sent the weights to all servers. If this fails, the server
+    /// reads the weights from their directory when it wakes.
     pub(crate) async fn takes(&self, weights: &WeightsRef) {
         if let Err(error) = self.0.takes(weights).await {
             let (server, version) = (&self.0.http.name, weights.version);
@@ -56,14 +59,14 @@ impl Server {
         }
     }
 
-    /// Sets who wakes it when it is asked in its sleep.
+    /// Sets the object that wakes the server when it gets a request while asleep.
     pub(crate) fn woken_by(&self, wakes: Weak<dyn Wakes>) {
         *self.0.wakes.lock().unwrap_or_else(PoisonError::into_inner) = Some(wakes);
     }
 }
 
 impl Inner {
-    /// Whether it sleeps, whole or in part, as far as it is known.
+    /// Returns whether any part of the server is known to be asleep.
     pub fn sleeps(&self) -> bool {
         *lock(&self.sleep) != Sleep::Awake
     }
@@ -86,11 +89,11 @@ impl Inner {
                 if before == Sleep::Asleep {
                     return Ok(());
                 }
-                // It cannot give back what it has not.
+                // Memory must be allocated before it can be released.
                 self.dialect.wake(&self.http, Part::Cache, longest).await?;
             }
             if !is_asleep {
-                // It was started again, perhaps in another way.
+                // The server was restarted, perhaps with other options.
                 *self.facts.lock().await = None;
             }
             self.is_now(Sleep::Awake);
@@ -104,7 +107,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Keeps requests away until weights are adopted.
+    /// Holds requests back until weights are loaded.
     fn shut(&self) {
         lock(&self.paused).since.get_or_insert_with(Instant::now);
         self.gate.send_if_modified(|gate| {
@@ -117,7 +120,8 @@ impl Inner {
         });
     }
 
-    /// Whether a server is as it was left: asleep, or with the label of weights that came to it since.
+    /// Returns whether the server has not restarted: it is asleep, or has the label of weights
+    /// loaded since.
     async fn still_sleeps(&self, before: &Sleep) -> Result<bool, PolicyError> {
         let answer = self.options.answer;
         if self.dialect.is_asleep(&self.http, answer).await? {
@@ -128,7 +132,7 @@ impl Inner {
         Ok(self.dialect.label(&self.http, &facts, answer).await? == *label)
     }
 
-    /// Finds out whether a server that was put to sleep was started again meanwhile.
+    /// Detects whether a server that was put to sleep has been restarted.
     pub async fn look_again(&self) -> Result<(), PolicyError> {
         let before = lock(&self.sleep).clone();
         if before != Sleep::Awake && !self.still_sleeps(&before).await? {
@@ -142,7 +146,7 @@ impl Inner {
     pub async fn rouse(&self) -> Result<(), PolicyError> {
         let (answer, adopt) = (self.options.answer, self.options.adopt);
         let asleep = match self.dialect.is_asleep(&self.http, answer).await {
-            // It is another kind of server, which is told by a look at it.
+            // The server is of another kind, which the inspection will report.
             Err(error) if !error.may_pass() => false,
             asleep => asleep?,
         };
@@ -173,7 +177,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Wakes a server with weights, which it reads unless it has taken them. It draws again then.
+    /// Wakes a server with weights, which it reads unless it holds them already, and resumes
+    /// sampling.
     pub async fn wake_with(&self, folder: &Folder, facts: &Facts, label: &str) -> Result<(), PolicyError> {
         let (answer, adopt) = (self.options.answer, self.options.adopt);
         let before = lock(&self.sleep).clone();

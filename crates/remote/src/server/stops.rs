@@ -1,8 +1,9 @@
-//! Stop strings, found in the bytes of tokens as they come: servers that are asked in tokens know no text.
+//! Finds stop strings in the bytes of tokens as they arrive, since servers that exchange tokens see
+//! no text.
 
 use levade_policy::TokenBytes;
 
-/// Looks for the end of a reply.
+/// Searches a completion for stop strings.
 pub(super) struct Stops<'a> {
     strings: Vec<&'a [u8]>,
     bytes: Option<&'a dyn TokenBytes>,
@@ -12,20 +13,20 @@ pub(super) struct Stops<'a> {
 }
 
 impl<'a> Stops<'a> {
-    /// Looks for these strings.
+    /// Creates a search for `strings`. Empty strings are ignored.
     pub fn new(strings: &'a [String], bytes: Option<&'a dyn TokenBytes>) -> Self {
         let strings: Vec<&[u8]> = strings.iter().map(String::as_bytes).filter(|s| !s.is_empty()).collect();
         let longest = strings.iter().map(|string| string.len()).max().unwrap_or(0);
         Stops { strings, bytes, tail: Vec::new(), longest }
     }
 
-    /// Whether `token` completes one.
+    /// Returns whether `token` completes a stop string.
     pub fn completes(&mut self, token: u32) -> bool {
         if self.longest == 0 {
             return false;
         }
         let Some(bytes) = self.bytes.and_then(|bytes| bytes.token_bytes(token)) else {
-            // A special token stands between texts.
+            // No string spans a special token.
             self.tail.clear();
             return false;
         };
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_is_found_across_tokens_and_not_across_special_ones() {
+    fn stop_string_spans_ordinary_but_not_special_tokens() {
         let ends = |string: &str, tokens: &[u32]| {
             let strings = [string.to_owned(), String::new()];
             let mut stops = Stops::new(&strings, Some(&Letters));

@@ -1,5 +1,6 @@
-//! A server that speaks like vLLM (of both generations) or SGLang, over a small table in place of a model,
-//! and that hangs, dies and lies on cue. A fleet of them is driven by the tests as real ones are by a run.
+//! Fake servers with the API of vLLM (both generations) or SGLang, over a small table instead of a
+//! model, that hang, crash and misreport on demand. Tests drive a fleet of them as a run drives
+//! real servers.
 
 mod group;
 mod lie;
@@ -43,52 +44,52 @@ pub enum Speaks {
     Sglang,
 }
 
-/// Behaviour of a fake.
+/// Behavior of a fake.
 #[derive(Debug, Clone, Default)]
 pub struct Behaviour {
-    /// No more tokens come after so many of a reply.
+    /// Number of tokens of a completion after which it hangs.
     pub hangs_after: Option<usize>,
-    /// Tokens after which its process is killed.
+    /// Number of tokens after which its process is killed.
     pub dies_after: Option<usize>,
-    /// Whether its process is killed when it is told to read weights.
+    /// Whether its process is killed when it is asked to load weights.
     pub dies_reading: bool,
-    /// Whether it says that it cannot read weights.
+    /// Whether it rejects weights.
     pub refuses_weights: bool,
-    /// Log-probabilities are of temperature 1, whatever is asked.
+    /// Whether log-probabilities are always at temperature 1.
     pub raw: bool,
     /// Flags that it was started without.
     pub without: &'static str,
-    /// Whether its tokenizer has other tokens.
+    /// Whether its tokenizer has different tokens.
     pub other_tokenizer: bool,
-    /// Whether it keeps its weights although it says that it changed them.
+    /// Whether it keeps its weights although it reports a change.
     pub keeps_weights: bool,
-    /// Longest sequence.
+    /// Maximum sequence length, in tokens.
     pub context: Option<usize>,
-    /// Whether it refuses to sleep.
+    /// Whether it rejects requests to sleep.
     pub refuses_sleep: bool,
-    /// Whether its process is killed when it is told to sleep,
+    /// Whether its process is killed when it is put to sleep.
     pub dies_sleeping: bool,
-    /// or to wake.
+    /// Whether its process is killed when it is woken.
     pub dies_waking: bool,
-    /// Notes the routes that it is asked on.
+    /// Log of the requested routes.
     pub log: Option<Log>,
-    /// Token that ends texts by the model's files, which only SGLang looks at.
+    /// End-of-text token of the model's files, which only SGLang observes.
     pub ends_texts: Option<u64>,
-    /// Lie in its replies.
+    /// Impossible response to give.
     pub lie: Option<Lie>,
 }
 
 #[derive(Default)]
 struct Life {
     weights: String,
-    /// What the table is moved by: a function of the weights that were read.
+    /// Shift of the table: a function of the loaded weights.
     shift: u64,
     paused: bool,
     asked: Vec<(String, Value)>,
     adapters: BTreeMap<String, u64>,
     membership: Membership,
     given: Given,
-    /// Tokens that were drawn from weights of which some were new.
+    /// Number of tokens sampled from partly replaced weights.
     half: usize,
 }
 
@@ -102,7 +103,7 @@ pub struct Fake {
     task: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
-/// An answer in JSON.
+/// A JSON response.
 struct Json(Value);
 
 impl IntoResponse for Json {
@@ -119,7 +120,7 @@ struct Shared {
     started: f64,
 }
 
-/// Log-probabilities of all tokens after a path.
+/// Returns the log-probabilities of all tokens after a sequence.
 fn distribution(shift: u64, path: &[u32], temperature: f64) -> Vec<f64> {
     let last = u64::from(*path.last().unwrap_or(&0));
     let logit = |id: u64| ((id * 7 + last * 13 + shift * 5 + path.len() as u64 * 3) % 17) as f64 / 6.0;
@@ -128,12 +129,12 @@ fn distribution(shift: u64, path: &[u32], temperature: f64) -> Vec<f64> {
     logits.into_iter().map(|logit| logit - sum).collect()
 }
 
-/// What a folder moves the table by: the number in its name, `v7`.
+/// Returns the table's shift for a directory: the number in its name `v7`.
 fn shift_of(folder: &str) -> u64 {
     Path::new(folder)
         .file_name()
         .and_then(|name| name.to_str()?.strip_prefix('v')?.parse().ok())
-        // The model that it was started with.
+        // `m` is the model that the fake was started with.
         .unwrap_or(if folder == "m" { 1 } else { 99 })
 }
 
@@ -173,7 +174,7 @@ impl Fake {
         }));
     }
 
-    /// Kills it, with all its connections.
+    /// Kills it, and breaks all its connections.
     pub fn kill(&self) {
         if let Some(task) = self.task.lock().unwrap().take() {
             task.abort();
@@ -181,7 +182,7 @@ impl Fake {
         self.life.lock().unwrap().weights = "dead".into();
     }
 
-    /// Starts it again at its address, with the weights that it began with.
+    /// Restarts it at its address, with its initial weights.
     pub async fn restart(&self) {
         self.kill();
         let listener = loop {
@@ -197,7 +198,7 @@ impl Fake {
         *self.behaviour.lock().unwrap() = behaviour;
     }
 
-    /// Routes that it was asked on, but for looks at it.
+    /// Returns requests to a route, without those of an inspection.
     pub fn asked(&self, route: &str) -> Vec<Value> {
         let life = self.life.lock().unwrap();
         life.asked
@@ -207,27 +208,27 @@ impl Fake {
             .collect()
     }
 
-    /// Somebody else pauses it.
+    /// Pauses it, as an external client does.
     pub fn life_paused(&self) {
         self.life.lock().unwrap().paused = true;
     }
 
-    /// Tokens that were drawn from weights of which some were new.
+    /// Returns the number of tokens sampled from partly replaced weights.
     pub fn half(&self) -> usize {
         self.life.lock().unwrap().half
     }
 
-    /// Whether it has memory of its devices: one that is dead has none.
+    /// Returns whether it occupies device memory; a killed fake occupies none.
     pub fn is_awake(&self) -> bool {
         self.task.lock().unwrap().is_some() && self.life.lock().unwrap().given.is_awake()
     }
 
-    /// How often it drew from nothing, or ended for what it was told in its sleep.
+    /// Returns the number of samples without weights, and of calls that crashed it in its sleep.
     pub fn nonsense(&self) -> usize {
         self.life.lock().unwrap().given.nonsense
     }
 
-    /// The label of its weights.
+    /// Returns the label of its weights.
     pub fn label(&self) -> String {
         self.life.lock().unwrap().weights.clone()
     }
@@ -257,7 +258,7 @@ impl Drop for Fake {
     }
 }
 
-/// Every token is a letter.
+/// Tokenizer in which every token is a letter.
 struct Letters;
 
 impl TokenBytes for Letters {
@@ -365,7 +366,7 @@ fn routes(shared: &Shared, behaviour: &Behaviour) -> Value {
     json!({ "paths": paths })
 }
 
-/// Dies as a process does that is killed: no connection ends in good order.
+/// Exits like a killed process: no connection closes cleanly.
 async fn die(shared: &Shared) -> ! {
     if let Some(task) = shared.task.lock().unwrap().take() {
         task.abort();
@@ -396,7 +397,7 @@ fn triple(logprobs: &[f64], id: u32) -> Value {
     json!([logprobs[id as usize], id, null])
 }
 
-/// A token by both names; the old API has no number for it.
+/// Returns a token in the format of the API version; the old API has no numeric ID.
 fn named(shared: &Shared, id: u32, logprob: f64) -> Value {
     match shared.speaks {
         Speaks::OldVllm => json!({ "token": format!("token_id:{id}"), "logprob": logprob }),
@@ -515,7 +516,7 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
         }
         let shift = of_adapter.unwrap_or(shared.life.lock().unwrap().shift);
         let logprobs = distribution(shift, &path, temperature);
-        // Not the most likely one, so that replies differ along the path.
+        // Not the most likely token, so that completions depend on the sequence.
         let id = likely(&logprobs, 1 + path.len() % 5)[path.len() % 5];
         let ends = drawn + 1 >= most || stops.contains(&u64::from(id));
         path.push(id);
@@ -580,14 +581,15 @@ pub fn request(stream: u64, most: usize) -> SampleRequest {
     }
 }
 
-/// What the fake's table says of a reply, token by token, under these versions.
+/// Returns the table's log-probabilities of a sequence from index `from`, given each token's
+/// version.
 pub fn expected(path: &[u32], from: usize, versions: impl Fn(usize) -> u64) -> Vec<f32> {
     (from..path.len())
         .map(|i| distribution(versions(i - from), &path[..i], 0.699_999_988_079_071)[path[i] as usize] as f32)
         .collect()
 }
 
-/// The folder in a reference.
+/// Returns the directory of a weights reference.
 pub fn folder_of(weights: &WeightsRef) -> PathBuf {
     match &weights.at {
         WeightsAt::Manifest(manifest) => manifest.verify().unwrap().to_owned(),

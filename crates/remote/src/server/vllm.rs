@@ -1,4 +1,4 @@
-//! vLLM's dialect.
+//! API of vLLM: its routes, fields and labels of weights.
 //!
 //! From 0.32 on, vLLM labels weights and reports at the end of a completion which tokens were sampled under
 //! which label; 0.20 does not. With `in_flight = "keep"`, tokens are returned at once if no change of weights
@@ -23,22 +23,24 @@ use super::options::{InFlight, ServerOptions};
 use super::receive::{Joint, Receives, Receiving, Sending, received};
 use crate::push::{GroupBackend, Meeting, Rendezvous, Sent};
 
-/// Route that draws, which is there with a flag only.
+/// Route for sampling, which exists only with a server option.
 const GENERATE: &str = "/inference/v1/generate";
-/// The route that tells its configuration.
+/// Route that returns the server's configuration.
 const CONFIG: &str = "/server_info?config_format=json";
-/// Environment variable of a server that may be given weights.
+/// Environment variable of a server whose weights can be replaced.
 const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1";
-/// Environment variable and flag of one that may be given adapters.
+/// Environment variable and flag of a server that accepts adapters.
 const ADAPTERS: &str = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and --enable-lora";
 
-/// Most alternatives of a token that a server tells, which counts the token among 20.
+/// Maximum number of alternatives that a server returns: its limit of 20 includes the sampled
+/// token.
 const MOST_TOP: usize = 19;
 
-/// vLLM's API.
+/// API of vLLM.
 pub(super) struct Vllm;
 
-/// A token as both generations of the API name it: `token_id`, or a `token` such as `token_id:7`.
+/// Parses a token in the format of either API version: `token_id`, or a `token` such as
+/// `token_id:7`.
 fn token_of(entry: &Value) -> Option<u32> {
     id_of(&entry["token_id"]).or_else(|| entry["token"].as_str()?.strip_prefix("token_id:")?.parse().ok())
 }
@@ -55,9 +57,9 @@ fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "stop_token_ids": params.stop_ids,
-        // Replies end where the request says, not where the model's files do.
+        // The request's stop tokens end completions, not the end-of-text tokens of the model's files.
         "ignore_eos": true,
-        // The token that was drawn comes first, and counts.
+        // The sampled token comes first and counts.
         "logprobs": if params.top_logprobs == 0 { 0 } else { params.top_logprobs + 1 },
         "detokenize": false,
     });
@@ -124,7 +126,7 @@ impl Dialect for Vllm {
         };
         let length = model["max_model_len"].as_u64();
         compare_context(length, "--max-model-len", options).map_err(|why| http.refuses(why))?;
-        // Servers are slow to tell it: it is asked for once.
+        // Servers are slow to return the configuration, so it is requested once.
         let config = http.ask(Method::GET, CONFIG, None, within).await;
         let config = config.map(|mut info| info.value["vllm_config"].take());
         let seeds = config.as_ref().map_or(true, takes_seeds);
@@ -167,7 +169,7 @@ impl Dialect for Vllm {
         if let Some(failed) = Chunk::failed(event) {
             return Ok(failed);
         }
-        // The last event of some has no choices.
+        // The last event of some servers has no choices.
         let Some(choice) = event["choices"].get(0) else { return Ok(Chunk::default()) };
         let content = choice["logprobs"]["content"].as_array().map(Vec::as_slice).unwrap_or_default();
         let ids: Vec<u32> = match choice["token_ids"].as_array() {
@@ -232,7 +234,7 @@ impl Dialect for Vllm {
             "timeout": load.within.as_secs_f64(),
         });
         http.post("/collective_rpc", &call, load.within).await?;
-        // Prefixes are kept apart by labels; this frees their memory. Replies that stand still hold theirs.
+        // Labels keep prefixes separate; this call frees their memory. Frozen requests keep theirs.
         http.post("/reset_prefix_cache", &json!({}), load.within).await?;
         if load.facts.labels {
             http.post("/update_weight_version", &json!({ "new_version": load.label }), load.within).await?;
@@ -274,7 +276,7 @@ impl Dialect for Vllm {
         http.get("/is_paused", within).await.is_ok_and(|answer| answer["is_paused"] == true)
     }
 
-    /// Without the flag it says that it sleeps, and keeps all memory.
+    /// Checks the sleep flag. Without it the server reports that it sleeps, but keeps all memory.
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get(CONFIG, within).await?;
         match info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
@@ -286,22 +288,23 @@ impl Dialect for Vllm {
     }
 
     async fn sleep(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
-        // Weights are read anew: nothing of them need lie in the host's memory.
+        // The weights will be read again, so level 2 discards them instead of copying them to host
+        // memory.
         http.post("/sleep?level=2&mode=abort", &json!({}), within).await?;
         let label = json!({ "new_version": ASLEEP });
         match http.ask(Method::POST, "/update_weight_version", Some(&label), within).await? {
-            // 0.20 has no labels.
+            // vLLM 0.20 has no labels.
             answer if answer.status.is_success() || answer.status == StatusCode::NOT_FOUND => Ok(()),
             answer => Err(http.refusal("/update_weight_version", answer.status, &answer.said())),
         }
     }
 
-    /// A part that is awake is left alone. With the last one, requests are computed again.
+    /// Wakes a part; does nothing if it is awake. After the last part, the server samples again.
     async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
         http.post(&format!("/wake_up?tags={}", part.tag()), &json!({}), within).await.map(|_| ())
     }
 
-    /// One that is paused says that it sleeps: by its label it is known better.
+    /// Decides by the label, because a paused server also reports that it sleeps.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
         let info = http.ask(Method::GET, "/weight_info", None, within).await?;
         match info.status.is_success() {
@@ -312,7 +315,8 @@ impl Dialect for Vllm {
 
     async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let models = http.get("/v1/models", within).await?;
-        // Without a path it would read the folder that it was told of last, which may be gone.
+        // Without a path the server would read the directory of the last reload, which may have
+        // been removed.
         let path = &models["data"][0]["root"];
         let call = json!({
             "method": "reload_weights",
@@ -327,7 +331,7 @@ impl Dialect for Vllm {
 
 #[async_trait]
 impl Receives for Vllm {
-    /// A unique ID for NCCL: its communicators there are not those of PyTorch.
+    /// Returns a unique ID for NCCL, because vLLM's NCCL communicators are not those of PyTorch.
     fn rendezvous(&self, backend: GroupBackend) -> Rendezvous {
         match backend {
             GroupBackend::Gloo => Rendezvous::Store,
@@ -347,7 +351,7 @@ impl Receives for Vllm {
         match &opened.meeting {
             Meeting::UniqueId { unique_id } => {
                 info["nccl_unique_id_b64"] = json!(unique_id);
-                // Tensor after tensor.
+                // Send one tensor after another.
                 info["packed"] = false.into();
             }
             Meeting::Store { address, port } => {
@@ -385,8 +389,9 @@ impl Receives for Vllm {
         let sent = match taken {
             Ok((_, sent)) => sent,
             Err(error) => {
-                // Layers that have some of their weights would count them among those of a folder: they are
-                // told that all is over. An update that has failed has to be begun for that once more.
+                // Layers that have some of their weights would count them toward the weights from
+                // the directory. Finishing the update resets this count, and a failed update must
+                // be started again before it can finish.
                 http.post("/start_weight_update", &json!({}), answer).await.ok();
                 http.post("/finish_weight_update", &json!({}), answer).await.ok();
                 return Err(error);
@@ -403,8 +408,8 @@ impl Receives for Vllm {
 }
 
 impl Vllm {
-    /// Draws a token at temperature 1 and another one at ½: the route is there, and log-probabilities are
-    /// those of the temperature that was asked for.
+    /// Samples a token at temperature 1 and another at ½, to check that the route exists and that
+    /// log-probabilities refer to the requested temperature.
     async fn check_flags(
         &self,
         http: &Http,
@@ -419,7 +424,7 @@ impl Vllm {
         for temperature in [1.0, 0.5] {
             let params =
                 json!({ "max_tokens": 1, "temperature": temperature, "logprobs": 8, "detokenize": false });
-            // A salt of its own, so that nothing is left behind for requests to come.
+            // A cache salt of its own, so that nothing remains in the cache for later requests.
             let under = Under { model: &facts.model, label: "looked at", seed: None };
             let question = body(&prompt, &under, params);
             let answer = http.ask(Method::POST, GENERATE, Some(&question), options.silence).await?;
@@ -440,7 +445,8 @@ impl Vllm {
             let of = |id| all.iter().find(|(other, _)| *other == id).map(|(_, logprob)| *logprob);
             Some(of(a)? - of(b)?)
         };
-        // Of two tokens that both answers name, the gap doubles with the temperature halved.
+        // If the temperature is halved, the gap between two tokens that both responses contain
+        // doubles.
         let pairs = found[0].iter().flat_map(|a| found[0].iter().map(move |b| (a.0, b.0)));
         let widest = pairs
             .filter_map(|(a, b)| Some((gap(&found[0], a, b)?, gap(&found[1], a, b)?)))
@@ -456,15 +462,15 @@ impl Vllm {
     }
 }
 
-/// Whether requests may have seeds, by the configuration of a server. On processors vLLM (0.32) dies of one
-/// whose prompt it computes in chunks: it takes the generator of the request back, which those of processors
-/// cannot do.
+/// Returns whether requests may contain seeds, according to the server's configuration. On CPUs,
+/// vLLM 0.32 crashes on a seeded request whose prompt is computed in chunks, because it rewinds the
+/// request's generator, which CPU generators do not support.
 fn takes_seeds(config: &Value) -> bool {
     let is_cpu = config["device_config"]["device"] == "cpu";
     !(is_cpu && config["scheduler_config"]["enable_chunked_prefill"] != false)
 }
 
-/// Looks into the configuration of a server, where it tells that, for flags whose lack would show late: in
+/// Checks the server's configuration, if it reports one, for missing flags that would fail only in
 /// the middle of a run, or never.
 fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     let lora = config.get("lora_config").filter(|_| options.adapters);
@@ -490,7 +496,7 @@ fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     ))
 }
 
-/// A number of a page of metrics in Prometheus' format, summed over its labels.
+/// Returns a metric from a page in the Prometheus format, summed over its labels.
 fn metric(page: &str, name: &str) -> Option<f64> {
     let of = |line: &str| {
         let rest = line.strip_prefix(name)?;

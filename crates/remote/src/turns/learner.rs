@@ -1,4 +1,4 @@
-//! A learner in its turn.
+//! A learner that shares its devices with samplers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,25 +14,28 @@ use levade_tree::TreeBatch;
 
 use super::Turns;
 
-/// A learner on devices that it has by turns: whatever needs them begins its turn, and holds it.
+/// A learner on colocated devices. Any call that needs the devices acquires them, and holds them
+/// until it ends.
 struct InTurn {
     turns: Arc<Turns>,
     learner: Arc<dyn Learner>,
 }
 
 impl Turns {
-    /// A learner of the group that has these devices. Its calls begin the learner's turn.
+    /// Returns a learner of the group on these devices. Its calls acquire the devices for the
+    /// learner.
     pub fn learner(self: &Arc<Self>, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
         Arc::new(InTurn { turns: Arc::clone(self), learner })
     }
 }
 
 impl InTurn {
-    /// Does something in the learner's turn, and holds that meanwhile.
+    /// Runs `work` while the learner owns the devices.
     async fn in_turn<T>(&self, work: impl Future<Output = Result<T, PolicyError>>) -> Result<T, PolicyError> {
         let mut turn = self.turns.learns().await?;
         let done = work.await;
-        // Somebody else may have taken memory of the devices.
+        // A failure may mean that a server has taken device memory, so check the managed servers
+        // again.
         turn.is_sure &= done.is_ok();
         done
     }
@@ -40,7 +43,7 @@ impl InTurn {
 
 #[async_trait]
 impl Learner for InTurn {
-    /// Planning needs no device.
+    /// Needs no device.
     async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
         self.learner.plan(update).await
     }

@@ -1,4 +1,4 @@
-//! Samplers in their turn.
+//! Samplers that share their devices with a learner.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use levade_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStream,
 use super::Turns;
 use crate::router::Router;
 
-/// Servers that have their devices by turns: weights that they adopt begin their turn. A request that finds
-/// them asleep does so, too, but at the server that it is given to: of those under way all have found one
-/// awake.
+/// Colocated servers as a sampler. Loading weights acquires the devices for the servers. A request
+/// to sleeping servers does so too, in the server that gets the request: requests in flight have
+/// all found an awake server.
 struct InTurn {
     turns: Arc<Turns>,
     router: Arc<Router>,
 }
 
 impl Turns {
-    /// The servers of a router, which [share](Turns::share) these devices, as one sampler.
+    /// Returns the servers of a router, which [share](Turns::share) these devices, as one sampler.
     pub fn sampler(self: &Arc<Self>, router: Arc<Router>) -> Arc<dyn Sampler> {
         Arc::new(InTurn { turns: Arc::clone(self), router })
     }

@@ -1,4 +1,4 @@
-//! A learner and servers that have the same devices by turns, with whoever looks at them.
+//! Fakes of a learner and colocated servers, with checks of device ownership.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,17 +28,17 @@ pub(super) const ADAM: OptimParams = OptimParams {
     max_grad_norm: 1.0,
 };
 
-/// A learner that looks at every call whether it has the devices for itself.
+/// A learner that checks at every call whether it owns the devices exclusively.
 pub(super) struct Trainee {
     pub(super) root: PathBuf,
     pub(super) fakes: Arc<Vec<Fake>>,
     pub(super) log: Log,
-    /// Whether weights are on the devices, and whether all else is.
+    /// Whether the weights, and all other state, are on the devices.
     pub(super) has: Mutex<(bool, bool)>,
-    /// Verbs that ran while a server was awake, or without the devices.
+    /// Calls that ran while a server was awake, or without the devices.
     pub(super) wrong: Mutex<Vec<String>>,
     pub(super) dies: AtomicBool,
-    /// A step of the optimiser waits for this, where it is to.
+    /// If set, an optimizer step waits for this notification.
     pub(super) waits: Mutex<Option<Arc<Notify>>>,
     pub(super) sender: Sender,
 }
@@ -52,7 +52,7 @@ impl Trainee {
         self.wrong.lock().unwrap().push(what);
     }
 
-    /// A verb that needs the devices.
+    /// Records a call that needs the devices.
     pub(super) fn verb(&self, name: &str) -> Result<(), PolicyError> {
         self.lives()?;
         self.says(name);
@@ -144,7 +144,7 @@ impl Learner for Trainee {
     }
 }
 
-/// Servers and a learner on the same devices.
+/// Colocated servers and their learner.
 pub(super) struct Shared {
     pub(super) root: TempDir,
     pub(super) fakes: Arc<Vec<Fake>>,
@@ -209,7 +209,8 @@ impl Shared {
         Shared { root, fakes, trainee, turns, learner, sampler, router, push, log, lives }
     }
 
-    /// Requests since the last time, but for labels, pauses and pieces of replies.
+    /// Returns the requests since the last call, without label, cache, tokenizer and sampling
+    /// routes and pushes' ends.
     pub(super) fn asked(&self) -> Vec<String> {
         let all = std::mem::take(&mut *self.log.lock().unwrap());
         let tells = |asked: &String| {
@@ -240,7 +241,7 @@ impl Shared {
         reply
     }
 
-    /// Checks that every token was drawn by the weights that it says.
+    /// Checks that every token was sampled by the weights of its version.
     pub(super) fn check(&self, reply: &Completion, prompt: &[u32]) {
         let path = [prompt, &reply.tokens].concat();
         let mut versions = Vec::new();

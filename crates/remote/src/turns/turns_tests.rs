@@ -11,7 +11,7 @@ use crate::server::testing::{Behaviour, Fake, Speaks, publish, request};
 use crate::server::{InFlight, ServerOptions};
 
 #[tokio::test]
-async fn each_side_leaves_before_the_other_comes() {
+async fn handoff_releases_devices_before_acquiring_them() {
     for speaks in ALL {
         let shared = Shared::new(&[speaks], false).await;
         shared.step().await;
@@ -40,7 +40,7 @@ async fn each_side_leaves_before_the_other_comes() {
         let moves = ["[publish]", "[offload]", weights, read, cache, resume];
         assert_eq!(shared.asked(), moves, "{speaks:?}: the probe comes after it");
         assert_eq!(version_of(&shared.draws(1).await), 1);
-        // Another call of the same turn moves nothing.
+        // Another call while the learner owns the devices moves nothing.
         shared.step().await;
         assert!(shared.asked().contains(&"[onload]".into()));
         shared.step().await;
@@ -52,7 +52,7 @@ async fn each_side_leaves_before_the_other_comes() {
 }
 
 #[tokio::test]
-async fn weights_that_are_sent_come_before_the_learner_has_left_and_caches_after_it() {
+async fn broadcast_precedes_offload_and_caches_follow() {
     for speaks in [Speaks::NewVllm, Speaks::Sglang] {
         let shared = Shared::new(&[speaks, speaks], true).await;
         for version in 1..4 {
@@ -73,7 +73,7 @@ async fn weights_that_are_sent_come_before_the_learner_has_left_and_caches_after
             assert_eq!(version_of(&shared.draws(version).await), version);
             shared.is_sound();
         }
-        // One that cannot be sent to reads the folder, and the other is sent to.
+        // A server that cannot receive the push reads the directory; the other one receives it.
         *shared.trainee.sender.fault.lock().unwrap() = crate::server::testing::SendFault::Dies;
         shared.step().await;
         shared.publishes(4).await.unwrap();
@@ -84,7 +84,7 @@ async fn weights_that_are_sent_come_before_the_learner_has_left_and_caches_after
 }
 
 #[tokio::test]
-async fn a_request_after_a_checkpoint_finds_the_weights_that_were_adopted_last() {
+async fn request_after_checkpoint_uses_last_adopted_weights() {
     for speaks in ALL {
         let shared = Shared::new(&[speaks, Speaks::NewVllm], false).await;
         shared.publishes(1).await.unwrap();
@@ -99,7 +99,7 @@ async fn a_request_after_a_checkpoint_finds_the_weights_that_were_adopted_last()
 }
 
 #[tokio::test]
-async fn a_request_waits_for_a_verb_and_one_under_way_goes_on_after_it() {
+async fn requests_wait_for_learner_call_and_resume() {
     for speaks in ALL {
         let shared = Shared::new(&[speaks], false).await;
         shared.publishes(1).await.unwrap();
@@ -135,7 +135,7 @@ async fn a_request_waits_for_a_verb_and_one_under_way_goes_on_after_it() {
 }
 
 #[tokio::test]
-async fn nobody_is_probed_in_his_sleep() {
+async fn sleeping_servers_are_not_probed() {
     let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], false).await;
     shared.publishes(1).await.unwrap();
     shared.step().await;
@@ -154,7 +154,7 @@ async fn nobody_is_probed_in_his_sleep() {
 }
 
 #[tokio::test]
-async fn one_that_is_started_again_meanwhile_sleeps_before_the_learner_goes_on() {
+async fn restarted_server_sleeps_before_next_learner_call() {
     for speaks in ALL {
         let shared = Shared::new(&[speaks, Speaks::NewVllm], false).await;
         shared.publishes(1).await.unwrap();
@@ -163,7 +163,7 @@ async fn one_that_is_started_again_meanwhile_sleeps_before_the_learner_goes_on()
         assert!(shared.fakes[0].is_awake());
         shared.step().await;
         shared.is_sound();
-        // Gone altogether, it holds no device; back once more, it is found out again.
+        // An exited server holds no device. Once it is back, it is detected again.
         shared.fakes[0].kill();
         shared.step().await;
         shared.fakes[0].restart().await;
@@ -172,7 +172,7 @@ async fn one_that_is_started_again_meanwhile_sleeps_before_the_learner_goes_on()
         shared.fakes[0].kill();
         shared.publishes(2).await.unwrap();
         assert_eq!(version_of(&shared.draws(1).await), 2);
-        // It comes back into the samplers' turn, with the newest weights.
+        // It comes back while the samplers own the devices, with the newest weights.
         shared.fakes[0].restart().await;
         let serve = async {
             while shared.router.members().iter().any(|member| member.health != Health::Serving) {
@@ -186,21 +186,21 @@ async fn one_that_is_started_again_meanwhile_sleeps_before_the_learner_goes_on()
 }
 
 #[tokio::test]
-async fn one_that_has_a_process_and_does_not_answer_holds_the_learner_up_until_a_deadline() {
+async fn unresponsive_server_delays_learner_until_timeout() {
     let shared = Shared::with(&[Speaks::NewVllm], false, Duration::from_secs(2), true).await;
     shared.publishes(1).await.unwrap();
-    // It is still starting: its process has taken memory, perhaps.
+    // The server is still starting, so its process may have allocated device memory.
     shared.fakes[0].kill();
     let error = shared.learner.optim_step(ADAM).await.unwrap_err();
     let want = "to give its devices to the learner: ";
     assert!(matches!(&error, PolicyError::Deadline(_, what) if what.contains(want)), "{error}");
-    // It answers after a while.
+    // The server answers after a while.
     let (step, ()) = tokio::join!(shared.learner.optim_step(ADAM), async {
         sleep(Duration::from_millis(700)).await;
         shared.fakes[0].restart().await;
     });
     step.unwrap();
-    // Its process has ended.
+    // The server's process has exited.
     shared.fakes[0].kill();
     shared.lives[0].send_replace(false);
     assert!(!*shared.turns.starts().borrow(), "and must not begin again before its turn");
@@ -218,7 +218,7 @@ async fn one_that_has_a_process_and_does_not_answer_holds_the_learner_up_until_a
 }
 
 #[tokio::test]
-async fn servers_of_the_run_are_asked_once_a_turn_and_again_after_a_failure() {
+async fn managed_servers_are_checked_once_and_after_failures() {
     for started in [true, false] {
         let patience = Duration::from_secs(2);
         let shared = Shared::with(&[Speaks::NewVllm, Speaks::NewVllm], false, patience, started).await;
@@ -229,7 +229,7 @@ async fn servers_of_the_run_are_asked_once_a_turn_and_again_after_a_failure() {
         for _ in 0..5 {
             shared.step().await;
         }
-        // Others may start theirs again at any time.
+        // External servers can be restarted at any time.
         assert_eq!(asked() - before, if started { 0 } else { 2 * 5 });
         shared.trainee.dies.store(true, Ordering::Relaxed);
         shared.learner.optim_step(ADAM).await.unwrap_err();
@@ -237,7 +237,7 @@ async fn servers_of_the_run_are_asked_once_a_turn_and_again_after_a_failure() {
         let before = asked();
         shared.step().await;
         assert_eq!(asked() - before, 2, "they are looked at again");
-        // The next turn begins anew.
+        // A new handoff starts without earlier knowledge.
         shared.publishes(2).await.unwrap();
         shared.step().await;
         assert!(shared.fakes.iter().all(|fake| !fake.is_awake()));
@@ -246,7 +246,7 @@ async fn servers_of_the_run_are_asked_once_a_turn_and_again_after_a_failure() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_sleep_is_told_by_its_flag_and_one_that_does_not_by_name() {
+async fn sleep_failure_names_missing_flag_or_server() {
     for (speaks, without, flag) in [
         (Speaks::NewVllm, "sleep mode", "--enable-sleep-mode"),
         (Speaks::OldVllm, "sleep mode", "--enable-sleep-mode"),
@@ -271,7 +271,7 @@ async fn a_server_that_cannot_sleep_is_told_by_its_flag_and_one_that_does_not_by
             !shared.log.lock().unwrap().iter().any(|asked| asked == "[onload]"),
             "the learner stays away"
         );
-        // Requests are served all the same, and the next who learns finds it as it should be.
+        // Requests are served even so, and the next learner call can acquire the devices.
         assert_eq!(version_of(&shared.draws(1).await), 1);
         shared.fakes[0].set(Behaviour { log, ..Behaviour::default() });
         shared.step().await;
@@ -280,15 +280,16 @@ async fn a_server_that_cannot_sleep_is_told_by_its_flag_and_one_that_does_not_by
 }
 
 #[tokio::test]
-async fn a_learner_that_dies_leaves_nobody_waiting() {
+async fn exited_learner_fails_calls_without_hanging() {
     let shared = Shared::new(&[Speaks::NewVllm], false).await;
     shared.publishes(1).await.unwrap();
-    // In the host's memory: servers draw on, and its next call says that it is gone.
+    // The learner is offloaded: servers keep sampling, and its next call reports that it has
+    // exited.
     shared.trainee.dies.store(true, Ordering::Relaxed);
     assert_eq!(version_of(&shared.draws(1).await), 1);
     let error = shared.learner.optim_step(ADAM).await.unwrap_err();
     assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
-    // On the devices: whoever asks for them is told.
+    // The learner owns the devices: requests for them fail.
     let reply = async { shared.sampler.sample(request(2, 4)).await?.collect(LONG).await };
     let error = tokio::time::timeout(LONG, reply).await.unwrap().unwrap_err();
     assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
@@ -298,7 +299,7 @@ async fn a_learner_that_dies_leaves_nobody_waiting() {
 }
 
 #[tokio::test]
-async fn a_turn_changes_hands_to_the_end_although_nobody_waits_for_it() {
+async fn handoff_completes_if_its_caller_is_cancelled() {
     let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], false).await;
     shared.publishes(1).await.unwrap();
     for version in 2..8 {
@@ -312,9 +313,10 @@ async fn a_turn_changes_hands_to_the_end_although_nobody_waits_for_it() {
     }
 }
 
-/// Servers die while they sleep, wake, fall asleep and draw, and are started again at whatever moment.
+/// Servers exit while they sleep, wake, fall asleep and sample, and are restarted at arbitrary
+/// times.
 #[tokio::test]
-async fn no_order_of_deaths_has_a_server_asked_in_its_sleep_or_awake_beside_the_learner() {
+async fn server_exits_never_break_device_ownership() {
     for pushes in [false, true] {
         let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], pushes).await;
         shared.publishes(1).await.unwrap();

@@ -1,9 +1,10 @@
-//! The member with the fewest calls.
+//! Selects the replica with the fewest calls.
 
 use super::round_robin::RoundRobin;
 use super::{Candidate, Choose};
 
-/// The fewest calls win: members that are slow keep their calls for longer, and so get fewer.
+/// Selects the replica with the fewest running calls. Slow replicas keep calls for longer, and so
+/// get fewer.
 #[derive(Debug, Default)]
 pub(crate) struct LeastLoaded {
     turns: RoundRobin,
@@ -21,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fewest_calls_win_and_equals_take_turns() {
+    fn least_loaded_selects_fewest_calls_in_turn() {
         let mut choice = LeastLoaded::default();
         let mut among = |running: [usize; 3]| {
             let candidates: Vec<Candidate> =

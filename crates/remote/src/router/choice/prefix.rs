@@ -1,25 +1,28 @@
-//! Chooses the member that has computed most of a prompt.
+//! Selects the replica that has cached the longest prefix of a prompt.
 //!
-//! Of the members that are not much more loaded than the least loaded one, the rule takes the one whose
-//! recorded sequences share the longest beginning with the prompt; of equal ones the one with the fewest
-//! calls, and of those the one that has the fewest blocks in the index, which is bounded. *Much more loaded*
-//! is more than `ratio` (1.5) × the calls of the least loaded + `slack` (8). So attempts at one task and
-//! turns of one conversation go to the member that has their beginning in memory. A burst of them spreads
-//! when waiting would cost more than computing the beginning again, and prompts that are new to all members
-//! go to the least loaded one.
+//! Replicas with many more calls than the least loaded one are excluded. Among the remaining replicas,
+//! the rule selects the replica whose recorded sequences share the longest prefix with the prompt; on a
+//! tie the one with the fewest calls, and on a further tie the one with the fewest blocks in the index,
+//! whose size is bounded. *Many more calls* means more than `ratio` (1.5) × the calls of the least loaded
+//! replica + `slack` (8).
+//!
+//! So attempts at one task and turns of one conversation go to the replica that has cached their prefix.
+//! A burst of them spreads when waiting would cost more than computing the prefix again, and prompts that
+//! are new to all replicas go to the least loaded one.
 
 use super::prefix_index::PrefixIndex;
 use super::{Candidate, Choose};
 
-/// Constants of the choice by prefixes.
+/// Constants of [`Choice::Prefix`](super::Choice::Prefix).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrefixOptions {
-    /// A member is much more loaded than the least loaded one with more calls than this many times its calls,
+    /// Factor on the calls of the least loaded replica; a replica with more than `ratio` times these
+    /// calls plus `slack` is excluded.
     pub ratio: f64,
-    /// plus this many.
+    /// Number of calls added to that bound.
     pub slack: usize,
-    /// Most blocks of 16 tokens that are remembered, each for each member that has it: at most
-    /// 200 bytes each.
+    /// Maximum number of entries in the index, each a block of 16 tokens cached by one replica. An entry
+    /// takes at most 200 bytes.
     pub most_blocks: usize,
 }
 
@@ -29,7 +32,7 @@ impl Default for PrefixOptions {
     }
 }
 
-/// The choice by prefixes.
+/// Selection by cached prefixes.
 #[derive(Debug)]
 pub(crate) struct Prefix {
     options: PrefixOptions,
@@ -77,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_wins_until_its_member_is_much_more_loaded() {
+    fn prefix_choice_prefers_longest_prefix_within_load_bound() {
         let mut choice = Prefix::new(PrefixOptions::default());
         let prompt: Vec<u32> = (0..100).collect();
         choice.computes(1, &prompt[..40]);
@@ -92,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_to_all_goes_to_who_has_least_to_do() {
+    fn unknown_prompt_goes_to_least_loaded_replica() {
         let mut choice = Prefix::new(PrefixOptions::default());
         choice.computes(0, &[7; 64]);
         assert_eq!(among(&mut choice, &[1; 64], [2, 1, 3]), 1);

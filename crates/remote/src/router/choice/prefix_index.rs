@@ -1,34 +1,37 @@
-//! An index of the beginnings that members have computed, in whole blocks.
+//! Index of the prefixes that replicas have cached, in full blocks of tokens.
 //!
-//! A block is known by a hash of all tokens up to its end, so a path is a chain of hashes, and members that
-//! share a beginning share entries: a radix tree whose edges are blocks, laid out in one map. Two beginnings
-//! of a billion share a hash with a probability of 3 %, and cost a detour, never a wrong token.
+//! A block is identified by a hash of all tokens up to its end, so a sequence is a chain of hashes.
+//! Replicas that share a prefix share entries: the index is a radix tree whose edges are blocks, stored
+//! in one map. Among a billion prefixes, two share a hash with a probability of 3 %. A collision leads to
+//! a worse choice of replica, never to a wrong token.
 //!
-//! Memory is bounded. What was used longest ago is forgotten first; a path's end is older than its beginning,
-//! so paths are cut from their ends and what is left can always be found.
+//! Memory is bounded. The least recently used entries are evicted first. The end of a sequence counts as
+//! used before its start, so sequences are truncated from their ends, and the remaining blocks can always
+//! be found.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Tokens of a block, as in caches of inference servers.
+/// Tokens per block, as in the prefix caches of inference servers.
 pub(crate) const BLOCK: usize = 16;
 
-/// The beginnings that members have.
+/// Prefixes that replicas have cached.
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
-    /// Most entries: pairs of a block and a member that has it.
+    /// Maximum number of entries: pairs of a block and a replica that has it.
     most: usize,
-    /// For each block the members that have it, with the time of the last use.
+    /// For each block, the replicas that have it, with the time of the last use.
     blocks: HashMap<u64, Vec<(usize, u64)>>,
-    /// Entries in the order of their use; stale ones, which were used again since, included.
+    /// Entries in the order of their use, including stale ones, which were used again later.
     order: VecDeque<(u64, u64, usize)>,
-    /// Entries of each member.
+    /// Number of entries of each replica.
     of_member: HashMap<usize, usize>,
     entries: usize,
     clock: u64,
 }
 
-/// Hashes of all whole blocks of a path, each of all tokens up to its end.
+/// Returns the hashes of all full blocks of a sequence. Each hash covers all tokens up to the block's
+/// end.
 fn chain(path: &[u32]) -> impl Iterator<Item = u64> {
     path.chunks_exact(BLOCK).scan(0u64, |before, block| {
         let mut hash = DefaultHasher::new();
@@ -39,7 +42,7 @@ fn chain(path: &[u32]) -> impl Iterator<Item = u64> {
 }
 
 impl PrefixIndex {
-    /// An empty index of at most `most` entries.
+    /// Creates an empty index of at most `most` entries.
     pub fn new(most: usize) -> Self {
         PrefixIndex {
             most,
@@ -51,12 +54,13 @@ impl PrefixIndex {
         }
     }
 
-    /// Entries of a member.
+    /// Returns the number of entries of a replica.
     pub fn blocks_of(&self, member: usize) -> usize {
         self.of_member.get(&member).copied().unwrap_or_default()
     }
 
-    /// How many blocks at the beginning of `path` each member has; members without any are left out.
+    /// Returns how many blocks at the start of `path` each replica has. Replicas without any are left
+    /// out.
     pub fn shared(&self, path: &[u32]) -> HashMap<usize, usize> {
         let mut found = HashMap::new();
         for (i, hash) in chain(path).enumerate() {
@@ -76,7 +80,7 @@ impl PrefixIndex {
         found
     }
 
-    /// Records that `member` has a path.
+    /// Records that `member` has computed a sequence.
     pub fn insert(&mut self, member: usize, path: &[u32]) {
         let mut hashes: Vec<u64> = chain(path).collect();
         hashes.truncate(self.most);
@@ -96,7 +100,7 @@ impl PrefixIndex {
         while self.entries > self.most {
             self.drop_oldest();
         }
-        // Uses that were followed by others take memory, too.
+        // Remove stale entries of `order`, which would grow without bound.
         if self.order.len() > 2 * self.most {
             let blocks = &self.blocks;
             self.order.retain(|(used, hash, member)| {
@@ -110,7 +114,7 @@ impl PrefixIndex {
         self.remove(hash, |entry| *entry == (member, used));
     }
 
-    /// Removes the entries of a block that are meant.
+    /// Removes the entries of a block for which `meant` returns true.
     fn remove(&mut self, hash: u64, meant: impl Fn(&(usize, u64)) -> bool) {
         let Some(members) = self.blocks.get_mut(&hash) else { return };
         for (member, _) in members.extract_if(.., |entry| meant(entry)) {
@@ -124,7 +128,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Removes all that a member had.
+    /// Removes all entries of a replica.
     pub fn forget(&mut self, member: usize) {
         let hashes: Vec<u64> = self.blocks.keys().copied().collect();
         for hash in hashes {
@@ -139,12 +143,13 @@ mod tests {
 
     use super::*;
 
-    /// Blocks that each member shares with `path`, by comparing it with every recorded path.
+    /// Counts the blocks that each replica shares with `path`, by comparing it with every recorded
+    /// sequence.
     fn naive(paths: &[(usize, Vec<u32>)], path: &[u32]) -> HashMap<usize, usize> {
         let mut found = HashMap::new();
         for (member, known) in paths {
             let common = known.iter().zip(path).take_while(|(a, b)| a == b).count();
-            // Whole blocks of both.
+            // Count full blocks only.
             let blocks = (0..=common / BLOCK).rev().find(|b| b * BLOCK <= common).unwrap_or(0);
             if blocks > 0 {
                 let most = found.entry(*member).or_insert(0);
@@ -154,7 +159,7 @@ mod tests {
         found
     }
 
-    /// Paths over few tokens that share beginnings.
+    /// Generates sequences of few distinct tokens that share prefixes.
     fn paths() -> impl Strategy<Value = Vec<(usize, Vec<u32>)>> {
         let path = prop::collection::vec(0u32..2, 0..6).prop_flat_map(|blocks| {
             let whole: Vec<u32> = blocks.iter().flat_map(|token| [*token; BLOCK]).collect();
@@ -169,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prefixes_are_those_of_a_search_through_all_paths(paths in paths(), forgotten in 0usize..8) {
+        fn index_matches_naive_search(paths in paths(), forgotten in 0usize..8) {
             let mut index = PrefixIndex::new(100_000);
             let mut known = Vec::new();
             for (member, path) in &paths {
@@ -185,7 +190,7 @@ mod tests {
         }
 
         #[test]
-        fn memory_is_bounded_and_the_newest_path_is_whole(paths in paths(), most in 1usize..12) {
+        fn index_is_bounded_and_keeps_newest_sequence(paths in paths(), most in 1usize..12) {
             let mut index = PrefixIndex::new(most);
             let mut known = Vec::new();
             for (member, path) in &paths {
@@ -197,7 +202,7 @@ mod tests {
                 prop_assert!(counted <= most && index.order.len() <= 2 * most);
                 let newest = index.shared(path).get(member).copied().unwrap_or(0);
                 prop_assert_eq!(newest, (path.len() / BLOCK).min(most));
-                // Nothing is found that is not there.
+                // The index finds no block that was not inserted.
                 let all = naive(&known, path);
                 for (member, blocks) in index.shared(path) {
                     prop_assert!(blocks <= all[&member]);
@@ -207,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_goes_first() {
+    fn index_evicts_least_recently_used_blocks() {
         let path = |token: u32| vec![token; 2 * BLOCK];
         let mut index = PrefixIndex::new(4);
         index.insert(0, &path(1));

@@ -1,15 +1,15 @@
-//! Each member in turn.
+//! Selects each replica in turn.
 
 use super::{Candidate, Choose};
 
-/// A turn that goes round: the next candidate after the one that was chosen last.
+/// Round-robin selection: the next candidate after the one that was selected last.
 #[derive(Debug, Default)]
 pub(crate) struct RoundRobin {
     next: usize,
 }
 
 impl RoundRobin {
-    /// The next in turn of `candidates`, of which there is at least one.
+    /// Returns the next of `candidates`, which must not be empty.
     pub fn turn(&mut self, candidates: impl Iterator<Item = usize> + Clone) -> usize {
         let after = candidates.clone().filter(|member| *member >= self.next).min();
         let chosen = after.or_else(|| candidates.min()).unwrap_or_default();
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_has_its_turn_whoever_is_there() {
+    fn round_robin_takes_turns_among_changing_members() {
         let mut turns = RoundRobin::default();
         let mut among = |members: &[usize]| turns.turn(members.iter().copied());
         assert_eq!(

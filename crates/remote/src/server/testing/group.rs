@@ -1,4 +1,4 @@
-//! Weights over a group, as fakes have it: a group is a connection, and weights are the number of a version.
+//! Fake process groups for weights: a group is a TCP connection, and weights are a version number.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,16 +15,16 @@ use tokio::net::{TcpListener, TcpStream};
 use super::{Behaviour, Json, Shared, die, sleep};
 use crate::push::{Broadcasts, Meeting, Opened, Opening, Sent};
 
-/// Fault of a learner that sends.
+/// How a learner fails to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SendFault {
     #[default]
     None,
-    /// Other weights are held by now.
+    /// The learner holds other weights by now.
     HasMovedOn,
-    /// Death, once members have joined.
+    /// The learner exits after the servers have joined.
     Dies,
-    /// Nothing is sent until the deadline.
+    /// The learner sends nothing until the deadline.
     Hangs,
 }
 
@@ -33,7 +33,7 @@ pub enum SendFault {
 pub struct Sender {
     pub fault: Mutex<SendFault>,
     open: tokio::sync::Mutex<Option<(TcpListener, Opening)>>,
-    /// Sends that are under way.
+    /// Number of sends in progress.
     pub sending: AtomicUsize,
 }
 
@@ -76,11 +76,11 @@ impl Broadcasts for Sender {
     }
 }
 
-/// The part of a fake that is a member of a group.
+/// Membership of a fake server in a group.
 #[derive(Default)]
 pub struct Membership {
     connection: Option<TcpStream>,
-    /// Whether weights are being replaced: nothing may be drawn then.
+    /// Whether weights are being replaced, so that the server must not sample.
     updating: bool,
 }
 
@@ -92,7 +92,7 @@ fn refused(why: &str) -> Response {
     (StatusCode::BAD_REQUEST, Json(json!({ "error": { "message": why } }))).into_response()
 }
 
-/// Whether weights are being replaced.
+/// Returns whether weights are being replaced.
 pub fn is_half(shared: &Shared) -> bool {
     shared.life.lock().unwrap().membership.updating
 }
@@ -116,7 +116,7 @@ pub async fn answer(shared: &Shared, behaviour: &Behaviour, path: &str, body: &V
         }
         "/finish_weight_update" => {
             let mut life = shared.life.lock().unwrap();
-            // Without a label it is the end of an update that failed: weights stay what they are.
+            // Without a label, this call ends a failed update, and the weights stay incomplete.
             if let Some(label) = body["weight_version"].as_str() {
                 life.weights = label.into();
                 life.membership.updating = false;
@@ -124,7 +124,7 @@ pub async fn answer(shared: &Shared, behaviour: &Behaviour, path: &str, body: &V
             ok()
         }
         "/end_weight_update" => {
-            // Weights of which some are missing stay so.
+            // Incomplete weights stay incomplete.
             ok()
         }
         "/shutdown_weight_transfer_engine" | "/destroy_weights_update_group" => {
@@ -160,7 +160,7 @@ async fn update(shared: &Shared, behaviour: &Behaviour) -> Response {
         die(shared).await;
     }
     sleep::may_write(shared).await;
-    // Half of them is there when the learner dies.
+    // Half of the weights have arrived when the learner exits.
     shared.life.lock().unwrap().shift = 77;
     let Ok(version) = connection.read_u64().await else { return refused("the group has ended") };
     let _ = connection.write_u8(1).await;
@@ -168,7 +168,7 @@ async fn update(shared: &Shared, behaviour: &Behaviour) -> Response {
     let mut life = shared.life.lock().unwrap();
     life.shift = if behaviour.keeps_weights { 77 } else { version };
     life.membership.connection = Some(connection);
-    // SGLang's are whole now.
+    // SGLang's weights are complete now.
     if shared.speaks == super::Speaks::Sglang {
         life.membership.updating = false;
     }

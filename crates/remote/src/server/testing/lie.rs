@@ -1,32 +1,32 @@
-//! Replies that cannot be, as a server gives them that is broken or somebody else's.
+//! Impossible responses, as from a broken server or from another program.
 
 use serde_json::{Value, json};
 
-/// Lie of a reply.
+/// An impossible response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lie {
-    /// A last token of another vocabulary.
+    /// The last token is not in the vocabulary.
     Stranger,
-    /// Three tokens more than were asked for.
+    /// Three tokens more than requested.
     Endless,
-    /// Three tokens fewer, for their number.
+    /// Three tokens fewer than requested, with the finish reason `length`.
     Short,
-    /// A stop token ended it that is not there.
+    /// The finish reason names a stop token that does not occur.
     Stops,
-    /// No number for the third token.
+    /// The third token has no log-probability.
     NoNumber,
-    /// Half of an event, and then the end of the connection.
+    /// The connection closes in the middle of an event.
     Half,
-    /// The end of the connection after a whole event.
+    /// The connection closes after a complete event, without a finish reason.
     Ends,
-    /// No labels of the last two tokens.
+    /// The last two tokens have no labels.
     FewLabels,
-    /// Labels of some tokens twice.
+    /// Some tokens have two labels.
     Overlap,
 }
 
 impl Lie {
-    /// Tokens that are drawn where so many were asked for.
+    /// Returns the number of tokens to sample if `most` were requested.
     pub fn most(self, most: usize) -> usize {
         match self {
             Lie::Endless => most + 3,
@@ -35,7 +35,7 @@ impl Lie {
         }
     }
 
-    /// Labels that are told at the end, of which the last token is the one of this number, from 0.
+    /// Returns the final weight labels of a completion whose last token has index `last`.
     pub fn spans(self, label: &str, last: usize) -> Option<Value> {
         let span = |start: usize, end: usize| json!({ "version": label, "start": start, "end": end });
         match self {

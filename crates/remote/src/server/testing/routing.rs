@@ -1,10 +1,10 @@
-//! Routers over servers of tests.
+//! Options for routers over fake servers.
 
 use std::time::Duration;
 
 use crate::router::RouterOptions;
 
-/// A router that tries and probes often, so that tests need not wait for it.
+/// Returns options with short intervals and many tries, so that tests need not wait.
 pub fn impatient(probe_every: Duration, patience: Duration) -> RouterOptions {
     RouterOptions {
         probe: vec![1, 2],

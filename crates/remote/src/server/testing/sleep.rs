@@ -1,4 +1,4 @@
-//! Sleep of fakes: what a real server loses, and what ends it.
+//! Sleep of fake servers: what a real server loses, and what crashes it.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,43 +8,43 @@ use serde_json::{Value, json};
 
 use super::{Behaviour, Json, Shared, Speaks, die, wait_while_paused};
 
-/// Order in which servers and a learner were asked.
+/// Requests to servers and a learner, in order.
 pub type Log = Arc<Mutex<Vec<String>>>;
 
-/// Memory that a fake has given back.
+/// Device memory that a fake has released.
 #[derive(Default)]
 pub struct Given {
     weights: bool,
     cache: bool,
-    /// Whether nothing was read since the weights were.
+    /// Whether no weights were loaded since their memory was released.
     is_empty: bool,
-    /// How often it drew from nothing, or was woken or read where a real one would have ended.
+    /// Number of samples without weights, and of wake or load calls that would crash a real server.
     pub nonsense: usize,
 }
 
 impl Given {
-    /// Whether it has memory of its devices.
+    /// Returns whether the fake occupies any device memory.
     pub fn is_awake(&self) -> bool {
         !(self.weights && self.cache)
     }
 }
 
-/// Dies while it answers: the connection breaks.
+/// Kills the fake during a response, which breaks the connection.
 fn crash(shared: &Shared) -> ! {
     if let Some(task) = shared.task.lock().unwrap().take() {
         task.abort();
     }
-    // Without a message: nobody's test has failed.
+    // Without a message, because no test has failed.
     std::panic::resume_unwind(Box::new("a fake was killed"))
 }
 
-/// Ends a server as one ends that touches memory which it has not.
+/// Kills a server that accesses released memory, and counts the event.
 async fn faults(shared: &Shared) -> ! {
     shared.life.lock().unwrap().given.nonsense += 1;
     die(shared).await
 }
 
-/// Waits until a server may draw, and finds out whether it can.
+/// Waits until a server may sample, and checks that it has weights and memory.
 pub async fn may_draw(shared: &Shared) {
     wait_while_paused(shared).await;
     let (is_torn, is_empty) = {
@@ -59,14 +59,14 @@ pub async fn may_draw(shared: &Shared) {
     }
 }
 
-/// Weights are about to be written where they belong.
+/// Checks that the memory of the weights is allocated before they are written.
 pub async fn may_write(shared: &Shared) {
     if shared.life.lock().unwrap().given.weights {
         faults(shared).await;
     }
 }
 
-/// All weights were written.
+/// Records that all weights were written.
 pub fn written(shared: &Shared) {
     shared.life.lock().unwrap().given.is_empty = false;
 }

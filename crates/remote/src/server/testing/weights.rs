@@ -1,4 +1,4 @@
-//! Weights of fakes, in folders as a learner publishes them.
+//! Weight directories for fakes, as a learner publishes them.
 
 use std::path::Path;
 
@@ -9,7 +9,8 @@ use super::super::PROBE;
 use super::super::folder::ProbeFile;
 use super::{CONTEXT, VOCABULARY, distribution};
 
-/// A folder of weights as a learner publishes them, of a tiny model, with a probe of the fake's table.
+/// Writes a weight directory of a tiny model, as a learner publishes it, with a probe of the fake's
+/// table.
 pub fn publish(root: &Path, version: u64) -> WeightsRef {
     let folder = root.join(format!("v{version}"));
     std::fs::create_dir_all(&folder).unwrap();
