@@ -43,14 +43,14 @@
 //!
 //! # Guarantees
 //! - **Batch invariance.** Each output element is computed by the same operations in the same order,
-//!   regardless of the rest of the batch, the prefill chunks, the packing of sequences, shared prefixes and the
-//!   number of threads. For one [`Order`] of sums, the instruction set makes no difference either. So the
-//!   log-probability recorded at sampling equals, bit for bit, the log-probability that the training forward
-//!   pass computes for that token under the same weights.
-//! - **Trees.** A token that several sequences share goes through the model once. Loss and gradient equal those
-//!   of training every sequence separately, up to rounding.
-//! - **Determinism.** A sampled token is a function of seed, stream and position. A gradient has the same
-//!   bits on any number of threads, which a bit-exact resume needs.
+//!   regardless of the rest of the batch, the prefill chunks, the packing of sequences, shared prefixes
+//!   and the number of threads. For one [`Order`] of sums, the instruction set makes no difference
+//!   either. So the log-probability recorded at sampling equals, bit for bit, the log-probability that
+//!   the training forward pass computes for that token under the same weights.
+//! - **Trees.** A token that several sequences share goes through the model once. Loss and gradient
+//!   equal those of training every sequence separately, up to rounding.
+//! - **Determinism.** A sampled token is a function of seed, stream and position. A gradient has the
+//!   same bits on any number of threads, which a bit-exact resume needs.
 //! - **Memory** is planned before the start ([`MemoryPlan`]), and the engine stays within the plan.
 //!
 //! Modules from the bottom up: `simd` (instruction sets), `product` (matmul), `ops` (other operations
