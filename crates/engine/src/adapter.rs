@@ -32,7 +32,7 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// One adapted projection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
-    /// Where its matrix lies among the weights of the base.
+    /// Range of its matrix among the weights of the base.
     base: Range<usize>,
     /// Its range of columns in the output of the linear map.
     outputs: Range<usize>,
@@ -182,10 +182,10 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// A new adapter, which changes nothing yet: A is drawn from `seed`, B is zero.
+    /// Creates an adapter that changes nothing yet: A is sampled with `seed`, B is zero.
     ///
     /// # Errors
-    /// As `AdapterLayout::new`.
+    /// Returns an error under the conditions of `AdapterLayout::new`.
     pub fn new(
         compute: &Compute,
         layout: &Layout,

@@ -46,17 +46,18 @@ pub type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
 
 /// Command of a handle to the engine's thread. The number in a variant is the policy.
 pub enum Command {
-    /// To draw a reply.
+    /// Samples a completion.
     Sample(u32, SampleRequest, Option<Box<dyn Constraint>>, Events, Answer<()>),
-    /// To end requests.
+    /// Aborts the requests of a stream, or all of them; the response is their number.
     Abort(u32, Option<u64>, Answer<usize>),
-    /// How the engine is doing.
+    /// Requests load and counters.
     Condition(Answer<Condition>),
-    /// Asks for the version that is published.
+    /// Requests the published version.
     Version(u32, Answer<u64>),
-    /// A new adapter, its seed, and what its base is called.
+    /// Creates an adapter with options, a seed and the name of the base model; the response is its
+    /// policy.
     Lora(LoraOptions, u64, String, Answer<u32>),
-    /// Uses or changes weights.
+    /// Uses or changes the weights of a policy.
     Learn(u32, LearnerCommand),
 }
 
@@ -74,7 +75,7 @@ pub enum LearnerCommand {
     ForwardBackward(Arc<TreeBatch>, Loss, Answer<ForwardBackward>),
     /// Accumulates a gradient and returns the losses of the terms.
     ForwardBackwardTerms(Arc<TreeBatch>, Loss, Answer<(ForwardBackward, LossTerms)>),
-    /// Apply it.
+    /// Runs an optimizer step with the accumulated gradient.
     OptimStep(OptimParams, Answer<OptimReport>),
     /// Saves to a directory; the flag includes the optimizer state.
     Save(PathBuf, bool, Answer<Manifest>),
@@ -182,7 +183,7 @@ impl Service {
         }
     }
 
-    /// Works until no handle is left.
+    /// Runs until the last handle is dropped.
     pub fn run(mut self) {
         let mut waited = 0;
         loop {
