@@ -74,14 +74,15 @@ const fn held(order: Order) -> usize {
         Order::Tiled => 256 << 10,
     }
 }
-/// Whether that cache holds as much again, so that the panels after those can be fetched to it meanwhile.
+/// Returns whether the second-level cache holds as much again, so that the following panels can be
+/// prefetched.
 fn holds_more(kernel: Kernel) -> bool {
     kernel.isa == Isa::Amx && kernel.order() == Order::Chained
 }
 /// Number of values of C that the caches hold until they are read again (4 MiB). A larger C that is
 /// overwritten is written past the caches, which saves reading it.
 const CACHED_C: usize = 1 << 20;
-/// Minimum number of tiles of A that justify prefetching those panels.
+/// Minimum number of tiles of A in a chunk: fewer do not justify reading a group of panels.
 const LEAST_TILES: usize = 8;
 /// Maximum number of tiles that process weights one panel at a time. If a few tiles found a whole group
 /// in the second-level cache, memory, which such a matmul waits for, would be idle in the meantime.

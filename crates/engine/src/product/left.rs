@@ -106,9 +106,8 @@ impl Left {
         }
     }
 
-    /// Returns the start of part `i` of `shares` equal parts of the next tile, of which the words that
-    /// correspond to these `words` words count. Tiles are `rows` high; packed tiles are `depth` words
-    /// deep.
+    /// Returns the address at which part `i` of `shares` equal parts starts. The parts divide the first
+    /// `words` words of the next tile. Tiles are `rows` high; packed tiles are `depth` words deep.
     pub fn share_of_next(
         self,
         rows: usize,

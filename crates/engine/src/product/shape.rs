@@ -34,7 +34,7 @@ pub struct Rows<'a> {
 /// Memory that will be read later. Tiles that have time prefetch it; any address is allowed.
 #[derive(Clone, Copy)]
 pub struct Ahead {
-    /// Next address, to the first-level cache.
+    /// Next address to prefetch into the first-level cache.
     pub near: *const f32,
     /// Number of values to advance `near` per step.
     pub pace: usize,
