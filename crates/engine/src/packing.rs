@@ -35,9 +35,9 @@ impl Unit {
 /// Step of the traversal of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Run it forward and put its keys and values on the stack. It is a piece of one node.
+    /// Run a unit forward and push its keys and values onto the stack. The unit is a piece of one node.
     Push(Unit),
-    /// Run it forward and backward. Nothing lies below it.
+    /// Run a unit forward and backward. It has no descendants outside the unit.
     Train(Unit),
     /// Run the unit on top of the stack forward again, then backward with the gradients that its
     /// descendants added, and pop it.

@@ -58,7 +58,8 @@ impl Reference {
         x.iter().zip(weight).map(|(v, w)| (offset + w) * v / root).collect()
     }
 
-    /// Norms one kind of heads, where the model does, and turns them by `position`, where the layer does.
+    /// Applies norms to one kind of heads, if the model has them, and rotates the heads by `position`,
+    /// if the layer has a rotary embedding.
     fn place(&self, layer: usize, norm: &str, position: usize, x: &mut [f64]) {
         let (dim, pattern) = (self.config.head_dim, &self.config.pattern);
         let local = pattern.local_rope.as_ref().filter(|_| self.config.window(layer).is_some());

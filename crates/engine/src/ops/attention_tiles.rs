@@ -32,10 +32,10 @@ pub struct Run {
 /// Rows that are computed together, for each key head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tile {
+    /// One run, or complete spans.
+    pub runs: Vec<Run>,
     /// Number of leading blocks that all sequences of the tile share and all its queries attend to
     /// completely; 0 for a single run.
-    pub runs: Vec<Run>,
-    /// Blocks that all the runs' paths begin with and all their queries see whole; 0 for a single run.
     pub shared: usize,
 }
 
