@@ -41,7 +41,7 @@ struct Request {
     /// Input of the mode `logits`.
     #[serde(default)]
     sequences: Vec<Vec<u32>>,
-    /// Of `gradients`.
+    /// Input of the mode `gradients`.
     #[serde(default)]
     batch: Vec<PathInput>,
     loss: Option<Loss>,

@@ -111,7 +111,7 @@ impl Drop for Buffer {
 impl Deref for Buffer {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        // SAFETY: `start` points to `len` initialised values (dangling but aligned when `len` is 0).
+        // SAFETY: `start` points to `len` initialized values (dangling but aligned when `len` is 0).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -26,7 +26,7 @@ pub fn sight(config: &ModelConfig, layer: usize) -> Sight {
 pub enum Site {
     /// Query, key and value, stacked along the outputs.
     Qkv,
-    /// Attention output.
+    /// Output projection of attention.
     Output,
     /// Gate and up, stacked along the outputs.
     GateUp,
@@ -106,11 +106,11 @@ pub struct LayerLayout {
 pub struct Layout {
     /// All parameters, under their Hugging Face names.
     pub tensors: Tensors,
-    /// Embedding.
+    /// Range of the embedding.
     pub embedding: Range<usize>,
     /// Layers, first to last.
     pub layers: Vec<LayerLayout>,
-    /// Final norm.
+    /// Range of the final norm.
     pub norm: Range<usize>,
     /// Output head; the range of the embedding if they are tied.
     pub head: Range<usize>,

@@ -5,7 +5,7 @@
 //! For attention, each node names the blocks of its complete sequence. A node that starts in the middle of a
 //! block gets a copy of its parent's part of that block, so blocks stay aligned to absolute positions.
 //!
-//! A trained token has one term for each sequence that trains it. Where the next tokens of a position differ
+//! A trained token has one term for each sequence that trains it. If the next tokens of a position differ
 //! between sequences, one row of logits serves all of them (`head`).
 //!
 //! Batches larger than the unit are divided by `packing`; `backward` has the order of the gradients' sums.

@@ -218,8 +218,8 @@ impl MemoryPlan {
         self.parts().into_iter().fold(0, |total, (_, bytes)| total.saturating_add(bytes))
     }
 
-    /// Returns the purposes of at least a third of the largest part, largest first: these must shrink
-    /// if memory is short.
+    /// Returns the purposes that take more than a third of the largest part, largest first. These must
+    /// shrink if memory is short.
     pub fn largest(&self) -> Vec<Purpose> {
         let mut parts = self.parts();
         parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

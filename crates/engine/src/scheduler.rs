@@ -108,7 +108,7 @@ impl Scheduler {
     /// with its `constraint`.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] if the request can never be served.
+    /// Returns an error if the request is invalid or can never be served.
     pub fn submit(
         &mut self,
         model: &Transformer,

@@ -62,7 +62,7 @@ pub struct LayerState {
 pub struct Temporary {
     /// Normalized rows, as wide as the residual stream.
     pub normed: Buffer,
-    /// Feed-forward rows.
+    /// Rows of the feed-forward part, as wide as its activation.
     pub hidden: Buffer,
     /// Scratch of linear maps.
     pub scratch: MapScratch,
@@ -72,7 +72,7 @@ pub struct Temporary {
 pub struct Transformer {
     /// Thread pool, instruction set and precision.
     pub compute: Compute,
-    /// The weights.
+    /// Base weights.
     pub weights: Weights,
     /// Adapters over the base weights.
     pub adapters: Vec<Adapter>,

@@ -57,7 +57,8 @@ pub fn tiles(spans: &[Span], group: usize, most: usize) -> Vec<Tile> {
     for span in small {
         let run = Run { span, from: 0, rows: spans[span].len * group };
         let shared = tile.runs.last().map_or(0, |last| common(&spans[last.span], &spans[span]));
-        // A sequence that shares much less than the others would make them process the rest separately.
+        // A sequence with a much shorter shared prefix would make the other sequences of the tile
+        // process the rest separately.
         let fits = rows + run.rows <= room && shared > 0 && 2 * shared >= tile.shared;
         if !fits && !tile.runs.is_empty() {
             tiles.push(std::mem::take(&mut tile));

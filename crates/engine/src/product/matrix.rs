@@ -48,7 +48,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Returns how many pieces of `width` columns should be read together: several if rows are
-    /// contiguous, because each piece alone would use only part of an open memory page.
+    /// contiguous, because each piece alone would use only part of an open DRAM row.
     pub fn columns_together(&self, width: usize) -> usize {
         if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
     }
