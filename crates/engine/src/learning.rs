@@ -93,8 +93,7 @@ impl Stack {
 struct Laid<'a> {
     tokens: &'a [u32],
     packing: Packing,
-    /// Ranges of rows by adapter: all rows use the adapter that is trained or evaluated, if there is
-    /// one.
+    /// All rows with the index of the adapter that is trained or evaluated; empty for the base weights.
     adapters: Vec<(Range<usize>, usize)>,
 }
 

@@ -256,8 +256,8 @@ impl Task {
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         let most = kernel.tile_rows();
         let stride = stride(piece.positions);
-        // Number of blocks to which no query attends that is the `own`th of its sequence, or a later
-        // one.
+        // Number of leading blocks that neither the `own`th query of the sequence nor a later query attends
+        // to.
         let unseen = |own: usize| sight.first(own) / BLOCK;
         self.turn(kernel, keys_values, &span.blocks, kv_head, piece.positions);
         let queries = self.queries.reserve(QUERIES * padded);

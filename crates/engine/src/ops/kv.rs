@@ -84,8 +84,7 @@ pub struct Sight {
 }
 
 impl Sight {
-    /// Returns the first position to which a query attends that is the `own`th of its sequence, counted
-    /// from 1.
+    /// Returns the first position that the `own`th query of a sequence, counted from 1, attends to.
     pub fn first(&self, own: usize) -> usize {
         own.saturating_sub(self.window)
     }
@@ -106,7 +105,7 @@ const TOGETHER: usize = 32;
 /// Memory for blocks of one layer or of all layers.
 pub struct Blocks {
     blocks: Vec<Buffer>,
-    /// Allocated blocks that are not in use yet.
+    /// Allocated blocks that are not in use yet, in the same mapping as the last blocks in use.
     spare: Vec<Buffer>,
     shape: Shape,
     layers: usize,

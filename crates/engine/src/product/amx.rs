@@ -23,8 +23,8 @@ use crate::precision::words_of;
 /// Number of words of k for which a tile of A stays in the first-level cache of 48 KiB, which panels
 /// bypass: 36 KiB.
 const HELD_A: usize = 288;
-/// The same number if panels come from memory and are prefetched into that cache: 18 KiB, with an equal
-/// part of a panel.
+/// Number of words of k for which a tile of A stays in that cache if panels come from memory and are
+/// prefetched into the cache first: 18 KiB, in addition to an equal part of a panel.
 const HELD_BESIDE: usize = 144;
 /// Minimum number of panels for which storing partial sums pays.
 const LEAST_PANELS: usize = 4;
