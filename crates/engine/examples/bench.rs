@@ -1,6 +1,6 @@
-//! The engine's side of the comparisons in `bench/`: reads one request a line, does it, and prints one line
-//! of JSON with the seconds it took. `bench/README.md` has the requests. Stays resident, so that peers can
-//! take turns in the same run.
+//! Engine side of the comparisons in `bench/`: reads one request per line, runs it, and prints one line
+//! of JSON with its duration in seconds. `bench/README.md` describes the requests. The process stays
+//! resident, so that peers can alternate in the same run.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -81,8 +81,8 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// One step: forward, mean cross-entropy of every token but the first, backward, AdamW, and the new weights
-/// ready for use.
+/// Runs one training step: forward pass, mean cross-entropy of every token except the first, backward
+/// pass, AdamW, and publishing of the new weights.
 async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value> {
     let weight = 1.0 / (tokens.len() - 1) as f32;
     let targets = (1..tokens.len() as u32)
@@ -101,8 +101,8 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "parts": parts }))
 }
 
-/// A group of rollouts of several turns, `new` tokens drawn and `given` ones answered each, and one update by
-/// the clipped loss with made-up advantages.
+/// Samples a group of rollouts of several turns, with `new` sampled tokens and `given` tokens of a tool
+/// result per turn, and runs one update by the clipped loss with made-up advantages.
 async fn group(
     engine: &Engine,
     prompt: &[u32],
@@ -172,7 +172,8 @@ const OPTIM: OptimParams = OptimParams {
     max_grad_norm: f32::INFINITY,
 };
 
-/// Forward and backward over all paths, merged where they agree; targets are the tokens from `first` on.
+/// Runs forward and backward passes over all sequences, merged into trees; targets are the tokens from
+/// `first` on.
 async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Value> {
     let targets: usize = paths.iter().map(|tokens| tokens.len() - first as usize).sum();
     let weight = 1.0 / targets as f32;
@@ -193,7 +194,7 @@ async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Val
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": path_tokens }))
 }
 
-/// Greedy replies to all prompts at once.
+/// Samples greedy completions of all prompts at once.
 async fn generate(engine: &Engine, prompts: Vec<Vec<u32>>, new_tokens: usize) -> Result<Value> {
     let params = SamplingParams { max_tokens: new_tokens, temperature: 0.0, ..SamplingParams::default() };
     let start = Instant::now();

@@ -1,8 +1,8 @@
 //! Runs one job of the checks in `conformance/` on the engine: `conformance JOB.json`.
 //!
-//! The job's format is described in `conformance/README.md`. Results go to `result.json` and
-//! `result.safetensors` in the job's folder. Not part of the product: it shows what the engine computes,
-//! logits and gradients included, to other programs.
+//! `conformance/README.md` describes the format of a job. Results go to `result.json` and
+//! `result.safetensors` in the job's directory. This program is for tests only: it shows to other
+//! programs what the engine computes, including logits and gradients.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,30 +33,30 @@ struct Request {
     threads: usize,
     #[serde(default)]
     precision: Precision,
-    /// A folder in PEFT's layout.
+    /// Directory in PEFT's layout.
     adapter: Option<PathBuf>,
-    /// A file with `value_head.weight` and `value_head.bias`.
+    /// File with `value_head.weight` and `value_head.bias`.
     value_head: Option<PathBuf>,
     mode: Mode,
-    /// Of `logits`.
+    /// Input of the mode `logits`.
     #[serde(default)]
     sequences: Vec<Vec<u32>>,
-    /// Of `gradients`.
+    /// Input of the mode `gradients`.
     #[serde(default)]
     batch: Vec<PathInput>,
     loss: Option<Loss>,
-    /// Of `steps`.
+    /// Input of the mode `steps`.
     #[serde(default)]
     steps: Vec<Step>,
-    /// Of `tokens`.
+    /// Input of the mode `tokens`.
     #[serde(default)]
     texts: Vec<String>,
     #[serde(default)]
     chats: Vec<Conversation>,
 }
 
-/// What to do. Fields of all modes stand side by side: serde's tagged enums lose numbers that keep their
-/// digits.
+/// Mode of a job. Fields of all modes are in one struct, because serde's tagged enums lose numbers that
+/// keep their digits.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Mode {
@@ -146,7 +146,7 @@ async fn engine(files: &ModelFiles, request: &Request) -> Result<Engine> {
     Ok(policy)
 }
 
-/// Logits after every token of every sequence, the sequences merged into one tree.
+/// Writes the logits after every token of every sequence, with the sequences merged into one tree.
 fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Value> {
     let config = &model.weights.config;
     let paths: Vec<_> = sequences
@@ -185,14 +185,14 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
     Ok(json!({ "packed_tokens": batch.tokens.len(), "path_tokens": batch.path_tokens }))
 }
 
-/// Where the tokens of a path that was merged lie in the batch: its way down the tree.
+/// Returns the rows, in the batch, of the tokens of a merged sequence.
 fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
     let mut rows: Vec<usize> = Vec::with_capacity(tokens.len());
     let mut at = None;
     while rows.len() < tokens.len() {
         let next = tokens[rows.len()];
         let child = (0u32..).zip(&batch.nodes).find(|(_, node)| {
-            // Siblings part at their first tokens.
+            // Siblings differ in their first tokens.
             node.parent == at && batch.tokens[node.start as usize] == next
         });
         let Some((index, node)) = child else { break };
@@ -202,8 +202,8 @@ fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
     rows
 }
 
-/// Gradients of the loss over the merged batch, by name: of the weights or of the adapter, and of the value
-/// head.
+/// Writes gradients of the loss over the merged batch, by name: of the base weights or of the adapter,
+/// and of the value head.
 fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) -> Result<Value> {
     let mut learning = Learning::new(model, Limits::NONE);
     let policy = (!model.adapters.is_empty()).then_some(0);
@@ -223,7 +223,7 @@ fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) 
     Ok(serde_json::to_value(sums)?)
 }
 
-/// Optimiser steps, each over several batches.
+/// Runs optimizer steps, each over several batches.
 async fn train(engine: &Engine, steps: &[Step]) -> Result<Value> {
     let mut reports = Vec::new();
     for step in steps {
@@ -238,8 +238,8 @@ async fn train(engine: &Engine, steps: &[Step]) -> Result<Value> {
     Ok(json!({ "steps": reports }))
 }
 
-/// Weights, configuration and, where the model has one, tokenizer, in the folder `checkpoint`; with an
-/// adapter, also `merged`.
+/// Writes weights, configuration and, if the model has one, tokenizer to the directory `checkpoint`;
+/// with an adapter, also writes `merged`.
 async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
     let folder = out.join("checkpoint");
     std::fs::create_dir_all(&folder)?;
@@ -258,7 +258,7 @@ async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Token ids of texts, special tokens counting as themselves, and of conversations.
+/// Returns token ids of texts, in which special tokens are parsed, and of conversations.
 fn tokens(files: &ModelFiles, texts: &[String], chats: &[Conversation]) -> Result<Value> {
     let source = files.tokenizer.as_ref().context("the model has no tokenizer")?;
     let tokenizer = Tokenizer::new(source)?.with_ends(files.config.bos, &files.config.eos);
@@ -277,7 +277,7 @@ fn tokens(files: &ModelFiles, texts: &[String], chats: &[Conversation]) -> Resul
 
 fn conversation_ids(files: &ModelFiles, chat: &Chat, conversation: &Conversation) -> Result<Vec<u32>> {
     if conversation.add_generation_prompt {
-        // What the agent loop sends to a sampler.
+        // The prompt that the agent loop sends to a sampler.
         let messages: Vec<Message> = serde_json::from_value(conversation.messages.clone().into())?;
         return Ok(chat.prompt(&messages, &[])?);
     }

@@ -1,4 +1,4 @@
-//! Vectors of texts, for `conformance/encoder.py`: `encode FOLDER NAME`; texts are lines of JSON on standard
+//! Embeds texts for `conformance/encoder.py`: `encode FOLDER NAME`. Texts are lines of JSON on standard
 //! input, each `{"text", "role"}`, and vectors are lines of JSON on standard output.
 
 use std::io::{BufRead, Write};

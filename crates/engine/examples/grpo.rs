@@ -4,10 +4,10 @@
 //! cargo run --release -p levade-engine --example grpo -- 1      # with seed 1
 //! ```
 //!
-//! Every step does what a run of `levade train` does, on tokens: it samples a group of completions for each
-//! task, scores them, compares each completion with its group (the advantage), merges the sequences into a
-//! tree so that shared tokens go through the model once, and updates the weights. Of a run it leaves out
-//! text, tools, the record, checkpoints and everything that resumes.
+//! Every step does what a run of `levade train` does, on tokens: it samples a group of completions for
+//! each task, scores them, compares each completion with its group (the advantage), merges the
+//! sequences into a tree so that shared tokens go through the model once, and updates the weights. It
+//! omits text, tools, the store, checkpoints and resuming.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,10 +1,11 @@
-//! How fast the kernels are, beside what the machine could do: `kernels [PRECISION] [ISA]`, in SmolLM2-135M's
-//! shapes with 2 threads.
+//! Measures the speed of the kernels against the limits of the machine: `kernels [PRECISION] [ISA]`, in
+//! SmolLM2-135M's shapes with 2 threads.
 //!
-//! First the machine's own limits: multiply-adds a second with all operands in registers, and bytes a second
-//! read from memory. Then products: packed weights (forward), weights packed on the way (gradients of
-//! activations), and long sums (gradients of weights). Medians; the share in brackets is of what registers
-//! reach just before, since a machine that is shared changes from second to second.
+//! First it measures the machine's limits: multiply-adds per second with all operands in registers, and
+//! bytes per second read from memory. Then it measures matmul: packed weights (forward), weights packed
+//! for each call (gradients of activations), and long sums (gradients of weights). Values are medians.
+//! The percentage in brackets is relative to the register limit measured just before, because the speed
+//! of a shared machine changes from second to second.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -14,9 +15,9 @@ use levade_engine::testing::{Buffer, Compute, Matrix, Mode, Packed, Right, Scrat
 use levade_engine::{Isa, Precision};
 
 const THREADS: usize = 2;
-/// Rounds of a loop over registers: some hundredths of a second, more with AMX.
+/// Number of iterations of a loop over registers: some hundredths of a second, more with AMX.
 const REPEATS: usize = 10_000_000;
-/// Seconds that a product is repeated for between two looks at what registers reach.
+/// Seconds for which a matmul is repeated between two measurements of the register limit.
 const BESIDE: f64 = 0.01;
 
 fn main() -> Result<()> {
@@ -75,12 +76,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Work of all threads together in a second, given the work of one call. The best of three.
+/// Returns the work of all threads per second, given the work of one call: the best of three
+/// measurements.
 fn on_all_threads(work: impl Fn() -> f64 + Sync) -> f64 {
     (0..3).map(|_| at_once(&work)).fold(0.0, f64::max)
 }
 
-/// Work of all threads together in a second, each in a second call.
+/// Returns the work of all threads per second, measured in each thread's second call.
 fn at_once(work: impl Fn() -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(THREADS);
     std::thread::scope(|scope| {
@@ -96,16 +98,16 @@ fn at_once(work: impl Fn() -> f64 + Sync) -> f64 {
     })
 }
 
-/// The machine's own limits, on one thread.
+/// Limits of the machine, on one thread.
 mod limits {
     use std::hint::black_box;
 
     use super::{Buffer, Isa, Precision};
 
-    /// Bytes that are read at a time.
+    /// Number of bytes read at a time.
     const BYTES: usize = 256 << 20;
 
-    /// Reads memory from one end to the other; returns how many bytes.
+    /// Reads memory from one end to the other; returns the number of bytes.
     pub fn read() -> f64 {
         thread_local! {
             static MEMORY: Buffer = super::noise(BYTES / 4);
@@ -122,12 +124,13 @@ mod limits {
         BYTES as f64
     }
 
-    /// How to run a loop of multiply-adds whose operands stay in registers; it returns how many operations
-    /// those were.
+    /// Returns a function that runs a loop of multiply-adds whose operands stay in registers, and that
+    /// returns the number of operations. Returns `None` if the limit is not known for the instruction
+    /// set.
     pub fn multiply_adds(isa: Isa, precision: Precision) -> Option<fn(usize) -> f64> {
         #[cfg(target_arch = "x86_64")]
         match (isa, precision) {
-            // SAFETY: the instruction set is available, or the engine would have refused it.
+            // SAFETY: the instruction set is available, or the engine would have rejected it.
             (Isa::Amx, Precision::Bf16) => return Some(|n| unsafe { x86::tiles(n) }),
             // SAFETY: as above.
             (Isa::Avx512Bf16, Precision::Bf16) => return Some(|n| unsafe { x86::pairs(n) }),
@@ -145,15 +148,16 @@ mod limits {
     mod x86 {
         use std::arch::asm;
 
-        /// A loop over twelve instructions that do not wait for each other, of `$flops` operations each.
+        /// Defines a loop over twelve independent instructions with `$flops` operations each.
         macro_rules! spin {
             ($name:ident, $features:literal, $flops:literal, $instruction:literal, $register:literal) => {
                 #[target_feature(enable = $features)]
                 pub unsafe fn $name(n: usize) -> f64 {
-                    // SAFETY: nothing but these registers is touched.
+                    // SAFETY: only these registers are modified.
                     unsafe {
                         asm!(
-                            // What is there could be numbers so small that they take a hundred times as long.
+                            // The registers could contain subnormal numbers, which take a hundred times
+                            // as long.
                             ".irp i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13",
                             "vxorps xmm\\i, xmm\\i, xmm\\i",
                             ".endr",
@@ -179,7 +183,7 @@ mod limits {
         spin!(pairs, "avx512f,avx512bf16", 64, "vdpbf16ps", "zmm");
         spin!(avx2, "avx2,fma", 16, "vfmadd231ps", "ymm");
 
-        /// Whole matrix registers, all of them zero.
+        /// Multiplies full matrix registers, all of them zero.
         pub unsafe fn tiles(n: usize) -> f64 {
             const OPERATIONS: usize = 4 * 2 * 16 * 16 * 32;
             #[repr(align(64))]
@@ -190,7 +194,7 @@ mod limits {
                 whole.0[16 + 2 * register] = 64;
                 whole.0[48 + register] = 16;
             }
-            // SAFETY: the configuration is a valid one; nothing but these registers is touched.
+            // SAFETY: the configuration is valid; only these registers are modified.
             unsafe {
                 asm!(
                     "ldtilecfg [{whole}]",
@@ -209,18 +213,18 @@ mod limits {
     }
 }
 
-/// In huge pages where large, as the engine's own memory.
+/// Returns reproducible values, in huge pages if large, like the engine's own memory.
 fn noise(len: usize) -> Buffer {
     let mut values = Buffer::zeroed(len);
     values.iter_mut().enumerate().for_each(|(i, value)| *value = ((i * 7919) % 1009) as f32 / 1009.0 - 0.5);
     values
 }
 
-/// How fast a product is.
+/// Speed of a matmul.
 struct Speed {
-    /// Operations a second.
+    /// Operations per second.
     rate: f64,
-    /// Share of the rate that registers alone reach, if that is known.
+    /// Fraction of the register limit, if that limit is known.
     share: Option<f64>,
 }
 
@@ -231,7 +235,8 @@ impl std::fmt::Display for Speed {
     }
 }
 
-/// Medians over rounds: calls of `flops` operations each, after a look at `limit`.
+/// Measures medians over rounds of calls with `flops` operations each; each round first measures
+/// `limit`.
 fn speed(limit: Option<fn(usize) -> f64>, flops: f64, mut call: impl FnMut()) -> Speed {
     let (mut rates, mut shares) = (Vec::new(), Vec::new());
     let begin = Instant::now();

@@ -1,5 +1,5 @@
-//! Random cases of the claim that sampling and training agree to the bit: `parity CASES [SEED]`. A smaller
-//! number runs with the tests.
+//! Runs random cases for the guarantee that sampling and training compute the same bits: `parity CASES
+//! [SEED]`. The tests run a smaller number of cases.
 
 use std::collections::BTreeMap;
 

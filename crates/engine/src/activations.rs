@@ -1,25 +1,26 @@
-//! The forward pass of training: what is remembered of it, and what is computed again.
+//! Stores activations of the training forward pass, or recomputes them.
 //!
-//! Of every block its input is remembered. Of the first few blocks everything is that the backward pass
-//! needs; the others compute it again from their input when their turn comes, which gives the same bits and
-//! costs another forward pass of the block.
+//! The input of every layer is stored. For the first few layers, all values are stored that the
+//! backward pass needs. The other layers recompute them from their input during the backward pass,
+//! which gives the same bits and costs another forward pass of the layer.
 
 use crate::buffer::Buffer;
 use crate::ops::kv::{KeyValues, Places};
 use crate::transformer::{LayerState, Rows, Temporary, Transformer};
 
-/// Record of a forward pass, for the backward pass to come.
+/// Activations of a forward pass, for the backward pass.
 pub struct Activations {
-    /// The blocks of which everything is remembered.
+    /// States of the layers whose activations are stored.
     states: Vec<LayerState>,
-    /// The state of the block that was computed last, if it is not kept.
+    /// State of the layer that was computed last, if it is not stored.
     shared: LayerState,
-    /// Residual stream before every block, and after the last.
+    /// Residual stream before every layer, and after the last.
     stream: Vec<Buffer>,
 }
 
 impl Activations {
-    /// For a model of `layers` blocks; nothing is allocated yet.
+    /// Creates the activations of a model with `layers` layers, `kept` of which are stored. Allocates
+    /// nothing yet.
     pub fn new(layers: usize, kept: usize) -> Self {
         Activations {
             states: (0..kept.min(layers)).map(|_| LayerState::default()).collect(),
@@ -28,7 +29,7 @@ impl Activations {
         }
     }
 
-    /// Runs all blocks and remembers what the backward pass needs.
+    /// Runs all layers and stores the activations for the backward pass.
     pub fn forward(
         &mut self,
         model: &Transformer,
@@ -46,7 +47,7 @@ impl Activations {
         }
     }
 
-    /// Runs all blocks without remembering anything but what the last one gives.
+    /// Runs all layers and stores only the output of the last one.
     pub fn forward_only(
         &mut self,
         model: &Transformer,
@@ -58,13 +59,13 @@ impl Activations {
         model.forward(rows, places, &mut self.shared, temporary, last, first);
     }
 
-    /// The residual stream after the last block, `size` values.
+    /// Returns the residual stream after the last layer, `size` values.
     pub fn output(&self, size: usize) -> &[f32] {
         &self.stream[self.stream.len() - 1][..size]
     }
 
-    /// Input and state of a block, for its backward pass; what is not remembered is computed again. Its keys
-    /// and values are in their blocks afterwards.
+    /// Returns input and state of a layer for its backward pass. Recomputes the state if it is not
+    /// stored. The layer's keys and values are in their blocks afterwards.
     pub fn recall(
         &mut self,
         model: &Transformer,

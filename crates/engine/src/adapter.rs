@@ -1,8 +1,9 @@
-//! Low-rank adapters (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, with W frozen.
+//! Low-rank adapters (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, with W
+//! frozen.
 //!
-//! Several adapters live over one base, whose weights are in memory once. Each adapter is a policy: it has
-//! its own weights, optimizer, versions and prefixes in the cache. Rows of different adapters share a batch
-//! and the products of the base. A frozen reference for a KL penalty is another adapter, not another copy of
+//! Several adapters share one base, whose weights are in memory once. Each adapter is a policy: it has
+//! its own weights, optimizer, versions and cached prefixes. Rows of different adapters share a batch
+//! and the base's matmuls. A frozen reference for a KL penalty is another adapter, not another copy of
 //! the model. A policy with a [`ValueHead`](crate::value_head::ValueHead) is a critic.
 //!
 //! Files are in PEFT's layout.
@@ -25,21 +26,21 @@ use crate::scratch::MapScratch;
 use crate::tensors::Tensors;
 use crate::{Compute, EngineError};
 
-/// The name of an adapter's weights.
+/// Name of the file with an adapter's weights.
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// One adapted projection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
-    /// Where its matrix lies among the weights of the base.
+    /// Range of its matrix among the weights of the base.
     base: Range<usize>,
-    /// Columns of the adapter among the outputs of the linear map.
+    /// Its range of columns in the output of the linear map.
     outputs: Range<usize>,
-    /// Outputs of the linear map.
+    /// Number of outputs of the linear map.
     width: usize,
     inputs: usize,
     rank: usize,
-    /// Multiplies B A x.
+    /// Factor of B A x.
     scale: f32,
     /// A, rank × inputs.
     a: Range<usize>,
@@ -47,17 +48,17 @@ pub struct Part {
     b: Range<usize>,
 }
 
-/// Where an adapter's parameters lie in one flat array.
+/// Offsets of an adapter's parameters in one flat array.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterLayout {
-    /// The adapted projections of every linear map, in the order of [`Map::all`].
+    /// Adapted projections of every linear map, in the order of [`Map::all`].
     maps: Vec<Vec<Part>>,
     /// All parameters, under PEFT's names.
     pub tensors: Tensors,
 }
 
 impl AdapterLayout {
-    /// Words of the packed matrices.
+    /// Returns the number of words of the packed matrices.
     pub fn packed_words(&self, precision: Precision) -> usize {
         let packed = |depth, columns: usize| words(precision, depth) * columns.next_multiple_of(NR);
         let parts = self.maps.iter().flatten();
@@ -66,12 +67,12 @@ impl AdapterLayout {
 }
 
 impl Part {
-    /// Columns of the adapter in rows of the linear map's outputs.
+    /// Returns the adapted columns of `rows`, which are outputs of the linear map.
     fn columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
         Matrix::strided(&rows[self.outputs.start..], rows.len() / self.width, self.outputs.len(), self.width)
     }
 
-    /// x Aᵀ, scaled.
+    /// Computes x Aᵀ, scaled.
     fn inner<'a>(
         &self,
         compute: &Compute,
@@ -88,7 +89,7 @@ impl Part {
         Matrix::new(inner, rows, self.rank)
     }
 
-    /// dy B, scaled, for its columns of `dy`; `master` holds the parameters.
+    /// Computes dy B, scaled, from the adapted columns of `dy`; `master` holds the parameters.
     fn slope<'a>(
         &self,
         compute: &Compute,
@@ -108,10 +109,10 @@ impl Part {
 }
 
 impl AdapterLayout {
-    /// The layout of an adapter with these options, over a base of layout `base`.
+    /// Creates the layout of an adapter with these options, over a base with layout `base`.
     ///
     /// # Errors
-    /// When an option is out of range, or a target does not exist.
+    /// Returns an error if an option is out of range, or if a target does not exist.
     pub fn new(base: &Layout, options: &LoraOptions) -> Result<Self, EngineError> {
         let refuse = |what: String| Err(EngineError::Options(what));
         let hidden = base.norm.len();
@@ -166,25 +167,25 @@ impl AdapterLayout {
     }
 }
 
-/// An adapter's weights.
+/// Options and weights of a low-rank adapter.
 pub struct Adapter {
-    /// Rank, scale and maps of the adapter.
+    /// Rank, scale and target modules of the adapter.
     pub options: LoraOptions,
-    /// Name of the model below.
+    /// Name of the base model.
     base: String,
-    /// Where its parameters lie.
+    /// Offsets of the parameters in `master`.
     pub layout: AdapterLayout,
-    /// The parameters.
+    /// Parameters: A and B of every part.
     pub master: Buffer,
     /// A and B of every part, in the order of the layout, packed for `x · Aᵀ` and `t · Bᵀ`.
     packed: Vec<Vec<[Packed; 2]>>,
 }
 
 impl Adapter {
-    /// A new adapter, which changes nothing yet: A is drawn from `seed`, B is zero.
+    /// Creates an adapter that changes nothing yet: A is sampled with `seed`, B is zero.
     ///
     /// # Errors
-    /// As `AdapterLayout::new`.
+    /// Returns an error under the conditions of `AdapterLayout::new`.
     pub fn new(
         compute: &Compute,
         layout: &Layout,
@@ -211,7 +212,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// The weights and what is packed from them.
+    /// Returns the weights with the packed copies made from them.
     pub fn parameters(&mut self) -> Parameters<'_> {
         let Adapter { layout, master, packed, .. } = self;
         let ranges = layout.maps.iter().flatten().flat_map(|part| [part.a.clone(), part.b.clone()]);
@@ -224,7 +225,7 @@ impl Adapter {
         self.layout.maps[index].iter().zip(&self.packed[index])
     }
 
-    /// Adds the adapter's share to the output of a linear map, given its input `x`.
+    /// Adds the adapter's part of a linear map's output to `out`, given the map's input `x`.
     pub fn forward(&self, compute: &Compute, scratch: &mut MapScratch, map: Map, x: &[f32], out: &mut [f32]) {
         let MapScratch { product: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
@@ -234,8 +235,8 @@ impl Adapter {
         }
     }
 
-    /// Adds the gradients of A and B to `gradient`, or overwrites them, given a linear map's input and its
-    /// output's gradient.
+    /// Adds the gradients of A and B to `gradient`, or overwrites it, depending on `mode`. `x` is the
+    /// linear map's input, `dy` the gradient of its output.
     #[allow(clippy::too_many_arguments)]
     pub fn add_gradient(
         &self,
@@ -266,7 +267,7 @@ impl Adapter {
         }
     }
 
-    /// Adds the adapter's share of a linear map's input gradient to `dx`.
+    /// Adds the adapter's part of a linear map's input gradient to `dx`.
     pub fn add_input_gradient(
         &self,
         compute: &Compute,
@@ -283,13 +284,13 @@ impl Adapter {
         }
     }
 
-    /// Whether it changes the matrix that lies at `place` among the base's weights.
+    /// Returns whether the adapter changes the matrix at `place` among the base's weights.
     pub fn adapts(&self, place: &Range<usize>) -> bool {
         self.layout.maps.iter().flatten().any(|part| part.base == *place)
     }
 
-    /// Adds what an adapter of this layout does, whose parameters are `array`, to a copy of the matrix that
-    /// lies at `place` among the base's weights.
+    /// Adds B A, scaled, to `matrix`, a copy of the matrix at `place` among the base's weights. `array`
+    /// holds the parameters of an adapter with this layout.
     pub fn merge_into(&self, array: &[f64], place: &Range<usize>, matrix: &mut [f64]) {
         for part in self.layout.maps.iter().flatten().filter(|part| part.base == *place) {
             let scale = f64::from(part.scale);
@@ -304,10 +305,10 @@ impl Adapter {
         }
     }
 
-    /// Writes weights and configuration in PEFT's layout.
+    /// Writes weights and configuration in PEFT's layout; returns the names of the files.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// Returns an error if a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<[&'static str; 2], ModelError> {
         let LoraOptions { rank, alpha, targets, rank_stabilised, ranks, alphas } = &self.options;
         let config = json!({
@@ -330,12 +331,13 @@ impl Adapter {
         Ok([AdapterConfig::FILE, WEIGHTS])
     }
 
-    /// The name of the model that it is over.
+    /// Returns the name of the base model.
     pub fn base(&self) -> &str {
         &self.base
     }
 
-    /// The options of a policy that can load an adapter over this base.
+    /// Returns the options of a policy that can load an adapter with the configuration `config` over
+    /// `base`.
     ///
     /// # Errors
     /// Errors are those of [`AdapterConfig::modules`].
@@ -359,11 +361,12 @@ impl Adapter {
         Ok(options)
     }
 
-    /// Opens the weights of a folder in PEFT's layout, which must be those of an adapter like this one over
-    /// `base`.
+    /// Opens the weights of a directory in PEFT's layout, which must have the options of this adapter
+    /// over `base`.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or when it is another adapter.
+    /// Returns an error if a file is missing or damaged, or if the files contain an adapter with other
+    /// options.
     pub fn open(&self, folder: &Path, base: &ModelConfig) -> Result<SafetensorsFile, ModelError> {
         let config = AdapterConfig::open(folder)?;
         let found = Self::options_of(&config, base)?;
@@ -412,10 +415,10 @@ impl Adapter {
         })
     }
 
-    /// Replaces the weights by those of a file that [`Adapter::open`] has opened.
+    /// Replaces the weights with those of a file that [`Adapter::open`] has opened.
     ///
     /// # Errors
-    /// When the file was opened for another adapter.
+    /// Returns an error if the file was opened for another adapter.
     pub fn load(&mut self, compute: &Compute, file: &SafetensorsFile) -> Result<(), ModelError> {
         let loaded = self.layout.tensors.read(file, &mut self.master);
         self.parameters().pack(compute);

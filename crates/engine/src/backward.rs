@@ -1,8 +1,8 @@
-//! The backward pass of the blocks and of the embedding.
+//! Computes the backward pass of the layers and of the embedding.
 //!
-//! The gradient of every parameter is summed in the order of rows, and every row's own gradient in the order
-//! of operations of the forward pass reversed; threads split outputs, never sums. So a gradient is the same
-//! bits on any number of threads.
+//! The gradient of every parameter is summed in the order of rows. The gradient of a row runs through
+//! the operations of the forward pass in reverse order. Threads split outputs, never sums. So a
+//! gradient has the same bits on any number of threads.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::scratch::MapScratch;
 use crate::transformer::{LayerState, Rows, Temporary, Transformer};
 use crate::turned::Turned;
 
-/// Gradients of rows while they travel back.
+/// Gradients of rows during the backward pass.
 #[derive(Default)]
 pub struct Backward {
     /// Gradient of the residual stream.
@@ -32,30 +32,30 @@ pub struct Backward {
     inverses: Buffer,
 }
 
-/// Place of one block's keys and values on the path above, which takes their gradients.
+/// Gradients of one layer's keys and values on the sequence above a unit.
 pub struct Above<'a> {
-    /// Gradient of the keys and values of the positions above, to be added to: for each its keys, then its
-    /// values.
+    /// Gradient of the keys and values of the positions above, to which the layer adds: for each
+    /// position its keys, then its values.
     pub positions: &'a mut [f32],
-    /// Gradients that units below have left for the rows themselves, in the same form; empty if there are
-    /// none.
+    /// Gradients that the units below added for the unit's own rows, in the same layout; empty if there
+    /// are none.
     pub own: &'a [f32],
 }
 
-/// Where the gradients of parameters go.
+/// Gradients of parameters that the backward pass updates.
 pub struct Gradients<'a> {
-    /// That of the weights, in their layout; `None` where they are frozen.
+    /// Gradient of the base weights, in their layout; `None` if they are frozen.
     pub base: Option<&'a mut [f32]>,
-    /// An adapter that the rows went through, and its gradient.
+    /// Adapter that the rows use, with its gradient.
     pub adapter: Option<(&'a Adapter, &'a mut [f32])>,
     /// Whether gradients of matrices are added to or overwritten.
     pub mode: Mode,
-    /// The matrices that gradients go back through.
+    /// Matrices packed for the backward pass.
     pub turned: &'a mut Turned,
 }
 
 impl Gradients<'_> {
-    /// The gradient of a range of the weights; nothing where they are frozen.
+    /// Returns the gradient of a range of the base weights; empty if they are frozen.
     pub fn part(&mut self, range: &Range<usize>) -> &mut [f32] {
         match &mut self.base {
             Some(gradient) => &mut gradient[range.clone()],
@@ -80,7 +80,7 @@ impl Gradients<'_> {
         }
     }
 
-    /// The gradient of a linear map's input: dx = dy W.
+    /// Computes the gradient of a linear map's input: dx = dy W.
     fn linear_input(
         &mut self,
         model: &Transformer,
@@ -99,8 +99,8 @@ impl Gradients<'_> {
     }
 }
 
-/// Adds the gradient of a norm's input `x` to `dx`, and that of its weight, given that of its output.
-/// `inverses` is scratch for one value per row.
+/// Adds the gradient of a norm's input `x` to `dx`, and that of its weight to `gradients`, given the
+/// gradient `dy` of its output. `inverses` is scratch with one value per row.
 fn through_norm(
     model: &Transformer,
     gradients: &mut Gradients<'_>,
@@ -117,8 +117,8 @@ fn through_norm(
 }
 
 impl Backward {
-    /// Turns the gradient of a block's output, in `dx`, into that of its input, adding to those of parameters
-    /// on the way.
+    /// Converts the gradient of a layer's output, in `dx`, to the gradient of its input, and adds the
+    /// gradients of parameters.
     #[allow(clippy::too_many_arguments)]
     pub fn layer(
         &mut self,
@@ -147,11 +147,12 @@ impl Backward {
         let dnormed = self.dnormed.reserve(count * hidden);
         let inverses = self.inverses.reserve(count);
 
-        // Where the outputs of attention and of the gate are normalised, their gradients before that.
+        // Gradients before the norms after attention and the feed-forward part, if the model has these
+        // norms.
         let post_norms = config.has_post_norms();
         let dprojected = self.dprojected.reserve(if post_norms { count * hidden } else { 0 });
 
-        // Feed-forward: out = middle + down(f(gate) · up), or the norm of the latter.
+        // Feed-forward: out = middle + down(f(gate) · up), or middle + the norm of the latter.
         let dhidden = self.dhidden.reserve(count * wide);
         let gate_up = &mut gate_up[..count * 2 * wide];
         let dout: &[f32] = if post_norms {
@@ -172,7 +173,7 @@ impl Backward {
         gradients.linear_input(model, scratch, map(Site::GateUp), gate_up, dnormed);
         through_norm(model, gradients, &at.mlp_norm, middle, dnormed, inverses, dx);
 
-        // Attention: middle = input + output(attend(qkv)), or the norm of the latter.
+        // Attention: middle = input + output(attend(qkv)), or input + the norm of the latter.
         let attended = &attended[..count * shape.query()];
         let dout: &[f32] = if post_norms {
             dprojected.fill(0.0);

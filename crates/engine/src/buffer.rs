@@ -1,8 +1,8 @@
-//! Aligned, zeroed memory for tensors, kept for as long as its owner lives.
+//! Aligned, zeroed memory for tensors.
 //!
-//! Large buffers are mappings of their own and ask the kernel for huge pages: streaming half a gigabyte of
-//! weights per token through 4 KiB pages spends a noticeable share of the time on address translation, and
-//! taking them one by one at first touch takes longer than a training step.
+//! Large buffers are separate mappings that advise the kernel to use huge pages. Streaming half a
+//! gigabyte of weights per token through 4 KiB pages spends a noticeable fraction of the time on
+//! address translation, and faulting these pages in one by one takes longer than a training step.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 
-/// From this size on, in bytes, a buffer is a mapping of its own: two huge pages.
+/// Minimum size, in bytes, of a buffer with its own mapping: two huge pages.
 const MAPPED: usize = 4 << 20;
 const CACHE_LINE: usize = 64;
 
-/// A fixed-size slice of f32, aligned to at least a cache line, zero at first.
+/// Fixed-size slice of f32, aligned to at least a cache line, and initially zero.
 pub struct Buffer {
     start: NonNull<f32>,
     len: usize,
-    /// Owns the memory of a large buffer, maybe with others.
+    /// Owner of a large buffer's memory, which other buffers can share.
     mapping: Option<Arc<MmapMut>>,
 }
 
@@ -29,7 +29,7 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// A buffer of `len` zeros.
+    /// Allocates a buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
         let layout = Self::layout(len);
         if len == 0 {
@@ -46,8 +46,8 @@ impl Buffer {
         Buffer { start, len, mapping: None }
     }
 
-    /// Buffers of `lens` zeros in one mapping, as if they were one: what is read together has huge pages
-    /// where each alone would be too small for them. The memory is given back with the last of them.
+    /// Allocates buffers of `lens` zeros in one mapping. Buffers that are read together then use huge
+    /// pages even if each is too small for its own. The memory is freed with the last of them.
     pub fn together(lens: &[usize]) -> Vec<Self> {
         let room = |len: usize| len.next_multiple_of(CACHE_LINE / size_of::<f32>());
         let layout = Self::layout(lens.iter().map(|len| room(*len)).sum());
@@ -58,14 +58,14 @@ impl Buffer {
         let (mapping, mut next) = (Arc::new(mapping), start);
         let part = |&len: &usize| {
             let start = next;
-            // SAFETY: the mapping is as long as all of them together.
+            // SAFETY: the mapping is as long as all buffers together.
             next = unsafe { next.add(room(len)) };
             Buffer { start, len, mapping: Some(Arc::clone(&mapping)) }
         };
         lens.iter().map(part).collect()
     }
 
-    /// Makes room for at least `len` values. What the buffer held is lost when it grows.
+    /// Makes room for at least `len` values. The contents are lost if the buffer grows.
     pub fn reserve(&mut self, len: usize) -> &mut [f32] {
         if self.len < len {
             *self = Buffer::zeroed(0);
@@ -82,12 +82,12 @@ impl Buffer {
     }
 }
 
-/// A mapping of zeros that asks for huge pages, and where it starts. `None` where there is none to be had:
-/// then the allocator is asked, which says what becomes of a process without memory.
+/// Maps zeroed memory, advises huge pages, and returns the mapping with its address. Returns `None` if
+/// mapping fails; callers then use the allocator, which handles out-of-memory.
 fn map(layout: Layout) -> Option<(MmapMut, NonNull<f32>)> {
     let mut mapping = MmapMut::map_anon(layout.size()).ok()?;
     #[cfg(target_os = "linux")]
-    // Advice: where it is refused, only speed is lost.
+    // Only advice: if the kernel rejects it, only speed is lost.
     let _ = mapping.advise(memmap2::Advice::HugePage);
     let start = NonNull::new(mapping.as_mut_ptr().cast())?;
     Some((mapping, start))
@@ -102,7 +102,7 @@ impl Default for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.len > 0 && self.mapping.is_none() {
-            // SAFETY: allocated with this very layout.
+            // SAFETY: allocated with this layout.
             unsafe { dealloc(self.start.as_ptr().cast(), Self::layout(self.len)) };
         }
     }
@@ -111,7 +111,7 @@ impl Drop for Buffer {
 impl Deref for Buffer {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        // SAFETY: `start` points to `len` initialised values (dangling but aligned when `len` is 0).
+        // SAFETY: `start` points to `len` initialized values (dangling but aligned when `len` is 0).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -123,9 +123,10 @@ impl DerefMut for Buffer {
     }
 }
 
-/// A mutable slice that several threads write to, each its own part.
+/// Mutable slice to which several threads write, each to its own part.
 ///
-/// Kernels split their output by rows and columns; a column split cannot be expressed with `split_at_mut`.
+/// Kernels split their output by rows and columns; a column split cannot be expressed with
+/// `split_at_mut`.
 pub struct Shared<'a, T = f32> {
     start: *mut T,
     len: usize,
@@ -140,36 +141,36 @@ impl<T> Clone for Shared<'_, T> {
 
 impl<T> Copy for Shared<'_, T> {}
 
-// SAFETY: access goes through `slice`, whose caller promises that parts in use at the same time do not
-// overlap.
+// SAFETY: access goes through `slice`, whose caller guarantees that parts in use at the same time do
+// not overlap.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
-    /// Shares `slice` for the time of a parallel region.
+    /// Shares `slice` for the duration of a parallel region.
     pub fn new(slice: &'a mut [T]) -> Self {
         Shared { start: slice.as_mut_ptr(), len: slice.len(), lifetime: std::marker::PhantomData }
     }
 
-    /// The part `[at, at + len)`.
+    /// Returns the part `[at, at + len)`.
     ///
     /// # Safety
     /// No other part in use at the same time may overlap it.
     ///
     /// # Panics
-    /// When the part does not lie within the slice.
+    /// Panics if the part is not within the slice.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub unsafe fn slice(&self, at: usize, len: usize) -> &mut [T] {
         assert!(at + len <= self.len, "part {at}+{len} of {}", self.len);
-        // SAFETY: in bounds by the assertion, not aliased by the caller's promise.
+        // SAFETY: in bounds by the assertion, not aliased as guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) }
     }
 
-    /// Pointer to element `at`, for kernels that address rows by a stride.
+    /// Returns a pointer to element `at`, for kernels that address rows by a stride.
     ///
     /// # Panics
-    /// When `at` lies past the end.
+    /// Panics if `at` is past the end.
     pub fn pointer(&self, at: usize) -> *mut T {
         assert!(at <= self.len, "element {at} of {}", self.len);
         self.start.wrapping_add(at)
@@ -180,9 +181,9 @@ impl<'a, T> Shared<'a, T> {
 mod tests {
     use super::*;
 
-    /// Buffers in one mapping are zero, aligned, apart from each other, and outlive those beside them.
+    /// Buffers in one mapping are zero, aligned and disjoint, and outlive their neighbors.
     #[test]
-    fn buffers_together_are_buffers() {
+    fn buffers_in_one_mapping_are_independent() {
         let lens = [MAPPED / 4, 0, 1, 17, 3 << 10];
         for lens in [&lens[..], &lens[1..]] {
             let mut buffers = Buffer::together(lens);

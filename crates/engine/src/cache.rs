@@ -1,21 +1,21 @@
-//! The cache of keys and values: blocks shared by the sequences that need the same prefix.
+//! Caches keys and values in blocks that sequences with the same prefix share.
 //!
-//! A sequence holds the blocks of its path. A new one takes over, by reference, the whole blocks of the
-//! longest prefix that is in the tree (`radix`), and copies at most one block, the one the paths part in.
-//! Prompts enter the tree when they are computed, replies when they are done; what is in it stays until its
-//! blocks are needed: the next turn of the same attempt, and the other attempts at the same task, start from
-//! there.
+//! A sequence holds references to its blocks. A new sequence reuses, by reference, the full blocks of
+//! the longest prefix that is in the tree (`radix`). If the sequences fork inside a block, it copies
+//! that one block. Prompts enter the tree when they are computed, completions when they are done. Their
+//! blocks stay until the memory is needed. The next turn of the same attempt, and the other attempts at
+//! the same task, start from there.
 
 use crate::ops::kv::{BLOCK, Blocks, Shape};
 use crate::precision::Precision;
 use crate::radix::{Prefix, Radix};
 
-/// Blocks, and who uses them.
+/// Blocks of keys and values, with their reference counts.
 pub struct Cache {
-    /// The memory.
+    /// Memory of the blocks.
     pub blocks: Blocks,
     limit: usize,
-    /// References of running sequences and of the tree.
+    /// Reference counts by block: of running sequences, and of the tree.
     running: Vec<u32>,
     kept: Vec<u32>,
     free: Vec<u32>,
@@ -24,7 +24,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache of at most `bytes` for a model with `layers` layers of `shape`; at least one block.
+    /// Creates a cache of at most `bytes` bytes, and at least one block, for `layers` layers of
+    /// `shape`.
     pub fn new(shape: Shape, layers: usize, precision: Precision, bytes: usize) -> Self {
         let blocks = Blocks::new(shape, layers, precision);
         Cache {
@@ -38,41 +39,42 @@ impl Cache {
         }
     }
 
-    /// Positions that fit.
+    /// Returns the maximum number of positions.
     pub fn capacity(&self) -> usize {
         self.limit * BLOCK
     }
 
-    /// Blocks that running sequences do not use. All of them can be had: whatever the tree holds can be
-    /// dropped.
+    /// Returns the number of blocks that no running sequence uses. All of them can be allocated,
+    /// because every block that only the tree holds can be evicted.
     pub fn available(&self) -> usize {
         self.limit.saturating_sub(self.in_use)
     }
 
-    /// Shares of the capacity that running sequences use, and that hold anything at all.
+    /// Returns the fraction of the capacity that running sequences use, and the fraction that holds any
+    /// keys and values.
     pub fn occupancy(&self) -> [f64; 2] {
         let held = self.blocks.len() - self.free.len();
         [self.in_use, held].map(|blocks| blocks as f64 / self.limit as f64)
     }
 
-    /// How many of `blocks` no running sequence uses yet.
+    /// Returns how many of `blocks` no running sequence uses.
     pub fn unused_among(&self, blocks: &[u32]) -> usize {
         blocks.iter().filter(|b| self.running[**b as usize] == 0).count()
     }
 
-    /// The longest prefix of `tokens`, of at most `most` tokens, that was computed by `policy`.
+    /// Returns the longest prefix of `tokens`, of at most `most` tokens, that `policy` has computed.
     pub fn longest(&mut self, policy: u32, tokens: &[u32], most: usize) -> Prefix {
         self.tree.longest(policy, tokens, most)
     }
 
-    /// Makes a running sequence that starts from `prefix`: its blocks, of which the last is a copy where the
-    /// prefix ends inside it. The caller has made sure that enough blocks are available.
+    /// Allocates the blocks of a running sequence that starts from `prefix`. If the prefix ends inside
+    /// a block, the last block is a copy. The caller ensures that enough blocks are available.
     pub fn fork(&mut self, prefix: &Prefix) -> Vec<u32> {
         let whole = prefix.len / BLOCK;
         let mut blocks = prefix.blocks[..whole].to_vec();
         blocks.iter().for_each(|b| self.hold(*b));
         if !prefix.len.is_multiple_of(BLOCK) {
-            // Held while a block is found for the copy, lest it be evicted for it.
+            // Referenced while a block for the copy is allocated, so that the source is not evicted.
             let from = prefix.blocks[whole];
             self.hold(from);
             let to = self.take();
@@ -83,10 +85,10 @@ impl Cache {
         blocks
     }
 
-    /// A block for a running sequence. The caller has made sure that one is available.
+    /// Allocates a block for a running sequence. The caller ensures that a block is available.
     ///
     /// # Panics
-    /// When none is: a sequence was let in without room for it.
+    /// Panics if no block is available: a sequence was admitted without room for it.
     pub fn take(&mut self) -> u32 {
         while self.free.is_empty() && self.blocks.len() >= self.limit && self.evict() {}
         let block = match self.free.pop() {
@@ -104,13 +106,13 @@ impl Cache {
         block
     }
 
-    /// Lets others start from what a running sequence of `policy` has computed: `tokens`, in `blocks`.
+    /// Adds `tokens`, computed in `blocks` by a running sequence of `policy`, to the tree for reuse.
     pub fn keep(&mut self, policy: u32, tokens: &[u32], blocks: &[u32]) {
         let kept = &mut self.kept;
         self.tree.insert(policy, tokens, blocks, |block| kept[block as usize] += 1);
     }
 
-    /// Ends a running sequence's use of `blocks`.
+    /// Releases a running sequence's references to `blocks`.
     pub fn release(&mut self, blocks: &[u32]) {
         for &block in blocks {
             let count = &mut self.running[block as usize];
@@ -124,7 +126,7 @@ impl Cache {
         }
     }
 
-    /// Forgets everything that `policy` has computed: its weights have changed.
+    /// Removes all prefixes of `policy` from the tree, because its weights have changed.
     pub fn forget(&mut self, policy: u32) {
         let Cache { tree, kept, running, free, .. } = self;
         tree.forget(policy, |block| drop_one(kept, running, free, block));
@@ -136,11 +138,11 @@ impl Cache {
         *count += 1;
     }
 
-    /// Drops what was used longest ago; false when there is nothing left to drop.
+    /// Evicts the least recently used leaf of the tree. Returns whether there was one.
     fn evict(&mut self) -> bool {
         let Cache { tree, kept, running, free, .. } = self;
         let dropped = tree.evict(|blocks| blocks.iter().any(|block| running[*block as usize] == 0));
-        // A block that a running sequence has copied can lie above a leaf that it uses all of.
+        // A block that a running sequence has copied can be above a leaf whose blocks are all in use.
         let dropped = dropped.or_else(|| tree.evict(|_| true));
         let found = dropped.is_some();
         dropped.into_iter().flatten().for_each(|block| drop_one(kept, running, free, block));
@@ -148,7 +150,7 @@ impl Cache {
     }
 }
 
-/// The tree holds `block` once less.
+/// Removes a reference of the tree to `block`.
 fn drop_one(kept: &mut [u32], running: &[u32], free: &mut Vec<u32>, block: u32) {
     let at = block as usize;
     kept[at] -= 1;
@@ -170,7 +172,7 @@ mod tests {
         (0..len.div_ceil(BLOCK)).map(|_| cache.take()).collect()
     }
 
-    /// A sequence that ran and is done.
+    /// Runs and finishes a sequence; returns its blocks.
     fn finished(cache: &mut Cache, tokens: &[u32]) -> Vec<u32> {
         let blocks = sequence(cache, tokens.len());
         cache.keep(0, tokens, &blocks);
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_shares_whole_blocks_and_copies_one() {
+    fn fork_shares_full_blocks_and_copies_one() {
         let mut cache = cache(8);
         let tokens: Vec<u32> = (0..70).collect();
         let blocks = finished(&mut cache, &tokens);
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_makes_room() {
+    fn least_recently_used_prefix_is_evicted() {
         let mut cache = cache(4);
         let [old, new] = [100, 200].map(|first| (first..first + 64).collect::<Vec<u32>>());
         finished(&mut cache, &old);
@@ -213,10 +215,10 @@ mod tests {
         assert_eq!((cache.available(), cache.free.len()), (4, 4));
     }
 
-    /// The parting of two paths leaves a block that nobody uses above blocks that are all in use: it is to be
-    /// had, too.
+    /// A fork leaves an unused block above blocks that are all in use. It must be possible to allocate
+    /// that block.
     #[test]
-    fn every_block_that_no_sequence_uses_can_be_had() {
+    fn every_unused_block_can_be_allocated() {
         let mut cache = cache(4);
         let tokens: Vec<u32> = (0..70).collect();
         finished(&mut cache, &tokens[..40]);
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_running_sequence_computed_is_shared_and_outlives_it() {
+    fn kept_prefix_is_shared_and_outlives_its_sequence() {
         let mut cache = cache(8);
         let tokens: Vec<u32> = (0..80).collect();
         let mut blocks = sequence(&mut cache, 40);

@@ -22,11 +22,11 @@ const MOMENTS: [&str; 2] = ["optimiser.first.safetensors", "optimiser.second.saf
 const STEPS: &str = "optimiser.json";
 const VALUE_MOMENTS: [&str; 2] = ["value_head.first.safetensors", "value_head.second.safetensors"];
 
-/// Writes the weights, or an adapter over them in PEFT's layout. Returns what they are, and the names of all
-/// files.
+/// Writes the weights, or an adapter over them in PEFT's layout. Returns what was written and the names
+/// of all files.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// Returns an error if a file cannot be written.
 pub fn save(
     model: &Transformer,
     learning: &Learning,
@@ -71,10 +71,10 @@ pub fn save(
     Ok((content, names.into_iter().map(str::to_owned).collect()))
 }
 
-/// Writes the weights with an adapter worked into them, in Hugging Face layout, a matrix at a time.
+/// Writes the weights merged with an adapter, in Hugging Face layout, one matrix at a time.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// Returns an error if a file cannot be written.
 pub fn save_merged(model: &Transformer, adapter: Option<usize>, folder: &Path) -> Result<(), ModelError> {
     let weights = &model.weights;
     let wide = |array: &[f32]| -> Vec<f64> { array.iter().map(|v| f64::from(*v)).collect() };
@@ -93,7 +93,7 @@ pub fn save_merged(model: &Transformer, adapter: Option<usize>, folder: &Path) -
     })
 }
 
-/// The files of a policy that [`save`] wrote, opened and checked against it.
+/// Files of a policy that [`save`] wrote, opened and checked against the policy.
 pub struct Saved {
     adapter: Option<usize>,
     weights: SavedWeights,
@@ -106,17 +106,17 @@ enum SavedWeights {
     Adapter(usize, SafetensorsFile),
 }
 
-/// The state of an optimiser: both moments of the weights, and of the value head.
+/// Optimizer state: both moments of the weights, and of the value head.
 struct Moments {
     steps: u64,
     weights: [SafetensorsFile; 2],
     value_head: Option<[SafetensorsFile; 2]>,
 }
 
-/// Opens what [`save`] wrote and checks that it fits the policy. Changes nothing.
+/// Opens files that [`save`] wrote and checks that they fit the policy. Changes nothing.
 ///
 /// # Errors
-/// When a file is missing or damaged, or belongs to another model.
+/// Returns an error if a file is missing, damaged or belongs to another model.
 pub fn open(
     model: &Transformer,
     adapter: Option<usize>,
@@ -157,10 +157,10 @@ pub fn open(
     Ok(Saved { adapter, weights, value_head, moments })
 }
 
-/// Keys of a configuration that no number depends on, if the families have the same blocks.
+/// Configuration keys that do not affect the computation, if the families have the same blocks.
 const FREE: [&str; 5] = ["family", "context", "bos", "eos", "pad"];
 
-/// Checks that weights of a model `found` mean the same in a model `expected`.
+/// Checks that weights of a model `found` compute the same in a model `expected`.
 fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Result<(), ModelError> {
     let is_alike = expected.family.traits().blocks == found.family.traits().blocks;
     let free = |key: &str| FREE.contains(&key) && (key != "family" || is_alike);
@@ -176,10 +176,12 @@ fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Resul
     }
 }
 
-/// Reads what [`open`] has opened. Without the optimiser's state among it the optimiser starts afresh.
+/// Loads the files that [`open`] has opened. Without optimizer state among them, the optimizer starts
+/// with no moments.
 ///
 /// # Errors
-/// When a file was opened for another policy; some of the weights may have been replaced then.
+/// Returns an error if a file was opened for another policy; some of the weights may then have been
+/// replaced.
 pub fn load(model: &mut Transformer, learning: &mut Learning, saved: Saved) -> Result<(), ModelError> {
     let Saved { adapter, weights: files, value_head, moments } = saved;
     let Transformer { compute, weights, adapters, values, .. } = model;
@@ -190,7 +192,7 @@ pub fn load(model: &mut Transformer, learning: &mut Learning, saved: Saved) -> R
             &mut learning.adapters[index]
         }
     };
-    // What has accumulated belongs to the weights that go.
+    // The accumulated gradient belongs to the replaced weights.
     *optimiser = Optimiser::default();
     learning.value_heads.remove(&adapter);
     let tensors = match &files {

@@ -1,24 +1,26 @@
-//! Choosing a token from a row of logits.
+//! Samples a token from a row of logits.
 
 use levade_policy::{SamplingParams, TokenSet, TopLogprobs};
 
 use crate::ops::softmax::{Distribution, Normaliser, argmax, exponentiate, scale};
 use crate::simd::Isa;
 
-/// A token that was drawn, or that stands in a prompt that is scored.
+/// A sampled token, or a token of a scored prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
     pub token: u32,
-    /// Behaviour log-probability: that of the whole distribution at the request's temperature (at 1 for
-    /// greedy decoding), whatever filters, penalties and biases do: the very number that training computes.
+    /// Behavior log-probability: under the complete distribution at the request's temperature (1 for
+    /// greedy decoding), without filters, penalties and biases. It is the same number that training
+    /// computes.
     pub logprob: f32,
-    /// The most likely tokens of that distribution, as many as were asked for.
+    /// Most likely tokens of that distribution, as many as the request asks for.
     pub top: TopLogprobs,
 }
 
-/// The next token, given logits (which are scaled in place), the path before it, whose last `reply` tokens
-/// were drawn for this reply, the tokens that a grammar allows, where there is one, and a uniform number `u`;
-/// `None` where logits are not finite, so that no token can be drawn.
+/// Samples the next token. `logits` are scaled in place. `path` is the sequence before the token, and
+/// its last `reply` tokens belong to the completion. `allowed` are the tokens that a grammar allows, if
+/// there is one. `u` is a uniform number in [0, 1). Returns `None` if logits are not finite, so that no
+/// token can be sampled.
 pub fn choose(
     isa: Isa,
     logits: &mut [f32],
@@ -56,22 +58,23 @@ pub fn choose(
     Some(chosen(&distribution.normaliser, logits, token, params.top_logprobs))
 }
 
-/// A token that is known, with its log-probability and the `top` most likely ones in its place, given logits
-/// (which are scaled in place); `None` where these are not finite.
+/// Scores a known token: returns it with its log-probability and the `top` most likely tokens at its
+/// position. `logits` are scaled in place. Returns `None` if they are not finite.
 pub fn score(isa: Isa, logits: &mut [f32], temperature: f32, token: u32, top: usize) -> Option<Chosen> {
     scale(isa, logits, temperature);
     let normaliser = Distribution::of(isa, logits).normaliser;
     normaliser.sum.is_finite().then(|| chosen(&normaliser, logits, token as usize, top))
 }
 
-/// A token of a row of scaled logits, with the `top` most likely ones.
+/// Returns a token of a row of scaled logits, with the `top` most likely tokens.
 fn chosen(normaliser: &Normaliser, logits: &[f32], token: usize, top: usize) -> Chosen {
     let logprob = |token: usize| (token as u32, normaliser.log_probability(logits[token]));
     let top = most_likely(logits, top).into_iter().map(logprob).collect();
     Chosen { token: token as u32, logprob: logprob(token).1, top }
 }
 
-/// The `count` largest of the logits, largest first, of equals the one with the lower id.
+/// Returns the indices of the `count` largest logits, largest first; among equal logits, the lower
+/// index comes first.
 fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
     let mut best: Vec<usize> = Vec::new();
     if count == 0 {
@@ -86,8 +89,8 @@ fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
     best
 }
 
-/// Draws from what top-k, then top-p, then min-p leave, renormalised. Equal logits are ranked by token.
-/// `None` where a penalty has made logits infinite.
+/// Samples from the renormalized distribution that remains after top-k, then top-p, then min-p. Equal
+/// logits are ranked by token id. Returns `None` if a penalty has made logits infinite.
 fn draw_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Option<usize> {
     let (normaliser, _) = exponentiate(isa, z);
     if !normaliser.sum.is_finite() {
@@ -101,7 +104,7 @@ fn draw_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> O
     if params.top_p < 1.0 {
         let total: f64 = order.iter().map(|t| f64::from(z[*t])).sum();
         let mut mass = 0.0;
-        // The token that reaches the mass is kept, so that at least one remains.
+        // The token that reaches the mass is kept, so that at least one token remains.
         let kept = order.iter().take_while(|t| {
             let wanted = mass < f64::from(params.top_p) * total;
             mass += f64::from(z[**t]);
@@ -114,7 +117,7 @@ fn draw_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> O
     order.retain(|t| z[*t] >= least);
     let goal = u * order.iter().map(|t| f64::from(z[*t])).sum::<f64>();
     let mut below = 0.0;
-    // The first of them is the most likely one, so that there is one to fall back on.
+    // The most likely token is first, and serves as fallback if rounding leaves `goal` unreached.
     let drawn = order.iter().copied().filter(|t| z[*t] > 0.0).find(|t| {
         below += f64::from(z[*t]);
         below > goal
@@ -144,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_keep_what_they_say() {
+    fn choose_applies_filters_and_temperature() {
         // Probabilities 0.5, 0.25, 0.125, 0.125.
         let logits: Vec<f32> = [8f32, 4.0, 2.0, 2.0].iter().map(|p| p.ln()).collect();
         let plain = SamplingParams::default();
@@ -164,9 +167,10 @@ mod tests {
         assert!(hot.iter().all(|c| *c > 600), "{hot:?}");
     }
 
-    /// Tokens, log-probabilities and alternatives against a naive computation in f64, over more than a block.
+    /// Compares tokens, log-probabilities and top tokens with a naive computation in f64, over more
+    /// than one block.
     #[test]
-    fn adjusted_draws_are_those_of_a_naive_sampler() {
+    fn adjusted_samples_match_f64_reference() {
         let logits: Vec<f32> = (0..3000).map(|i| (16.0 * uniform(3, 1, i) - 8.0) as f32).collect();
         let path: Vec<u32> = (0..300).map(|i| (3000.0 * uniform(3, 2, i).powi(3)) as u32).collect();
         let plain = SamplingParams { temperature: 0.7, top_logprobs: 4, ..SamplingParams::default() };
@@ -212,7 +216,7 @@ mod tests {
             let above = below + masses[chosen.token as usize];
             assert!(below / total < u + 1e-6 && above / total > u - 1e-6, "{i}: {chosen:?}");
             checked += usize::from(above / total > u && below / total <= u);
-            // What changes nothing draws the very tokens of the plain distribution.
+            // Adjustments without effect sample the same tokens as the plain distribution.
             let idle = SamplingParams { min_tokens: 101, stop_ids: vec![5000], ..plain.clone() };
             assert!(idle.adjusts());
             assert_eq!(draw(&idle), draw(&plain));
@@ -221,9 +225,10 @@ mod tests {
         assert!(checked > 395 && same < 200, "{checked} {same}");
     }
 
-    /// A grammar keeps what it allows, renormalised, under every filter; probabilities stay the model's.
+    /// A grammar keeps the tokens it allows, renormalized, with every filter; log-probabilities stay
+    /// those of the model.
     #[test]
-    fn a_grammar_leaves_what_it_allows() {
+    fn choose_respects_grammar_mask() {
         let logits: Vec<f32> = (0..70).map(|i| (6.0 * uniform(3, 1, i) - 3.0) as f32).collect();
         let allowed: TokenSet = [3, 40, 69].into_iter().collect();
         let plain = SamplingParams {
@@ -237,7 +242,7 @@ mod tests {
             (plain.clone(), 3),
             (SamplingParams { top_k: 2, ..plain.clone() }, 2),
             (SamplingParams { temperature: 0.0, ..plain.clone() }, 1),
-            // The end must not come yet, but may where nothing else is left.
+            // The end is not allowed yet, unless no other token is allowed.
             (SamplingParams { min_tokens: 9, ..plain.clone() }, 2),
         ] {
             let mut counts = [0; 70];
@@ -264,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn the_most_likely_come_first_and_equals_in_order() {
+    fn most_likely_sorts_by_logit_then_index() {
         assert_eq!(most_likely(&[1.0, 3.0, 3.0, -1.0, 3.0, 7.0], 4), [5, 1, 2, 4]);
         assert_eq!(most_likely(&[1.0, 2.0], 4), [1, 0]);
         assert!(most_likely(&[1.0, 2.0], 0).is_empty());
     }
 
     #[test]
-    fn nothing_is_drawn_from_what_is_not_finite() {
+    fn choose_rejects_nonfinite_logits() {
         let plain = SamplingParams::default();
         let filtered = SamplingParams { top_p: 0.9, min_p: 0.1, ..plain.clone() };
         let greedy = SamplingParams { temperature: 0.0, ..plain.clone() };

@@ -1,4 +1,4 @@
-//! Where the engine computes.
+//! Thread pool, instruction set and precision of the engine.
 
 use crate::pool::Pool;
 use crate::precision::{Kernel, Precision};
@@ -6,36 +6,36 @@ use crate::simd::Isa;
 
 /// Threads, instruction set and precision that the engine computes with.
 pub struct Compute {
-    /// The one pool of threads.
+    /// The only thread pool of the engine.
     pub(crate) pool: Pool,
-    /// The vector instructions in use, which the processor has.
+    /// Vector instruction set in use, which the processor supports.
     pub(crate) isa: Isa,
-    /// Rounding of operands of products.
+    /// Rounding of matmul operands.
     pub(crate) precision: Precision,
 }
 
 impl Compute {
-    /// `threads` threads with the best instructions there are, in f32.
+    /// Creates a pool of `threads` threads with the best available instruction set, in f32.
     pub fn new(threads: usize) -> Self {
         Self::with(threads, Isa::detect(), Precision::F32)
     }
 
-    /// `threads` threads with the instructions named.
+    /// Creates a pool of `threads` threads with the given instruction set and precision.
     ///
     /// # Panics
-    /// When the processor does not have them ([`Isa::available`]).
+    /// Panics if the processor does not support the instruction set ([`Isa::available`]).
     pub fn with(threads: usize, isa: Isa, precision: Precision) -> Self {
-        // All calls of functions compiled for an instruction set rest on this.
+        // The safety of all functions compiled for an instruction set rests on this check.
         assert!(Isa::available().contains(&isa), "this processor does not run {isa:?}");
         Compute { pool: Pool::new(threads), isa, precision }
     }
 
-    /// Rounding of operands of products.
+    /// Returns the rounding of matmul operands.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// Choice of inner loops of products.
+    /// Returns the choice of matmul inner loops.
     pub fn kernel(&self) -> Kernel {
         Kernel { isa: self.isa, precision: self.precision }
     }

@@ -1,5 +1,5 @@
-//! From rows of logits to tokens: one is drawn after the end of a path; one of a prompt that is scored gets
-//! its log-probability.
+//! Converts rows of logits to tokens: samples the next token of a sequence, or computes the
+//! log-probability of a token in a scored prompt.
 
 use std::sync::PoisonError;
 
@@ -10,29 +10,30 @@ use crate::choose::{Chosen, choose, score};
 use crate::sequence::Sequence;
 use crate::transformer::Transformer;
 
-/// Rows whose logits exist at the same time, unless more sequences than that are drawn for at once.
+/// Minimum limit on rows whose logits exist at the same time; more running sequences raise it.
 const CHUNK: usize = 64;
 
-/// Most rows whose logits exist at the same time, in steps of `rows` rows for `running` sequences. A prompt
-/// that is scored wants the logits of all its rows.
+/// Returns the maximum number of rows whose logits exist at the same time, for steps of `rows` rows and
+/// `running` sequences. A scored prompt needs the logits of all its rows.
 pub fn logits_at_most(running: usize, rows: usize) -> usize {
     running.max(CHUNK).min(rows)
 }
 
-/// A row of a batch whose logits are wanted.
+/// A row of a batch whose logits are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// Index of the sequence among the running ones.
+    /// Index among the running sequences.
     pub sequence: usize,
     /// Row of the batch.
     pub row: usize,
-    /// Position on the path.
+    /// Position in the sequence.
     pub position: usize,
 }
 
-/// Reads or draws from `logits`, a row of the vocabulary for each of the `wanted`; they are changed in place.
-/// Tokens of a prompt keep their place and get a log-probability, the others are drawn. What grammars allow
-/// is found out in the same tasks, so that a slow one holds up as little as it can.
+/// Samples or scores a token for each of the `wanted` rows. `logits` holds one row of the vocabulary
+/// for each and is modified in place. Tokens of a prompt are scored; tokens after the end of a sequence
+/// are sampled. Grammar constraints are evaluated in the same tasks, so that a slow one delays the step
+/// as little as possible.
 pub fn read(
     model: &Transformer,
     running: &[Sequence],
@@ -69,7 +70,7 @@ fn read_row(
     let Some(constraint) = &sequence.constraint else {
         return choose(isa, row, params, path, None, u).ok_or_else(not_finite);
     };
-    // No other task has this sequence's row: nobody waits here.
+    // No other task has this sequence's row, so the lock is free.
     let mut constraint = constraint.lock().unwrap_or_else(PoisonError::into_inner);
     let allowed = params.allowed(&mut **constraint, row.len())?;
     let chosen = choose(isa, row, params, path, Some(&allowed), u).ok_or_else(not_finite)?;

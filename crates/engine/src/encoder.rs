@@ -1,9 +1,9 @@
-//! Encoders of BERT's family, which turn texts into vectors for retrieval.
+//! Encoders of the BERT family, which embed texts as vectors for retrieval.
 //!
-//! Token, position and type embeddings, then blocks of full attention and a feed-forward with the exact GELU,
-//! each followed by a layer norm over its sum with the residual stream (post-LN); then the mean of a text's
-//! rows, or the first, of length 1. Products are those of the decoder, so that a vector is the same bits
-//! whatever else is in the batch, and on any number of threads.
+//! Token, position and type embeddings are followed by layers of full attention and a feed-forward part
+//! with the exact GELU. A layer norm follows each part, over its sum with the residual stream
+//! (post-LN). The vector is the mean of a text's rows, or the first row, scaled to length 1. Matmul is
+//! the decoder's, so a vector has the same bits in any batch and on any number of threads.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,10 +18,10 @@ use crate::ops::attention_full::{self, FullHeads};
 use crate::ops::{fill_rows, for_rows, gelu, layer_norm};
 use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
 
-/// Rows that go through the model together, at least one text.
+/// Maximum number of rows that go through the model together, but at least one text.
 const ROWS: usize = 4096;
 
-/// Weights of a linear map and its bias.
+/// Weight and bias of a linear map.
 struct Linear {
     weight: Packed,
     bias: Vec<f32>,
@@ -48,7 +48,7 @@ struct Block {
     norm: Norm,
 }
 
-/// An encoder that can be run.
+/// Encoder with loaded weights.
 pub struct Encoder {
     compute: Compute,
     shape: FullHeads,
@@ -59,14 +59,14 @@ pub struct Encoder {
     most: usize,
     vocabulary: usize,
     tokens: Vec<f32>,
-    /// Position and type embeddings, added up: all tokens are of type 0.
+    /// Position and type embeddings, added: all tokens have type 0.
     places: Vec<f32>,
     embedding_norm: Norm,
     blocks: Vec<Block>,
     room: Room,
 }
 
-/// Rows between operations.
+/// Buffers between operations.
 #[derive(Default)]
 struct Room {
     stream: Buffer,
@@ -78,7 +78,7 @@ struct Room {
     scratch: Scratch,
 }
 
-/// Reads tensors of an encoder.
+/// Reader of an encoder's tensors.
 struct Reader<'a>(&'a EncoderFiles, &'a Compute);
 
 impl Reader<'_> {
@@ -87,7 +87,7 @@ impl Reader<'_> {
         Ok(Norm { weight: part("weight")?, bias: part("bias")? })
     }
 
-    /// Linear maps of the same input as one map.
+    /// Reads linear maps with the same input as one map.
     fn linear(&self, names: &[String], inputs: usize, outputs: usize) -> Result<Linear, ModelError> {
         let (mut weight, mut bias) = (Vec::new(), Vec::new());
         for name in names {
@@ -100,10 +100,10 @@ impl Reader<'_> {
 }
 
 impl Encoder {
-    /// Loads an encoder, to compute on so many threads.
+    /// Loads an encoder that computes on `threads` threads.
     ///
     /// # Errors
-    /// When a tensor is missing, damaged or of another shape.
+    /// Returns an error if a tensor is missing, damaged or has another shape.
     pub fn new(files: &EncoderFiles, threads: usize) -> Result<Self, ModelError> {
         let compute = Compute::new(threads);
         let config = &files.config;
@@ -148,15 +148,16 @@ impl Encoder {
         })
     }
 
-    /// Numbers of a vector.
+    /// Returns the number of dimensions of a vector.
     pub fn dimensions(&self) -> usize {
         self.hidden
     }
 
-    /// The vector of each text, given as ids.
+    /// Computes the vector of each text, given as token ids.
     ///
     /// # Errors
-    /// When a text is empty or longer than the model's context, or an id is none of its vocabulary.
+    /// Returns [`PolicyError::Invalid`] if a text is empty or longer than the model's context, if an id
+    /// is outside the vocabulary, or if a vector is not finite.
     pub fn encode(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, PolicyError> {
         for ids in texts {
             if ids.is_empty() || ids.len() > self.most {
@@ -194,7 +195,7 @@ impl Encoder {
         Err(PolicyError::Invalid("vectors are not finite: the encoder's weights are damaged".into()))
     }
 
-    /// Runs texts, which are these runs of rows, and adds their vectors.
+    /// Encodes texts, whose rows are `runs`, and appends their vectors.
     fn run(&mut self, texts: &[Vec<u32>], runs: &[Range<usize>], vectors: &mut Vec<Vec<f32>>) {
         let Encoder { compute, hidden, intermediate, .. } = self;
         let (compute, hidden, wide) = (&*compute, *hidden, *intermediate);
@@ -225,7 +226,7 @@ impl Encoder {
             let norm = block.attention_norm.parts();
             layer_norm::forward(compute, rows, norm, self.epsilon, projected, stream);
 
-            // The bias goes with the activation, which saves a pass over the widest rows.
+            // The bias is added with the activation, which saves a pass over the widest rows.
             let x = Matrix::new(stream, rows, hidden);
             product(compute, scratch, x, Right::Packed(&block.up.weight), wide_rows, wide, Mode::Set);
             gelu::forward(compute, rows, &block.up.bias, wide_rows);
@@ -239,14 +240,14 @@ impl Encoder {
     }
 }
 
-/// `out = x · Wᵀ + bias`.
+/// Computes `out = x · Wᵀ + bias`.
 fn apply(compute: &Compute, scratch: &mut Scratch, map: &Linear, rows: usize, x: &[f32], out: &mut [f32]) {
     fill_rows(compute, rows, &map.bias, out);
     let x = Matrix::new(x, rows, x.len() / rows);
     product(compute, scratch, x, Right::Packed(&map.weight), out, map.bias.len(), Mode::Add);
 }
 
-/// An encoder with its tokenizer: texts in, vectors out. Calls take turns.
+/// Encoder with its tokenizer, which embeds texts as vectors. Concurrent calls run one after the other.
 pub struct TextEncoder {
     encoder: Arc<Mutex<Encoder>>,
     tokenizer: Arc<dyn TextIds>,
@@ -257,10 +258,10 @@ pub struct TextEncoder {
 }
 
 impl TextEncoder {
-    /// Loads the encoder in `files`, whose texts `tokenizer` turns into ids.
+    /// Loads the encoder in `files`; `tokenizer` converts its texts to ids.
     ///
     /// # Errors
-    /// When a tensor is missing, damaged or of another shape.
+    /// Returns an error if a tensor is missing, damaged or has another shape.
     pub fn new(
         files: &EncoderFiles,
         tokenizer: Arc<dyn TextIds>,

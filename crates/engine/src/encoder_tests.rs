@@ -8,7 +8,7 @@ use crate::ops::testing::{close, noise};
 
 const HIDDEN: usize = 24;
 
-/// A small encoder with random weights in a folder.
+/// Writes a small encoder with random weights to `folder`.
 fn made(folder: &Path) -> EncoderFiles {
     let config = json!({
         "model_type": "bert", "hidden_size": HIDDEN, "intermediate_size": 40, "num_hidden_layers": 2,
@@ -49,7 +49,7 @@ fn made(folder: &Path) -> EncoderFiles {
     EncoderFiles::open(folder, "small").unwrap()
 }
 
-/// A reference in f64, straight from the paper.
+/// Reference in f64 that follows the paper.
 struct Naive<'a>(&'a EncoderFiles);
 
 impl Naive<'_> {
@@ -137,7 +137,7 @@ fn texts() -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn vectors_are_those_of_the_formula_in_f64() {
+fn encode_matches_f64_reference() {
     let folder = tempfile::tempdir().unwrap();
     let mut files = made(folder.path());
     for pooling in [Pooling::Mean, Pooling::Cls] {
@@ -150,7 +150,7 @@ fn vectors_are_those_of_the_formula_in_f64() {
 }
 
 #[test]
-fn a_vector_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
+fn encode_is_independent_of_batch_and_threads() {
     let folder = tempfile::tempdir().unwrap();
     let files = made(folder.path());
     let mut one = Encoder::new(&files, 1).unwrap();
@@ -158,7 +158,7 @@ fn a_vector_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
     for threads in [1, 3] {
         let mut encoder = Encoder::new(&files, threads).unwrap();
         assert_eq!(encoder.encode(&texts()).unwrap(), alone);
-        // More rows than go through together.
+        // More rows than go through the model together.
         let many: Vec<Vec<u32>> = texts().into_iter().cycle().take(400).collect();
         let found = encoder.encode(&many).unwrap();
         assert!(found.iter().zip(alone.iter().cycle()).all(|(a, b)| a == b));
@@ -166,7 +166,7 @@ fn a_vector_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
 }
 
 #[test]
-fn texts_that_do_not_fit_are_refused() {
+fn encode_rejects_invalid_texts() {
     let folder = tempfile::tempdir().unwrap();
     let mut encoder = Encoder::new(&made(folder.path()), 1).unwrap();
     for (ids, why) in [
@@ -181,8 +181,8 @@ fn texts_that_do_not_fit_are_refused() {
 }
 
 #[tokio::test]
-async fn prefixes_go_before_the_texts_of_their_role() {
-    /// Ids of the bytes of a text.
+async fn embed_prepends_prefix_of_role() {
+    /// Tokenizer whose ids are the bytes of a text.
     struct Bytes;
     impl TextIds for Bytes {
         fn ids(&self, text: &str) -> Result<Vec<u32>, PolicyError> {

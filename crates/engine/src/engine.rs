@@ -1,8 +1,8 @@
-//! The handles of an engine.
+//! Handles of an engine.
 //!
-//! A handle speaks for one policy: the base weights, or an adapter over them. Handles of all policies talk to
-//! the same thread (the `service`), which owns the model. Async code never computes: it sends a command and
-//! waits for the answer.
+//! A handle belongs to one policy: the base weights, or an adapter over them. The handles of all
+//! policies send their commands to the same thread (the `service`), which owns the model. Async code
+//! never computes: it sends a command and waits for the response.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,25 +35,26 @@ use crate::transformer::Transformer;
 use crate::weights::Weights;
 use crate::{Compute, EngineError};
 
-/// [`Fingerprint::kernels`] of this build.
+/// Value of [`Fingerprint::kernels`] for this build.
 const KERNELS: u32 = 5;
 
-/// Settings that the bits of a log-probability depend on besides weights and tokens. The instruction set is
-/// recorded, too, though all that add up in the same order compute the same values.
+/// Settings that determine the bits of a log-probability, in addition to weights and tokens. The
+/// instruction set is recorded for information: all instruction sets that add in the same order compute
+/// the same values.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
-    /// Raised whenever the order of operations of any kernel changes.
+    /// Kernel revision. It is incremented whenever the order of operations of any kernel changes.
     pub kernels: u32,
-    /// Vector instructions in use.
+    /// Vector instruction set in use.
     pub isa: Isa,
-    /// Rounding of the operands of products.
+    /// Rounding of matmul operands.
     pub precision: Precision,
-    /// In which order products add up.
+    /// Order in which a matmul adds its products.
     #[serde(default)]
     pub order: Order,
 }
 
-/// A handle to one policy of a running engine; the last one to go stops it.
+/// Handle to one policy of a running engine. The engine stops when its last handle is dropped.
 #[derive(Clone)]
 pub struct Engine {
     commands: Sender<Command>,
@@ -67,18 +68,18 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads the weights of `files` and starts the engine's thread. `token_bytes` lets it recognise stop
+    /// Loads the weights of `files` and starts the engine's thread. `token_bytes` is required for stop
     /// strings.
     ///
     /// # Errors
-    /// When the options contradict the model or the machine, memory would not suffice, or a tensor cannot be
-    /// read.
+    /// Returns an error if the options contradict the model or the machine, memory would not suffice,
+    /// or a tensor cannot be read.
     pub fn start(
         files: &ModelFiles,
         options: &EngineOptions,
         token_bytes: Option<Arc<dyn TokenBytes>>,
     ) -> Result<Self, EngineError> {
-        // Made once: what is free is less when the weights are there.
+        // Planned before the weights are loaded, because they reduce the free memory.
         let plan = Self::plan(&files.config, options)?;
         plan.check(options.budget())?;
         let compute = options.compute()?;
@@ -86,10 +87,10 @@ impl Engine {
         Self::start_planned(compute, weights, options, token_bytes, plan)
     }
 
-    /// Starts an engine on weights that are in memory already.
+    /// Starts an engine on weights that are already in memory.
     ///
     /// # Errors
-    /// When the options contradict the model.
+    /// Returns an error if the options contradict the model.
     pub fn start_with(
         compute: Compute,
         weights: Weights,
@@ -138,10 +139,10 @@ impl Engine {
         Ok(Engine { commands, learns, policy: BASE, config, plan, fingerprint, context, grammars: None })
     }
 
-    /// Memory that an engine with these options will need.
+    /// Computes the memory that an engine with these options will need.
     ///
     /// # Errors
-    /// When the options contradict the model.
+    /// Returns an error if the options contradict the model.
     pub fn plan(config: &ModelConfig, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
         for (name, value) in [("running", options.running), ("step_rows", options.step_rows)] {
             if value == 0 {
@@ -167,29 +168,29 @@ impl Engine {
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
     }
 
-    /// Lets requests through this handle, and through those that are made of it, hold their replies to
-    /// grammars over the model's vocabulary.
+    /// Enables grammar-constrained completions, over the model's vocabulary, for requests through this
+    /// handle and through handles created from it.
     #[must_use]
     pub fn with_grammars(self, grammars: Arc<dyn Grammars>) -> Self {
         Engine { grammars: Some(grammars), ..self }
     }
 
-    /// Configuration of the model.
+    /// Returns the configuration of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Longest path in tokens.
+    /// Returns the maximum sequence length in tokens.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// Memory that the engine was planned to need.
+    /// Returns the memory plan computed at the start.
     pub fn memory_plan(&self) -> MemoryPlan {
         self.plan
     }
 
-    /// Settings that its numerics depend on.
+    /// Returns the settings that determine the numerics.
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
     }
@@ -200,8 +201,8 @@ impl Engine {
         wait.await.map_err(|_| PolicyError::Stopped("the engine".into()))?
     }
 
-    /// How it is doing, which it tells while it learns, too: its thread then answers nothing, for as long as
-    /// a micro-batch takes.
+    /// Returns load and counters, including while the engine's thread is learning: the thread then
+    /// responds to nothing for the duration of a micro-batch.
     async fn condition(&self) -> Result<Condition, PolicyError> {
         let mut learns = self.learns.clone();
         tokio::select! {
@@ -218,36 +219,39 @@ impl Engine {
         self.ask(|answer| Command::Learn(self.policy, command(answer))).await
     }
 
-    /// A new adapter over the base weights, which are frozen from now on: a policy of its own, with its own
-    /// optimiser and versions, that at first does what the base does. `seed` decides how it begins, `base`
-    /// names the model in its files.
+    /// Creates an adapter over the base weights, which are frozen from now on. The adapter is a policy
+    /// with its own optimizer and versions; before training it computes the same as the base. `seed`
+    /// determines its initial weights. `base` is the name of the base model that the adapter's files
+    /// record.
     ///
     /// # Errors
-    /// When the options contradict the model, the base weights have been trained, or the engine has stopped.
+    /// Returns an error if the options contradict the model, the base weights have been trained, or the
+    /// engine has stopped.
     pub async fn lora(&self, options: LoraOptions, seed: u64, base: &str) -> Result<Engine, PolicyError> {
         let base = base.to_owned();
         let policy = self.ask(|answer| Command::Lora(options, seed, base, answer)).await?;
         Ok(Engine { policy, ..self.clone() })
     }
 
-    /// Gives this policy a value head, if it has none: it is a critic from now on. Values start at 0.
+    /// Adds a value head to this policy, which makes it a critic. Values start at 0. A policy that has
+    /// a value head keeps it.
     ///
     /// # Errors
-    /// When the engine has stopped.
+    /// Returns an error if the engine has stopped.
     pub async fn add_value_head(&self) -> Result<(), PolicyError> {
         self.learn(LearnerCommand::AddValueHead).await
     }
 
-    /// The base weights, without adapter.
+    /// Returns a handle to the base weights, without an adapter.
     pub fn base(&self) -> Engine {
         Engine { policy: BASE, ..self.clone() }
     }
 
-    /// Writes the base weights with this policy's adapter worked into them, in Hugging Face layout, into an
-    /// existing folder.
+    /// Writes the base weights, merged with this policy's adapter, into the existing directory `folder`
+    /// in Hugging Face layout.
     ///
     /// # Errors
-    /// When a file cannot be written, or the engine has stopped.
+    /// Returns an error if a file cannot be written, or if the engine has stopped.
     pub async fn save_merged(&self, folder: &Path) -> Result<(), PolicyError> {
         self.learn(|answer| LearnerCommand::Merge(folder.to_path_buf(), answer)).await
     }
@@ -279,9 +283,9 @@ impl Sampler for Engine {
         Ok(self.condition().await?.learnt)
     }
 
-    /// Weights in files replace those of this policy, once every file is as it was written and fits it;
-    /// else nothing changes. An accumulated gradient and the state of the optimiser are dropped. Requests
-    /// under way go on with them.
+    /// Replaces this policy's weights with weights from files, after checking that every file is as it
+    /// was written and fits the policy; if one does not, nothing changes. The accumulated gradient and
+    /// the optimizer state are dropped. Requests in flight continue with the new weights.
     async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let WeightsAt::Manifest(manifest) = &weights.at else {
             return weights.check_shared(self.version().await?);

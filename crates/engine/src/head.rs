@@ -1,8 +1,9 @@
-//! Head, log-softmax, entropy and loss in one chunked operation: logits exist for a few hundred rows at a
-//! time.
+//! Computes output head, log-softmax, entropy and loss in one chunked operation: logits exist for a few
+//! hundred rows at a time.
 //!
-//! A row of the head is a predictor (a token whose hidden state predicts others) at one temperature; where
-//! the tree branches, one row has several targets. Rows that predict no target are never computed.
+//! A row of the head is a predictor (a token whose hidden state predicts other tokens) at one
+//! temperature. If the tree branches after it, one row has several targets. Rows that predict no target
+//! are never computed.
 
 use levade_policy::{ForwardBackward, LossRow};
 use levade_rl::Loss;
@@ -15,19 +16,19 @@ use crate::product::{Matrix, Mode, Right, Scratch, product};
 use crate::transformer::{Transformer, gather_rows};
 use crate::turned::Turned;
 
-/// Rows whose logits exist at the same time.
+/// Maximum number of rows whose logits exist at the same time.
 pub const CHUNK: usize = 512;
 
-/// A row of the head.
+/// A predictor at one temperature, with its targets.
 struct HeadRow {
-    /// The predictor's row in the unit.
+    /// Row of the predictor in the unit.
     predictor: usize,
     temperature: f32,
     /// Indices into `batch.targets`.
     targets: Vec<usize>,
 }
 
-/// The rows of a unit, by rising (predictor, temperature).
+/// Returns the rows of a unit, sorted by predictor, then by temperature.
 fn rows_of(batch: &TreeBatch, unit: &Unit) -> Vec<HeadRow> {
     let predicted = |t: &usize| unit.tokens.contains(&(batch.targets[*t].predictor as usize));
     let mut order: Vec<usize> = (0..batch.targets.len()).filter(predicted).collect();
@@ -43,7 +44,7 @@ fn rows_of(batch: &TreeBatch, unit: &Unit) -> Vec<HeadRow> {
         .collect()
 }
 
-/// Buffers of the head, kept between batches.
+/// Buffers of the output head, reused between batches.
 #[derive(Default)]
 pub struct Head {
     rows: Buffer,
@@ -54,33 +55,33 @@ pub struct Head {
     inverses: Buffer,
 }
 
-/// Where what is found of targets goes, a number for each target of the batch.
+/// Destination of per-target results: slices with one value for each target of the batch.
 pub struct Found<'a> {
     /// Log-probabilities.
     pub logprobs: &'a mut [f32],
-    /// Entropy and Σ p² of the distribution that predicts each, where asked for.
+    /// Entropy and Σ p² of the distribution that predicts each target, if requested.
     pub spread: Option<(&'a mut [f32], &'a mut [f32])>,
     /// Losses of the terms, in the order in which they are added, if requested.
     pub terms: Option<&'a mut Vec<LossRow>>,
 }
 
-/// Sums that the backward pass adds to.
+/// Loss, and gradients that the backward pass of the head adds to.
 pub struct HeadGradient<'a> {
     /// The loss to differentiate.
     pub loss: &'a Loss,
-    /// Gradient of the residual stream after the last block, one row per token of the unit.
+    /// Gradient of the residual stream after the last layer, one row per token of the unit.
     pub dx: &'a mut [f32],
-    /// Gradient of the weights; `None` where they are frozen.
+    /// Gradient of the base weights; `None` if they are frozen.
     pub base: Option<&'a mut [f32]>,
-    /// Whether the head's own is added to or overwritten.
+    /// Whether the gradient of the head matrix is added to or overwritten.
     pub mode: Mode,
-    /// The matrices that gradients go back through.
+    /// Matrices packed for the backward pass.
     pub turned: &'a mut Turned,
 }
 
 impl Head {
-    /// Fills in what is found of every target that a token of `unit` predicts, given the residual stream `x`
-    /// of the unit after the last block. Where `gradient` is given, also evaluates the loss and adds its
+    /// Computes the results of every target that a token of `unit` predicts, given the residual stream
+    /// `x` of the unit after the last layer. With `gradient`, also evaluates the loss and adds its
     /// gradient.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
@@ -176,7 +177,7 @@ impl Head {
     }
 }
 
-/// Weight of the terms of a target together.
+/// Returns the total weight of a target's terms.
 fn weight_of(batch: &TreeBatch, target: usize) -> f64 {
     batch.terms_of(&batch.targets[target]).iter().map(|term| f64::from(term.weight)).sum()
 }
@@ -186,20 +187,20 @@ fn weight_of(batch: &TreeBatch, target: usize) -> f64 {
 struct RowResult {
     /// Log-probabilities of its targets.
     logprobs: Vec<f32>,
-    /// In nats.
+    /// Entropy in nats.
     entropy: f64,
-    /// Σ p², where it was asked for.
+    /// Σ p², if requested.
     concentration: f64,
     sums: ForwardBackward,
-    /// Factor that the row of logits has yet to be multiplied by to be its gradient.
+    /// Factor by which the row of logits must still be multiplied to become its gradient.
     factor: f32,
 }
 
-/// One row: log-probabilities of its targets and, with a loss, its sums; turns the logits into their
-/// gradient, but for a factor.
+/// Evaluates one row: log-probabilities of its targets and, with a loss, its sums. With a loss, the
+/// logits are replaced with their gradient, up to a factor.
 ///
-/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss / d log
-/// p, and with a bonus c for the entropy H Σ_terms weight · c p_v (ln p_v + H) / temperature more.
+/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss /
+/// d log p. A bonus c for the entropy H adds Σ_terms weight · c p_v (ln p_v + H) / temperature.
 fn evaluate_row(
     model: &Transformer,
     batch: &TreeBatch,
@@ -246,8 +247,9 @@ fn evaluate_row(
         }
         return result;
     }
-    // Multiplying the whole vocabulary is left to the rows of the products, which are far narrower. Not so
-    // where slopes all but cancel and the factor says nothing of their size.
+    // The factor is applied later to the rows of the matmuls, which are far narrower than the
+    // vocabulary. An exception are gradients that nearly cancel, because the factor is then much
+    // smaller than they are.
     if total.abs() <= 1e-3 * slopes.iter().map(|s| s.abs()).sum::<f64>() {
         softmax::multiply(isa, z, factor as f32);
         factor = 1.0;

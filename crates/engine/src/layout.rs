@@ -1,7 +1,7 @@
-//! Where every parameter lies in one flat array.
+//! Offsets of every parameter in one flat array.
 //!
-//! Projections that read the same input lie next to each other, so that query, key and value (and gate and
-//! up) are one matrix for the kernels.
+//! Projections that read the same input are adjacent, so that query, key and value (and gate and up)
+//! are one matrix for the kernels.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,34 +11,34 @@ use levade_model::ModelConfig;
 use crate::ops::kv::{Shape, Sight};
 use crate::tensors::Tensors;
 
-/// The shape of a model's attention.
+/// Returns the shape of a model's attention.
 pub fn attention_shape(config: &ModelConfig) -> Shape {
     Shape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
 }
 
-/// How the queries of a layer look at keys.
+/// Returns the attention scale and window of a layer. Without a window, it is `usize::MAX`.
 pub fn sight(config: &ModelConfig, layer: usize) -> Sight {
     Sight { scale: config.attention_scale(), window: config.window(layer).unwrap_or(usize::MAX) }
 }
 
-/// The linear maps of a block. Projections that read the same input are one map.
+/// Linear maps of a layer. Projections that read the same input are one map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Site {
-    /// Query, key and value, one below the other.
+    /// Query, key and value, stacked along the outputs.
     Qkv,
-    /// Attention output.
+    /// Output projection of attention.
     Output,
-    /// Gate and up, one below the other.
+    /// Gate and up, stacked along the outputs.
     GateUp,
-    /// Down.
+    /// Down projection.
     Down,
 }
 
 impl Site {
-    /// All of them, in the order of the forward pass.
+    /// All linear maps of a layer, in the order of the forward pass.
     pub const ALL: [Site; 4] = [Site::Qkv, Site::Output, Site::GateUp, Site::Down];
 
-    /// The projections it is made of: their names within a block.
+    /// Returns the names, within a layer, of the projections that the map consists of.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Site::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -52,38 +52,38 @@ impl Site {
 /// One linear map of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Map {
-    /// Block of the map.
+    /// Index of the layer.
     pub layer: usize,
-    /// Place in the block.
+    /// Map within the layer.
     pub site: Site,
 }
 
 impl Map {
-    /// All maps of a model of `layers` blocks, in the order of the forward pass.
+    /// Returns all maps of a model with `layers` layers, in the order of the forward pass.
     pub fn all(layers: usize) -> impl Iterator<Item = Map> {
         (0..layers).flat_map(|layer| Site::ALL.map(|site| Map { layer, site }))
     }
 
-    /// Number among all maps.
+    /// Returns the index among all maps.
     pub fn index(self) -> usize {
         self.layer * Site::ALL.len() + self.site as usize
     }
 }
 
-/// Where a linear map lies.
+/// Offsets and sizes of a linear map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinearLayout {
-    /// The matrix, `outputs` × `inputs`.
+    /// Range of the matrix, `outputs` × `inputs`.
     pub weight: Range<usize>,
-    /// The bias, `outputs` values; empty where there is none.
+    /// Range of the bias, `outputs` values; empty if there is none.
     pub bias: Range<usize>,
-    /// Rows of the matrix.
+    /// Number of rows of the matrix.
     pub outputs: usize,
-    /// Columns of the matrix.
+    /// Number of columns of the matrix.
     pub inputs: usize,
 }
 
-/// Where the parts of one block lie; empty ranges where the model has no such part.
+/// Ranges of one layer's parameters; empty if the model does not have them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerLayout {
     /// Norm before attention.
@@ -96,33 +96,33 @@ pub struct LayerLayout {
     pub key_norm: Range<usize>,
     /// Norm before the feed-forward part.
     pub mlp_norm: Range<usize>,
-    /// Norm of its output.
+    /// Norm of the output of the feed-forward part.
     pub mlp_post_norm: Range<usize>,
     linear: [LinearLayout; 4],
 }
 
-/// Where everything lies.
+/// Ranges of all parameters of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// All parameters, under their Hugging Face names.
     pub tensors: Tensors,
-    /// Embedding.
+    /// Range of the embedding.
     pub embedding: Range<usize>,
-    /// Blocks, first to last.
+    /// Layers, first to last.
     pub layers: Vec<LayerLayout>,
-    /// Final norm.
+    /// Range of the final norm.
     pub norm: Range<usize>,
-    /// Head; the embedding itself where they are tied.
+    /// Output head; the range of the embedding if they are tied.
     pub head: Range<usize>,
 }
 
 impl Layout {
-    /// The layout of a model.
+    /// Creates the layout of a model.
     pub fn new(config: &ModelConfig) -> Self {
         let mut left: HashMap<_, _> =
             config.parameters().into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
         let mut tensors = Tensors::default();
-        // Lays the parameters whose names are `prefix` + one of `names` next to each other.
+        // Places the parameters whose names are `prefix` + one of `names` next to each other.
         let mut lay = |prefix: &str, names: &[String]| {
             tensors.lay(names.iter().filter_map(|name| left.remove(&format!("{prefix}{name}"))))
         };
@@ -163,7 +163,7 @@ impl Layout {
         Layout { tensors, embedding, layers, norm, head }
     }
 
-    /// Where one of the linear maps lies.
+    /// Returns the layout of a linear map.
     pub fn linear(&self, map: Map) -> &LinearLayout {
         &self.layers[map.layer].linear[map.site as usize]
     }
@@ -175,7 +175,7 @@ mod tests {
     use crate::testing::tiny_config;
 
     #[test]
-    fn every_parameter_has_its_own_place() {
+    fn layout_gives_parameters_disjoint_ranges() {
         for (qkv_bias, qk_norm, tied) in [(true, false, true), (false, true, false)] {
             let config =
                 ModelConfig { qkv_bias, qk_norm, tied, output_bias: true, mlp_bias: true, ..tiny_config() };

@@ -5,7 +5,7 @@
 //! For attention, each node names the blocks of its complete sequence. A node that starts in the middle of a
 //! block gets a copy of its parent's part of that block, so blocks stay aligned to absolute positions.
 //!
-//! A trained token has one term for each sequence that trains it. Where the next tokens of a position differ
+//! A trained token has one term for each sequence that trains it. If the next tokens of a position differ
 //! between sequences, one row of logits serves all of them (`head`).
 //!
 //! Batches larger than the unit are divided by `packing`; `backward` has the order of the gradients' sums.
@@ -31,33 +31,33 @@ use crate::turned::Turned;
 use crate::value::Values;
 use crate::value_head::ValueHead;
 
-/// How much of a batch is worked on and remembered at a time. Log-probabilities do not depend on it at all,
-/// gradients do not depend on `kept`, and on `rows` by rounding alone.
+/// Limits on the tokens processed at once and on the activations stored. Log-probabilities depend on
+/// neither limit. Gradients do not depend on `kept`, and depend on `rows` only by rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Packed tokens that go through the model at once.
+    /// Maximum number of packed tokens that go through the model at once.
     pub rows: usize,
-    /// Blocks of which the forward pass is remembered; the others compute it again.
+    /// Number of layers whose forward activations are stored; the other layers recompute them.
     pub kept: usize,
 }
 
 #[cfg(any(test, feature = "testing"))]
 impl Limits {
-    /// Everything at once, all of it remembered.
+    /// No limits: the complete batch at once, with all activations stored.
     pub const NONE: Limits = Limits { rows: usize::MAX, kept: usize::MAX };
 }
 
-/// Everything that training needs besides the model.
+/// Training state and buffers, without the model.
 pub struct Learning {
-    /// Gradient and optimiser state of the weights.
+    /// Gradient and optimizer state of the base weights.
     pub optimiser: Optimiser,
-    /// State of the adapters' optimisers.
+    /// Optimizer state of the adapters, by index.
     pub adapters: Vec<Optimiser>,
-    /// State of the value heads' optimisers.
+    /// Optimizer state of the value heads, by adapter; `None` is the base.
     pub value_heads: BTreeMap<Option<usize>, Optimiser>,
     limits: Limits,
     activations: Activations,
-    /// Keys and values of the unit at work, of one block at a time.
+    /// Keys and values of the current unit, for one layer at a time.
     blocks: Blocks,
     stack: Stack,
     temporary: Temporary,
@@ -67,16 +67,17 @@ pub struct Learning {
     turned: Turned,
 }
 
-/// The path above the unit at work, for batches that do not go through the model at once.
+/// The sequence above the current unit, for batches that exceed the limit of rows.
 struct Stack {
-    /// Keys and values of the path, of all blocks of the model.
+    /// Keys and values of the sequence, for all layers.
     blocks: Blocks,
-    /// Their gradients, for each block of the model: for each position its keys, then its values.
+    /// Gradients of keys and values, by layer. Each position holds its keys, then its values.
     gradients: Vec<Buffer>,
 }
 
 impl Stack {
-    /// Room for the gradients of `positions`, `width` values each; what is there stays.
+    /// Grows the gradients to `positions` positions of `width` values each, and preserves their
+    /// contents.
     fn grow_gradients(&mut self, positions: usize, width: usize) {
         for gradient in &mut self.gradients {
             if gradient.len() < positions * width {
@@ -88,11 +89,11 @@ impl Stack {
     }
 }
 
-/// A unit, laid out.
+/// A unit with its packing.
 struct Laid<'a> {
     tokens: &'a [u32],
     packing: Packing,
-    /// All its rows go through the adapter that is trained or evaluated.
+    /// All rows with the index of the adapter that is trained or evaluated; empty for the base weights.
     adapters: Vec<(Range<usize>, usize)>,
 }
 
@@ -108,7 +109,7 @@ impl Laid<'_> {
 }
 
 impl Learning {
-    /// Training state for `model`, without memory until it is needed.
+    /// Creates the training state for `model`. Buffers are allocated at first use.
     pub fn new(model: &Transformer, limits: Limits) -> Self {
         let config = &model.weights.config;
         let blocks = |layers| Blocks::new(attention_shape(config), layers, model.compute.precision);
@@ -131,10 +132,10 @@ impl Learning {
         }
     }
 
-    /// Log-probability of every target, through an adapter or without one.
+    /// Computes the log-probability of every target, with the given adapter or without one.
     ///
     /// # Errors
-    /// When the batch does not fit the model.
+    /// Returns an error if the batch does not fit the model.
     pub fn logprobs(
         &mut self,
         model: &Transformer,
@@ -152,10 +153,11 @@ impl Learning {
         Ok(found)
     }
 
-    /// Log-probability of every target, and how spread out the distribution is that predicts it.
+    /// Computes the log-probability of every target, and the entropy and concentration of the
+    /// distribution that predicts it.
     ///
     /// # Errors
-    /// When the batch does not fit the model.
+    /// Returns an error if the batch does not fit the model.
     pub fn predictions(
         &mut self,
         model: &Transformer,
@@ -170,10 +172,11 @@ impl Learning {
         Ok(found)
     }
 
-    /// A critic's value of the state before every target.
+    /// Computes the critic's value of the state before every target.
     ///
     /// # Errors
-    /// When the batch does not fit the model, or there is no value head.
+    /// Returns [`PolicyError::NoValueHead`] if the policy has no value head, and an error if the batch
+    /// does not fit the model.
     pub fn values(
         &mut self,
         model: &Transformer,
@@ -192,8 +195,7 @@ impl Learning {
         Ok(found)
     }
 
-    /// Runs the head of the language model, or a value head in place of its log-probabilities, on every
-    /// target.
+    /// Runs the language model head, or the value head `critic` instead, on every target.
     fn evaluate(
         &mut self,
         model: &Transformer,
@@ -222,11 +224,12 @@ impl Learning {
         Ok(())
     }
 
-    /// Adds the gradient of `loss` over `batch` to the accumulated one: that of the weights, or of an adapter
-    /// over them.
+    /// Adds the gradient of `loss` over `batch` to the accumulated gradient of the base weights, or of
+    /// an adapter over them.
     ///
     /// # Errors
-    /// When the batch does not fit the model or the loss; nothing has been added then.
+    /// Returns an error if the batch does not fit the model or the loss; the accumulated gradient is
+    /// then unchanged.
     pub fn forward_backward(
         &mut self,
         model: &Transformer,
@@ -237,8 +240,8 @@ impl Learning {
         self.forward_backward_terms(model, adapter, batch, loss, None)
     }
 
-    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and adds the losses of all terms
-    /// to `terms`, unless the loss is one of values.
+    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and appends the losses of
+    /// all terms to `terms`. A loss over values adds no terms.
     ///
     /// # Errors
     /// See [`forward_backward`](Self::forward_backward).
@@ -288,8 +291,8 @@ impl Learning {
         Ok(sums)
     }
 
-    /// One optimiser step over what has accumulated. A gradient that is not finite is dropped and changes
-    /// nothing.
+    /// Runs one optimizer step with the accumulated gradient. A gradient that is not finite is dropped
+    /// and changes nothing.
     pub fn optim_step(
         &mut self,
         model: &mut Transformer,
@@ -310,14 +313,14 @@ impl Learning {
         optimiser::step(compute, params, trained)
     }
 
-    /// Makes sure that an adapter has an optimiser.
+    /// Creates the optimizer of an adapter if it does not exist yet.
     pub fn ensure_adapter(&mut self, index: usize) {
         if self.adapters.len() <= index {
             self.adapters.resize_with(index + 1, Optimiser::default);
         }
     }
 
-    /// Lays out a unit and makes room for it.
+    /// Packs a unit and allocates its key-value blocks.
     fn lay<'a>(
         &mut self,
         adapter: Option<usize>,
@@ -334,7 +337,7 @@ impl Learning {
         Laid { tokens: &batch.tokens[unit.tokens.clone()], packing, adapters }
     }
 
-    /// Puts keys and values of a unit on the stack, with no gradient yet.
+    /// Runs a unit forward and pushes its keys and values onto the stack, with zeroed gradients.
     fn push(&mut self, model: &Transformer, adapter: Option<usize>, batch: &TreeBatch, unit: &Unit) {
         let laid = self.lay(adapter, batch, unit, true);
         let width = 2 * attention_shape(&model.weights.config).key();
@@ -434,8 +437,8 @@ impl Learning {
     }
 }
 
-/// Clears the parts of a gradient that no product overwrites: norms, biases, and the embedding unless it is
-/// the head, too.
+/// Zeroes the parts of a gradient that no matmul overwrites: norms, biases, and the embedding unless it
+/// is also the output head.
 fn clear_what_products_leave(layout: &Layout, gradient: &mut [f32]) {
     let norms_and_biases =
         layout.tensors.places.iter().filter(|place| !place.is_matrix()).map(|place| place.range.clone());

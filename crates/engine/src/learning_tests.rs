@@ -1,4 +1,5 @@
-//! Loss and gradients of small models of every family, against f64 and against themselves.
+//! Compares loss and gradients of small models of every family with f64, and with other ways to compute
+//! them.
 
 use levade_policy::{LoraOptions, uniform};
 use levade_rl::{KlEstimator, KlPenalty, PolicyLoss};
@@ -11,8 +12,8 @@ use crate::tensors::Place;
 use crate::testing::{family_configs, random_weights, tiny_config};
 use crate::{Compute, Precision};
 
-/// Paths that share a prompt and part ways. What they share is trained by several of them: for reasons of its
-/// own each, and by the third at other temperatures.
+/// Returns sequences that share a prompt and fork. Several sequences train the shared tokens, each with
+/// its own terms, and the third at other temperatures.
 fn paths(vocabulary: usize) -> Vec<PathInput> {
     let token = |stream, i| (uniform(3, stream, i) * vocabulary as f64) as u32;
     (0..5u64)
@@ -62,7 +63,7 @@ fn losses() -> [Loss; 3] {
     ]
 }
 
-/// Sums over the terms of all paths of −log p and of the entropy, in f64.
+/// Computes the sums of −log p and of the entropy over the terms of all sequences, in f64.
 fn exact_counts(reference: &Reference, paths: &[PathInput]) -> (f64, f64) {
     let (mut nll, mut entropy) = (0.0, 0.0);
     for path in paths {
@@ -76,7 +77,7 @@ fn exact_counts(reference: &Reference, paths: &[PathInput]) -> (f64, f64) {
     (nll, entropy)
 }
 
-/// The loss of all paths, each computed alone in f64.
+/// Computes the loss of all sequences, each separately in f64.
 fn exact_loss(reference: &Reference, paths: &[PathInput], loss: &Loss) -> f64 {
     let mut sum = 0.0;
     for path in paths {
@@ -88,7 +89,7 @@ fn exact_loss(reference: &Reference, paths: &[PathInput], loss: &Loss) -> f64 {
                 t.index as usize,
                 f64::from(t.temperature),
             );
-            // The loss takes an f32; its own slope carries the rest of the f64.
+            // The loss takes an f32; its derivative carries the rest of the f64.
             let at = loss.evaluate(logp as f32, &t.term);
             let value = at.loss + at.slope * (logp - f64::from(logp as f32));
             let bonus =
@@ -120,7 +121,7 @@ fn loss_and_gradient_match_f64_for_every_family() {
             let exact = exact_loss(&reference, &paths, &loss);
             assert!((sums.loss - exact).abs() < 1e-5 * (1.0 + exact.abs()), "{} {exact}", sums.loss);
             for (stream, place) in model.weights.layout.tensors.places.iter().enumerate() {
-                // The slope along a random direction within one tensor.
+                // Derivative along a random direction within one tensor.
                 let name = &place.parameter.name;
                 let start = reference.parameters[name].clone();
                 let direction: Vec<f64> =
@@ -142,9 +143,10 @@ fn loss_and_gradient_match_f64_for_every_family() {
     }
 }
 
-/// Training the tree and training each path alone give the same gradient, and threads change no bit of it.
+/// Training the tree and training each sequence separately give the same gradient, and the number of
+/// threads changes no bit of it.
 #[test]
-fn trees_and_threads_do_not_change_the_gradient() {
+fn gradient_is_independent_of_merging_and_threads() {
     let config = tiny_config();
     let paths = paths(config.vocabulary);
     let loss = losses()[1];
@@ -178,10 +180,10 @@ fn trees_and_threads_do_not_change_the_gradient() {
     }
 }
 
-/// A batch that goes through the model in units gives the same log-probabilities, to the bit, and the same
-/// gradient up to rounding; blocks that are computed again change no bit at all.
+/// A batch that goes through the model in units computes the same log-probabilities, bit for bit, and
+/// the same gradient up to rounding. Recomputing activations changes no bit at all.
 #[test]
-fn units_and_recomputation_change_nothing() {
+fn gradient_is_independent_of_units_and_recomputation() {
     for config in family_configs() {
         for precision in [Precision::F32, Precision::Bf16] {
             let compute = Compute::with(2, crate::Isa::detect(), precision);
@@ -213,8 +215,8 @@ fn units_and_recomputation_change_nothing() {
                         error += f64::from(a - b).powi(2);
                         size += f64::from(*b).powi(2);
                     }
-                    // In bf16 sums over rows are rounded once more where keys and values hand their gradient
-                    // on.
+                    // In bf16, sums over rows are rounded once more when keys and values pass on their
+                    // gradient.
                     let tolerance = if precision == Precision::F32 { 1e-5 } else { 1e-2 };
                     let name = &place.parameter.name;
                     assert!(error.sqrt() <= tolerance * size.sqrt(), "{rows} {name}: {error} of {size}");
@@ -224,10 +226,10 @@ fn units_and_recomputation_change_nothing() {
     }
 }
 
-/// In bf16 the gradient is that of f32 up to the rounding of operands; trees and threads change it no more
-/// than in f32.
+/// In bf16 the gradient equals the gradient in f32 up to the rounding of operands. The number of
+/// threads changes no bit.
 #[test]
-fn the_gradient_in_bf16_is_near_that_in_f32() {
+fn bf16_gradient_is_close_to_f32() {
     for config in family_configs() {
         let paths = paths(config.vocabulary);
         let whole = TreeBatch::merge(&paths).unwrap();
@@ -254,10 +256,10 @@ fn the_gradient_in_bf16_is_near_that_in_f32() {
     }
 }
 
-/// The loss's slope along random directions of A and of B, with the adapter worked into the weights in f64;
-/// in units, too.
+/// Compares derivatives along random directions of A and of B with those of weights merged in f64, also
+/// in units.
 #[test]
-fn gradients_of_adapters_match_f64() {
+fn adapter_gradients_match_f64() {
     for config in family_configs() {
         let mut model = model(&config, 2);
         let targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
@@ -318,10 +320,10 @@ fn gradients_of_adapters_match_f64() {
     }
 }
 
-/// Values, and the slope of their loss along random directions of every parameter and of the value head, in
-/// f64.
+/// Compares values, and derivatives of their loss along random directions of every parameter and of the
+/// value head, with f64.
 #[test]
-fn values_and_their_gradients_match_f64() {
+fn values_and_gradients_match_f64() {
     for config in family_configs() {
         let mut model = model(&config, 2);
         let mut head = ValueHead::new(config.hidden);
@@ -395,9 +397,9 @@ fn values_and_their_gradients_match_f64() {
     }
 }
 
-/// Products write over what the last step left, in every parameter, with tied and untied heads.
+/// Matmuls overwrite the gradient of the last step in every parameter, with tied and untied heads.
 #[test]
-fn a_step_leaves_nothing_behind() {
+fn next_step_overwrites_old_gradient() {
     for config in family_configs() {
         let mut model = model(&config, 1);
         let still = OptimParams {
@@ -419,7 +421,7 @@ fn a_step_leaves_nothing_behind() {
             learning.forward_backward(&model, None, &second, &loss).unwrap();
         }
         assert_eq!(new.optimiser.gradient.to_vec(), used.optimiser.gradient.to_vec());
-        // A batch without targets overwrites all of it with nothing.
+        // A batch without targets overwrites the complete gradient with zeros.
         used.optim_step(&mut model, None, &still);
         let silent = PathInput { tokens: paths[0].tokens.clone(), targets: vec![] };
         used.forward_backward(&model, None, &TreeBatch::merge(&[silent]).unwrap(), &loss).unwrap();
@@ -428,7 +430,7 @@ fn a_step_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_changes_nothing() {
+fn nonfinite_gradient_changes_nothing() {
     let mut model = model(&tiny_config(), 1);
     let mut learning = Learning::new(&model, Limits::NONE);
     learning.optimiser.ensure(model.weights.layout.tensors.len);
@@ -446,13 +448,13 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let report = learning.optim_step(&mut model, None, &params);
     assert!(!report.applied && report.grad_norm.is_nan());
     assert_eq!(before, model.weights.master.to_vec());
-    // Nor does it stay for the next step.
+    // The next step does not see the dropped gradient.
     let report = learning.optim_step(&mut model, None, &params);
     assert!(report.applied && report.grad_norm == 0.0);
 }
 
 #[test]
-fn what_cannot_be_trained_is_refused() {
+fn forward_backward_rejects_untrainable_batches() {
     let model = model(&tiny_config(), 1);
     let mut learning = Learning::new(&model, Limits::NONE);
     let loss = losses()[0];
@@ -503,7 +505,7 @@ fn predictions_match_f64() {
     }
 }
 
-/// Losses of every kind, whose terms need nothing but what [`paths`] gives them.
+/// Returns losses of every kind whose terms need only what [`paths`] sets.
 fn every_loss() -> Vec<Loss> {
     let trust = levade_rl::TrustRegion::default();
     let policies = [
@@ -521,11 +523,11 @@ fn every_loss() -> Vec<Loss> {
 }
 
 #[test]
-fn terms_add_up_to_the_loss_in_every_bit() {
+fn terms_sum_to_loss_bitwise() {
     let config = tiny_config();
     let model = model(&config, 2);
     let mut paths = paths(config.vocabulary);
-    // Some terms have no weight, some a correction, and some are stale.
+    // Some terms have weight 0, some have a correction, and some are stale.
     for (index, target) in paths.iter_mut().flat_map(|path| &mut path.targets).enumerate() {
         let term = &mut target.term;
         term.weight = if index % 7 == 0 { 0.0 } else { term.weight };
@@ -534,7 +536,7 @@ fn terms_add_up_to_the_loss_in_every_bit() {
     }
     let batch = TreeBatch::merge(&paths).unwrap();
     for loss in every_loss() {
-        // As one unit, and in pieces.
+        // As one unit, and in several.
         for rows in [usize::MAX, 24] {
             let mut learning = Learning::new(&model, Limits { rows, ..Limits::NONE });
             let mut terms = LossTerms::default();

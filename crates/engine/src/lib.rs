@@ -1,10 +1,10 @@
-//! Samples from and trains transformers on this machine's processor.
+//! Samples from transformers and trains them on the CPU of this machine.
 //!
-//! [`Engine::start`] loads a model and runs it on a thread of its own. The handle is both a
-//! [`Sampler`](levade_policy::Sampler) and a [`Learner`](levade_policy::Learner) over the same weights in the
-//! same memory. One thread serves several policies: the base weights and [adapters](Adapter) over them; a
-//! handle belongs to one policy. An [`Encoder`] turns texts into vectors; with its tokenizer, as
-//! [`TextEncoder`], it is an [`Embedder`](levade_policy::Embedder).
+//! [`Engine::start`] loads a model and runs it on its own thread. The handle is both a
+//! [`Sampler`](levade_policy::Sampler) and a [`Learner`](levade_policy::Learner) over the same weights
+//! in the same memory. One thread serves several policies: the base weights and [adapters](Adapter)
+//! over them. Each handle belongs to one policy. An [`Encoder`] embeds texts as vectors. Together with
+//! its tokenizer, as [`TextEncoder`], it is an [`Embedder`](levade_policy::Embedder).
 //!
 //! # Example
 //! ```
@@ -30,7 +30,7 @@
 //! };
 //! let completion = engine.sample(request).await?.collect(Duration::from_secs(60)).await?;
 //!
-//! // The training forward pass finds the same log-probabilities, to the bit.
+//! // The training forward pass computes the same log-probabilities, bit for bit.
 //! let tokens = [&[5, 6, 7], &completion.tokens[..]].concat();
 //! let target = |index| PathTarget { index, temperature: 1.0, term: Term::default() };
 //! let targets = (3..tokens.len() as u32).map(target).collect();
@@ -43,26 +43,27 @@
 //!
 //! # Guarantees
 //! - **Batch invariance.** Each output element is computed by the same operations in the same order,
-//!   regardless of the rest of the batch, the chunks of prompts, the packing of sequences, shared prefixes
-//!   and the number of threads, and, for one [`Order`] of sums, of the instruction set. So the
-//!   log-probability recorded at sampling equals, to the bit, the one that the training forward pass computes
-//!   for that token under the same weights.
-//! - **Trees.** A token that several sequences share goes through the model once. Loss and gradient are those
-//!   of training every sequence separately, up to rounding.
-//! - **Determinism.** A sampled token is a function of seed, stream and position. A gradient has the same
-//!   bits on any number of threads, which a bit-exact resume needs.
-//! - **Memory** is planned before the start ([`MemoryPlan`]), and the plan is kept.
+//!   regardless of the rest of the batch, the prefill chunks, the packing of sequences, shared prefixes
+//!   and the number of threads. For one [`Order`] of sums, the instruction set makes no difference
+//!   either. So the log-probability recorded at sampling equals, bit for bit, the log-probability that
+//!   the training forward pass computes for that token under the same weights.
+//! - **Trees.** A token that several sequences share goes through the model once. Loss and gradient
+//!   equal those of training every sequence separately, up to rounding.
+//! - **Determinism.** A sampled token is a function of seed, stream and position. A gradient has the
+//!   same bits on any number of threads, which a bit-exact resume needs.
+//! - **Memory** is planned before the start ([`MemoryPlan`]), and the engine stays within the plan.
 //!
-//! Modules from the bottom up: `simd` (instruction sets), `product` (matrix products), `ops` (other
-//! operations of a transformer, and how to add one), `transformer` (forward pass), `head` and `learning`
-//! (loss, backward pass, optimizer), `cache` and `scheduler` (sampling), `engine` and `service` (the handle
-//! and its thread). All are private; the feature `testing` shows some of them to tests and examples.
+//! Modules from the bottom up: `simd` (instruction sets), `product` (matmul), `ops` (other operations
+//! of a transformer, and how to add one), `transformer` (forward pass), `head` and `learning` (loss,
+//! backward pass, optimizer), `cache` and `scheduler` (sampling), `engine` and `service` (the handle
+//! and its thread). All are private; the feature `testing` exposes some of them to tests and examples.
 //!
-//! A run records its [`Fingerprint`] in `engine.json`: revision of the kernels, precision, order of sums and
-//! instruction set. If one of the first three differs, a resumed or replayed run has other bits and prints a
-//! note.
+//! A run records its [`Fingerprint`] in `engine.json`: kernel revision, precision, order of sums and
+//! instruction set. If one of the first three differs, a resumed or replayed run computes different
+//! bits and prints a note.
 //!
-//! Out of scope: text (`levade-text`), files (`levade-model`) and the definition of losses (`levade-rl`).
+//! Out of scope: text (`levade-text`), files (`levade-model`) and the definition of losses
+//! (`levade-rl`).
 
 mod activations;
 mod adapter;
@@ -118,25 +119,25 @@ pub use simd::Isa;
 
 use compute::Compute;
 
-/// Why an engine could not be started.
+/// Error that prevents an engine from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The model's files.
+    /// The model's files cannot be read or are not supported.
     #[error(transparent)]
     Model(#[from] levade_model::ModelError),
-    /// An option out of range, or one that contradicts the model.
+    /// An option is out of range or contradicts the model.
     #[error("{0}")]
     Options(String),
-    /// Memory that is not there.
+    /// The planned memory exceeds the free memory.
     #[error(
         "this would take {plan}, but only {} MiB are free; {}, or free memory",
         available >> 20,
         plan.ways_out()
     )]
     Memory {
-        /// Memory that would be needed.
+        /// Memory that the engine would need.
         plan: MemoryPlan,
-        /// Bytes that are free.
+        /// Free memory in bytes, or the limit that the options set if it is lower.
         available: u64,
     },
 }

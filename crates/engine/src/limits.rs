@@ -1,32 +1,32 @@
-//! Finds the memory that this process can still allocate: the least that the machine, the control groups of
-//! the process and its own limits leave.
+//! Finds the memory that this process can still allocate: the minimum of what the machine, the control
+//! groups of the process (cgroups) and its resource limits leave.
 //!
-//! All values are read from the system's files. Quotas of processor time are not read here:
+//! All values are read from the system's files. CPU quotas are out of scope:
 //! `std::thread::available_parallelism` respects them.
 
 use std::path::{Component, Path, PathBuf};
 
-/// Bytes of memory that can be had without swapping, as far as the system tells: the least of what is free in
-/// the machine, what the control group of the process and each group around it leave (Slurm, systemd, Docker,
-/// Kubernetes), and what its resource limits do (`ulimit -v`, `-d`). `None` where the system has no such
-/// files.
+/// Returns the number of bytes that can be allocated without swapping, according to the system: the
+/// minimum of the machine's free memory, what the cgroup of the process and each of its ancestors leave
+/// (Slurm, systemd, Docker, Kubernetes), and what its resource limits leave (`ulimit -v`, `-d`).
+/// Returns `None` if the system has no such files, as outside Linux.
 pub fn available_memory() -> Option<u64> {
     System { root: Path::new("/") }.available()
 }
 
-/// The files of a system; those of this one lie under `/`.
+/// The system's files below a root directory, which is `/` outside tests.
 struct System<'a> {
     root: &'a Path,
 }
 
-/// A hierarchy of control groups that limits memory.
+/// A cgroup hierarchy that limits memory.
 #[derive(Debug, PartialEq)]
 struct Hierarchy {
-    /// Whether it is one of version 2.
+    /// Whether the hierarchy is of cgroup version 2.
     unified: bool,
-    /// Where it is mounted.
+    /// Mount point of the hierarchy.
     mount: PathBuf,
-    /// The group of the process, from there.
+    /// Cgroup of the process, relative to the mount point.
     group: PathBuf,
 }
 
@@ -44,17 +44,17 @@ impl System<'_> {
         groups.chain(own).chain([machine]).min()
     }
 
-    /// The least that the group of the process and those around it leave.
+    /// Returns the minimum of what the cgroup of the process and its ancestors leave, in bytes.
     fn left_in(&self, Hierarchy { unified, mount, group }: &Hierarchy) -> Option<u64> {
         let of_group = |group: &Path| {
             let file = |name: &str| self.read(mount.join(group).join(name));
             let stat = file("memory.stat");
             if *unified {
-                // Beyond the lower one the group is slowed down until it takes less.
+                // Above `memory.high` the kernel throttles the group until it uses less.
                 let limits = [file("memory.max"), file("memory.high")];
                 left_in_group(&limits, &file("memory.current"), &stat, "inactive_file")
             } else {
-                // Also of groups around this one that cannot be seen from in here.
+                // Includes limits of ancestors that are not visible from inside the container.
                 let around = number_after(&stat, "hierarchical_memory_limit").unwrap_or_default();
                 let limits = [file("memory.limit_in_bytes"), around];
                 left_in_group(&limits, &file("memory.usage_in_bytes"), &stat, "total_inactive_file")
@@ -64,9 +64,9 @@ impl System<'_> {
     }
 }
 
-/// Memory that a control group leaves, given its files: the least of its limits without what is used. Pages
-/// of files that nobody has touched lately count as used, but the system drops them when memory is asked for.
-/// `None` without a limit.
+/// Returns the bytes that a cgroup leaves, given its files: the lowest of its limits, minus the usage.
+/// File pages that were not accessed lately count as usage, but the kernel drops them when memory is
+/// needed. Returns `None` if there is no limit.
 fn left_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
     let number = |text: &str| text.trim().parse::<u64>().ok();
     let dropped = number_after(stat, dropped).and_then(|text| number(&text)).unwrap_or(0);
@@ -79,11 +79,12 @@ fn number_after(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned)
 }
 
-/// Hierarchies that limit memory, with the group of the process in each, of its `cgroup` and `mountinfo`.
+/// Returns the hierarchies that limit memory, each with the cgroup of the process, from its `cgroup`
+/// and `mountinfo` files.
 fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
-        // 4:memory:/slurm/uid_1000/job_7 or, of version 2, 0::/user.slice/user-1000.slice
+        // Version 1: 4:memory:/slurm/uid_1000/job_7. Version 2: 0::/user.slice/user-1000.slice
         let mut parts = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(group)) = (parts.next(), parts.next(), parts.next()) else {
             continue;
@@ -93,8 +94,8 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
             continue;
         }
         for (root, mount) in mounts(mountinfo, unified) {
-            // A container may see its own group alone, mounted as the root of all, or be told of a group
-            // outside of what it sees.
+            // A container may see only its own group, mounted as the root, or read the path of a group
+            // that is not visible to it.
             let inside = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
             let is_below = inside.components().all(|part| matches!(part, Component::Normal(_)));
             let group = if is_below { inside.to_owned() } else { PathBuf::new() };
@@ -104,8 +105,8 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Where hierarchies of control groups for memory are mounted: the group that is the root there, and the
-/// folder.
+/// Returns the mounts of cgroup hierarchies for memory: the group at the root of the mount, and the
+/// mount point.
 fn mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
     let of_line = |line: &str| {
         // 35 31 0:32 /root /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
@@ -123,13 +124,14 @@ fn mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
     mountinfo.lines().filter_map(of_line).collect()
 }
 
-/// A path as `mountinfo` has it: blanks, tabs, line breaks and backslashes stand as three octal digits.
+/// Decodes a path from `mountinfo`, which writes spaces, tabs, line breaks and backslashes as octal
+/// escapes.
 fn unescaped(text: &str) -> String {
     let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     codes.iter().fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
-/// Memory that the limits on address space and on data leave.
+/// Returns the bytes that the limits on address space and on data leave.
 fn left_by_limits(limits: &str, status: &str) -> Option<u64> {
     let left = |name: &str, used: &str| {
         // Max address space         307200000            unlimited            bytes
@@ -139,7 +141,7 @@ fn left_by_limits(limits: &str, status: &str) -> Option<u64> {
     [left("Max address space", "VmSize:"), left("Max data size", "VmData:")].into_iter().flatten().min()
 }
 
-/// The bytes that a line such as `MemAvailable:   123 kB` says.
+/// Parses the number of bytes from a line such as `MemAvailable:   123 kB`.
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
@@ -152,7 +154,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
 
-    /// Memory left, in MiB, of a machine with 8000 MiB free and these files.
+    /// Returns the memory left, in MiB, on a machine with 8000 MiB free and these files.
     fn left(files: &[(&str, &str)]) -> u64 {
         let folder = tempfile::tempdir().unwrap();
         let meminfo = format!("MemTotal: 9999999 kB\nMemAvailable:  {} kB\n", 8000 << 10);
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_limits() {
+    fn available_memory_is_free_memory_without_limits() {
         assert_eq!(left(&[]), 8000);
         let unlimited = [
             ("proc/self/cgroup", "0::/init.scope\n"),
@@ -186,9 +188,9 @@ mod tests {
         assert_eq!(System { root: folder.path() }.available(), None);
     }
 
-    /// systemd, version 2: the limit may be the unit's own, or that of a slice around it.
+    /// systemd, version 2: the limit may be the unit's own, or that of an enclosing slice.
     #[test]
-    fn a_unit_within_slices() {
+    fn enclosing_slice_limits_systemd_unit() {
         let (own, slice) = (mib(3000), mib(2500));
         let (used, more, stat) = (mib(900), mib(1000), format!("anon 1\ninactive_file {}", mib(400)));
         let unit = "sys/fs/cgroup/user.slice/user-1000.slice/run-7.scope";
@@ -206,10 +208,10 @@ mod tests {
         assert_eq!(left(&files), 2500 - 1000);
     }
 
-    /// Slurm, version 1: steps within jobs within users; the job has the limit. Beside it the hybrid
-    /// hierarchy of version 2, without memory.
+    /// Slurm, version 1: steps within jobs within users; the job has the limit. The hybrid hierarchy of
+    /// version 2, mounted alongside, has no memory controller.
     #[test]
-    fn a_step_of_a_job() {
+    fn job_limits_slurm_step() {
         let (job, used, none) = (mib(4000), mib(1500), "9223372036854771712\n");
         let files = [
             ("proc/self/cgroup", "9:cpuset:/\n4:memory:/slurm/uid_5/job_7/step_0\n0::/system.slice\n"),
@@ -228,15 +230,15 @@ mod tests {
         assert_eq!(left(&files), 2500);
     }
 
-    /// Docker: with a namespace of its own the group is the root; without one its path is that of the host,
-    /// and so is the mount's root.
+    /// Docker: with a cgroup namespace, the group is the root; without one, its path is the host's
+    /// path, and so is the root of the mount.
     #[test]
-    fn a_container() {
+    fn docker_container_is_limited_by_its_cgroup() {
         let (limit, used) = (mib(1000), mib(250));
         let own = [("sys/fs/cgroup/memory.max", &*limit), ("sys/fs/cgroup/memory.current", &*used)];
         let namespace = [("proc/self/cgroup", "0::/\n"), ("proc/self/mountinfo", UNIFIED)];
         assert_eq!(left(&[&own[..], &namespace].concat()), 750);
-        // Told of a group outside of what it sees.
+        // The path of the group lies outside of what the container sees.
         let outside = [("proc/self/cgroup", "0::/../other\n"), ("proc/self/mountinfo", UNIFIED)];
         assert_eq!(left(&[&own[..], &outside].concat()), 750);
         let host = [
@@ -249,10 +251,10 @@ mod tests {
         assert_eq!(left(&[&own[..], &host].concat()), 750);
     }
 
-    /// Kubernetes, version 1: the container's own folder is all that it sees; its pod's limit stands in its
+    /// Kubernetes, version 1: the container sees only its own directory; the pod's limit is in its
     /// statistics.
     #[test]
-    fn a_container_of_a_pod() {
+    fn pod_limit_is_read_from_container_statistics() {
         let (limit, used) = (mib(3000), mib(500));
         let stat = format!("hierarchical_memory_limit {}total_inactive_file {}", mib(2000), mib(100));
         let files = [
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_the_process() {
+    fn ulimits_limit_available_memory() {
         let limits = format!(
             "Limit                     Soft Limit           Hard Limit           Units\n\
              Max data size             {}            unlimited            bytes\n\

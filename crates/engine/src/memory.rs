@@ -1,8 +1,8 @@
 //! Plans the memory of an engine before the engine starts.
 //!
-//! The plan is kept: the engine allocates no more. The input of every block is stored. For as many blocks as
-//! the plan allows, all values are stored that the backward pass needs; the other blocks recompute them,
-//! which changes no bit. The plan is compared with the memory that `limits` finds.
+//! The engine allocates no more than the plan. The input of every layer is stored. For as many layers
+//! as fit, all values are stored that the backward pass needs; the other layers recompute them, which
+//! changes no bit. The plan is compared with the memory that `limits` finds.
 
 use levade_model::ModelConfig;
 
@@ -15,25 +15,25 @@ use crate::precision::words;
 use crate::product::{MAX_ROWS, NR, SLAB, SLAB_A};
 use crate::{EngineError, draw, head, turned};
 
-/// Bytes by purpose.
+/// Memory of an engine, in bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Master and packed copies of the weights, and the tables of their rotary embedding.
+    /// Master and packed copies of the weights, and the rotary embedding tables.
     pub weights: u64,
-    /// Gradient and both moments of the optimiser, and an adapter's weights; 0 for an engine that never
+    /// Gradient and both moments of the optimizer, and adapter weights; 0 for an engine that never
     /// trains.
     pub optimiser: u64,
-    /// Activations of one training batch and its logits; 0 for an engine that never sees one.
+    /// Activations of one training batch and its logits; 0 for an engine without training batches.
     pub training: u64,
-    /// Keys and values of a path that is longer than a batch, with their gradients, at most.
+    /// Maximum for keys and values of a sequence that is longer than a batch, with their gradients.
     pub path: u64,
-    /// Keys and values of sampling, at most.
+    /// Maximum for keys and values of sampling.
     pub cache: u64,
     /// Rows of one sampling step and their logits.
     pub sampling: u64,
-    /// Blocks of the model of which training remembers everything; it computes the others again.
+    /// Number of layers whose activations training stores; it recomputes those of the other layers.
     pub kept: usize,
-    /// Blocks of the model.
+    /// Number of layers (transformer blocks) of the model.
     pub layers: usize,
 }
 
@@ -50,7 +50,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// Way to take less memory for it, in the words of [`EngineOptions`].
+    /// Returns advice for reducing this memory, with keys of [`EngineOptions`].
     fn way_out(self) -> &'static str {
         match self {
             Purpose::Weights => "use a smaller model",
@@ -63,8 +63,8 @@ impl Purpose {
     }
 }
 
-/// Values in memory, f32 or words. Saturating throughout: an absurd option must end in "too much", not wrap
-/// around to little.
+/// Number of values in memory, each an f32 or a packed word of 4 bytes. Arithmetic saturates: an absurd
+/// option must result in "too much" instead of wrapping around to a small number.
 #[derive(Clone, Copy)]
 struct Values(u64);
 
@@ -87,8 +87,8 @@ impl Values {
 }
 
 impl MemoryPlan {
-    /// The plan of an engine for `config` with `threads` threads, on a machine that gives it `budget` bytes:
-    /// blocks are computed again as far as the budget asks for it.
+    /// Plans an engine for `config` with `threads` threads, on a machine with `budget` free bytes. If
+    /// the budget requires it, layers recompute their activations.
     pub fn new(config: &ModelConfig, options: &EngineOptions, threads: usize, budget: u64) -> Self {
         let layout = Layout::new(config);
         let plan = |kept| Self::keeping(config, &layout, options, threads, kept);
@@ -96,7 +96,7 @@ impl MemoryPlan {
         if whole.total() <= budget || options.batch_tokens == 0 || !options.trains {
             return whole;
         }
-        // The more is kept, the more it takes.
+        // Memory grows with the number of layers that store their activations.
         let fitting = (0..config.layers).rev().map(plan).find(|plan| plan.total() <= budget);
         fitting.unwrap_or_else(|| plan(0))
     }
@@ -123,21 +123,22 @@ impl MemoryPlan {
             weights = weights.plus(packed(linear.inputs, linear.outputs));
         }
 
-        // Those of the backward pass.
+        // Weights packed for the backward pass.
         if rows > 0 && options.trains {
             for (depth, columns) in turned::shapes(layout, layers, precision) {
                 weights = weights.plus(packed(depth, columns));
             }
         }
 
-        // A row of one block: queries, keys and values (twice with per-head norms), statistics, attention,
-        // middle, gate and up; what goes into the norms after attention and the feed-forward part.
+        // Row of one layer: queries, keys and values (twice with per-head norms), statistics,
+        // attention, middle, gate and up; inputs of the norms after attention and the feed-forward
+        // part.
         let qkv = shape.qkv() * if config.qk_norm { 2 } else { 1 };
         let post_norms = if config.has_post_norms() { 2 * hidden } else { 0 };
         let state = qkv + 2 * shape.heads + shape.query() + hidden + 2 * wide + post_norms;
         let temporary = hidden + wide;
-        // A path of `n` positions as one thread of attention sees it: scores and their weights, keys and
-        // values turned.
+        // Scratch of one attention thread for a sequence of `n` positions: scores and their weights,
+        // and transposed keys and values.
         let attention = |n: usize, rows: usize| Values::new(n).times(2 * rows + 2 * shape.padded());
         let mut training = Values(0);
         if rows > 0 && options.trains {
@@ -146,7 +147,8 @@ impl MemoryPlan {
             let longest = rows.min(context);
             let row = states.saturating_mul(state) + (layers + 1) * hidden + temporary + back;
             let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
-            // Rows of a value head, which are not cut; a row of logits as it was, for a bonus for entropy.
+            // Rows of a value head, which are not divided into chunks; a copy of a row of logits for an
+            // entropy bonus.
             let row = row + if options.critic { 4 * hidden } else { 0 };
             training = Values::new(rows)
                 .times(row)
@@ -159,7 +161,7 @@ impl MemoryPlan {
             training = Values::new(rows).times(state + 2 * hidden + temporary).plus(chunk);
         }
         if rows > 0 {
-            // Nodes of a forest seldom end where their blocks do.
+            // Nodes of a forest rarely end at a block boundary.
             let blocks = Values::new(2 * shape.block(precision) / BLOCK).times(rows);
             training = training.plus(blocks).plus(scratch(config, rows, options.trains));
         }
@@ -181,7 +183,7 @@ impl MemoryPlan {
                 [] => Values::new(layout.tensors.len).times(3).bytes(),
                 adapters => {
                     let of = |PlannedAdapter { lora, learns }: &PlannedAdapter| {
-                        // An adapter that cannot be is refused when it is made.
+                        // An invalid adapter is rejected when it is created.
                         let Ok(adapter) = AdapterLayout::new(layout, lora) else { return 0 };
                         let own = Values::new(adapter.tensors.len);
                         let learnt = own.times(if *learns { 3 } else { 0 });
@@ -199,7 +201,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Bytes by purpose.
+    /// Returns the bytes of each purpose.
     fn parts(&self) -> [(Purpose, u64); 6] {
         [
             (Purpose::Weights, self.weights),
@@ -211,12 +213,13 @@ impl MemoryPlan {
         ]
     }
 
-    /// Everything together.
+    /// Returns the total in bytes.
     pub fn total(&self) -> u64 {
         self.parts().into_iter().fold(0, |total, (_, bytes)| total.saturating_add(bytes))
     }
 
-    /// Purposes of most of the memory, the largest first: where it is short, these have to give.
+    /// Returns the purposes that take more than a third of the largest part, largest first. These must
+    /// shrink if memory is short.
     pub fn largest(&self) -> Vec<Purpose> {
         let mut parts = self.parts();
         parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -224,16 +227,16 @@ impl MemoryPlan {
         parts.into_iter().take_while(|(_, bytes)| *bytes > most / 3).map(|(purpose, _)| purpose).collect()
     }
 
-    /// Ways out where it does not fit.
+    /// Returns advice for reducing the memory if the plan does not fit.
     pub(crate) fn ways_out(&self) -> String {
         let ways: Vec<&str> = self.largest().into_iter().map(Purpose::way_out).collect();
         ways.join(", or ")
     }
 
-    /// Checks the plan against the memory that there is.
+    /// Checks the plan against the available bytes.
     ///
     /// # Errors
-    /// When it does not fit, with the plan and the ways out.
+    /// Returns [`EngineError::Memory`] with the plan and advice if the plan does not fit.
     pub fn check(&self, budget: u64) -> Result<(), EngineError> {
         if self.total() > budget {
             return Err(EngineError::Memory { plan: *self, available: budget });
@@ -270,11 +273,11 @@ impl std::fmt::Display for MemoryPlan {
     }
 }
 
-/// Room for packed operands of the largest product.
+/// Returns the values that the packed operands of the largest matmul take.
 fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
     let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query());
-    // Operands go by slabs; the right one of dX is a matrix of weights, that of dW as many rows of
-    // activations.
+    // Operands are packed slab by slab. The rhs of dX is a weight matrix; the rhs of dW has as many
+    // rows as there are activations.
     let right = match trains {
         true => Values::new(rows.max(2 * config.intermediate).min(SLAB)).times(widest),
         false => Values(0),
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fit_is_refused_with_the_plan() {
+    fn check_rejects_plan_over_budget() {
         let options = EngineOptions { batch_tokens: 100, kv_memory_mb: 1, ..EngineOptions::default() };
         assert!(plan(&tiny_config(), &options, 1 << 30).check(1 << 30).is_ok());
         assert_eq!(plan(&tiny_config(), &EngineOptions { trains: false, ..options.clone() }, 0).optimiser, 0);
@@ -305,9 +308,9 @@ mod tests {
         assert!(!text.contains("batch_tokens"), "that would not help: {text}");
     }
 
-    /// Advice names large parts, and to lower them helps.
+    /// Advice names large parts, and following it helps.
     #[test]
-    fn the_way_out_is_one() {
+    fn advice_names_the_largest_purpose() {
         let config = ModelConfig { context: 1 << 24, ..tiny_config() };
         let options =
             EngineOptions { batch_tokens: 100, kv_memory_mb: 1, context: 256, ..EngineOptions::default() };
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn rotary_tables_are_planned_for() {
+    fn plan_includes_rotary_tables() {
         let mut config = ModelConfig { context: 1 << 20, ..tiny_config() };
         for tables in [1, 2] {
             let [short, long] = [1, 1 << 20].map(|context| {
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_computed_again_as_far_as_memory_asks_for_it() {
+    fn kept_layers_shrink_with_budget() {
         let config = ModelConfig { layers: 10, ..tiny_config() };
         let options = EngineOptions { batch_tokens: 4000, kv_memory_mb: 1, ..EngineOptions::default() };
         let whole = plan(&config, &options, u64::MAX);

@@ -1,35 +1,36 @@
-//! Operations of a transformer other than matrix products, each with a forward and a backward pass.
+//! Operations of a transformer other than matmul, each with a forward and a backward pass.
 //!
-//! Each operation works on rows (tokens) independently of other rows. Only attention reads other rows: the
-//! keys and values of the row's own sequence. Reductions run in fixed lanes or in the order of rows. So the
-//! operations keep the batch invariance of the [matrix products](crate::product). There is no automatic
+//! Each operation works on rows (tokens) independently of other rows. Only attention reads other rows:
+//! the keys and values of the row's own sequence. Reductions run in fixed lanes or in the order of
+//! rows. So the operations keep the batch invariance of [matmul](crate::product). There is no automatic
 //! differentiation.
 //!
 //! # Adding an operation
-//! An operation is a file of this module with the following parts, in this order. `gated.rs` is the shortest
-//! example.
+//! An operation is a file of this module with the following parts, in this order. `gated.rs` is the
+//! shortest example.
 //!
-//! 1. **Forward**, over rows: `for_rows` gives each row to one task. Inner loops are plain Rust in the macro
-//!    `simd!`, which compiles them once per instruction set. A sum over a row runs in 16 fixed lanes
-//!    (`simd::dot`, `simd::fold`), never in a loop that the compiler may reorder, and never over rows. `exp`
-//!    is `simd::exp`. Batch invariance requires no more: an output depends on its own row, by operations
-//!    written in one order.
-//! 2. **Backward**: computes the gradient of the input from the gradient of the output, row by row. It adds
-//!    the gradients of parameters in the order of rows; threads split columns (`for_columns`,
+//! 1. **Forward**, over rows: `for_rows` assigns each row to one task. Inner loops are plain Rust in
+//!    the macro `simd!`, which compiles them once per instruction set. A sum over a row runs in 16
+//!    fixed lanes (`simd::dot`, `simd::fold`), never in a loop that the compiler may reorder, and never
+//!    over rows. `exp` is `simd::exp`. Batch invariance requires no more: an output depends on its own
+//!    row, by operations written in one order.
+//! 2. **Backward**: computes the gradient of the input from the gradient of the output, row by row. It
+//!    adds the gradients of parameters in the order of rows; threads split columns (`for_columns`,
 //!    `add_column_sums`).
-//! 3. **Tests**: a naive version in f64 that the forward pass is compared with; its finite differences
-//!    (`differences`), which the backward pass is compared with; equal bits on every instruction set, in
-//!    other batches, on other numbers of threads.
-//! 4. **Calls**: in `Transformer::forward_state` or `forward_layer`, which sampling and training share, and
-//!    mirrored in `Backward::layer`. A value that the backward pass needs becomes a field of `LayerState` and
-//!    a term of `MemoryPlan`; values that the backward pass can recompute from these are better not kept.
-//! 5. **Tests of the model**: `learning.rs` compares loss and gradients of small models of every family with
-//!    f64; `tests/engine/parity.rs` looks for a bit that differs between sampling and training;
+//! 3. **Tests**: a naive version in f64 as reference for the forward pass; its finite differences
+//!    (`differences`) as reference for the backward pass; equal bits on every instruction set, in other
+//!    batches, and on other numbers of threads.
+//! 4. **Calls**: in `Transformer::forward_state` or `forward_layer`, which sampling and training share,
+//!    and mirrored in `Backward::layer`. A value that the backward pass needs becomes a field of
+//!    `LayerState` and a term of `MemoryPlan`. A value that the backward pass can recompute from these
+//!    fields is not stored.
+//! 5. **Tests of the model**: `learning.rs` compares loss and gradients of small models of every family
+//!    with f64; `tests/engine/parity.rs` checks that sampling and training compute the same bits;
 //!    `conformance/gradients.py` compares with PyTorch.
 //!
 //! If the order of operations of an existing kernel changes, `KERNELS` in `engine.rs` is incremented.
 //!
-//! A matrix product is shared code: `product()` takes operands that are packed on the way, `tile()` takes
+//! Matmul is shared code: `product()` takes operands that are packed for each call, `tile()` takes
 //! operands in blocks. Both take words (`precision.rs`), so an operation built on them works in both
 //! precisions.
 
@@ -53,7 +54,7 @@ pub mod softmax;
 use crate::Compute;
 use crate::buffer::Shared;
 
-/// Rows that one task of an elementwise operation handles.
+/// Number of rows in one task of an elementwise operation.
 const ROWS_PER_TASK: usize = 16;
 
 /// Calls `body(row, out)` for every row of `out` (`rows` × `width`), in parallel.
@@ -97,8 +98,8 @@ pub fn add_rows(compute: &Compute, rows: usize, width: usize, x: &[f32], out: &m
     });
 }
 
-/// Calls `body(first, sums)` for ranges of columns of `sums`, in parallel: for sums over rows, each in the
-/// order of rows.
+/// Calls `body(first, sums)` for ranges of columns of `sums`, in parallel. Used for sums over rows,
+/// each of which runs in the order of rows.
 pub(crate) fn for_columns(compute: &Compute, sums: &mut [f32], body: impl Fn(usize, &mut [f32]) + Sync) {
     const COLUMNS: usize = 64;
     let width = sums.len();
@@ -110,7 +111,7 @@ pub(crate) fn for_columns(compute: &Compute, sums: &mut [f32], body: impl Fn(usi
     });
 }
 
-/// `sums[j] += Σ_rows x[row][j]`, in the order of rows: the gradient of a bias.
+/// Computes `sums[j] += Σ_rows x[row][j]`, in the order of rows: the gradient of a bias.
 pub fn add_column_sums(compute: &Compute, rows: usize, x: &[f32], sums: &mut [f32]) {
     let width = sums.len();
     for_columns(compute, sums, |first, sums| {
@@ -125,12 +126,12 @@ pub fn add_column_sums(compute: &Compute, rows: usize, x: &[f32], sums: &mut [f3
 /// Helpers of the operations' tests.
 #[cfg(test)]
 pub(crate) mod testing {
-    /// Reproducible values in ±`scale`/2.
+    /// Returns reproducible values in ±`scale`/2.
     pub fn noise(len: usize, seed: u64, scale: f32) -> Vec<f32> {
         (0..len as u64).map(|i| (levade_policy::uniform(seed, 9, i) as f32 - 0.5) * scale).collect()
     }
 
-    /// Same, in f64.
+    /// Converts to f64.
     pub fn wide(x: &[f32]) -> Vec<f64> {
         x.iter().map(|v| f64::from(*v)).collect()
     }
@@ -143,7 +144,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Gradient of `f` at `x` by central differences in f64.
+    /// Computes the gradient of `f` at `x` by central differences in f64.
     pub fn differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
         let step = 1e-5;
         let mut x = x.to_vec();

@@ -1,4 +1,4 @@
-//! Gradient, moments, and the step that uses them.
+//! Gradient and moments of the optimizer, and the optimizer step.
 
 use levade_policy::{OptimParams, OptimReport};
 
@@ -8,24 +8,25 @@ use crate::ops::adamw;
 use crate::parameters::Parameters;
 use crate::product::Mode;
 
-/// Gradient and moments of one array of parameters, in its layout; allocated by the first backward pass.
+/// Gradient and moments of one array of parameters, in its layout. The first backward pass allocates
+/// them.
 #[derive(Default)]
 pub struct Optimiser {
-    /// Gradient accumulated since the last step; only where `accumulated` says so.
+    /// Gradient accumulated since the last step; valid only if `accumulated` is true.
     pub gradient: Buffer,
-    /// First moment.
+    /// First moment of AdamW.
     pub first: Buffer,
-    /// Second moment.
+    /// Second moment of AdamW.
     pub second: Buffer,
-    /// Steps taken.
+    /// Number of steps taken.
     pub steps: u64,
-    /// Whether anything has accumulated. If not, products overwrite what lies in `gradient`, which saves
+    /// Whether a gradient has accumulated. If not, the next matmuls overwrite `gradient`, which saves
     /// clearing and reading it.
     accumulated: bool,
 }
 
 impl Optimiser {
-    /// Allocates what is not there yet, for `len` parameters.
+    /// Allocates missing buffers for `len` parameters.
     pub fn ensure(&mut self, len: usize) {
         for buffer in [&mut self.gradient, &mut self.first, &mut self.second] {
             if buffer.is_empty() {
@@ -34,13 +35,13 @@ impl Optimiser {
         }
     }
 
-    /// Says how products of a backward pass begin. Where nothing has accumulated yet, the caller clears what
-    /// they do not write to.
+    /// Starts a backward pass, and returns whether its matmuls overwrite the gradient or add to it. If
+    /// they overwrite it, the caller must zero the parts that matmuls do not write.
     pub fn begin(&mut self) -> Mode {
         if std::mem::replace(&mut self.accumulated, true) { Mode::Add } else { Mode::Set }
     }
 
-    /// Prepares for a step of `len` parameters; returns the norm of what has accumulated.
+    /// Prepares a step of `len` parameters; returns the norm of the accumulated gradient.
     fn close(&mut self, compute: &Compute, len: usize) -> f64 {
         self.ensure(len);
         if !std::mem::take(&mut self.accumulated) {
@@ -56,8 +57,8 @@ impl Optimiser {
     }
 }
 
-/// One step of parameters that are trained together over what has accumulated for them, clipped by the norm
-/// of all of it. A gradient that is not finite is dropped and changes nothing.
+/// Runs one optimizer step for parameters that are trained together, with gradients clipped by their
+/// joint norm. A gradient that is not finite is dropped and changes nothing.
 pub fn step(
     compute: &Compute,
     params: &OptimParams,

@@ -1,4 +1,4 @@
-//! How an engine is to run.
+//! Options of an engine.
 
 use levade_policy::LoraOptions;
 use serde::{Deserialize, Serialize};
@@ -8,50 +8,51 @@ use crate::precision::Precision;
 use crate::simd::Isa;
 use crate::{Compute, EngineError};
 
-/// An adapter that is to be made.
+/// Options of an adapter that will be created, for the memory plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedAdapter {
-    /// Form of the adapter.
+    /// Rank, scaling and target modules of the adapter.
     pub lora: LoraOptions,
-    /// Whether it will be trained.
+    /// Whether the adapter will be trained.
     pub learns: bool,
 }
 
-/// How to run a model. The defaults suit a small model on a laptop.
+/// Options for running a model. The defaults suit a small model on a laptop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineOptions {
-    /// Threads; 0 takes one for every processor.
+    /// Number of threads; 0 starts one per processor.
     pub threads: usize,
-    /// Longest path in tokens; 0 takes the model's own context.
+    /// Maximum sequence length in tokens; 0 uses the model's own context length.
     pub context: usize,
-    /// Packed tokens of a batch that go through the model at once; larger batches take several passes. 0 for
-    /// an engine that is only sampled from.
+    /// Maximum number of packed tokens of a training batch that go through the model at once; larger
+    /// batches take several passes. 0 for an engine that only samples.
     pub batch_tokens: usize,
-    /// Whether it will be trained; if not, batches are only evaluated, and gradients refused.
+    /// Whether the engine will be trained. If not, batches are only evaluated, and gradients are
+    /// rejected.
     pub trains: bool,
-    /// The adapters that there will be, for the memory plan; where there are any, the weights themselves are
-    /// not trained.
+    /// Adapters that will be created, for the memory plan. If there are any, the base weights are not
+    /// trained.
     pub adapters: Vec<PlannedAdapter>,
-    /// Whether there will be a value head, for the memory plan.
+    /// Whether a value head will be added, for the memory plan.
     pub critic: bool,
-    /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations
-    /// again.
+    /// Memory limit in MiB; 0 uses all free memory. If memory is short, training recomputes
+    /// activations.
     pub memory_mb: usize,
     /// Memory for keys and values of sampling, in MiB.
     pub kv_memory_mb: usize,
-    /// Sequences sampled at the same time.
+    /// Maximum number of sequences sampled at the same time.
     pub running: usize,
-    /// Rows of one sampling step: running sequences and chunks of prompts.
+    /// Maximum number of rows in one sampling step: running sequences and prefill chunks.
     pub step_rows: usize,
-    /// Whether sequences that are being drawn keep their keys and values when the weights change. They then
-    /// go on at once instead of being computed again, but what they draw from then on is not what training
-    /// will find for it. Others start afresh in any case.
+    /// Whether running sequences keep their keys and values when the weights change. They then continue
+    /// at once without recomputation, but the log-probabilities of tokens sampled from then on differ
+    /// from those that training computes. New sequences never reuse keys and values of old weights.
     pub keep_cache: bool,
-    /// Rounding of the operands of products, keys and values included.
+    /// Rounding of matmul operands, including keys and values.
     pub precision: Precision,
-    /// Vector instructions; the best there are by default.
+    /// Vector instruction set; `None` uses the best one available.
     pub isa: Option<Isa>,
 }
 
@@ -76,22 +77,22 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// Bytes that the engine may take.
+    /// Returns the number of bytes that the engine may use.
     pub fn budget(&self) -> u64 {
         let free = available_memory().unwrap_or(u64::MAX);
         if self.memory_mb == 0 { free } else { free.min((self.memory_mb as u64).saturating_mul(1 << 20)) }
     }
 
-    /// Threads to start.
+    /// Returns the number of threads to start.
     pub(crate) fn threads(&self) -> usize {
         let found = std::thread::available_parallelism().map_or(1, |n| n.get());
         if self.threads == 0 { found } else { self.threads }
     }
 
-    /// Where to compute.
+    /// Creates the thread pool and kernels.
     ///
     /// # Errors
-    /// When the processor has not the instructions that are asked for.
+    /// Returns an error if the processor lacks the requested instruction set.
     pub(crate) fn compute(&self) -> Result<Compute, EngineError> {
         let isa = self.isa.unwrap_or_else(Isa::detect);
         if !Isa::available().contains(&isa) {

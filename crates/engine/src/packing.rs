@@ -1,10 +1,11 @@
-//! From a tree batch to what goes through the model at once.
+//! Divides a tree batch into units that go through the model at once.
 //!
-//! A batch that fits goes through as a whole. A larger one is taken depth-first, a [`Unit`] at a time, with
-//! the keys and values of the one path above the unit on a stack: down the path forward only, then, from the
-//! leaves up, forward again and backward, each unit handing the gradient of its ancestors' keys and values to
-//! the stack. So memory is bounded by the unit and the path, whatever the size of the tree, and every token
-//! goes through the model forward at most twice and backward once.
+//! A batch that fits goes through as a whole. A larger batch is traversed depth-first, one [`Unit`] at
+//! a time, with the keys and values of the sequence above the unit on a stack. On the way down, nodes
+//! run forward only. On the way up from the leaves, they run forward again and backward, and each unit
+//! adds the gradient of its ancestors' keys and values to the stack. So memory is bounded by the unit
+//! and the sequence length, for any size of the tree. Every token goes through the model forward at
+//! most twice and backward once.
 
 use std::ops::Range;
 
@@ -14,36 +15,36 @@ use levade_tree::TreeBatch;
 use crate::ops::attention_backward::PathRows;
 use crate::ops::kv::{BLOCK, Span};
 
-/// A contiguous part of a batch whose tokens lie on, or below, one path.
+/// A contiguous part of a batch whose tokens are on one sequence, or below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Tokens of the unit in the batch.
+    /// Range of the unit's tokens in the batch.
     pub tokens: Range<usize>,
-    /// Positions on the path above it.
+    /// Number of positions in the sequence above the unit.
     pub above: usize,
 }
 
 #[cfg(any(test, feature = "testing"))]
 impl Unit {
-    /// All of a batch.
+    /// Returns a unit of the complete batch.
     pub fn whole(batch: &TreeBatch) -> Self {
         Unit { tokens: 0..batch.tokens.len(), above: 0 }
     }
 }
 
-/// Step of the work on a unit.
+/// Step of the traversal of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Run it forward and put its keys and values on the stack. It is a piece of one node.
+    /// Run a unit forward and push its keys and values onto the stack. The unit is a piece of one node.
     Push(Unit),
-    /// Run it forward and backward. Nothing lies below it.
+    /// Run a unit forward and backward. It has no descendants outside the unit.
     Train(Unit),
-    /// Run the unit on top of the stack forward again, then backward with what those below left for it, and
-    /// take it off.
+    /// Run the unit on top of the stack forward again, then backward with the gradients that its
+    /// descendants added, and pop it.
     Pop(Unit),
 }
 
-/// The order in which a batch is trained with at most `most` tokens at a time.
+/// Returns the order in which a batch is trained with at most `most` tokens at a time.
 pub fn schedule(batch: &TreeBatch, most: usize) -> Vec<Step> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); batch.nodes.len()];
     let mut roots = Vec::new();
@@ -53,8 +54,8 @@ pub fn schedule(batch: &TreeBatch, most: usize) -> Vec<Step> {
             None => roots.push(index),
         }
     }
-    // Depth-first order: a subtree is a run of tokens, which ends where the next node that is no descendant
-    // starts.
+    // In depth-first order a subtree is a run of tokens, which ends at the next node that is not a
+    // descendant.
     let mut ends: Vec<usize> = batch.nodes.iter().map(|n| (n.start + n.len) as usize).collect();
     for index in (0..batch.nodes.len()).rev() {
         if let Some(parent) = batch.nodes[index].parent {
@@ -91,11 +92,11 @@ impl Schedule<'_> {
         }
     }
 
-    /// A node whose subtree does not fit.
+    /// Schedules a node whose subtree does not fit.
     fn large(&mut self, index: usize) {
         let node = self.batch.nodes[index];
         let (start, len, depth) = (node.start as usize, node.len as usize, node.depth as usize);
-        // Pieces of about equal size, so that no small one is left over.
+        // Pieces of about equal size, so that no small piece remains.
         let size = len.div_ceil(len.div_ceil(self.most));
         let mut pieces: Vec<Unit> = (0..len)
             .step_by(size)
@@ -110,23 +111,24 @@ impl Schedule<'_> {
     }
 }
 
-/// How a unit lies in the model: a span for every node it has tokens of, rows in packed order.
+/// Layout of a unit for the model: one span for every node with tokens in the unit, rows in packed
+/// order.
 #[derive(Debug, Default)]
 pub struct Packing {
-    /// Position of every row.
+    /// Position of every row in its sequence.
     pub positions: Vec<u32>,
     /// One span for every node.
     pub spans: Vec<Span>,
-    /// The rows on each span's path, its own included.
+    /// Rows of each span's sequence, including its own.
     pub paths: Vec<PathRows>,
-    /// How many blocks of keys and values the unit needs besides those of the stack.
+    /// Number of key-value blocks that the unit needs in addition to those of the stack.
     pub blocks: usize,
 }
 
 impl Packing {
-    /// Lays out a unit. Blocks below `stack` are those of the path above, block i holding positions `i *
-    /// BLOCK ..`; a unit `on_stack` writes into them, others begin with a copy of the last one if they start
-    /// inside it.
+    /// Packs a unit. Blocks below `stack` are those of the sequence above, and block i holds positions
+    /// `i * BLOCK ..`. A unit `on_stack` writes into them. Other units start with a copy of the last
+    /// block if they start inside it.
     pub fn new(batch: &TreeBatch, unit: &Unit, stack: usize, on_stack: bool) -> Self {
         let mut packing = Packing::default();
         let first = batch.nodes.partition_point(|n| ((n.start + n.len) as usize) <= unit.tokens.start);
@@ -143,7 +145,7 @@ impl Packing {
             let parent =
                 node.parent.and_then(|p| (p as usize).checked_sub(first)).filter(|_| tokens.start == start);
             let whole = position / BLOCK;
-            // Whole blocks of the ancestors are read where they are; a block that the node starts inside is
+            // Full blocks of the ancestors are read in place; a block that the node starts inside is
             // copied.
             let (mut blocks, inherits) = match parent {
                 Some(parent) => {
@@ -175,8 +177,8 @@ impl Packing {
 /// Checks a batch against a model with `context` positions and `vocabulary` tokens.
 ///
 /// # Errors
-/// When it is malformed, a path is longer than the context, a token lies outside the vocabulary, or a target
-/// has no temperature above 0.
+/// Returns an error if the batch is malformed, a sequence is longer than the context, a token is
+/// outside the vocabulary, or a target has no finite temperature above 0.
 pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(), PolicyError> {
     let refuse = |message: String| Err(PolicyError::Invalid(message));
     if let Err(error) = batch.check() {
@@ -215,17 +217,17 @@ mod tests {
         TreeBatch::merge(&paths).unwrap_or_default()
     }
 
-    /// Every token is trained once, units are no larger than allowed, and the path above a unit is on the
-    /// stack.
+    /// Every token is trained once, units do not exceed the limit, and the sequence above a unit is on
+    /// the stack.
     #[test]
-    fn every_token_is_trained_once_below_its_own_path() {
+    fn schedule_trains_every_token_once() {
         let long: Vec<u32> = (0..50).collect();
         let other: Vec<u32> = (0..30).chain(100..125).collect();
         let third: Vec<u32> = (0..30).chain(100..110).chain(200..203).collect();
         let batch = batch(&[&long, &other, &third, &[7, 8, 9], &[7, 8, 10]]);
         for most in [1, 2, 3, 5, 8, 20, 40, 64, 1000] {
             let mut trained = vec![0; batch.tokens.len()];
-            // (first token, number of tokens) of what is on the stack.
+            // (first token, number of tokens) of the units on the stack.
             let mut stack: Vec<(usize, usize)> = Vec::new();
             let depth = |stack: &[(usize, usize)]| stack.iter().map(|(_, len)| len).sum::<usize>();
             for step in schedule(&batch, most) {

@@ -1,4 +1,4 @@
-//! An array of parameters together with the copies of its matrices that kernels read.
+//! An array of parameters with the packed copies of its matrices that kernels read.
 
 use std::ops::Range;
 
@@ -7,28 +7,28 @@ use crate::buffer::Shared;
 use crate::product::{Packed, Panels};
 use crate::tensors::Tensors;
 
-/// Values that a piece has at most, where it is no panel.
+/// Maximum number of values in a piece that is not a panel.
 const BLOCK: usize = 1 << 16;
 
-/// An array of parameters, where its tensors lie, and its packed matrices.
+/// An array of parameters, the layout of its tensors, and its packed matrices.
 pub struct Parameters<'a> {
-    /// Where the tensors lie.
+    /// Layout of the tensors.
     pub tensors: &'a Tensors,
-    /// The values.
+    /// Values of the parameters.
     pub master: &'a mut [f32],
-    /// Where in the array each matrix lies that kernels read packed, and the transpose of it, packed.
+    /// Range of each matrix that kernels read packed, with its transpose, packed.
     pub packed: Vec<(Range<usize>, &'a mut Packed)>,
 }
 
-/// Neighbouring values of an array, for one task: what a panel is packed from, or a block of a tensor that is
+/// Contiguous values of an array, for one task: the source of one panel, or a block of a tensor that is
 /// not packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Where they lie.
+    /// Range in the array.
     pub range: Range<usize>,
-    /// Whether they are of a matrix, and not of a norm or a bias.
+    /// Whether the values belong to a matrix, as opposed to a norm or a bias.
     pub is_matrix: bool,
-    /// Which of the packed matrices, and which of its panels.
+    /// Index of the packed matrix, and of its panel.
     panel: Option<(usize, usize)>,
 }
 
@@ -40,8 +40,8 @@ impl Parameters<'_> {
         }
     }
 
-    /// Calls `change` with every piece and its values, on all threads, and packs what it leaves while that is
-    /// in the cache.
+    /// Calls `change` with every piece and its values, on all threads, and packs the changed values
+    /// while they are in the cache.
     pub fn change(self, compute: &Compute, change: impl Fn(&Piece, &mut [f32]) + Sync) {
         let Parameters { tensors, master, packed } = self;
         let panels: Vec<_> =
@@ -61,7 +61,8 @@ impl Parameters<'_> {
     }
 }
 
-/// Cuts tensors into pieces, given where each packed matrix starts. Every value of a tensor is in one piece.
+/// Divides tensors into pieces, given the start of each packed matrix. Every value of a tensor is in
+/// one piece.
 fn pieces(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for (matrix, (start, panels)) in panels.iter().enumerate() {
@@ -93,9 +94,9 @@ mod tests {
     use crate::testing::tiny_config;
     use crate::weights::Weights;
 
-    /// Every parameter is changed once, and the packed copies are those of what it became.
+    /// Every parameter is changed once, and the packed copies match the changed values.
     #[test]
-    fn a_change_reaches_every_parameter_and_its_copy() {
+    fn change_updates_parameters_and_packed_copies() {
         for (tied, precision) in [(true, Precision::F32), (false, Precision::Bf16)] {
             let config = levade_model::ModelConfig { tied, qkv_bias: true, ..tiny_config() };
             let compute = Compute::with(2, Isa::detect(), precision);

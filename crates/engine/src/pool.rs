@@ -1,51 +1,52 @@
-//! The engine's threads: one static pool, fork and join, tasks handed out one by one.
+//! Thread pool of the engine: one static pool with fork and join, which hands out tasks one by one.
 //!
-//! A decoded token takes a few hundred parallel regions of some tens of microseconds, so joining must cost
-//! about a microsecond: workers spin for a while before they sleep ([`LINGER`]). Which thread runs a task
-//! never changes a result, because every output element is computed by one task, in one order.
+//! A sampled token takes a few hundred parallel regions of some tens of microseconds, so joining must
+//! cost about a microsecond: workers spin for a while before they sleep ([`LINGER`]). Which thread runs
+//! a task never changes a result, because every output element is computed by one task, in one order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// Spins before a waiting thread lets others have its processor for once.
+/// Number of spins after which a waiting thread yields its processor once.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
-/// How long a worker looks for a region before it sleeps. Within a batch the engine's thread works alone for
-/// a millisecond or two now and then, for instance where the cache takes fresh pages. A worker that sleeps
-/// meanwhile gives its processor back, in a virtual machine to another one, and both were seen to be slower
-/// afterwards, for seconds. Between batches that wait for tools, or in a process that is idle, it does sleep.
+/// Time for which a worker looks for a region before it sleeps. Within a batch the engine's thread
+/// occasionally works without the pool for a millisecond or two, for instance when the cache allocates
+/// new pages. A worker that slept during that time would return its processor, in a virtual machine to
+/// another one; both were measured to be slower afterwards, for seconds. Between batches that wait for
+/// tools, or in an idle process, a worker does sleep.
 const LINGER: Duration = Duration::from_millis(20);
 
 /// Lower half of a ticket while a region is being set up.
 const CLOSED: u64 = u32::MAX as u64;
 
-/// A parallel region is `body(task)` for every task below `tasks`.
+/// State that the threads share. A parallel region is `body(task)` for every task below `tasks`.
 ///
 /// `ticket` is (epoch, next task). A thread reads the ticket, then the region, and claims the task by
-/// swapping the ticket for the next one: that fails if the epoch has changed since, so a thread that slept
-/// through a region never touches its closure. The owner waits for tasks, not for threads: one that the
-/// system does not run delays nobody.
+/// swapping the ticket for the next one. The swap fails if the epoch has changed since, so a thread
+/// that slept through a region never touches its closure. The owner waits for tasks, not for threads: a
+/// thread that the system does not schedule delays no other thread.
 struct State {
     ticket: AtomicU64,
     body: [AtomicUsize; 2],
     tasks: AtomicUsize,
     completed: AtomicUsize,
-    /// Whether a region is under way: there is room for one.
+    /// Whether a region is running. Only one can run at a time.
     busy: AtomicBool,
     panicked: AtomicBool,
     stop: AtomicBool,
     sleeping: Vec<AtomicBool>,
 }
 
-/// A pool of threads, of which the caller is one.
+/// Pool of threads, including the calling thread.
 pub struct Pool {
     state: Arc<State>,
     workers: Vec<(JoinHandle<()>, Thread)>,
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's included; at least 1.
+    /// Creates a pool of `threads` threads, including the calling thread; at least 1.
     pub fn new(threads: usize) -> Self {
         let extra = threads.max(1) - 1;
         let state = Arc::new(State {
@@ -62,7 +63,7 @@ impl Pool {
             .filter_map(|index| {
                 let state = Arc::clone(&state);
                 let name = format!("engine-{}", index + 1);
-                // Without the thread the pool is smaller, which changes speed alone.
+                // If a thread cannot be started, the pool is smaller, which changes only speed.
                 let handle = std::thread::Builder::new().name(name).spawn(move || state.work(index)).ok()?;
                 let thread = handle.thread().clone();
                 Some((handle, thread))
@@ -71,16 +72,16 @@ impl Pool {
         Pool { state, workers }
     }
 
-    /// Number of threads, the caller's included.
+    /// Returns the number of threads, including the calling thread.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when all are
-    /// done. Only one thread may call this at a time, and not from within a task.
+    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when all
+    /// are done. Only one thread may call this at a time, and not from within a task.
     ///
     /// # Panics
-    /// When a task panicked, or another call is under way.
+    /// Panics if a task panicked, or if another call is running.
     pub fn run(&self, tasks: usize, body: impl Fn(usize) + Sync) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(body);
@@ -88,15 +89,15 @@ impl Pool {
         }
         assert!((tasks as u64) < CLOSED, "{tasks} tasks");
         let state = &*self.state;
-        // Two regions at once would run each other's tasks, after the end of the closures that these belong
-        // to.
+        // Two regions at the same time would run each other's tasks after the closures of these tasks
+        // are gone.
         assert!(
             !state.busy.swap(true, Ordering::Acquire),
             "the engine's pool is in use: by another thread, or by a task's own caller"
         );
         let body: &(dyn Fn(usize) + Sync) = &body;
-        // SAFETY: a reference to a trait object is two words. It is followed only by threads that claimed a
-        // task of this region, all of which are completed before this call returns.
+        // SAFETY: a reference to a trait object is two words. Only threads that claimed a task of this
+        // region dereference it, and all tasks are completed before this call returns.
         let words = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), [usize; 2]>(body) };
         let epoch = (state.ticket.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
         state.ticket.store(epoch | CLOSED, Ordering::SeqCst);
@@ -133,11 +134,11 @@ impl State {
             if !spins.is_multiple_of(SPINS_BEFORE_YIELD) {
                 continue;
             }
-            // The clock is read no more often than the processor is given up.
+            // The clock is read no more often than the thread yields.
             if idle_since.get_or_insert_with(Instant::now).elapsed() >= LINGER {
                 self.sleeping[index].store(true, Ordering::SeqCst);
-                // The owner either sees `sleeping` and wakes us, or had opened the region before we looked
-                // again.
+                // The owner either sees `sleeping` and wakes this thread, or it opened the region
+                // before this check.
                 if !self.has_task() && !self.stop.load(Ordering::SeqCst) {
                     std::thread::park();
                 }
@@ -152,7 +153,7 @@ impl State {
         next != CLOSED && (next as usize) < self.tasks.load(Ordering::SeqCst)
     }
 
-    /// Claims and runs a task; false when there is none.
+    /// Claims and runs a task. Returns false if there is none.
     fn run_one(&self) -> bool {
         let ticket = self.ticket.load(Ordering::SeqCst);
         let task = ticket & CLOSED;
@@ -161,11 +162,11 @@ impl State {
             return false;
         }
         if self.ticket.compare_exchange(ticket, ticket + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            // Another thread was faster, or the region is over: look again.
+            // Another thread was faster, or the region is over: try again.
             return true;
         }
-        // SAFETY: the ticket did not change between reading the region and claiming the task, so the words
-        // are this region's closure, and the owner keeps it alive until the task is completed.
+        // SAFETY: the ticket did not change between reading the region and claiming the task, so the
+        // words are this region's closure, and the owner keeps it alive until the task is completed.
         let body = unsafe { std::mem::transmute::<[usize; 2], &(dyn Fn(usize) + Sync)>(words) };
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(task as usize))).is_err() {
             self.panicked.store(true, Ordering::Relaxed);
@@ -189,7 +190,7 @@ impl Drop for Pool {
         self.state.stop.store(true, Ordering::SeqCst);
         for (handle, thread) in self.workers.drain(..) {
             thread.unpark();
-            // A worker's loop cannot panic: tasks that do are caught.
+            // A worker's loop cannot panic, because panics of tasks are caught.
             let _ = handle.join();
         }
     }
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_runs_once() {
+    fn run_executes_every_task_once() {
         for threads in [1, 2, 3] {
             let pool = Pool::new(threads);
             for tasks in [0, 1, 2, 7, 1000] {
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives_on() {
+    fn task_panic_propagates_and_pool_recovers() {
         let pool = Pool::new(2);
         let run = std::panic::AssertUnwindSafe(|| pool.run(10, |task| assert_ne!(task, 5)));
         assert!(std::panic::catch_unwind(run).is_err());
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_within_a_region_is_refused_and_the_pool_lives_on() {
+    fn nested_region_panics_and_pool_recovers() {
         let pool = Pool::new(2);
         let refused = AtomicUsize::new(0);
         pool.run(2, |_| {
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeping_workers_wake() {
+    fn sleeping_workers_wake_for_new_region() {
         let pool = Pool::new(2);
         for _ in 0..3 {
             std::thread::sleep(3 * LINGER);

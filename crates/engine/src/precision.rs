@@ -1,14 +1,16 @@
-//! The precision of matrix products: f32 or bf16.
+//! Precision of matmul: f32 or bf16.
 //!
-//! In either precision, weights, values between two products, and sums are f32. In bf16 the *operands* of
-//! every product are rounded when they are packed (`product::pack`): weights once per update; activations,
-//! and gradients in the backward pass, on the way into each product; keys and values when they enter their
-//! blocks. Nothing else is rounded. So the rounding points are the same for sampling and training.
+//! In either precision, weights, values between two matmuls, and sums are f32. In bf16 the *operands*
+//! of every matmul are rounded when they are packed (`product::pack`): weights once per update;
+//! activations, and gradients in the backward pass, when they are packed for each matmul; keys and
+//! values when they are stored in their blocks. Nothing else is rounded. So the rounding points are the
+//! same for sampling and training.
 //!
-//! Operands lie in memory as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the
-//! earlier one in the low half. Words are kept in arrays of f32 and only moved. The chain adds the later one
-//! of a word first, as AVX-512's instruction for pairs does, so other instruction sets compute its bits with
-//! fused multiply-adds. One exception: that instruction treats numbers below 1e-38 as 0.
+//! Operands are stored as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the
+//! earlier one in the low half. Words are kept in arrays of f32 and only moved. The chain adds the
+//! later half of a word first, as AVX-512's instruction for pairs does, so other instruction sets
+//! compute the same bits with fused multiply-adds. One exception: that instruction treats numbers below
+//! 1e-38 as 0.
 
 pub use levade_policy::Precision;
 
@@ -18,33 +20,33 @@ use crate::simd::Isa;
 
 const WORD: usize = size_of::<f32>();
 
-/// Steps along k that a word holds.
+/// Returns the number of steps along k per word.
 pub const fn per_word(precision: Precision) -> usize {
     WORD / precision.bytes()
 }
 
-/// Words that `k` steps take.
+/// Returns the number of words that `k` steps take.
 pub const fn words(precision: Precision, k: usize) -> usize {
     k.div_ceil(per_word(precision))
 }
 
-/// Choice of the inner loops of a product.
+/// Choice of the inner loops of matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
-    /// Vector instructions.
+    /// Vector instruction set.
     pub isa: Isa,
-    /// Form of the operands.
+    /// Precision of the operands.
     pub precision: Precision,
 }
 
-/// In which order a product adds up. It is all that its bits depend on besides the operands.
+/// Order in which matmul adds. Besides the operands, nothing else determines its bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// Step by step along k.
     #[default]
     Chained,
-    /// By the 32 steps of an instruction of AMX, see `product`.
+    /// 32 steps at a time, as the AMX instruction adds them; see `product`.
     Tiled,
 }
 
@@ -58,7 +60,7 @@ impl std::fmt::Display for Order {
 }
 
 impl Kernel {
-    /// The order of sums.
+    /// Returns the order of sums.
     pub const fn order(self) -> Order {
         match (self.precision, self.isa) {
             (Precision::Bf16, Isa::Amx) => Order::Tiled,
@@ -66,22 +68,22 @@ impl Kernel {
         }
     }
 
-    /// Words that `k` steps take.
+    /// Returns the number of words that `k` steps take.
     pub const fn words(self, k: usize) -> usize {
         words(self.precision, k)
     }
 
-    /// Steps along k that a word holds.
+    /// Returns the number of steps along k per word.
     pub const fn per_word(self) -> usize {
         per_word(self.precision)
     }
 }
 
-/// The later half of a word, and an f32's share of bf16.
+/// Mask of the later half of a word, and of the bits that bf16 keeps of an f32.
 pub(crate) const HIGH: u32 = 0xffff_0000;
 
-/// `x` rounded to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers become 0, as
-/// the instructions for bf16 treat them; a NaN stays one.
+/// Rounds `x` to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers become
+/// 0, as the instructions for bf16 treat them. NaN stays NaN.
 #[inline(always)]
 fn round(x: f32) -> u32 {
     let bits = x.to_bits();
@@ -91,32 +93,32 @@ fn round(x: f32) -> u32 {
     if magnitude > 0x7f80_0000 { (bits | 0x0040_0000) & HIGH } else { normal }
 }
 
-/// The nearest bf16.
+/// Returns the nearest bf16.
 #[inline(always)]
 pub fn rounded(x: f32) -> f32 {
     f32::from_bits(round(x))
 }
 
-/// A word of two steps along k, rounded.
+/// Packs two steps along k into a word, rounded.
 #[inline(always)]
 pub(crate) fn pair(earlier: f32, later: f32) -> f32 {
     f32::from_bits((round(earlier) >> 16) | round(later))
 }
 
-/// `word` with its later half replaced by `later`, rounded.
+/// Replaces the later half of `word` with `later`, rounded.
 #[inline(always)]
 pub(crate) fn with_later(word: f32, later: f32) -> f32 {
     f32::from_bits((word.to_bits() & !HIGH) | round(later))
 }
 
-/// Both halves of a word, the earlier first.
+/// Returns both halves of a word, the earlier first.
 #[inline(always)]
 pub(crate) fn halves(word: f32) -> [f32; 2] {
     let bits = word.to_bits();
     [f32::from_bits(bits << 16), f32::from_bits(bits & HIGH)]
 }
 
-/// 16 words of two steps each.
+/// Packs 16 words of two steps each.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(crate) fn words_of(
@@ -125,7 +127,7 @@ pub(crate) fn words_of(
 ) -> std::arch::x86_64::__m512i {
     use std::arch::x86_64::*;
 
-    // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
+    // Lane 2 i takes value i of the low 16 lanes, lane 2 i + 1 takes value i of the high 16 lanes.
     const LANES: [u16; 32] = {
         let mut lanes = [0; 32];
         let mut lane = 0;
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounding_is_to_nearest_even() {
+    fn rounded_rounds_to_nearest_even() {
         for (from, to) in [
             (1.0, 1.0),
             (1.0 + 1.0 / 256.0, 1.0),

@@ -1,26 +1,29 @@
-//! Matrix products: C = A B or C += A B, with operands in f32 or bf16
-//! ([`Precision`](crate::precision::Precision)) and sums in f32.
+//! Matmul: C = A B or C += A B, with operands in f32 or bf16
+//! ([`Precision`](crate::precision::Precision)) and sums in f32. A is the lhs, B the rhs; k is the
+//! inner dimension.
 //!
-//! **Order of operations.** k is cut into blocks of 192 words (`block`). For every element of C, each block
-//! is one chain of fused multiply-adds from 0 in the order of k (in bf16 the later of every two steps goes
-//! first), and the blocks' sums are added, in order, to what C held (or the first is taken as it is). With
-//! AMX ([`Order::Tiled`](crate::precision::Order)) a block in bf16 adds up 32 steps at a time, see `amx`.
-//! Tiles and threads split only rows and columns, and a sum parked in C between two blocks is the same f32 it
-//! would be in a register. So the bits of an element depend on its row of A, its column of B and its own old
-//! value alone: not on the other rows, the packing, the number of threads, or, AMX in bf16 apart, the
-//! instruction set. Batch invariance (ARCHITECTURE.md) rests on this.
+//! **Order of operations.** k is divided into blocks of 192 words (`block`). For every element of C,
+//! each block is one chain of fused multiply-adds from 0 in the order of k (in bf16 the later of every
+//! two steps comes first). The blocks' sums are added, in order, to the old value of C, or the first is
+//! taken as it is. With AMX ([`Order::Tiled`](crate::precision::Order)) a block in bf16 adds 32 steps
+//! at a time, see `amx`. Tiles and threads split only rows and columns, and a sum stored in C between
+//! two blocks is the same f32 that it would be in a register. So the bits of an element depend only on
+//! its row of A, its column of B and its own old value. They do not depend on other rows, the packing,
+//! the number of threads, or the instruction set (except for AMX in bf16). Batch invariance
+//! (ARCHITECTURE.md) rests on this.
 //!
-//! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that began at the
-//! residual stream would round every link at the size of the whole. (With blocks of 768 words gradients were
-//! off by 2.5 times as much, which was more than PyTorch's; that of 96 words is better still and costs a few
-//! hundredths of the speed.)
+//! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that started at
+//! the residual stream would round every link at the magnitude of the total. (With blocks of 768 words
+//! the errors of gradients were 2.5 times as large, which was more than PyTorch's. Blocks of 96 words
+//! are still more accurate but cost a few percent of the speed.)
 //!
-//! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams
-//! through memory. Weights are packed once per update ([`Packed`]); other right operands are packed into
-//! scratch on the way. The left operand is packed into tiles
-//! ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`, as links of chains where no
-//! instruction multiplies bf16 ([`Kernel::links`](crate::precision::Kernel::links)) or as `amx` wants it,
-//! unless tiles had better read its rows where they lie
+//! **Layout.** The rhs is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through
+//! memory. Weights are packed once per update ([`Packed`]); any other rhs is packed into scratch for
+//! each call. The lhs is packed into tiles
+//! ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`. If no instruction
+//! multiplies bf16, its words are split into the links of chains
+//! ([`Kernel::links`](crate::precision::Kernel::links)); for AMX it has the layout of `amx`. If it is
+//! faster to read rows of the lhs in place, they are not packed
 //! ([`Kernel::reads_rows`](crate::precision::Kernel::reads_rows)).
 
 #[cfg(target_arch = "x86_64")]
@@ -48,8 +51,8 @@ use left::Left;
 use pack::{PACK_K, pack_panels, pack_tile};
 use strip::{SHARES, Strip};
 
-/// Words of a block of k, part of the definition of a product: short ones for accuracy, as said above. Tiled
-/// sums round seldom enough as they are.
+/// Number of words in a block of k, which is part of the definition of matmul: short blocks for
+/// accuracy, as explained above. Tiled sums round seldom enough without short blocks.
 const fn block(order: Order) -> usize {
     match order {
         Order::Chained => 192,
@@ -57,67 +60,69 @@ const fn block(order: Order) -> usize {
     }
 }
 
-/// Words of k that a product goes over before it comes back to C: whole blocks. Few, so that a task holds
-/// several panels of B for each tile of A.
+/// Number of words of k that matmul processes before it returns to C: a multiple of the block. Small,
+/// so that the second-level cache holds several panels of B for each tile of A.
 pub const SLAB: usize = 768;
 
-/// Values of A packed at a time (8 MiB).
+/// Maximum number of values of A packed at a time (8 MiB).
 pub const SLAB_A: usize = 2 << 20;
-/// Words of B that a task goes over for each tile of A, to stay in the second-level cache: half a mebibyte,
-/// or a whole one where that cache has two, as it does beside every AMX.
+/// Maximum number of words of B that a task processes for each tile of A, to stay in the second-level
+/// cache: 0.5 MiB, or 1 MiB with AMX, because every processor with AMX has 2 MiB of second-level cache.
 const fn held(order: Order) -> usize {
     match order {
         Order::Chained => 128 << 10,
         Order::Tiled => 256 << 10,
     }
 }
-/// Whether that cache holds as much again, so that the panels after those can be fetched to it meanwhile.
+/// Returns whether the second-level cache holds as much again, so that the following panels can be
+/// prefetched.
 fn holds_more(kernel: Kernel) -> bool {
     kernel.isa == Isa::Amx && kernel.order() == Order::Chained
 }
-/// Values of C that the caches hold until they are read again (4 MiB); a larger one that is overwritten goes
-/// past them, which saves reading it.
+/// Number of values of C that the caches hold until they are read again (4 MiB). A larger C that is
+/// overwritten is written past the caches, which saves reading it.
 const CACHED_C: usize = 1 << 20;
-/// Tiles of A that are worth fetching those panels for.
+/// Minimum number of tiles of A in a chunk: fewer do not justify reading a group of panels.
 const LEAST_TILES: usize = 8;
-/// Up to so many tiles go over weights one panel after the other: tiles that found a whole group in the
-/// second-level cache would leave the memory, which such a product waits for, idle meanwhile.
+/// Maximum number of tiles that process weights one panel at a time. If a few tiles found a whole group
+/// in the second-level cache, memory, which such a matmul waits for, would be idle in the meantime.
 const FEW_TILES: usize = 6;
-/// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is
-/// not waited for long.
+/// Number of tasks per thread if a matmul is large enough, so that the last task to finish delays it
+/// little.
 const TASKS_PER_THREAD: usize = 4;
-/// Up to this many rows the caller packs A alone: waking the pool would take longer.
+/// Maximum number of rows for which the calling thread packs A without the pool: waking the pool would
+/// take longer.
 const SERIAL_ROWS: usize = 16;
 
-/// The right operand, K × N.
+/// The rhs, K × N.
 #[derive(Clone, Copy)]
 pub enum Right<'a> {
-    /// Packed before, as weights are.
+    /// Packed in advance, as weights are.
     Packed(&'a Packed),
-    /// A plain matrix, packed on the way.
+    /// A plain matrix, packed for each call.
     Plain(Matrix<'a>),
 }
 
-/// Fate of the old contents of C.
+/// What happens to the old contents of C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Overwrites them.
+    /// C is overwritten.
     Set,
-    /// Adds to them.
+    /// The result is added to C.
     Add,
 }
 
-/// Scratch for packed operands, kept between products.
+/// Scratch for packed operands, reused between calls.
 #[derive(Default)]
 pub struct Scratch {
     left: Buffer,
     right: Buffer,
 }
 
-/// C = A B, or C += A B. `a` is M × K, `b` is K × N; row i of C starts at `c[i * c_stride]`.
+/// Computes C = A B, or C += A B. `a` is M × K, `b` is K × N; row i of C starts at `c[i * c_stride]`.
 ///
 /// # Panics
-/// When shapes or precisions do not agree or C is too short: a bug in the caller.
+/// Panics if shapes or precisions do not agree, or if C is too short: a bug in the caller.
 pub fn product(
     compute: &Compute,
     scratch: &mut Scratch,
@@ -152,7 +157,7 @@ pub fn product(
     let in_place = kernel.reads_rows(a);
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
-    // Few rows wait for weights that pass through the caches, and would push C out of them.
+    // A few rows wait for weights that stream through the caches, and that would evict C.
     let few = m <= FEW_TILES * mr && matches!(b, Right::Packed(_));
     let holds_more = !few && holds_more(kernel);
     let passes = m * n > CACHED_C || (few && panels * NR * words > held(kernel.order()));
@@ -168,7 +173,7 @@ pub fn product(
             let mb = slab_rows.min(m - m0);
             let tiles = mb.div_ceil(mr);
             let left = Shared::new(scratch.left.reserve(if in_place { 0 } else { tiles * mr * wl }));
-            // The right operand's is packed for the first rows, and stays for the others.
+            // The rhs is packed for the first rows and reused for the other rows.
             let plain = match b {
                 Right::Plain(matrix) if m0 == 0 => Some(matrix),
                 _ => None,
@@ -180,22 +185,22 @@ pub fn product(
             let slab = Slab { rows: m0..m0 + mb, steps: k0..k0 + kb };
             pack_slab(compute, &slab, (!in_place).then_some((a, &left)), plain.map(|b| (b, &right)));
 
-            // A task goes over a group of panels for each tile of a chunk: rows of C are written in long
-            // pieces. Few tiles are one chunk.
+            // A task processes a group of panels for each tile of a chunk, so that rows of C are
+            // written in long pieces. Few tiles make one chunk.
             let threads = compute.pool.threads();
-            // The stream of weights breaks off at the end of each task, so few rows have one for every
-            // thread.
+            // The stream of weights is interrupted at the end of each task, so few rows make one task
+            // per thread.
             let wanted = threads * if few { 1 } else { TASKS_PER_THREAD };
             let most_chunks = tiles.div_ceil(LEAST_TILES);
             let group = (panels * most_chunks / wanted).min(held(kernel.order()) / (NR * wb)).max(1);
-            // As many for every thread, where there are enough panels.
+            // The same number for every thread, if there are enough panels.
             let groups = panels.div_ceil(group).next_multiple_of(threads).min(panels);
             let chunk = tiles.div_ceil(wanted.div_ceil(groups).min(most_chunks));
             let chunks = tiles.div_ceil(chunk);
             let add = mode == Mode::Add || w0 > 0;
             compute.pool.run(chunks * groups, |task| {
-                // Neighbouring tasks share a group of panels. Where there is nothing to share, threads go
-                // from neighbour to neighbour: what a strip fetches ahead is what comes after it.
+                // Neighboring tasks share a group of panels. If there is only one chunk, each thread
+                // processes neighboring groups: what a strip prefetches is what the thread reads next.
                 let (group_at, chunk_at) = match chunks {
                     1 => (apart(task, groups, threads), 0),
                     _ => (task / chunks, task % chunks),
@@ -225,13 +230,13 @@ pub fn product(
                         columns: n.min(these.end * NR) - these.start * NR,
                         shared,
                         past,
-                        // What comes from afar next is fetched meanwhile: another panel during the first
-                        // tile, then another tile.
+                        // Prefetches what is read from farther away next: another panel during the
+                        // first tile, then another tile.
                         next: (!begins).then_some((mr, wl)),
                         share: (holds_more && !begins && to_come <= SHARES).then(|| SHARES - to_come),
                     };
-                    // SAFETY: the operands hold these words; rows and columns of C lie within its bounds
-                    // (asserted above), and no other task has this part of C.
+                    // SAFETY: the operands hold these words; rows and columns of C are within its
+                    // bounds (asserted above), and no other task has this part of C.
                     unsafe {
                         let c = c.pointer((m0 + first) * c_stride + these.start * NR);
                         strip.multiply(kernel, block, c, c_stride, add);
@@ -252,23 +257,23 @@ pub fn product(
     }
 }
 
-/// The place of a task among `tasks`, such that `threads` that take turns each go from neighbour to
-/// neighbour.
+/// Returns the index, among `tasks`, of the group for `task`, such that each of `threads` threads that
+/// take tasks round-robin processes a contiguous run.
 fn apart(task: usize, tasks: usize, threads: usize) -> usize {
-    // The first threads have one more where the number is not the same.
+    // The first threads have one task more if the tasks do not divide evenly.
     let (thread, each, more) = (task % threads, tasks / threads, tasks % threads);
     thread * each + thread.min(more) + task / threads
 }
 
-/// A part of a product whose operands are packed together: some rows of A, and all columns of B, for some
+/// Part of a matmul whose operands are packed together: some rows of A, and all columns of B, for some
 /// steps of k.
 struct Slab {
     rows: Range<usize>,
     steps: Range<usize>,
 }
 
-/// Packs a slab of A into tiles and of B into panels, one after the other, where either is given with a place
-/// for it.
+/// Packs a slab of A into tiles, a slab of B into panels, or both, each if it is given with its
+/// destination.
 fn pack_slab(
     compute: &Compute,
     slab: &Slab,
@@ -327,7 +332,7 @@ mod tests {
         (0..len as u64).map(|i| levade_policy::uniform(seed, 0, i) as f32 - 0.5).collect()
     }
 
-    /// The definition: the sum of every block, the blocks added in order.
+    /// The definition: the sum of every block, with the blocks added in order.
     fn define(kernel: Kernel, a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
         let round = |x: f32| if kernel.precision == Precision::Bf16 { rounded(x) } else { x };
         let steps: Vec<usize> = (0..a.cols).collect();
@@ -363,10 +368,10 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
-        /// Every path gives the bits of the definition, whatever the shape, the transposition and the number
+        /// Every code path gives the bits of the definition, for all shapes, transpositions and numbers
         /// of threads.
         #[test]
-        fn bits_of_the_definition(
+        fn matmul_matches_definition_bitwise(
             m in 1usize..40, n in 1usize..80, k in 1usize..1100,
             a_t in any::<bool>(), b_t in any::<bool>(), add in any::<bool>(), threads in 1usize..3, seed in any::<u64>(),
         ) {
@@ -391,9 +396,9 @@ mod tests {
         }
     }
 
-    /// The last one is few rows that go over more weights than the caches hold.
+    /// The last case has few rows and more weights than the caches hold.
     #[test]
-    fn deep_tall_and_wide_products_cross_their_slabs() {
+    fn matmul_across_slabs_matches_definition() {
         for (m, n, k) in [(3, 40, 9001), (5000, 33, 450), (40, 1040, 600)] {
             let (a_data, b_data) = (noise(m * k, 5), noise(k * n, 6));
             let (a, b) = (Matrix::new(&a_data, m, k), Matrix::new(&b_data, k, n));
@@ -403,7 +408,7 @@ mod tests {
                 define(compute.kernel(), a, b, &mut expected, n, Mode::Set);
                 let packed = Packed::new(&compute, b);
                 for right in [Right::Plain(b), Right::Packed(&packed)] {
-                    // Whole cache lines, which alone are written past the caches.
+                    // Full cache lines, because only these are written past the caches.
                     let mut c = Buffer::zeroed(m * n);
                     c.fill(1.0);
                     product(&compute, &mut Scratch::default(), a, right, &mut c, n, Mode::Set);
@@ -413,9 +418,9 @@ mod tests {
         }
     }
 
-    /// Threads that take turns each go over a run of their own, and nothing is left out.
+    /// Round-robin threads each process a contiguous run, and no task is left out.
     #[test]
-    fn tasks_apart_are_neighbours() {
+    fn round_robin_threads_process_contiguous_runs() {
         for (tasks, threads) in [(18, 2), (55, 2), (3, 4), (1, 1), (64, 5)] {
             let places: Vec<usize> = (0..tasks).map(|task| apart(task, tasks, threads)).collect();
             let of_threads = (0..threads).flat_map(|thread| places.iter().skip(thread).step_by(threads));
@@ -423,9 +428,10 @@ mod tests {
         }
     }
 
-    /// A C too large for the caches has the bits of one that is computed in parts, wherever its rows lie.
+    /// A C too large for the caches has the bits of a C computed in parts, for all alignments of its
+    /// rows.
     #[test]
-    fn large_results_are_those_of_their_parts() {
+    fn large_matmul_matches_its_parts() {
         let (m, n, k) = (1030, 1040, 40);
         let (a_data, b_data) = (noise(m * k, 1), noise(k * n, 2));
         let b = Right::Plain(Matrix::new(&b_data, k, n));

@@ -1,39 +1,39 @@
-//! Which prefixes are in the cache, and in which blocks: a radix tree over tokens.
+//! Radix tree over tokens: the prefixes in the cache, and the blocks that hold them.
 //!
-//! An edge holds a run of tokens and the blocks in which their positions lie. Where paths part inside a
-//! block, each child has a block of its own from there on, which also holds the positions of its ancestors
-//! that lie in it: so the blocks of a path are, for every index, those of the deepest node that has one. Not
-//! here: the blocks' memory, and who else uses them.
+//! An edge holds a run of tokens and the blocks with their positions. If sequences fork inside a block,
+//! each child has its own copy of that block, which also holds the positions of its ancestors in it. So
+//! for every index, the block of a sequence is that of the deepest node that has one. Out of scope: the
+//! memory of the blocks, and their use by running sequences (`cache`).
 
 use std::collections::HashMap;
 
 use crate::ops::kv::BLOCK;
 
-/// A node's place in the arena.
+/// Index of a node.
 type Id = usize;
 
 struct Node {
     parent: Option<Id>,
-    /// By the first token of their edge.
+    /// Children by the first token of their edge.
     children: HashMap<u32, Id>,
     /// Position of the first token of the edge.
     start: usize,
     tokens: Vec<u32>,
-    /// Blocks `start / BLOCK ..` of the path, as far as the edge goes.
+    /// Blocks `start / BLOCK ..` of the sequence, up to the end of the edge.
     blocks: Vec<u32>,
     last_use: u64,
 }
 
-/// Prefix that a new sequence can take over.
+/// Prefix that a new sequence can reuse.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
-    /// Positions that need not be computed.
+    /// Number of positions that need not be computed.
     pub len: usize,
-    /// The blocks that hold them; the last one is to be copied where `len` ends inside it.
+    /// Blocks that hold these positions. The last one must be copied if `len` ends inside it.
     pub blocks: Vec<u32>,
 }
 
-/// A radix tree for every root that is asked for.
+/// Radix trees, one for each root (policy).
 #[derive(Default)]
 pub struct Radix {
     nodes: HashMap<Id, Node>,
@@ -43,8 +43,8 @@ pub struct Radix {
 }
 
 impl Radix {
-    /// The longest prefix of `tokens`, of at most `most` tokens, that is there under `root`. It counts as
-    /// used.
+    /// Returns the longest cached prefix of `tokens` under `root`, of at most `most` tokens, and marks
+    /// it as used.
     pub fn longest(&mut self, root: u32, tokens: &[u32], most: usize) -> Prefix {
         self.clock += 1;
         let mut prefix = Prefix::default();
@@ -66,8 +66,8 @@ impl Radix {
         prefix
     }
 
-    /// Adds a path and its blocks under `root`. `kept` is called for every block that the tree now holds once
-    /// more.
+    /// Inserts a sequence and its blocks under `root`. Calls `kept` for every block to which the tree
+    /// adds a reference.
     pub fn insert(&mut self, root: u32, tokens: &[u32], blocks: &[u32], mut kept: impl FnMut(u32)) {
         self.clock += 1;
         let (mut parent, mut done) = (None, 0);
@@ -103,7 +103,8 @@ impl Radix {
         }
     }
 
-    /// Cuts a node's edge after `at` tokens; the node keeps its upper part, a new one below it has the rest.
+    /// Splits a node's edge after `at` tokens. The node keeps its upper part; a new node below it gets
+    /// the rest.
     fn split(&mut self, id: Id, at: usize, kept: &mut impl FnMut(u32)) {
         let lower = self.next;
         let Some(node) = self.nodes.get_mut(&id) else { return };
@@ -113,7 +114,7 @@ impl Radix {
         let blocks = node.blocks[start / BLOCK - node.start / BLOCK..].to_vec();
         node.blocks.truncate(start.div_ceil(BLOCK) - node.start / BLOCK);
         if !start.is_multiple_of(BLOCK) {
-            // Both parts have positions in the block that the cut goes through.
+            // Both parts have positions in the block that is split.
             kept(blocks[0]);
         }
         let children = std::mem::replace(&mut node.children, HashMap::from([(rest[0], lower)]));
@@ -126,15 +127,16 @@ impl Radix {
         self.nodes.insert(lower, Node { parent: Some(id), children, start, tokens: rest, blocks, last_use });
     }
 
-    /// Drops the leaf that was used longest ago among those for which `worth` says that their blocks would be
-    /// had; returns its blocks.
+    /// Removes the least recently used leaf for whose blocks `worth` returns true, and returns its
+    /// blocks.
     pub fn evict(&mut self, worth: impl Fn(&[u32]) -> bool) -> Option<Vec<u32>> {
         let leaves = self.nodes.iter().filter(|(_, node)| node.children.is_empty() && worth(&node.blocks));
         let (&id, _) = leaves.min_by_key(|(id, node)| (node.last_use, **id))?;
         self.remove(id)
     }
 
-    /// Forgets everything under `root`; `dropped` is called for every block that the tree holds once less.
+    /// Removes all prefixes under `root`; calls `dropped` for every reference to a block that the tree
+    /// gives up.
     pub fn forget(&mut self, root: u32, mut dropped: impl FnMut(u32)) {
         let mut left: Vec<Id> = self.roots.remove(&root).into_iter().flat_map(HashMap::into_values).collect();
         while let Some(id) = left.pop() {
@@ -164,7 +166,7 @@ impl Radix {
     }
 }
 
-/// Number of leading tokens that two sequences share.
+/// Returns the number of leading tokens that two sequences share.
 pub fn shared_prefix(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
@@ -175,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Blocks that say what they hold: all tokens up to the end of the block.
+    /// Model of blocks that records their contents: all tokens up to the end of the block.
     #[derive(Default)]
     struct Model {
         contents: Vec<Vec<u32>>,
@@ -195,15 +197,15 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
-        /// Finds the longest prefix of anything inserted and not evicted, in blocks that hold it; counts of
-        /// blocks return to zero.
+        /// Finds the longest prefix of all inserted sequences that were not evicted, in blocks that
+        /// hold it. Reference counts of blocks return to zero.
         #[test]
-        fn finds_the_longest_prefix_in_blocks_that_hold_it(
+        fn longest_finds_prefix_in_matching_blocks(
             paths in prop::collection::vec(
                 (prop::collection::vec(0u32..2, 0..4), 0usize..70, 0u32..3), 1..12),
             evictions in 0usize..6,
         ) {
-            // Long runs of one token, so that paths part in the middle of blocks.
+            // Long runs of one token, so that sequences fork in the middle of blocks.
             let paths: Vec<Vec<u32>> = paths
                 .into_iter()
                 .map(|(turns, run, last)| {

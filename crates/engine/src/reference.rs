@@ -1,4 +1,4 @@
-//! A naive transformer in f64, one sequence at a time, to hold the engine against. Test code.
+//! Naive transformer in f64, one sequence at a time, as reference for tests of the engine.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::weights::Weights;
 /// A model's parameters in f64, by Hugging Face name.
 pub struct Reference {
     config: ModelConfig,
-    /// The parameters.
+    /// Values by parameter name.
     pub parameters: HashMap<String, Vec<f64>>,
 }
 
@@ -29,13 +29,13 @@ fn activate(activation: Activation, x: f64) -> f64 {
 }
 
 impl Reference {
-    /// The parameters of `weights`.
+    /// Creates a reference with the parameters of `weights`.
     pub fn new(weights: &Weights) -> Self {
         let wide: Vec<f64> = weights.master.iter().map(|v| f64::from(*v)).collect();
         Reference::of(&weights.config, &weights.layout, &wide)
     }
 
-    /// Parameters that lie in `array` as `layout` says.
+    /// Creates a reference with the parameters that `array` holds in `layout`.
     pub fn of(config: &ModelConfig, layout: &Layout, array: &[f64]) -> Self {
         let named =
             layout.tensors.places.iter().map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
@@ -50,7 +50,7 @@ impl Reference {
         y
     }
 
-    /// RMS norm of `x` by the weights of this name.
+    /// Computes the RMS norm of `x` with the weights of this name.
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let (weight, offset) = (&self.parameters[name], f64::from(self.config.norm_offset()));
         let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
@@ -58,7 +58,8 @@ impl Reference {
         x.iter().zip(weight).map(|(v, w)| (offset + w) * v / root).collect()
     }
 
-    /// Norms one kind of heads, where the model does, and turns them by `position`, where the layer does.
+    /// Applies norms to one kind of heads, if the model has them, and rotates the heads by `position`,
+    /// if the layer has a rotary embedding.
     fn place(&self, layer: usize, norm: &str, position: usize, x: &mut [f64]) {
         let (dim, pattern) = (self.config.head_dim, &self.config.pattern);
         let local = pattern.local_rope.as_ref().filter(|_| self.config.window(layer).is_some());
@@ -80,14 +81,14 @@ impl Reference {
         }
     }
 
-    /// Logits after every token of a sequence.
+    /// Computes the logits after every token of a sequence.
     pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         let embedding = &self.parameters["model.embed_tokens.weight"];
         let head = self.parameters.get("lm_head.weight").unwrap_or(embedding);
         self.states(tokens).iter().map(|x| matvec(head, x)).collect()
     }
 
-    /// Normalised hidden states after every token of a sequence.
+    /// Computes the normalized hidden states after every token of a sequence.
     pub fn states(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         let config = &self.config;
         let dim = config.head_dim;
@@ -148,14 +149,15 @@ impl Reference {
         xs.iter().map(|x| self.norm("model.norm.weight", x)).collect()
     }
 
-    /// log p of `tokens[index]` at a temperature.
+    /// Computes log p of `tokens[index]` at a temperature.
     pub fn logprob(logits: &[Vec<f64>], tokens: &[u32], index: usize, temperature: f64) -> f64 {
         let z: Vec<f64> = logits[index - 1].iter().map(|z| z / temperature).collect();
         let max = z.iter().copied().fold(f64::MIN, f64::max);
         z[tokens[index] as usize] - max - z.iter().map(|z| (z - max).exp()).sum::<f64>().ln()
     }
 
-    /// Entropy, in nats, of what `tokens[index]` is drawn from at a temperature.
+    /// Computes the entropy, in nats, of the distribution that predicts the token at `index`, at a
+    /// temperature.
     pub fn entropy(logits: &[Vec<f64>], index: usize, temperature: f64) -> f64 {
         let z: Vec<f64> = logits[index - 1].iter().map(|z| z / temperature).collect();
         let max = z.iter().copied().fold(f64::MIN, f64::max);

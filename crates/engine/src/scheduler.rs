@@ -1,15 +1,15 @@
 //! Schedules rows for continuous batching.
 //!
-//! Each step runs one batch: the newest token of each running sequence, and chunks of the prompts that are
-//! not yet computed, up to a maximum number of rows. A request joins as soon as the cache has room for its
-//! longest possible completion, and leaves when it is done. A request whose prompt another running sequence
-//! is computing waits for that sequence, so each prompt is computed once.
+//! Each step runs one batch: the newest token of each running sequence, and chunks of the prompts that
+//! are not yet computed, up to a maximum number of rows. A request joins as soon as the cache has room
+//! for its maximum length, and leaves when it is done. If a running sequence is computing the prompt
+//! that a request shares, the request waits for it, so each prompt is computed once.
 //!
-//! If the weights change while sequences are running, the sequences continue, and each token records the
-//! version that sampled it. The sequences lose their blocks and queue again, ahead of new requests, with the
-//! tokens sampled so far. So shared tokens are recomputed once, and no sequence needs more memory than it was
-//! admitted with. With `engine.keep_cache`, sequences keep their blocks, and no other sequence starts from
-//! these.
+//! If the weights change while sequences are running, the sequences continue, and each token records
+//! the version that sampled it. The sequences release their blocks and queue again, ahead of new
+//! requests, with the tokens sampled so far. So shared tokens are recomputed once, and no sequence
+//! needs more memory than it was admitted with. With `engine.keep_cache`, sequences keep their blocks,
+//! and no other sequence reuses these blocks.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -30,17 +30,19 @@ use crate::radix::Prefix;
 use crate::sequence::{Events, Sequence};
 use crate::transformer::{Inference, Rows, Transformer};
 
-/// Which weights of a policy are drawn from.
+/// The weights that a policy samples with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Published {
-    /// Their version.
+    /// Version of the weights.
     pub version: u64,
-    /// Whether they are the ones that the policy has now. If not, it draws nothing.
+    /// Whether these are the policy's current weights. If not, the policy samples nothing until it
+    /// publishes.
     pub current: bool,
 }
 
 impl Published {
-    /// Whether they may draw for a sequence.
+    /// Returns whether these weights can sample for `sequence`: they are current, and recent enough for
+    /// the request.
     fn serve(&self, sequence: &Sequence) -> bool {
         self.current && self.version >= sequence.least_version
     }
@@ -55,17 +57,17 @@ impl Default for Published {
 /// Limits of the scheduler.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Sequences that run at the same time.
+    /// Maximum number of sequences that run at the same time.
     pub running: usize,
-    /// Rows of one step.
+    /// Maximum number of rows in one step.
     pub rows: usize,
 }
 
-/// All requests of an engine.
+/// Queue and running sequences of all policies of an engine.
 pub struct Scheduler {
-    /// In the order in which they will be let in.
+    /// In order of admission.
     waiting: VecDeque<Sequence>,
-    /// In the order in which they were.
+    /// In the order in which they were admitted.
     running: Vec<Sequence>,
     cache: Cache,
     limits: Limits,
@@ -76,13 +78,14 @@ pub struct Scheduler {
     prefilled: u64,
     drawn: u64,
     busy: Duration,
-    /// Running sequences, and the share of the cache that they use, times the seconds that batches took.
+    /// Integrals over the duration of batches: running sequences × seconds, and fraction of the cache
+    /// in use × seconds.
     running_seconds: f64,
     cache_in_use_seconds: f64,
 }
 
 impl Scheduler {
-    /// A scheduler without requests.
+    /// Creates a scheduler without requests.
     pub fn new(cache: Cache, limits: Limits, token_bytes: Option<Arc<dyn TokenBytes>>) -> Self {
         Scheduler {
             waiting: VecDeque::new(),
@@ -101,11 +104,11 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request to `policy` in, after checking it against the model. One that has a grammar comes with
-    /// its `constraint`.
+    /// Checks a request to `policy` against the model and queues it. A request with a grammar comes
+    /// with its `constraint`.
     ///
     /// # Errors
-    /// When it can never be served.
+    /// Returns an error if the request is invalid or can never be served.
     pub fn submit(
         &mut self,
         model: &Transformer,
@@ -138,13 +141,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Sequences that run or wait and whose policies may draw.
+    /// Returns the number of running and waiting sequences whose policies can sample now.
     pub fn drawing(&self, published: &[Published]) -> usize {
         let current = |sequence: &&Sequence| published[sequence.policy as usize].serve(sequence);
         self.running.iter().chain(&self.waiting).filter(current).count()
     }
 
-    /// Requests, and the memory that they use.
+    /// Returns the number of requests and the memory that they use.
     pub fn load(&self) -> Load {
         Load {
             running: self.running.len(),
@@ -153,7 +156,7 @@ impl Scheduler {
         }
     }
 
-    /// Counters.
+    /// Returns the counters since the start.
     pub fn stats(&self) -> DeviceStats {
         DeviceStats {
             prefix_hits: self.prefix_hits,
@@ -166,10 +169,11 @@ impl Scheduler {
         }
     }
 
-    /// The weights of `policy` have changed: no sequence to come starts from what it computed before. Its
-    /// running ones go on from that where they `keep` it. Else they queue again, in their order and ahead of
-    /// those that have not run, keep what was drawn for them, and compute it again; and so does in any case
-    /// one that scores its prompt, all of which is to be of one version.
+    /// Discards the cached prefixes of `policy`, because its weights have changed. With `keep`, its
+    /// running sequences continue with the keys and values that they have. Without it, they queue again
+    /// in their order, ahead of sequences that have not sampled yet, and recompute the tokens sampled
+    /// so far. A sequence that scores its prompt always recomputes, because all scores must come from
+    /// one version.
     pub fn weights_changed(&mut self, policy: u32, keep: bool) {
         self.cache.forget(policy);
         let starts_over = |sequence: &mut Sequence| {
@@ -185,9 +189,9 @@ impl Scheduler {
         }
     }
 
-    /// Ends the requests to `policy` of one stream, or all of them. What they have drawn has been handed on,
-    /// and stays in the cache: asked for again with it as a part of their prompts, they go on as if nothing
-    /// had happened.
+    /// Aborts the requests to `policy` of one stream, or all of them if `stream` is `None`; returns how
+    /// many. Their sampled tokens have been sent and stay in the cache: a new request whose prompt
+    /// includes these tokens continues as if nothing had happened.
     pub fn abort(&mut self, policy: u32, stream: Option<u64>) -> usize {
         let meant = |s: &Sequence| s.policy == policy && stream.is_none_or(|stream| stream == s.stream);
         self.end_where(meant, |sequence| {
@@ -195,12 +199,12 @@ impl Scheduler {
         })
     }
 
-    /// Runs one batch; `published` says, for every policy, what it draws from.
+    /// Runs one batch. `published` holds the weights that each policy samples with, by policy.
     pub fn step(&mut self, model: &Transformer, published: &[Published]) {
         self.drop_abandoned();
         self.admit(published);
         let mut batch = self.next_batch(published);
-        // Rows of one policy next to each other. The order changes no result.
+        // Sorted so that rows of one policy are adjacent. The order changes no result.
         batch.sort_by_key(|(index, _)| self.running[*index].policy);
         if batch.is_empty() {
             return;
@@ -265,7 +269,8 @@ impl Scheduler {
         self.cache_in_use_seconds += cache_in_use * took.as_secs_f64();
     }
 
-    /// Draws or scores a token for every wanted row and hands it on; the sequences that end by that.
+    /// Samples or scores a token for every wanted row and sends it; returns the indices of the
+    /// sequences that are done.
     fn draw(&mut self, model: &Transformer, published: &[Published], wanted: &[Wanted]) -> Vec<usize> {
         let mut done = Vec::new();
         for chunk in wanted.chunks(logits_at_most(self.limits.running, self.limits.rows)) {
@@ -283,7 +288,7 @@ impl Scheduler {
                         let version = published[sequence.policy as usize].version;
                         let top = if sequence.params.top_logprobs > 0 { vec![top] } else { Vec::new() };
                         let (tokens, logprobs) = (vec![token], vec![logprob]);
-                        // A receiver that is gone is noticed before the next step.
+                        // A closed receiver is noticed before the next step.
                         let _ =
                             sequence.events.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version }));
                         let bytes = self.token_bytes.as_deref();
@@ -294,7 +299,7 @@ impl Scheduler {
                     }
                     Err(error) => {
                         let _ = sequence.events.send(Err(error));
-                        // Nobody is to go on from it.
+                        // No other sequence may reuse these keys and values.
                         sequence.computed = 0;
                         done.push(index);
                     }
@@ -309,7 +314,7 @@ impl Scheduler {
         self.end_where(|sequence| sequence.events.is_closed(), |_| ());
     }
 
-    /// Ends all sequences that are `meant`, after saying `goodbye`; returns how many there were.
+    /// Ends all sequences that match `meant`, after calling `goodbye`; returns how many there were.
     fn end_where(&mut self, meant: impl Fn(&Sequence) -> bool, goodbye: impl Fn(&Sequence)) -> usize {
         let before = self.waiting.len() + self.running.len();
         let Scheduler { waiting, running, cache, .. } = self;
@@ -327,11 +332,12 @@ impl Scheduler {
         before - self.waiting.len() - self.running.len()
     }
 
-    /// Lets waiting sequences in, in order, as long as there is room; those of policies that may not draw
-    /// take none.
+    /// Admits waiting sequences in order while there is room. Sequences of policies that cannot sample
+    /// now are skipped and use no room.
     fn admit(&mut self, published: &[Published]) {
         let mut held = VecDeque::new();
-        // Whether one that has run before has to wait. None that has not begun may take its place meanwhile.
+        // Whether a sequence that has sampled before has to wait. No sequence that has not sampled yet
+        // may take its room.
         let mut is_owed = false;
         while let Some(mut sequence) = self.waiting.pop_front() {
             if self.running.len() >= self.limits.running {
@@ -353,7 +359,8 @@ impl Scheduler {
                     held.push_back(sequence);
                     break;
                 }
-                // Alone and still too large: without the prefix it fits, as `submit` checked.
+                // The only sequence, and still too large: without the prefix it fits, as `submit`
+                // checked.
                 prefix = Prefix::default();
             }
             self.prefix_hits += prefix.len.min(sequence.prompt) as u64;
@@ -365,18 +372,19 @@ impl Scheduler {
         self.waiting = held;
     }
 
-    /// Whether a sequence that starts from `prefix` fits beside those that run, however long they all become.
+    /// Returns whether a sequence that starts from `prefix` fits alongside the running ones, even if
+    /// all of them reach their maximum length.
     fn has_room_for(&self, sequence: &Sequence, prefix: &Prefix) -> bool {
         let whole = &prefix.blocks[..prefix.len / BLOCK];
         let shared_blocks = whole.len() - self.cache.unused_among(whole);
-        // A partly shared block is copied while its source is held.
+        // A partly shared block is copied while its source is referenced.
         let transient = usize::from(!prefix.len.is_multiple_of(BLOCK));
         let promised: usize = self.running.iter().map(|s| s.blocks_at_most() - s.blocks.len()).sum();
         sequence.blocks_at_most() - shared_blocks + transient + promised <= self.cache.available()
     }
 
-    /// Which sequences go into the next batch, with how many rows: decoding ones first, then prompts as far
-    /// as they fit.
+    /// Selects the sequences of the next batch, each with its number of rows: decoding sequences first,
+    /// then prefill chunks in the remaining rows.
     fn next_batch(&self, published: &[Published]) -> Vec<(usize, usize)> {
         let mut left = self.limits.rows;
         let mut batch = Vec::new();
@@ -395,7 +403,8 @@ impl Scheduler {
     }
 }
 
-/// Ends a sequence; what it computed stays for others, if all of it is of the weights that are drawn from.
+/// Releases the blocks of a sequence. Its keys and values stay in the cache for reuse if all of them
+/// belong to the weights that sample now.
 fn retire(cache: &mut Cache, sequence: Sequence) {
     if !sequence.is_stale {
         cache.keep(sequence.policy, &sequence.tokens[..sequence.computed], &sequence.blocks);

@@ -6,7 +6,7 @@ use crate::layout::attention_shape;
 use crate::precision::Precision;
 use crate::testing::{random_weights, tiny_config};
 
-/// Steps after which a test gives up.
+/// Maximum number of steps before a test fails.
 const PATIENCE: usize = 5000;
 
 fn model() -> Transformer {
@@ -54,7 +54,7 @@ fn submit_with(
 const FIRST: [Published; 1] = [Published { version: 0, current: true }];
 const SECOND: [Published; 1] = [Published { version: 1, current: true }];
 
-/// Runs batches until `until` says so, or nothing is left to do.
+/// Runs batches until `until` returns true or no sequence can sample.
 fn run(
     scheduler: &mut Scheduler,
     model: &Transformer,
@@ -71,8 +71,8 @@ fn run(
     panic!("{} still run and {} wait", scheduler.running.len(), scheduler.waiting.len());
 }
 
-/// Output of a stream: tokens, the bits of their log-probabilities and of those of the prompt, versions, and
-/// why it ended.
+/// Events of a stream: tokens, the bits of their log-probabilities and of the prompt's
+/// log-probabilities, versions, and the finish reason.
 #[derive(Debug, Default, PartialEq)]
 struct Got {
     tokens: Vec<u32>,
@@ -105,14 +105,15 @@ async fn got(mut stream: SampleStream) -> Got {
     got
 }
 
-/// An update under many attempts at one task: with memory for a few they draw what they would with memory for
-/// all, stay within it, and their prompt is computed once for each version.
+/// An update during many attempts at one task. With memory for a few attempts they sample the same
+/// tokens as with memory for all, stay within the memory, and compute their prompt once for each
+/// version.
 #[tokio::test]
-async fn an_update_neither_breaks_the_budget_nor_computes_a_prompt_twice() {
+async fn update_respects_memory_and_recomputes_prompt_once() {
     const PROMPT: usize = 170;
     let model = model();
     let mut found = Vec::new();
-    // A reply takes 2 blocks of its own, and one copies a third in passing.
+    // A completion takes 2 blocks of its own, and temporarily a third for a copy.
     for blocks in [15, 200] {
         let mut scheduler = scheduler(&model, blocks, 16);
         let streams: Vec<SampleStream> =
@@ -148,10 +149,10 @@ async fn an_update_neither_breaks_the_budget_nor_computes_a_prompt_twice() {
     assert!(found[0] == found[1], "what is drawn does not depend on memory");
 }
 
-/// A reply that needs all memory goes on after an update, and so do those around it; one that queues again
-/// can be aborted, and one whose stream is dropped goes.
+/// A completion that needs all memory continues after an update, and so do the sequences around it. A
+/// sequence that queues again can be aborted, and disappears if its stream is dropped.
 #[tokio::test]
-async fn sequences_that_queue_again_end_one_way_or_the_other() {
+async fn requeued_sequences_finish_or_abort() {
     let model = model();
     let mut scheduler = scheduler(&model, 8, 16);
     let large = submit(&mut scheduler, &model, 0, tokens(1, 40), 216);
@@ -182,10 +183,10 @@ async fn sequences_that_queue_again_end_one_way_or_the_other() {
     assert_eq!(scheduler.cache.available(), 8);
 }
 
-/// A token whose embedding is not a number ends the sequences that have it, with an error that says why.
-/// Others draw what they would alone, in blocks that were used for it before, too.
+/// A token whose embedding is NaN ends the sequences that contain it, with an error that names the
+/// reason. Other sequences sample the same tokens as without them, including in reused blocks.
 #[tokio::test]
-async fn a_sequence_that_is_not_finite_ends_alone() {
+async fn nonfinite_logits_end_only_their_sequence() {
     const BAD: u32 = 299;
     let config = levade_model::ModelConfig { tied: false, ..tiny_config() };
     for precision in [Precision::F32, Precision::Bf16] {
@@ -221,9 +222,9 @@ async fn a_sequence_that_is_not_finite_ends_alone() {
     }
 }
 
-/// A policy whose weights are not published takes no room from others.
+/// A policy whose weights are not published takes no room from other policies.
 #[test]
-fn what_may_not_draw_is_not_let_in() {
+fn unpublished_policy_is_not_admitted() {
     let model = model();
     let mut scheduler = scheduler(&model, 8, 16);
     let _reply = submit(&mut scheduler, &model, 0, tokens(1, 40), 30);
@@ -233,9 +234,9 @@ fn what_may_not_draw_is_not_let_in() {
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 0));
 }
 
-/// A cache kept over an update serves the sequences that have it, and nobody else.
+/// Keys and values kept over an update serve only the sequences that computed them.
 #[tokio::test]
-async fn what_is_kept_over_an_update_is_nobody_elses() {
+async fn stale_cache_is_not_shared() {
     const PROMPT: usize = 100;
     let model = model();
     let mut scheduler = scheduler(&model, 200, 16);
@@ -244,7 +245,7 @@ async fn what_is_kept_over_an_update_is_nobody_elses() {
     let before = scheduler.prefilled;
     scheduler.weights_changed(0, true);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (2, 0));
-    // One beside them, and one after their end.
+    // One sequence during the old ones, and one after their end.
     let beside = submit(&mut scheduler, &model, 2, tokens(1, PROMPT), 5);
     run(&mut scheduler, &model, &SECOND, |_| false);
     assert_eq!(scheduler.prefilled, before + PROMPT as u64, "the others were not computed again");
@@ -267,7 +268,7 @@ async fn what_is_kept_over_an_update_is_nobody_elses() {
     }
 }
 
-/// Parameters that look at the reply so far: those of a stream.
+/// Returns parameters, by stream, that depend on the completion so far.
 fn adjusting(stream: u64) -> SamplingParams {
     SamplingParams {
         max_tokens: 30,
@@ -283,10 +284,10 @@ fn adjusting(stream: u64) -> SamplingParams {
     }
 }
 
-/// Penalties, biases, early stops and alternatives: a reply is the same alone, beside others on little
-/// memory, and cut and continued.
+/// Penalties, biases, early stops and top tokens: a completion is the same when sampled separately,
+/// with other sequences in little memory, and aborted and resumed.
 #[tokio::test]
-async fn adjusted_replies_do_not_depend_on_company_or_cuts() {
+async fn adjusted_completions_are_independent_of_batch_and_aborts() {
     const STREAMS: u64 = 9;
     let model = model();
     let prompt = |stream: u64| tokens(stream / 3, 20 + 9 * (stream as usize / 3));
@@ -303,7 +304,7 @@ async fn adjusted_replies_do_not_depend_on_company_or_cuts() {
         assert!(reply.top.len() == reply.tokens.len() && reply.top.iter().all(|t| t.len() == 1 + stream % 3));
     }
 
-    // Half of them are stopped by the way, and continue as new requests.
+    // Half of the requests are aborted midway and continue as new requests.
     let mut scheduler = scheduler(&model, 14, 6);
     let begun: Vec<SampleStream> = (0..STREAMS)
         .map(|stream| submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream)))
@@ -340,7 +341,7 @@ async fn adjusted_replies_do_not_depend_on_company_or_cuts() {
     assert!(cut > 1, "{cut}");
 }
 
-/// Parameters that ask for the log-probabilities of the prompt: those of a stream.
+/// Returns parameters, by stream, that request log-probabilities of the prompt.
 fn scoring(stream: u64) -> SamplingParams {
     SamplingParams {
         max_tokens: [0, 1, 12][stream as usize % 3],
@@ -350,10 +351,10 @@ fn scoring(stream: u64) -> SamplingParams {
     }
 }
 
-/// Prompts that are longer and shorter than a step, alone and beside others that share them, on little
-/// memory: the same bits, computed whole, and left for others.
+/// Prompts longer and shorter than a step compute the same bits separately and with sequences that
+/// share them, in little memory. They are computed completely, and other sequences can reuse them.
 #[tokio::test]
-async fn scores_of_prompts_do_not_depend_on_company() {
+async fn prompt_scores_are_independent_of_batch() {
     const STREAMS: u64 = 6;
     let model = model();
     let prompt = |stream: u64| tokens(stream / 3, [150, 40][stream as usize / 3]);
@@ -370,7 +371,7 @@ async fn scores_of_prompts_do_not_depend_on_company() {
         alone.push(reply);
     }
     let mut scheduler = scheduler(&model, 14, 6);
-    // Their prompt is known: they are computed whole all the same.
+    // The prompt is cached, but scored prompts are computed completely all the same.
     let known = submit(&mut scheduler, &model, 0, prompt(0), 12);
     run(&mut scheduler, &model, &FIRST, |_| false);
     let drawn: Vec<SampleStream> =
@@ -397,10 +398,10 @@ async fn scores_of_prompts_do_not_depend_on_company() {
     assert_eq!(scheduler.cache.available(), 14);
 }
 
-/// An update in the middle of a prompt that is scored starts it over, whether caches are kept or not: all of
-/// its scores are of the new weights. One that has been handed on is not scored again.
+/// An update in the middle of a scored prompt starts it again, whether caches are kept or not: all its
+/// scores come from the new weights. A prompt whose scores have been sent is not scored again.
 #[tokio::test]
-async fn a_prompt_is_scored_under_one_version() {
+async fn prompt_scores_use_one_version() {
     let mut models = [3, 4].map(|seed| {
         let compute = Compute::new(1);
         let weights = random_weights(&compute, &tiny_config(), seed);
@@ -431,9 +432,9 @@ async fn a_prompt_is_scored_under_one_version() {
     }
 }
 
-/// A prompt that fills the context can be scored, and nothing more.
+/// A prompt that fills the context can be scored, but not continued.
 #[tokio::test]
-async fn a_prompt_as_long_as_the_context_is_scored() {
+async fn prompt_of_context_length_is_scored() {
     let model = model();
     let mut scheduler = scheduler(&model, 200, 1);
     let whole = submit_with(&mut scheduler, &model, 0, tokens(1, 256), scoring(0));
@@ -449,7 +450,7 @@ async fn a_prompt_as_long_as_the_context_is_scored() {
     assert_eq!(refused, Err(PolicyError::PromptTooLong { prompt: 256, context: 256 }));
 }
 
-/// Counts up from 20, by one or two, to 40 and ends there.
+/// Constraint that counts up from 20 by one or two, and ends at 40.
 struct Climb(u32);
 
 impl Constraint for Climb {
@@ -465,9 +466,10 @@ impl Constraint for Climb {
     }
 }
 
-/// An update in the middle of replies that a grammar holds: they go on in their form, from where they were.
+/// An update in the middle of grammar-constrained completions: they continue under their constraint,
+/// from their state before the update.
 #[tokio::test]
-async fn forms_outlive_an_update() {
+async fn grammar_constraint_survives_update() {
     let model = model();
     for keep in [false, true] {
         let mut scheduler = scheduler(&model, 40, 4);

@@ -1,4 +1,4 @@
-//! Scratch of linear maps and of the adapters over them, kept between products.
+//! Scratch of linear maps and of the adapters over them, reused between calls.
 
 use crate::buffer::Buffer;
 use crate::product::Scratch;
@@ -6,13 +6,13 @@ use crate::product::Scratch;
 /// Scratch of linear maps.
 #[derive(Default)]
 pub struct MapScratch {
-    /// That of products.
+    /// Scratch of matmul.
     pub product: Scratch,
-    /// Rows within adapters.
+    /// Low-rank rows of adapters.
     pub low: Low,
 }
 
-/// Low-rank rows on their way, kept between products.
+/// Low-rank rows of adapters, reused between calls.
 #[derive(Default)]
 pub struct Low {
     /// x Aᵀ, scaled.

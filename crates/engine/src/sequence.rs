@@ -1,4 +1,4 @@
-//! A sequence: a request with what has been drawn for it, from the queue to its end.
+//! A request with the tokens sampled for it so far, from the queue to its end.
 
 use std::sync::Mutex;
 
@@ -13,42 +13,43 @@ use crate::choose::Chosen;
 use crate::ops::kv::BLOCK;
 use crate::radix::{Prefix, shared_prefix};
 
-/// A prompt that another sequence will have computed soon is worth waiting for from this many tokens on.
+/// Minimum number of tokens that a request must gain to wait until another sequence has computed a
+/// shared prompt.
 const WORTH_WAITING: usize = 16;
 
-/// Where a request's tokens go.
+/// Sender of a request's events: tokens, prompt scores and the finish reason.
 pub type Events = UnboundedSender<Result<SampleEvent, PolicyError>>;
 
-/// A request and how far it has come. While it waits it holds no blocks, but keeps what was drawn for it.
+/// A request and its progress. While it waits it holds no blocks, but keeps the tokens sampled so far.
 pub struct Sequence {
     pub policy: u32,
-    /// Prompt and reply.
+    /// Prompt and completion.
     pub tokens: Vec<u32>,
-    /// Tokens whose keys and values are in `blocks`.
+    /// Number of tokens with keys and values in `blocks`.
     pub computed: usize,
     pub blocks: Vec<u32>,
-    /// Whether some of these are of weights that are no longer drawn from.
+    /// Whether some of these keys and values belong to weights that no longer sample.
     pub is_stale: bool,
-    /// Most tokens it may come to.
+    /// Maximum length in tokens: prompt plus `max_tokens`, limited by the context.
     pub longest: usize,
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub prompt: usize,
-    /// Bytes of the reply's end, where stop strings are looked for.
+    /// Last bytes of the completion, in which stop strings are searched.
     tail: Vec<u8>,
-    /// The oldest version of the weights that may draw.
+    /// Minimum version of the weights that may sample.
     pub least_version: u64,
     pub seed: u64,
     pub stream: u64,
     pub params: SamplingParams,
-    /// Holds the reply to its grammar, in the state after what has been drawn of it.
+    /// Grammar constraint of the completion, in the state after the tokens sampled so far.
     pub constraint: Option<Mutex<Box<dyn Constraint>>>,
-    /// Log-probabilities of the prompt, until they are handed on; where they were asked for.
+    /// Log-probabilities of the prompt until they are sent, if the request asks for them.
     scores: Option<Scores>,
     pub events: Events,
 }
 
-/// Log-probabilities of the first tokens of a prompt but the very first, and the most likely ones in their
-/// places.
+/// Log-probabilities of the prompt's tokens after the first, and the most likely tokens at their
+/// positions.
 #[derive(Default)]
 struct Scores {
     logprobs: Vec<f32>,
@@ -56,7 +57,7 @@ struct Scores {
 }
 
 impl Sequence {
-    /// A request to `policy` that has not begun, for a model with room for `context` tokens.
+    /// Creates a sequence for a request to `policy`, for a model with room for `context` tokens.
     pub fn new(
         policy: u32,
         request: SampleRequest,
@@ -84,48 +85,50 @@ impl Sequence {
             constraint: constraint.map(Mutex::new),
             events,
         };
-        // A stop string may have begun in what was drawn before.
+        // A stop string may have started in tokens that an earlier request sampled.
         for token in drawn {
             sequence.completes_stop(token, token_bytes);
         }
         sequence
     }
 
-    /// How many tokens the reply has, those of an earlier request included.
+    /// Returns the number of tokens in the completion, including those of an earlier request that it
+    /// continues.
     pub fn reply(&self) -> usize {
         self.tokens.len() - self.prompt + self.params.drawn_before
     }
 
-    /// Blocks that it takes at its longest.
+    /// Returns the number of blocks at maximum length.
     pub fn blocks_at_most(&self) -> usize {
         self.longest.div_ceil(BLOCK)
     }
 
-    /// Whether something has been drawn for it.
+    /// Returns whether a token has been sampled for this request.
     pub fn has_begun(&self) -> bool {
         self.tokens.len() > self.prompt
     }
 
-    /// Tokens that can be taken over from others: all but the last, whose row gives the next logits, or none
-    /// where every row of the prompt gives some.
+    /// Returns the maximum number of tokens that can be shared with another sequence: all except the
+    /// last, because its row computes the next logits. Returns 0 if the prompt is scored, because every
+    /// row's logits are needed.
     pub fn most_shared(&self) -> usize {
         if self.is_scored() { 0 } else { self.tokens.len() - 1 }
     }
 
-    /// Whether log-probabilities of its prompt are yet to be handed on.
+    /// Returns whether log-probabilities of the prompt remain to be sent.
     pub fn is_scored(&self) -> bool {
         self.scores.is_some()
     }
 
-    /// Whether the logits after `position` are wanted: to draw from, or to score the next token of the
-    /// prompt.
+    /// Returns whether the logits after `position` are needed: to sample, or to score the next token of
+    /// the prompt.
     pub fn wants(&self, position: usize) -> bool {
         let next = position + 1;
         let draws = next == self.tokens.len() && self.params.max_tokens > 0;
         draws || (self.is_scored() && next < self.prompt)
     }
 
-    /// Remembers a token of its prompt with its log-probability.
+    /// Stores the log-probability of the next token of the prompt.
     pub fn add_score(&mut self, scored: Chosen) {
         if let Some(scores) = &mut self.scores {
             scores.logprobs.push(scored.logprob);
@@ -133,17 +136,17 @@ impl Sequence {
         }
     }
 
-    /// Hands the log-probabilities of its prompt on, all of which has been computed.
+    /// Sends the log-probabilities of the prompt, all of which has been computed.
     pub fn tell_scores(&mut self) {
         if let Some(Scores { logprobs, top }) = self.scores.take()
             && !logprobs.is_empty()
         {
-            // A receiver that is gone is noticed before the next step.
+            // A closed receiver is noticed before the next step.
             let _ = self.events.send(Ok(SampleEvent::Prompt { logprobs, top }));
         }
     }
 
-    /// Forgets what was computed for it, not what was drawn; the blocks that it lies in.
+    /// Discards computed keys and values, but keeps sampled tokens; returns the blocks to release.
     pub fn start_over(&mut self) -> Vec<u32> {
         self.computed = 0;
         if let Some(scores) = &mut self.scores {
@@ -152,19 +155,21 @@ impl Sequence {
         std::mem::take(&mut self.blocks)
     }
 
-    /// Whether `other` is computing a prompt that this one, which has `prefix`, had better wait for.
+    /// Returns whether `other` is computing a prompt that is worth waiting for, given that `prefix` is
+    /// already in the cache.
     pub fn gains_from(&self, other: &Sequence, prefix: &Prefix) -> bool {
         let shared = shared_prefix(&other.tokens[..other.prompt], &self.tokens).min(self.most_shared());
         let is_computing = other.policy == self.policy && other.computed < other.prompt && !other.is_stale;
         is_computing && shared >= prefix.len + WORTH_WAITING
     }
 
-    /// Whether it is done without any token: its prompt alone was asked about.
+    /// Returns whether the sequence is done without a completion: the request was for prompt
+    /// log-probabilities only.
     pub fn is_empty_reply(&self) -> bool {
         self.params.max_tokens == 0 && self.computed == self.prompt
     }
 
-    /// Why it ends with `token`, which was drawn last, if it does.
+    /// Returns the finish reason if `token`, which was sampled last, ends the sequence.
     pub fn finished(
         &mut self,
         token: u32,
@@ -204,7 +209,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the reply's next token completes a stop string.
+    /// Returns whether the completion's next token completes a stop string.
     fn completes_stop(&mut self, token: u32, token_bytes: Option<&dyn TokenBytes>) -> bool {
         let longest_stop = self.params.stop_strings.iter().map(String::len).max().unwrap_or(0);
         if longest_stop == 0 {
@@ -214,7 +219,7 @@ impl Sequence {
         self.tail.extend_from_slice(new);
         let stops = |stop: &String| self.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes());
         let completes = self.params.stop_strings.iter().any(stops);
-        // One that came too early to end the reply is over.
+        // A stop string before `min_tokens` does not end the completion, and its bytes are dropped.
         let kept = if completes { 0 } else { longest_stop - 1 };
         let surplus = self.tail.len().saturating_sub(kept);
         self.tail.drain(..surplus);

@@ -1,10 +1,10 @@
 //! Runs the engine's thread, which owns the model and executes the commands of handles.
 //!
-//! One thread owns the model and receives commands; one pool of threads computes. Async code never computes:
-//! it sends a command and waits. Between two commands the thread runs the scheduler's batches. A learner's
-//! command waits while more than a few sequences are running, because a batch of a few rows would read all
-//! weights for them; it does not wait for ever. Changed weights sample nothing until they are published:
-//! requests wait for that.
+//! One thread owns the model and receives commands; one pool of threads computes. Async code never
+//! computes: it sends a command and waits. Between two commands the thread runs the scheduler's
+//! batches. A learner's command waits while more than a few sequences are running, because a batch of a
+//! few rows would read all weights for them. Its wait is bounded by `PATIENCE`. Changed weights sample
+//! nothing until they are published: requests wait for that.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -30,65 +30,67 @@ use crate::sequence::Events;
 use crate::transformer::Transformer;
 use crate::value_head::ValueHead;
 
-/// The policy that the base weights are. Policy i is adapter i − 1.
+/// The policy of the base weights. Policy i is adapter i − 1.
 pub const BASE: u32 = 0;
 
-/// Batches that running sequences may still take before a waiting learner's command goes first.
+/// Maximum number of batches that running sequences take while a learner's command waits.
 const PATIENCE: usize = 256;
 
-/// Fewer sequences may take one: to read the weights takes longer than to compute so few rows, and after the
-/// command others will have joined them, whose tools have answered meanwhile.
+/// If fewer sequences than this are running, a learner's command waits for one batch only. Reading the
+/// weights takes longer than computing so few rows, and during the command other sequences join, when
+/// their tool calls have finished.
 const FEW: usize = 12;
 
-/// A question to the engine's thread, with the way back.
+/// Channel for the response to a command.
 pub type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
 
-/// Request of a handle; numbers are policies.
+/// Command of a handle to the engine's thread. The number in a variant is the policy.
 pub enum Command {
-    /// To draw a reply.
+    /// Samples a completion.
     Sample(u32, SampleRequest, Option<Box<dyn Constraint>>, Events, Answer<()>),
-    /// To end requests.
+    /// Aborts the requests of a stream, or all of them; the response is their number.
     Abort(u32, Option<u64>, Answer<usize>),
-    /// How the engine is doing.
+    /// Requests load and counters.
     Condition(Answer<Condition>),
-    /// Asks for the version that is published.
+    /// Requests the published version.
     Version(u32, Answer<u64>),
-    /// A new adapter, its seed, and what its base is called.
+    /// Creates an adapter with options, a seed and the name of the base model; the response is its
+    /// policy.
     Lora(LoraOptions, u64, String, Answer<u32>),
-    /// Uses or changes weights.
+    /// Uses or changes the weights of a policy.
     Learn(u32, LearnerCommand),
 }
 
 /// Commands that use or change the weights of a policy.
 pub enum LearnerCommand {
-    /// Asks for the log-probabilities of all targets.
+    /// Computes the log-probabilities of all targets.
     Logprobs(Arc<TreeBatch>, Answer<Vec<f32>>),
-    /// Also how spread out the distributions are that predict them.
+    /// Computes log-probabilities, entropies and concentrations of all targets.
     Predictions(Arc<TreeBatch>, Answer<Predictions>),
-    /// A critic's.
+    /// Computes the critic's values of all targets.
     Values(Arc<TreeBatch>, Answer<Vec<f32>>),
-    /// A value head for the policy.
+    /// Adds a value head to the policy.
     AddValueHead(Answer<()>),
-    /// Accumulate a gradient.
+    /// Accumulates a gradient.
     ForwardBackward(Arc<TreeBatch>, Loss, Answer<ForwardBackward>),
-    /// Accumulate a gradient, and report the losses of the terms.
+    /// Accumulates a gradient and returns the losses of the terms.
     ForwardBackwardTerms(Arc<TreeBatch>, Loss, Answer<(ForwardBackward, LossTerms)>),
-    /// Apply it.
+    /// Runs an optimizer step with the accumulated gradient.
     OptimStep(OptimParams, Answer<OptimReport>),
-    /// Into a folder, with the optimiser's state or without it.
+    /// Saves to a directory; the flag includes the optimizer state.
     Save(PathBuf, bool, Answer<Manifest>),
-    /// From a folder.
+    /// Loads from a directory; the flag includes the optimizer state.
     Load(PathBuf, bool, Answer<()>),
-    /// Base and adapter as one model.
+    /// Saves base and adapter merged into one model.
     Merge(PathBuf, Answer<()>),
-    /// Make the weights those that are drawn from.
+    /// Publishes the weights under a version: requests are sampled with them from now on.
     Publish(u64, Answer<()>),
-    /// Replace them by those of a folder, and draw from these as a version.
+    /// Loads weights from a directory and publishes them under a version.
     Adopt(PathBuf, u64, Answer<()>),
 }
 
 impl LearnerCommand {
-    /// Name in a log.
+    /// Returns the name for logs.
     fn name(&self) -> &'static str {
         match self {
             LearnerCommand::Logprobs(..) => "logprobs",
@@ -107,27 +109,27 @@ impl LearnerCommand {
     }
 }
 
-/// Work of the engine's thread while it answers nothing.
+/// A learner's command in progress, during which the engine's thread responds to nothing.
 #[derive(Debug, Clone)]
 pub struct Learns {
     since: Instant,
-    /// How it was before.
+    /// Load and counters before the command.
     condition: Condition,
 }
 
-/// How an engine is doing.
+/// Load and counters of an engine.
 #[derive(Debug, Clone)]
 pub struct Condition {
-    /// Requests under way.
+    /// Running and waiting requests.
     pub load: Load,
     /// Counters since the start.
     pub device: DeviceStats,
-    /// Time spent on what uses or changes weights, since the start.
+    /// Time spent on commands that use or change weights, since the start.
     pub learnt: Duration,
 }
 
 impl Learns {
-    /// How the engine is now.
+    /// Returns load and counters, including the time of the command so far.
     pub fn condition(&self) -> Condition {
         let mut condition = self.condition.clone();
         condition.learnt += self.since.elapsed();
@@ -135,7 +137,7 @@ impl Learns {
     }
 }
 
-/// The engine's thread.
+/// State of the engine's thread.
 pub struct Service {
     model: Transformer,
     scheduler: Scheduler,
@@ -144,19 +146,19 @@ pub struct Service {
     learns: watch::Sender<Option<Learns>>,
     pending: VecDeque<(u32, LearnerCommand)>,
     learning_time: Duration,
-    /// By policy.
+    /// Published weights, by policy.
     published: Vec<Published>,
-    /// Whether the base weights have been trained, and so are no base for adapters.
+    /// Whether the base weights have been trained, which rules out adapters over them.
     base_trained: bool,
     /// Whether memory was planned for training.
     trains: bool,
-    /// Whether keys and values outlive the weights that they were computed with.
+    /// Whether running sequences keep their keys and values when the weights change.
     keeps_cache: bool,
 }
 
 impl Service {
-    /// A service for `model`, its weights published as version 0. `learns` tells what it does while it
-    /// answers nothing.
+    /// Creates a service for `model`, with its weights published as version 0. `learns` publishes the
+    /// learner's command in progress.
     pub fn new(
         model: Transformer,
         scheduler: Scheduler,
@@ -181,11 +183,11 @@ impl Service {
         }
     }
 
-    /// Works until no handle is left.
+    /// Runs until the last handle is dropped.
     pub fn run(mut self) {
         let mut waited = 0;
         loop {
-            // Sleep only when there is nothing to do at all.
+            // Blocks only if there is nothing to do.
             if self.pending.is_empty() && self.scheduler.drawing(&self.published) == 0 {
                 match self.inbox.recv() {
                     Ok(command) => self.take(command),
@@ -226,7 +228,7 @@ impl Service {
     }
 
     fn take(&mut self, command: Command) {
-        // An answer nobody waits for any more is dropped.
+        // A response that no caller waits for is dropped.
         match command {
             Command::Sample(policy, request, constraint, events, answer) => {
                 let (id, name) = (request.id.clone(), request.policy.clone());
@@ -352,8 +354,7 @@ impl Service {
         }
     }
 
-    /// Replaces the weights of a policy by those that were opened: where nothing could be opened, it stays as
-    /// it is.
+    /// Replaces the weights of a policy with opened files.
     fn replace(&mut self, policy: u32, saved: checkpoint::Saved) -> Result<(), PolicyError> {
         let loaded = checkpoint::load(&mut self.model, &mut self.learning, saved);
         self.weights_changed(policy, false);

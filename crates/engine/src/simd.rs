@@ -1,37 +1,37 @@
-//! Which vector instructions to use, chosen at run time, and the elementary functions built on them.
+//! Selects the vector instruction set at run time, and provides the elementary functions built on it.
 //!
-//! Every path computes the same values: a fused multiply-add rounds once on all of them, reductions run over
-//! [`LANES`] fixed lanes whatever the width of the registers, and `exp` is our own polynomial. So a result
-//! does not depend on the processor, only on the order of operations written here.
+//! Every code path computes the same values: a fused multiply-add rounds once on all of them,
+//! reductions run in [`LANES`] fixed lanes for all register widths, and `exp` is our own polynomial. So
+//! a result does not depend on the processor, only on the order of operations written here.
 
 use serde::{Deserialize, Serialize};
 
-/// Partial sums of every reduction: element i goes to lane i mod 16.
+/// Number of partial sums in every reduction: element i is added to lane i mod 16.
 pub const LANES: usize = 16;
 
 /// A set of vector instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Isa {
-    /// AVX-512 as below, with matrix registers for products of bf16 (AMX).
+    /// AVX-512 as in `Avx512`, with matrix registers for matmul in bf16 (AMX).
     Amx,
-    /// AVX-512 as below, with products of bf16 pairs (BF16).
+    /// AVX-512 as in `Avx512`, with an instruction that multiplies bf16 pairs (BF16).
     Avx512Bf16,
     /// AVX-512 (F, BW, DQ, VL) with FMA.
     Avx512,
     /// AVX2 with FMA.
     Avx2,
-    /// Whatever the compiler's baseline for the target is.
+    /// Baseline instructions of the compiler's target.
     Portable,
 }
 
 impl Isa {
-    /// The best that this processor runs.
+    /// Returns the best instruction set that this processor supports.
     pub fn detect() -> Self {
         Self::available()[0]
     }
 
-    /// All that this processor runs, best first.
+    /// Returns all instruction sets that this processor supports, best first.
     pub fn available() -> Vec<Self> {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -59,14 +59,14 @@ impl Isa {
         found
     }
 
-    /// Whether it has an instruction that rounds 32 values to bf16.
+    /// Returns whether the instruction set can round 32 values to bf16 with one instruction.
     pub const fn rounds_pairs(self) -> bool {
         matches!(self, Isa::Amx | Isa::Avx512Bf16)
     }
 }
 
-/// Whether the processor has tiles of bf16 and the system lets this process use them. Asks for that
-/// permission.
+/// Returns whether the processor has AMX for bf16 and the system allows this process to use it.
+/// Requests that permission.
 #[cfg(target_arch = "x86_64")]
 fn amx_available() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -82,13 +82,13 @@ fn amx_available() -> bool {
     })
 }
 
-/// Linux gives the registers to processes that ask (its documentation, x86/xstate), and refuses where it does
-/// not know them.
+/// Requests the AMX registers from Linux, which grants them to processes that ask (kernel
+/// documentation, x86/xstate) and rejects the request if it does not support them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XTILEDATA: libc::c_long = 18;
-    // SAFETY: this call reads no memory of ours.
+    // SAFETY: this call accesses no memory of this process.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
 }
 
@@ -97,8 +97,8 @@ fn permitted() -> bool {
     false
 }
 
-/// Compiles a function once for every [`Isa`], which becomes its first argument. The body is plain Rust that
-/// the compiler vectorises; it must contain no reduction outside fixed lanes.
+/// Compiles a function once for every [`Isa`], which becomes its first argument. The body is plain Rust
+/// that the compiler vectorizes; it must contain no reduction outside fixed lanes.
 macro_rules! simd {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -120,8 +120,8 @@ macro_rules! simd {
             }
 
             match isa {
-                // SAFETY: `Isa::detect` and `Isa::available` name an instruction set only where the processor
-                // has it.
+                // SAFETY: `Isa::detect` and `Isa::available` return an instruction set only if the
+                // processor has it.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Amx | $crate::simd::Isa::Avx512Bf16 | $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
@@ -134,10 +134,10 @@ macro_rules! simd {
 }
 pub(crate) use simd;
 
-/// eˣ in f32, to about 1 unit in the last place; 0 below −87.3.
+/// Computes eˣ in f32, accurate to about 1 unit in the last place; 0 below −87.3.
 ///
-/// x = n ln 2 + r with |r| ≤ ln 2 / 2; e^r by its Taylor polynomial of degree 7, whose remainder is below
-/// 2⁻²⁵.
+/// x = n ln 2 + r with |r| ≤ ln 2 / 2. e^r is its Taylor polynomial of degree 7, whose remainder is
+/// below 2⁻²⁵.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to an integer
@@ -155,8 +155,8 @@ pub fn exp(x: f32) -> f32 {
     p = r.mul_add(p, 0.5);
     p = r.mul_add(p, 1.0);
     p = r.mul_add(p, 1.0);
-    // The low bits of the shifted number are n: made the exponent without a conversion, which would have to
-    // mind its range.
+    // The low bits of the shifted number are n. They become the exponent without a conversion to
+    // integer, which would need range checks.
     let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
     let y = p * scale;
     if x < -87.3 { 0.0 } else { y }
@@ -175,7 +175,7 @@ pub fn fold(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// The largest value, −∞ of none; a NaN is none.
+/// Returns the largest value, or −∞ if there is none. NaN is ignored.
 #[inline(always)]
 pub fn max(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -189,7 +189,7 @@ pub fn max(x: &[f32]) -> f32 {
     rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |max, x| if *x > max { *x } else { max })
 }
 
-/// Σ f(x, y) over two slices of equal length, in fixed lanes.
+/// Computes Σ x y over two slices of equal length, in fixed lanes.
 #[inline(always)]
 pub fn dot(x: &[f32], y: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_accurate_and_equal_on_every_path() {
+    fn exp_is_accurate_and_equal_on_every_isa() {
         let xs: Vec<f32> = (0..400_001).map(|i| -88.5 + i as f32 * (176.0 / 400_000.0)).collect();
         let mut first = vec![0.0; xs.len()];
         exp_all(Isa::Portable, &xs, &mut first);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_equal_on_every_path() {
+    fn dot_is_equal_on_every_isa() {
         let x: Vec<f32> = (0..577).map(|i| (i as f32 * 0.37).sin()).collect();
         let y: Vec<f32> = (0..577).map(|i| (i as f32 * 0.11).cos()).collect();
         let expected: f64 = x.iter().zip(&y).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();

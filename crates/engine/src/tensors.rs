@@ -1,5 +1,5 @@
-//! Named tensors in one flat array: weights, their gradient and both moments of their optimiser are four
-//! arrays of one layout.
+//! Named tensors in one flat array. Weights, their gradient and both moments of the optimizer are four
+//! arrays with the same layout.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,33 +7,33 @@ use std::path::Path;
 
 use levade_model::{ModelError, Parameter, SafetensorsFile, write_safetensors_with};
 
-/// A tensor's place.
+/// A tensor's range in the array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// Name and shape in files.
     pub parameter: Parameter,
-    /// Where it lies.
+    /// Range in the array.
     pub range: Range<usize>,
 }
 
 impl Place {
-    /// Whether it is a matrix, and not a norm or a bias.
+    /// Returns whether the tensor is a matrix, as opposed to a norm or a bias.
     pub fn is_matrix(&self) -> bool {
         self.parameter.shape.len() > 1
     }
 }
 
-/// Where every tensor lies.
+/// Ranges of all tensors in an array.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tensors {
-    /// The tensors, in the order of the file.
+    /// Tensors, in the order of the file.
     pub places: Vec<Place>,
-    /// Length of the array.
+    /// Length of the array, including padding.
     pub len: usize,
 }
 
 impl Tensors {
-    /// Adds tensors that lie next to each other, the first of them aligned; returns where they lie.
+    /// Adds adjacent tensors, the first of which is aligned to 64 values; returns their range.
     pub fn lay(&mut self, parameters: impl IntoIterator<Item = Parameter>) -> Range<usize> {
         let start = self.len;
         let mut end = start;
@@ -46,28 +46,29 @@ impl Tensors {
         start..end
     }
 
-    /// The place of the tensor of this name.
+    /// Returns the tensor with this name.
     pub fn find(&self, name: &str) -> Option<&Place> {
         self.places.iter().find(|place| place.parameter.name == name)
     }
 
-    /// Number of parameters.
+    /// Returns the number of parameters, without padding.
     pub fn parameters(&self) -> usize {
         self.places.iter().map(|place| place.range.len()).sum()
     }
 
-    /// Writes an array of this layout as safetensors.
+    /// Writes an array with this layout as safetensors.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn write(&self, path: &Path, array: &[f32]) -> Result<(), ModelError> {
         self.write_with(path, |place| Cow::Borrowed(&array[place.range.clone()]))
     }
 
-    /// Writes tensors that are made as they are written.
+    /// Writes tensors whose values `values` computes while they are written.
     ///
     /// # Errors
-    /// When the file cannot be written, or a tensor has not as many values as its place.
+    /// Returns an error if the file cannot be written, or if a tensor does not have as many values as
+    /// its range.
     pub fn write_with<'a>(
         &self,
         path: &Path,
@@ -78,11 +79,12 @@ impl Tensors {
         write_safetensors_with(path, &tensors, |index| values(&self.places[index]))
     }
 
-    /// Opens a file that [`Tensors::write`] wrote, or another program under the same names, to be read from:
-    /// then nothing is missing that could be found missing while an array is being filled.
+    /// Opens a file that [`Tensors::write`], or another program with the same names, wrote, and checks
+    /// all tensors. So no tensor turns out to be missing while an array is being filled.
     ///
     /// # Errors
-    /// When the file or a tensor is missing, damaged or of another shape, or when there are others.
+    /// Returns an error if the file or a tensor is missing, damaged or has another shape, or if there
+    /// are other tensors.
     pub fn open(&self, path: &Path) -> Result<SafetensorsFile, ModelError> {
         let file = SafetensorsFile::open(path)?;
         for Place { parameter, .. } in &self.places {
@@ -98,10 +100,10 @@ impl Tensors {
         }
     }
 
-    /// Fills an array of this layout from a file that [`Tensors::open`] has opened.
+    /// Fills an array with this layout from a file that [`Tensors::open`] has opened.
     ///
     /// # Errors
-    /// When the file was opened for another layout.
+    /// Returns an error if the file was opened for another layout.
     pub fn read(&self, file: &SafetensorsFile, array: &mut [f32]) -> Result<(), ModelError> {
         self.places
             .iter()

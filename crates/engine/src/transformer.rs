@@ -1,11 +1,11 @@
-//! Computes the forward pass of the decoder: embedding, blocks, final norm, head.
+//! Computes the forward pass of the decoder: embedding, layers, final norm, head.
 //!
-//! A batch is rows of tokens, divided into `Span`s: runs of rows on one sequence. Sampling and training share
-//! this code. They differ only in where keys and values are stored and in which values are kept for the
-//! backward pass.
+//! A batch is rows of tokens, divided into `Span`s: runs of rows of one sequence. Sampling and training
+//! share this code. They differ only in where keys and values are stored and in which values are kept
+//! for the backward pass.
 //!
-//! Differences between model families (norms of a block and what their weights are added to, the gate, the
-//! attention window and the rotary table of a layer) are fields of
+//! Differences between model families (the norms of a layer and the offset added to their weights, the
+//! gate, the attention window and the rotary table of a layer) are fields of
 //! [`ModelConfig`](levade_model::ModelConfig). They are read between operations, never within one.
 
 use std::collections::BTreeMap;
@@ -29,63 +29,64 @@ use crate::weights::Weights;
 pub struct Rows<'a> {
     /// Token of every row.
     pub tokens: &'a [u32],
-    /// Position of every row on its path.
+    /// Position of every row in its sequence.
     pub positions: &'a [u32],
-    /// Runs of rows on one path, in the order of rows.
+    /// Runs of rows of one sequence, in the order of rows.
     pub spans: &'a [Span],
-    /// Runs of rows that go through an adapter, with its place in [`Transformer::adapters`].
+    /// Ranges of rows that use an adapter, with its index in [`Transformer::adapters`].
     pub adapters: &'a [(Range<usize>, usize)],
 }
 
-/// State that one block computes from its input and its backward pass needs, a row per token.
+/// Values that one layer computes from its input and that its backward pass needs, one row per token.
 #[derive(Default)]
 pub struct LayerState {
-    /// Queries, keys and values before their norms; used only by models that have these.
+    /// Queries, keys and values before their norms; used only by models with query and key norms.
     pub raw: Buffer,
-    /// Queries, keys and values as attention sees them.
+    /// Queries, keys and values as input of attention.
     pub qkv: Buffer,
     /// (max, Σ e) of every row and head.
     pub stats: Buffer,
     /// Output of attention.
     pub attended: Buffer,
-    /// Projected output of attention before its norm, and output of the feed-forward part before its own;
-    /// used only by models that have these.
+    /// Projected output of attention before its norm, and output of the feed-forward part before its
+    /// norm; used only by models with these norms.
     pub before_norms: [Buffer; 2],
     /// Residual stream between attention and feed-forward.
     pub middle: Buffer,
-    /// Gate and up.
+    /// Gate and up projections.
     pub gate_up: Buffer,
 }
 
-/// Temporary rows shared by all blocks.
+/// Temporary rows shared by all layers.
 #[derive(Default)]
 pub struct Temporary {
-    /// Normalised rows, as wide as the residual stream.
+    /// Normalized rows, as wide as the residual stream.
     pub normed: Buffer,
-    /// Feed-forward rows.
+    /// Rows of the feed-forward part, as wide as its activation.
     pub hidden: Buffer,
     /// Scratch of linear maps.
     pub scratch: MapScratch,
 }
 
-/// A model that can be run: weights, rotary tables, and where to compute.
+/// A model that can be run: weights, rotary tables, and the threads that compute.
 pub struct Transformer {
-    /// Threads and instructions.
+    /// Thread pool, instruction set and precision.
     pub compute: Compute,
-    /// The weights.
+    /// Base weights.
     pub weights: Weights,
-    /// Adapters over them.
+    /// Adapters over the base weights.
     pub adapters: Vec<Adapter>,
-    /// The value heads of critics: of the weights themselves (`None`), or of an adapter.
+    /// Value heads of critics, by adapter; `None` is the base.
     pub values: BTreeMap<Option<usize>, ValueHead>,
-    /// Rotary tables up to the context; the second one of layers with a window, where they have their own.
+    /// Rotary tables up to the context. The second table is for windowed layers, if they have their
+    /// own.
     ropes: (RopeTable, Option<RopeTable>),
-    /// Longest path.
+    /// Maximum sequence length in tokens.
     pub context: usize,
 }
 
 impl Transformer {
-    /// A model with room for paths of `context` tokens.
+    /// Creates a model with room for sequences of `context` tokens.
     pub fn new(compute: Compute, weights: Weights, context: usize) -> Self {
         let config = &weights.config;
         let table = |rope| RopeTable::new(rope, config.head_dim, context);
@@ -93,7 +94,7 @@ impl Transformer {
         Transformer { compute, weights, adapters: Vec::new(), values: BTreeMap::new(), ropes, context }
     }
 
-    /// Rotary table of a layer, if it has the embedding.
+    /// Returns the rotary table of a layer, or `None` if the layer has no rotary embedding.
     pub fn rope(&self, layer: usize) -> Option<&RopeTable> {
         let pattern = &self.weights.config.pattern;
         let (global, local) = &self.ropes;
@@ -101,19 +102,19 @@ impl Transformer {
         (!pattern.unrotated.contains(&layer)).then(|| own.unwrap_or(global))
     }
 
-    /// Where the queries of a row of queries, keys and values are.
+    /// Returns the position of query heads in a row of queries, keys and values.
     pub fn query_heads(&self) -> Heads {
         let shape = attention_shape(&self.weights.config);
         Heads { stride: shape.qkv(), offset: 0, heads: shape.heads, head_dim: shape.head_dim }
     }
 
-    /// Where its keys are.
+    /// Returns the position of key heads in a row of queries, keys and values.
     pub fn key_heads(&self) -> Heads {
         let shape = attention_shape(&self.weights.config);
         Heads { stride: shape.qkv(), offset: shape.query(), heads: shape.kv_heads, head_dim: shape.head_dim }
     }
 
-    /// Looks up the embeddings of `tokens`, which must lie in the vocabulary.
+    /// Looks up the embeddings of `tokens`, which must be in the vocabulary.
     pub fn embed(&self, tokens: &[u32], out: &mut [f32]) {
         let width = self.weights.config.hidden;
         let table = self.weights.part(&self.weights.layout.embedding);
@@ -127,7 +128,8 @@ impl Transformer {
         }
     }
 
-    /// A linear map, its adapters included: `out = residual + x · Wᵀ (+ bias)`, or without the residual.
+    /// Applies a linear map and its adapters: `out = residual + x · Wᵀ (+ bias)`, or the same without
+    /// the residual.
     fn project(
         &self,
         scratch: &mut MapScratch,
@@ -174,8 +176,8 @@ impl Transformer {
         }
     }
 
-    /// Runs all blocks, remembering nothing: the residual stream after the last is in `stream` then. `state`
-    /// and `next` are room.
+    /// Runs all layers without storing activations. The output of the last layer is left in `stream`.
+    /// `state` and `next` are scratch.
     pub fn forward(
         &self,
         rows: Rows<'_>,
@@ -194,7 +196,7 @@ impl Transformer {
         }
     }
 
-    /// Runs block `layer` on `input` (rows of the residual stream), leaving its output in `out`.
+    /// Runs layer `layer` on `input` (rows of the residual stream) and writes its output to `out`.
     #[allow(clippy::too_many_arguments)]
     pub fn forward_layer(
         &self,
@@ -218,7 +220,7 @@ impl Transformer {
         }
     }
 
-    /// The end of the feed-forward part: the gate, and the projection down.
+    /// Runs the end of the feed-forward part: the gate and the down projection.
     fn feed_forward(
         &self,
         layer: usize,
@@ -243,7 +245,7 @@ impl Transformer {
         self.project(scratch, rows.adapters, Map { layer, site: Site::Down }, activated, residual, out);
     }
 
-    /// `out = residual + norm(x)`.
+    /// Computes `out = residual + norm(x)`.
     fn add_normed(&self, norm: &Range<usize>, residual: &[f32], x: &[f32], out: &mut [f32]) {
         let config = &self.weights.config;
         let rows = residual.len() / config.hidden;
@@ -251,7 +253,8 @@ impl Transformer {
         add_rows(&self.compute, rows, config.hidden, residual, out);
     }
 
-    /// The part of [`Transformer::forward_layer`] that the block's backward pass needs: all but its output.
+    /// Runs the part of [`Transformer::forward_layer`] that the layer's backward pass needs: all except
+    /// its output.
     pub fn forward_state(
         &self,
         layer: usize,
@@ -309,7 +312,7 @@ impl Transformer {
         }
     }
 
-    /// Norms (where the model has them) and rotary embedding of queries and keys, in place.
+    /// Applies norms (if the model has them) and rotary embedding to queries and keys, in place.
     fn place_heads(&self, layer: usize, positions: &[u32], qkv: &mut [f32]) {
         let config = &self.weights.config;
         let at = &self.weights.layout.layers[layer];
@@ -324,7 +327,8 @@ impl Transformer {
         }
     }
 
-    /// Final norm and head of `x` (rows of the residual stream): logits, rows of the vocabulary.
+    /// Applies the final norm and the output head to `x` (rows of the residual stream): `logits` gets
+    /// one row of the vocabulary per row.
     pub fn head(&self, x: &[f32], normed: &mut Buffer, scratch: &mut Scratch, logits: &mut Buffer) {
         let config = &self.weights.config;
         let rows = x.len() / config.hidden;
@@ -346,12 +350,12 @@ pub fn gather_rows(x: &[f32], width: usize, wanted: impl ExactSizeIterator<Item 
     }
 }
 
-/// Everything a forward pass without a backward needs.
+/// Buffers of a forward pass without a backward pass.
 #[derive(Default)]
 pub struct Inference {
     state: LayerState,
     temporary: Temporary,
-    /// Residual stream before and after a block.
+    /// Residual stream before and after a layer.
     stream: Buffer,
     next: Buffer,
     selected: Buffer,
@@ -359,14 +363,14 @@ pub struct Inference {
 }
 
 impl Inference {
-    /// Runs `rows` through `model`, keeping keys and values in `blocks`.
+    /// Runs `rows` through `model`, storing keys and values in `blocks`.
     pub fn run(&mut self, model: &Transformer, rows: Rows<'_>, blocks: &mut Blocks) {
         let mut places = Places { stack: blocks, passing: None };
         let Inference { state, temporary, stream, next, .. } = self;
         model.forward(rows, &mut places, state, temporary, stream, next);
     }
 
-    /// Leaves in `logits` a row of the vocabulary for each of the `wanted` rows of those that were run last.
+    /// Computes `logits`, one row of the vocabulary for each of the `wanted` rows of the last run.
     pub fn logits(
         &mut self,
         model: &Transformer,

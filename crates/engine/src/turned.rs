@@ -1,9 +1,9 @@
 //! Packs the model's matrices for the backward pass, which computes `dy · W`.
 //!
-//! A batch needs each matrix once for every unit that goes through the model, and the head once for every
-//! chunk of rows. In bf16, products are so fast that packing on the way takes a noticeable fraction of the
-//! time, so matrices are packed once after every update. In f32 that fraction is small and the copies would
-//! be twice as large, so matrices are packed on the way into each product.
+//! A batch needs each matrix once for every unit that goes through the model, and the head once for
+//! every chunk of rows. In bf16, matmul is so fast that packing for each call takes a noticeable
+//! fraction of the time, so matrices are packed once after every update. In f32 that fraction is small
+//! and the copies would be twice as large, so matrices are packed for each matmul.
 
 use std::ops::Range;
 
@@ -13,22 +13,22 @@ use crate::precision::Precision;
 use crate::product::{Matrix, Packed, Right};
 use crate::weights::Weights;
 
-/// Copies of a model's matrices, without memory until they are needed.
+/// Packed copies of a model's matrices, allocated at first use.
 #[derive(Default)]
 pub struct Turned {
-    /// Matrices of all linear maps, in the order of [`Map::all`], then the head; each with the state of the
-    /// weights that it was packed from.
+    /// Matrices of all linear maps, in the order of [`Map::all`], then the head. Each has the change
+    /// count of the weights from which it was packed.
     matrices: Vec<(Option<u64>, Packed)>,
 }
 
 impl Turned {
-    /// The matrix of a linear map, outputs × inputs.
+    /// Returns the matrix of a linear map, outputs × inputs, as an rhs.
     pub fn map<'a>(&'a mut self, compute: &Compute, weights: &'a Weights, map: Map) -> Right<'a> {
         let LinearLayout { weight, outputs, inputs, .. } = weights.layout.linear(map);
         self.matrix(compute, weights, map.index(), weight, [*outputs, *inputs])
     }
 
-    /// The matrix of the head, vocabulary × hidden.
+    /// Returns the matrix of the head, vocabulary × hidden, as an rhs.
     pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Right<'a> {
         let (config, last) = (&weights.config, Map::all(weights.config.layers).count());
         self.matrix(compute, weights, last, &weights.layout.head, [config.vocabulary, config.hidden])
@@ -60,7 +60,7 @@ impl Turned {
     }
 }
 
-/// (K, N) of every matrix that is kept packed.
+/// Returns (K, N) of every matrix that is kept packed; empty in f32.
 pub fn shapes(layout: &Layout, layers: usize, precision: Precision) -> Vec<(usize, usize)> {
     if precision == Precision::F32 {
         return Vec::new();
@@ -77,9 +77,9 @@ mod tests {
     use crate::layout::Site;
     use crate::testing::{random_weights, tiny_config};
 
-    /// A copy is that of the weights as they are, after a change, too.
+    /// A copy matches the current weights, including after a change.
     #[test]
-    fn copies_follow_the_weights() {
+    fn packed_copies_follow_weight_changes() {
         let compute = Compute::with(2, Isa::detect(), Precision::Bf16);
         let mut weights = random_weights(&compute, &tiny_config(), 1);
         let mut turned = Turned::default();
@@ -102,7 +102,7 @@ mod tests {
 
     /// In f32 there is no copy.
     #[test]
-    fn matrices_in_f32_are_read_where_they_are() {
+    fn f32_matrices_are_not_copied() {
         let compute = Compute::with(1, Isa::detect(), Precision::F32);
         let weights = random_weights(&compute, &tiny_config(), 1);
         let map = Map { layer: 0, site: Site::Down };

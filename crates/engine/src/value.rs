@@ -1,4 +1,5 @@
-//! Values of a critic, by its [`ValueHead`]: forward, loss and backward over the targets of a unit.
+//! Computes a critic's values with its [`ValueHead`]: forward, loss and backward over the targets of a
+//! unit.
 
 use levade_policy::ForwardBackward;
 use levade_tree::TreeBatch;
@@ -26,7 +27,7 @@ simd! {
     }
 }
 
-/// Buffers of value heads, kept between batches.
+/// Buffers of value heads, reused between batches.
 #[derive(Default)]
 pub struct Values {
     rows: Buffer,
@@ -37,9 +38,9 @@ pub struct Values {
 }
 
 impl Values {
-    /// Fills in the value of every target that a token of `unit` predicts, given the residual stream `x` of
-    /// the unit after the last block. Where gradients are given, that of the model and that of the head
-    /// itself (added to), also evaluates the loss.
+    /// Computes the value of every target that a token of `unit` predicts, given the residual stream
+    /// `x` of the unit after the last layer. With `gradient`, also evaluates the loss and adds its
+    /// gradients: those of the model, and that of the value head in the second part of the pair.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,
@@ -73,7 +74,7 @@ impl Values {
         let HeadGradient { loss, dx, mut base, mode, .. } = gradient;
         let layout = &model.weights.layout;
         if let (Mode::Set, Some(base)) = (mode, &mut base) {
-            // The language model's head has no part in this.
+            // The language model head has no gradient from values.
             base[layout.head.clone()].fill(0.0);
         }
         let dnormed = self.dnormed.reserve(count * width);

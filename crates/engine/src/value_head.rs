@@ -1,8 +1,8 @@
-//! The weights of a critic's value head: one number for every token, from the hidden state that the head of
-//! the language model reads.
+//! Weights of a critic's value head, which predicts one number per token from the hidden state that the
+//! language model head reads.
 //!
-//! V(s) = w · norm(x) + b. A target's value is that of its predictor: the state before the token. Weights
-//! start at zero.
+//! V(s) = w · norm(x) + b. A target's value is that of its predictor: the state before the token.
+//! Weights start at zero.
 
 use levade_model::Parameter;
 
@@ -10,19 +10,19 @@ use crate::buffer::Buffer;
 use crate::parameters::Parameters;
 use crate::tensors::Tensors;
 
-/// The file it is kept in.
+/// Name of the file with the weights.
 pub const FILE: &str = "value_head.safetensors";
 
 /// The weights of a value head: `w`, then `b`.
 pub struct ValueHead {
-    /// Where the parameters lie.
+    /// Offsets of the parameters in `master`.
     pub tensors: Tensors,
-    /// The parameters.
+    /// Parameters, `w` then `b`.
     pub master: Buffer,
 }
 
 impl ValueHead {
-    /// For a model that is `hidden` wide; every value is 0.
+    /// Creates the head of a model with hidden width `hidden`; every value is 0.
     pub fn new(hidden: usize) -> Self {
         let mut tensors = Tensors::default();
         let parameter = |name: &str, shape: &[usize]| Parameter { name: name.into(), shape: shape.to_vec() };
@@ -30,7 +30,7 @@ impl ValueHead {
         ValueHead { master: Buffer::zeroed(tensors.len), tensors }
     }
 
-    /// The parameters. Nothing is packed.
+    /// Returns the parameters. None are packed.
     pub fn parameters(&mut self) -> Parameters<'_> {
         Parameters { tensors: &self.tensors, master: &mut self.master, packed: Vec::new() }
     }

@@ -1,5 +1,5 @@
-//! A model's weights: the f32 master copy, and the packed copy that the kernels read, refreshed after every
-//! update.
+//! A model's weights: the f32 master copy, and the packed copy that the kernels read, which is
+//! refreshed after every update.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -18,19 +18,19 @@ use crate::tensors::Place;
 pub struct Weights {
     /// Configuration of the model.
     pub config: ModelConfig,
-    /// Where its parameters lie.
+    /// Layout of the parameters.
     pub layout: Layout,
-    /// The parameters.
+    /// Parameters in f32.
     pub master: Buffer,
-    /// The matrices of all linear maps, in the order of [`Map::all`], packed for `x · Wᵀ`.
+    /// Matrices of all linear maps, in the order of [`Map::all`], packed for `x · Wᵀ`.
     maps: Vec<Packed>,
-    /// Packed head.
+    /// Output head, packed for `x · Wᵀ`.
     pub head: Packed,
     changes: u64,
 }
 
 impl Weights {
-    /// Weights for `config`, all zero; to be packed in `precision`.
+    /// Creates weights for `config`, all zero, with packed copies in `precision`.
     pub fn zeroed(config: &ModelConfig, precision: Precision) -> Self {
         let layout = Layout::new(config);
         let shape = |map| {
@@ -48,20 +48,22 @@ impl Weights {
         }
     }
 
-    /// Reads the weights of `files`.
+    /// Loads the weights of `files`.
     ///
     /// # Errors
-    /// When a tensor is missing, damaged, or of another shape than the configuration says.
+    /// Returns an error if a tensor is missing, damaged, or has another shape than in the
+    /// configuration.
     pub fn load(compute: &Compute, files: &ModelFiles) -> Result<Self, ModelError> {
         let mut weights = Weights::zeroed(&files.config, compute.precision);
         weights.read(compute, files)?;
         Ok(weights)
     }
 
-    /// Replaces the weights by those of `files`.
+    /// Replaces the weights with those of `files`.
     ///
     /// # Errors
-    /// As [`Weights::load`]. Some may have been replaced then; what is packed is what they are in any case.
+    /// Returns an error under the conditions of [`Weights::load`]. Some weights may then have been
+    /// replaced; the packed copies match the master copy in any case.
     pub fn read(&mut self, compute: &Compute, files: &ModelFiles) -> Result<(), ModelError> {
         let Weights { layout, master, .. } = self;
         let read = layout.tensors.places.iter().try_for_each(|Place { parameter, range }| {
@@ -71,7 +73,7 @@ impl Weights {
         read
     }
 
-    /// The master copy and what is packed from it.
+    /// Returns the master copy and its packed copies, for changes.
     pub fn parameters(&mut self) -> Parameters<'_> {
         let Weights { config, layout, master, maps, head, changes } = self;
         *changes += 1;
@@ -80,17 +82,17 @@ impl Weights {
         Parameters { tensors: &layout.tensors, master, packed }
     }
 
-    /// How often the parameters have been lent to be changed.
+    /// Returns how often the parameters have been borrowed for changes.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// The packed matrix of a linear map.
+    /// Returns the packed matrix of a linear map.
     pub fn packed(&self, map: Map) -> &Packed {
         &self.maps[map.index()]
     }
 
-    /// Factors of a norm: its weights, to which some families add 1.
+    /// Returns the factors of a norm: its weights, to which some families add 1.
     pub fn norm(&self, range: &Range<usize>) -> Cow<'_, [f32]> {
         let weights = self.part(range);
         match self.config.norm_offset() {
@@ -99,7 +101,7 @@ impl Weights {
         }
     }
 
-    /// Part of the master copy.
+    /// Returns a range of the master copy.
     pub fn part(&self, range: &Range<usize>) -> &[f32] {
         &self.master[range.clone()]
     }

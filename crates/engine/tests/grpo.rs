@@ -1,4 +1,4 @@
-//! The example `grpo` learns its task.
+//! Tests that the example `grpo` learns its task.
 
 #[allow(dead_code)]
 #[path = "../examples/grpo.rs"]

@@ -1,9 +1,9 @@
-//! The vectors of losses in `levade-rl`, once more through the engine in f32: to 1e-5.
+//! Checks the engine in f32 against the test vectors of losses in `levade-rl`, to 1e-5.
 //!
-//! A model is made for each case whose heads give the log-probabilities (or values) of the case: blocks that
-//! add nothing, a state for each token that no other token has, and a head that knows of each state only the
-//! token that follows. The slope by a log-probability is read off the gradient of the one weight that makes
-//! it.
+//! For each case a model is built whose heads compute the log-probabilities (or values) of the case.
+//! Its layers add nothing, each token has its own hidden state, and the head maps each state only to
+//! the token that follows. The derivative by a log-probability is computed from the gradient of the one
+//! weight that determines it.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -26,13 +26,13 @@ use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 const TOLERANCE: f64 = 1e-5;
 
-/// A token that the engine is to be sure of in some measure, and the token before it.
+/// A token whose log-probability the case sets, and the token before it.
 struct Step {
     before: usize,
     token: usize,
 }
 
-/// Σ weight · loss over points, and its slope by each log-probability or value.
+/// Computes Σ weight · loss over points, and its derivative by each log-probability or value.
 fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
     let mut next = 0;
     let mut steps = Vec::new();
@@ -74,7 +74,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
         model_weights.master[layout.embedding.start + token * width + token] = 1.0;
     }
     model_weights.master[layout.norm.clone()].fill(1.0);
-    // What the norm makes of a state.
+    // Norm of a normalized state.
     let size = (width as f64).sqrt();
     let mut head = ValueHead::new(width);
     for (steps, row) in steps.iter().zip(rows) {

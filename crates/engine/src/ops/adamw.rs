@@ -7,11 +7,11 @@ use crate::buffer::Shared;
 use crate::parameters::{Parameters, Piece};
 use crate::simd::{dot, simd};
 
-/// Values per task. The norm is summed per block and then in the order of blocks, so threads do not change
-/// it.
+/// Number of values per task. The norm is summed per block and then in the order of blocks, so the
+/// number of threads does not change it.
 const BLOCK: usize = 1 << 16;
 
-/// Square root of the sum of squares of `gradient`, f64 across blocks.
+/// Computes the square root of the sum of squares of `gradient`, with f64 sums across blocks.
 pub fn norm(compute: &Compute, gradient: &[f32]) -> f64 {
     let blocks = gradient.len().div_ceil(BLOCK);
     let mut sums = vec![0.0f32; blocks];
@@ -31,7 +31,7 @@ simd! {
     }
 }
 
-/// The constants of one step, shared by all values.
+/// Constants of one step, shared by all values.
 #[derive(Clone, Copy)]
 struct Step {
     gradient_scale: f32,
@@ -56,8 +56,8 @@ simd! {
     }
 }
 
-/// Step number `step` (from 1), with the gradient scaled by `gradient_scale`; `moments` are the first and the
-/// second. Weight decay applies to matrices only.
+/// Runs step number `step` (from 1), with the gradient scaled by `gradient_scale`. `moments` are the
+/// first and the second. Weight decay applies only to matrices.
 pub fn step(
     compute: &Compute,
     params: &OptimParams,
@@ -101,7 +101,7 @@ mod tests {
     use crate::tensors::Tensors;
 
     #[test]
-    fn matches_f64_over_several_steps() {
+    fn adamw_matches_f64_over_several_steps() {
         let compute = Compute::new(2);
         let n = BLOCK + 1000;
         let mut tensors = Tensors::default();

@@ -1,19 +1,21 @@
-//! Computes causal grouped-query attention over a sequence of segments, forward.
+//! Computes the forward pass of causal grouped-query attention over a sequence of segments.
 //!
-//! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code. Blocks are
-//! aligned to absolute positions of the sequence. For one query at position t:
+//! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code.
+//! Blocks are aligned to absolute positions of the sequence. For one query at position t:
 //!
-//! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t, −∞ for j before a sliding window;
+//! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t, −∞ for j before a sliding
+//!    window;
 //! 2. m = max s, e_j = exp(s_j − m), Σ e in lanes j mod 16;
-//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each [`STRETCH`] of the sequence, and these added up
-//!    in order.
+//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each stretch of [`STRETCH`] positions, and the
+//!    sums of the stretches added in order.
 //!
-//! None of this depends on how the sequence was divided into prompts, chunks, nodes or turns, or on which
-//! other queries are computed, including queries of other sequences that share blocks (`attention_tiles`).
+//! None of this depends on how the sequence was divided into prompts, chunks, nodes or turns, or on
+//! which other queries are computed, including queries of other sequences that share blocks
+//! (`attention_tiles`).
 //!
-//! A sliding window counts positions of the sequence. Stretches before the windows of all rows of a tile are
-//! left out: their scores are −∞, so they would add exactly nothing. The cache keeps them, since another
-//! layer can see them.
+//! A sliding window counts positions of the sequence. Stretches before the windows of all rows of a
+//! tile are skipped: their scores are −∞, so they would add exactly nothing. The cache keeps their keys
+//! and values, since another layer can attend to them.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -31,27 +33,28 @@ use crate::product::tile::tile as multiply;
 use crate::product::{MAX_ROWS, Matrix, NR};
 use crate::simd::{LANES, exp, fold, max, simd};
 
-/// Rows up to which a tile is done with a block before the next one has come. Taller ones go over a prompt,
-/// or train: the tile before has been over most of their blocks.
+/// Maximum number of rows for which a tile prefetches the next block, because it finishes a block
+/// before the next one arrives. Taller tiles process a prompt or train, and the tile before has read
+/// most of their blocks.
 const FEW: usize = 16;
 
 /// Scratch of one tile.
 #[derive(Default)]
 struct Scratch {
-    /// Scaled queries, `[rows][head_dim]`, and in bf16 packed as a left operand.
+    /// Scaled queries, `[rows][head_dim]`, and in bf16 the same packed as an lhs.
     queries: Buffer,
     packed: Buffer,
     /// Scores, then weights, `[rows][positions]`.
     scores: Buffer,
-    /// Normaliser of each row.
+    /// Softmax normalizer of each row.
     stats: [RowStats; MAX_ROWS],
-    /// In bf16, weights packed as left operands, one for each part.
+    /// In bf16, weights packed as lhs operands, one for each part.
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
-    /// Sums of a stretch that ends in another part.
+    /// Sums of a stretch that another part completes.
     open: Buffer,
-    /// Where the blocks of values of a stretch start.
+    /// Addresses of the value blocks of a stretch.
     starts: Vec<*const f32>,
 }
 
@@ -59,13 +62,14 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
-/// Normaliser of one query's weights: (max, Σ e).
+/// Softmax normalizer of one query: (max, Σ e).
 pub type RowStats = [f32; 2];
 
-/// Writes keys and values of all rows into their blocks, then computes every row's attention over its path.
+/// Writes keys and values of all rows into their blocks, then computes every row's attention over its
+/// sequence.
 ///
-/// `qkv` has rows of `shape.qkv()`, rotary embedding applied; `out` has rows of `shape.query()`. Where given,
-/// `stats` receives (max, Σ e) for every row and head, as the backward pass needs them.
+/// `qkv` has rows of `shape.qkv()`, with rotary embedding applied; `out` has rows of `shape.query()`.
+/// `stats`, if given, receives (max, Σ e) for every row and head, as the backward pass needs them.
 pub fn forward(
     compute: &Compute,
     keys_values: &KeyValues<'_>,
@@ -80,7 +84,7 @@ pub fn forward(
     let (width, group) = (shape.query(), shape.group());
     let out = Shared::new(out);
     let stats = stats.map(Shared::new);
-    // In falling order of cost for each key head, so that the last to finish is a small one.
+    // In decreasing order of cost for each key head, so that the last task to finish is a small one.
     let mut tiles = tiles(spans, group, compute.kernel().tile_rows());
     tiles.reverse();
     compute.pool.run(tiles.len() * shape.kv_heads, |task| {
@@ -105,17 +109,17 @@ pub fn forward(
     });
 }
 
-/// Row of a tile: a query, and which of the heads that share a key head.
+/// Row of a tile: a query, and one of the heads that share a key head.
 struct Place {
     /// Row in the batch.
     row: usize,
-    /// Positions of its path that it sees.
+    /// Number of positions of its sequence that it attends to.
     seen: usize,
-    /// The head, within its group.
+    /// Index of the head within its group.
     member: usize,
 }
 
-/// The rows of a tile, or of a part of it, the query varying slowest.
+/// Returns the rows of a tile or of a part of it; the query varies slowest.
 fn places<'a>(spans: &'a [Span], runs: &'a [Run], group: usize) -> impl Iterator<Item = Place> + 'a {
     runs.iter().flat_map(move |run| {
         let span = &spans[run.span];
@@ -126,43 +130,43 @@ fn places<'a>(spans: &'a [Span], runs: &'a [Run], group: usize) -> impl Iterator
     })
 }
 
-/// Rows of a tile that go over the same part of a path.
+/// Rows of a tile that process the same positions of the same blocks.
 struct Part<'a> {
     rows: Range<usize>,
     path: &'a [u32],
-    /// Positions, from a whole block on.
+    /// Positions; the first starts a block.
     positions: Range<usize>,
-    /// Whether other parts go on with its last stretch.
+    /// Whether other parts continue its last stretch.
     goes_on: bool,
 }
 
 impl Part<'_> {
-    /// Blocks of the tile, by their place on the path.
+    /// Returns the blocks of the part, as indices into `path`.
     fn blocks(&self) -> Range<usize> {
         self.positions.start / BLOCK..self.positions.end.div_ceil(BLOCK)
     }
 
-    /// Stretches of the tile, or the parts of them that it has: where each starts and ends.
+    /// Returns start and end of each stretch, or of what the part has of it.
     fn stretches(&self) -> impl Iterator<Item = (usize, usize)> {
         let Range { start, end } = self.positions;
         let first = start / STRETCH * STRETCH;
         (first..end).step_by(STRETCH).map(move |from| (from.max(start), end.min(from + STRETCH)))
     }
 
-    /// Words of its weights as a left operand.
+    /// Returns the number of words of the part's weights as an lhs.
     fn words(&self, kernel: Kernel) -> usize {
         kernel.left_words(self.rows.len(), self.positions.len())
     }
 }
 
-/// The stretch in which the first position lies that any row of a tile sees: where it starts.
+/// Returns the start of the stretch with the first position that any row of a tile attends to.
 fn first_seen(spans: &[Span], tile: &Tile, group: usize, sight: Sight) -> usize {
     let own = tile.runs.iter().map(|run| spans[run.span].position + run.from / group + 1).min();
     sight.first(own.unwrap_or(0)) / STRETCH * STRETCH
 }
 
-/// The parts of a tile from position `seen` on, where a stretch starts: all rows over what their paths share,
-/// then each path's rows over what comes after it.
+/// Returns the parts of a tile from position `seen` on, which starts a stretch: all rows over the
+/// blocks that their sequences share, then each sequence's rows over its own blocks.
 fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize, seen: usize) -> impl Iterator<Item = Part<'a>> {
     let shared = tile.shared * BLOCK;
     let rows = tile.runs.iter().map(|run| run.rows).sum();
@@ -178,7 +182,8 @@ fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize, seen: usize) -> im
     Some(together).filter(|_| shared > seen).into_iter().chain(alone)
 }
 
-/// Attention of one tile and one key head. Leaves its results in `scratch.sums` and `scratch.stats`.
+/// Computes attention of one tile and one key head. Results are left in `scratch.sums` and
+/// `scratch.stats`.
 #[allow(clippy::too_many_arguments)]
 fn attend(
     kernel: Kernel,
@@ -195,8 +200,8 @@ fn attend(
     let begin = first_seen(spans, tile, group, sight);
     let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
     let longest = parts(spans, tile, group, begin).map(|part| part.positions.end).max().unwrap_or(0);
-    // An odd number of cache lines, so that one position of many rows does not fall into one set of the
-    // cache.
+    // An odd number of cache lines, so that one position of many rows does not map to a single cache
+    // set.
     let stride = longest.next_multiple_of(BLOCK) + LANES;
     let Scratch { queries, packed, scores, stats, weights, sums, open, starts } = scratch;
     let queries = queries.reserve(rows * dim);
@@ -213,8 +218,8 @@ fn attend(
         let (first, rows) = (part.rows.start, part.rows.len());
         let queries = Matrix::new(queries, first + rows, dim);
         let a = Left::of(kernel, queries, part.rows.clone(), 0..dim, packed);
-        // A whole matrix register is stored quicker than most of its rows. What is below is overwritten
-        // later, or not looked at.
+        // A complete matrix register is stored faster than most of its rows. Scores in the rows below
+        // are overwritten later or never read.
         let high = kernel.left_rows(rows);
         let stored = if 4 * rows >= 3 * high { high } else { rows };
         for i in part.blocks() {
@@ -239,7 +244,7 @@ fn attend(
     let all = Weighed { spans, tile, group, begin };
     let packed = all.weigh(kernel, (scores, stride), weights, stats);
     if begin > 0 {
-        // Stretches are added to those before them, of which nothing is seen.
+        // Stretches are added to the stretches before them, to which no row attends.
         sums.fill(0.0);
     }
     let mut before = 0;
@@ -255,7 +260,8 @@ fn attend(
         before += part.words(kernel);
         for (from, to) in part.stretches() {
             let a = a.after(kernel.words(from - start));
-            // A stretch in one part goes straight to the sums, one in two parts is one chain nevertheless.
+            // A stretch in one part is added directly to the sums. A stretch in two parts is still one
+            // chain.
             let (begins, ends) = (from.is_multiple_of(STRETCH), to.is_multiple_of(STRETCH) || !part.goes_on);
             let (out, chain) = match (begins, ends) {
                 (true, true) => (&mut *sums, Chain::new(from > 0)),
@@ -273,9 +279,9 @@ fn attend(
                 let block = kernel.words(BLOCK);
                 let b = Rows::at_hand(starts, block, depth, padded);
                 let to = out[first * padded + column..].as_mut_ptr();
-                // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's
-                // own have weight 0 and were written (or lie in the cleared half of a word), so they add
-                // exactly nothing.
+                // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a
+                // row's own have weight 0 and were written (or are in the cleared half of a word), so
+                // they add exactly nothing.
                 unsafe { multiply(kernel, rows, a, b, to, padded, NR, chain) };
             }
             if !begins && ends {
@@ -288,7 +294,7 @@ fn attend(
     }
 }
 
-/// A tile whose scores, from position `begin` on, are to become weights.
+/// A tile whose scores, from position `begin` on, are converted to weights.
 struct Weighed<'a> {
     spans: &'a [Span],
     tile: &'a Tile,
@@ -297,8 +303,9 @@ struct Weighed<'a> {
 }
 
 impl Weighed<'_> {
-    /// Makes weights of the scores of all rows, `stride` apart, and what normalises them: where the scores
-    /// were, or, where that is returned, as left operands for AMX, one for each part.
+    /// Converts the scores of all rows, `stride` apart, to weights, and computes their normalizers. The
+    /// weights overwrite the scores. For AMX they are instead packed as lhs operands, one for each
+    /// part, and their address is returned.
     fn weigh(
         &self,
         kernel: Kernel,
@@ -322,7 +329,7 @@ impl Weighed<'_> {
         None
     }
 
-    /// [`Weighed::weigh`] for AMX.
+    /// Implements [`Weighed::weigh`] for AMX.
     #[cfg(target_arch = "x86_64")]
     fn weigh_packed(
         &self,
@@ -348,8 +355,8 @@ impl Weighed<'_> {
                 let scores = &scores[r * stride + start..][..positions.next_multiple_of(BLOCK)];
                 let seen = seen[r].saturating_sub(start);
                 let to = to[at * STEP..].as_mut_ptr();
-                // SAFETY: the order is that of AMX, which is available; a left operand has a step for every
-                // block of positions.
+                // SAFETY: the order is AMX's, which is available; an lhs has a step for every block of
+                // positions.
                 unsafe { attention_amx::weigh(scores, seen, stats[r][0], &mut sums[r], to, step) };
             }
             before += words;
@@ -361,14 +368,14 @@ impl Weighed<'_> {
 }
 
 simd! {
-    /// The largest score.
+    /// Returns the largest score.
     fn largest(scores: &[f32]) -> f32 {
         max(scores)
     }
 }
 
 simd! {
-    /// Overwrites scores with exp(s − max); returns (max, Σ e), the sum in lanes by position.
+    /// Overwrites scores with exp(s − max); returns (max, Σ e), with the sum in lanes by position.
     fn weigh(scores: &mut [f32]) -> RowStats {
         let max = max(scores);
         let mut sums = [0.0f32; LANES];
@@ -379,7 +386,8 @@ simd! {
                 sums[i] += chunk[i];
             }
         }
-        // The rest as a whole chunk: what is past the end has no weight, and to add nothing changes no sum.
+        // The rest is processed as a full chunk: positions past the end have weight 0, and adding 0
+        // changes no sum.
         let rest = chunks.into_remainder();
         let mut last = [f32::NEG_INFINITY; LANES];
         last[..rest.len()].copy_from_slice(rest);

@@ -1,9 +1,9 @@
 //! Computes attention weights in registers, as the operands that AMX reads.
 //!
-//! Without AMX, weights are computed in f32 in the memory of the scores, and packed from there if necessary.
-//! With AMX, products are so fast that packing would take longer than they do. Weights and their gradients
-//! are therefore made in registers in the form that the next product reads. The values are bit for bit those
-//! of packing.
+//! Without AMX, weights are computed in f32 in the memory of the scores, and packed from there if
+//! necessary. With AMX, matmul is so fast that packing would take longer. Weights and their gradients
+//! are therefore computed in registers in the layout that the next matmul reads. The values are bit for
+//! bit those of packing.
 
 use std::arch::x86_64::*;
 
@@ -12,16 +12,16 @@ use crate::precision::words_of;
 use crate::product::shape::STEP;
 use crate::simd::{LANES, exp};
 
-/// Positions that an instruction goes over.
+/// Number of positions that one instruction processes.
 const WIDE: usize = 2 * STEP;
 
-/// The lanes of 16 positions from `at` on that are below `seen`.
+/// Returns a mask of the lanes, of 16 positions from `at` on, that are below `seen`.
 #[inline(always)]
 fn below(seen: usize, at: usize) -> __mmask16 {
     ((1u32 << seen.saturating_sub(at).min(LANES)) - 1) as __mmask16
 }
 
-/// [`exp`] of every lane.
+/// Computes [`exp`] of every lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 fn exp_lanes(x: __m512) -> __m512 {
@@ -35,7 +35,7 @@ fn exp_lanes(x: __m512) -> __m512 {
     unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
 }
 
-/// Writes a row's 32 values to a left operand.
+/// Writes a row's 32 values to an lhs.
 ///
 /// # Safety
 /// `to` must have 16 words.
@@ -43,15 +43,16 @@ fn exp_lanes(x: __m512) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn put([low, high]: [__m512; 2], to: *mut f32) {
     let both = _mm512_cvtne2ps_pbh(high, low);
-    // SAFETY: the caller vouches for the words; both types are 512 bits.
+    // SAFETY: the caller guarantees the words; both types are 512 bits.
     unsafe { _mm512_storeu_si512(to.cast(), std::mem::transmute::<__m512bh, __m512i>(both)) }
 }
 
-/// One row's weights e = exp(s − max) over some positions, of which it sees the first `seen`: adds them to
-/// `sums`, in lanes by position, and writes them, 0 past `seen`, as 16 words every `step` words from `to` on.
+/// Computes one row's weights e = exp(s − max) over some positions, of which the row attends to the
+/// first `seen`. Adds them to `sums`, in lanes by position, and writes them, 0 past `seen`, as 16 words
+/// every `step` words from `to` on.
 ///
 /// # Safety
-/// AMX must be available; `scores` must hold whole steps of 32 positions, and `to` as many.
+/// AMX must be available. `scores` must hold full steps of 32 positions, and `to` as many.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub unsafe fn weigh(
     scores: &[f32],
@@ -62,7 +63,7 @@ pub unsafe fn weigh(
     step: usize,
 ) {
     let max = _mm512_set1_ps(max);
-    // SAFETY: the caller vouches for the extents.
+    // SAFETY: the caller guarantees the extents.
     unsafe {
         let mut sum = _mm512_loadu_ps(sums.as_ptr());
         for at in (0..scores.len()).step_by(WIDE) {
@@ -81,12 +82,12 @@ pub unsafe fn weigh(
     }
 }
 
-/// Makes what [`Scores::make`] does: weights and slopes as words in `scores.pairs`, and slopes as a left
-/// operand of `high` rows in `left`.
+/// Implements [`Scores::make`] for AMX: writes weights and score gradients as words to `scores.pairs`,
+/// and score gradients as an lhs of `high` rows to `left`.
 ///
 /// # Safety
-/// AMX must be available. All rows of `scores` must be there up to `end`, a multiple of 32 as is their
-/// beginning, and `left` have as many steps from there, with an even `high`.
+/// AMX must be available. All rows of `scores` must exist up to `end`. `end` and the scores' `begin`
+/// must be multiples of 32. `left` must have as many steps from `begin` on, with an even `high`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: usize) {
     let Scores { rows, begin, stride, .. } = *scores;
@@ -94,12 +95,12 @@ pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: 
     let pairs = scores.pairs.each_mut().map(|words| words.as_mut_ptr());
     let zero = _mm512_setzero_ps();
     for (word, two) in rows.chunks(2).enumerate() {
-        // A row that is not there sees nothing.
+        // A missing second row attends to nothing.
         let two = [two[0], two.get(1).copied().unwrap_or(Row { first: 0, own: 0, ..two[0] })];
         for at in (begin..end).step_by(WIDE) {
-            // By row, then by half.
+            // Indexed by row, then by half.
             let (mut weights, mut slopes) = ([[zero; 2]; 2], [[zero; 2]; 2]);
-            // SAFETY: the caller vouches for the extents.
+            // SAFETY: the caller guarantees the extents.
             unsafe {
                 for (i, row) in two.iter().enumerate() {
                     let [max, inverse, mean] = [row.max, row.inverse, row.mean].map(|x| _mm512_set1_ps(x));

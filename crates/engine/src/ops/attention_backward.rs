@@ -1,12 +1,14 @@
-//! Causal grouped-query attention, backward.
+//! Computes the backward pass of causal grouped-query attention.
 //!
-//! With P the normalised weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K, dK = dSᵀ
-//! (scale · Q), dV = Pᵀ dO (Dao et al. 2022, appendix B). P is computed again from the saved (max, Σ e).
+//! With P the normalized weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K, dK =
+//! dSᵀ (scale · Q), dV = Pᵀ dO (Dao et al. 2022, appendix B). P is recomputed from the saved (max, Σ
+//! e).
 //!
-//! Keys and values are read from their blocks, where the forward pass left them or [`KeyValues::store`] put
-//! them again. One task is a piece of a span and one key head with all query heads that share it; it goes
-//! over the path as far as the piece sees it and leaves its share of dK and dV in a buffer of its own. Shares
-//! are then added up per token in the order of spans and pieces, so threads do not change the sum.
+//! Keys and values are read from their blocks, where the forward pass left them or [`KeyValues::store`]
+//! wrote them again. One task is a piece of a span and one key head with all query heads that share it.
+//! It processes the positions that the piece attends to and writes its partial sums of dK and dV to its
+//! own buffer. Partial sums are then added per token in the order of spans and pieces, so the number of
+//! threads does not change the result.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -23,32 +25,34 @@ use crate::product::tile::tile;
 use crate::product::{MAX_ROWS, Matrix, NR};
 use crate::simd::{LANES, dot, simd};
 
-/// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in
-/// the cache.
+/// Number of query rows whose weights exist at a time: enough to amortize reading dK and dV, and few
+/// enough to stay in the cache.
 pub const QUERIES: usize = 3 * MAX_ROWS;
-/// Pieces that spans are cut into, part of the definition of the sum: enough for the threads, few because
-/// each costs a share. A span alone makes up to the first number of them, several together about the second.
+/// Number of pieces that spans are divided into, which is part of the definition of the sum: enough for
+/// the threads, and few because each piece needs its own partial sums. A single span makes up to the
+/// first number of pieces, several spans together about the second.
 const PIECES: [usize; 2] = [8, 16];
-/// Values of shares that exist at a time (64 MiB), unless one piece needs more.
+/// Maximum number of values of partial sums that exist at a time (64 MiB), unless one piece needs more.
 const SHARES: usize = 16 << 20;
 
-/// The rows of a span's path, first to last, as (first row, number of rows). Positions before them lie in no
-/// row of the batch.
+/// Rows of a span's sequence, first to last, as (first row, number of rows). Positions before them have
+/// no row in the batch.
 pub type PathRows = Vec<(usize, usize)>;
 
-/// Record that the forward pass saved.
+/// Values that the forward pass saved.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {
-    /// Queries, keys and values after the rotary embedding, rows of `shape.qkv()`; only queries are read.
+    /// Queries, keys and values after the rotary embedding, rows of `shape.qkv()`; only queries are
+    /// read.
     pub qkv: &'a [f32],
-    /// The output, rows of `shape.query()`.
+    /// Output, rows of `shape.query()`.
     pub out: &'a [f32],
     /// (max, Σ e) for every row and head.
     pub stats: &'a [f32],
 }
 
-/// Distance between rows of `positions` positions: as far as the last panel of them goes, and an odd number
-/// of cache lines, so that one position of many rows does not fall into one set of the cache.
+/// Returns the distance between rows of `positions` positions: up to the end of the last panel, and an
+/// odd number of cache lines, so that one position of many rows does not map to a single cache set.
 fn stride(positions: usize) -> usize {
     positions.next_multiple_of(BLOCK) + LANES
 }
@@ -58,23 +62,25 @@ struct Piece {
     span: usize,
     /// Queries, counted from the span's first row.
     queries: Range<usize>,
-    /// Positions that they see: those of the path up to the last of them.
+    /// Number of positions that they attend to: those of the sequence up to the last query.
     positions: usize,
-    /// Where the shares of its key heads start: for each, `[padded][stride]` for keys, then for values.
+    /// Offset of the partial sums of its key heads: for each, `[padded][stride]` for keys, then for
+    /// values.
     shares: usize,
 }
 
-/// Most values that the shares of a batch of `rows` rows take, none on a path longer than `longest`.
+/// Returns the maximum number of values of partial sums for a batch of `rows` rows, with sequences of
+/// at most `longest` positions.
 pub fn shares_at_most(shape: Shape, rows: usize, longest: usize) -> usize {
     let position = 2 * shape.kv_heads * shape.padded();
     let longest = stride(longest).saturating_mul(position);
-    // The pieces of a path as long as the batch see half of it on average.
+    // The pieces of a sequence as long as the batch attend to half of it on average.
     let pieces = rows.div_ceil(QUERIES).min(PIECES[0]);
     (longest.saturating_mul(pieces + 1) / 2).min(SHARES.max(longest))
 }
 
 impl Piece {
-    /// Cuts all spans into groups of pieces; the shares of one group exist at a time.
+    /// Divides all spans into groups of pieces. The partial sums of one group exist at a time.
     fn cut(shape: Shape, spans: &[Span]) -> Vec<Vec<Piece>> {
         let mut groups: Vec<Vec<Piece>> = Vec::new();
         let mut total = 0;
@@ -97,12 +103,12 @@ impl Piece {
         groups
     }
 
-    /// Values that the shares of a group take.
+    /// Returns the number of values of a group's partial sums.
     fn shares(shape: Shape, group: &[Piece]) -> usize {
         group.last().map_or(0, |last| last.share(shape, shape.kv_heads - 1, 1).end)
     }
 
-    /// Where the share of `part` (0: keys, 1: values) of a key head lies.
+    /// Returns the range of the partial sums of `part` (0: keys, 1: values) of a key head.
     fn share(&self, shape: Shape, kv_head: usize, part: usize) -> Range<usize> {
         let size = stride(self.positions) * shape.padded();
         let start = self.shares + (2 * kv_head + part) * size;
@@ -117,8 +123,8 @@ thread_local! {
 /// Scratch of one task.
 #[derive(Default)]
 struct Task {
-    /// Values of the path, `[blocks][words of head_dim][BLOCK]`, and its keys, `[words of
-    /// positions][padded]`: each the other way round than it lies in its blocks.
+    /// Values of the sequence, `[blocks][words of head_dim][BLOCK]`, and its keys, `[words of
+    /// positions][padded]`: each the transpose of what its blocks hold.
     values_t: Buffer,
     keys: Buffer,
     /// One block in f32.
@@ -134,14 +140,15 @@ struct Task {
     weight_words: Buffer,
     slope_words: Buffer,
     dqueries: Buffer,
-    /// In bf16, a tile of dS, packed, and all tiles of queries or dO the other way round.
+    /// In bf16, a tile of dS, packed, and all tiles of queries or dO, transposed.
     left: Buffer,
     turned: Vec<Buffer>,
 }
 
-/// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given that of the output, `dout`. `paths[i]` are
-/// the rows on the path of `spans[i]`, its own included. What belongs to the positions before them, the same
-/// for all spans, is added to `above`: for each position its keys, then its values. `shares` is scratch.
+/// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given the gradient `dout` of the output.
+/// `paths[i]` are the rows of the sequence of `spans[i]`, including its own. Gradients of the positions
+/// before these rows, which are the same for all spans, are added to `above`: for each position its
+/// keys, then its values. `shares` is scratch.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
@@ -168,13 +175,13 @@ pub fn backward(
     });
     for pieces in Piece::cut(shape, spans) {
         let shares = Shared::new(shares.reserve(Piece::shares(shape, &pieces)));
-        // Tasks in falling order of cost, so that the last to finish is a small one.
+        // In decreasing order of cost, so that the last task to finish is a small one.
         let mut tasks: Vec<(&Piece, usize)> =
             pieces.iter().flat_map(|piece| (0..shape.kv_heads).map(move |head| (piece, head))).collect();
         tasks.sort_by_key(|(piece, _)| std::cmp::Reverse(piece.positions * piece.queries.len()));
         compute.pool.run(tasks.len(), |task| {
             let (piece, kv_head) = tasks[task];
-            // SAFETY: each share belongs to one task.
+            // SAFETY: each range of partial sums belongs to one task.
             let share = [0, 1].map(|part| unsafe {
                 let range = piece.share(shape, kv_head, part);
                 shares.slice(range.start, range.len())
@@ -195,13 +202,14 @@ pub fn backward(
                 );
             });
         });
-        // Add up the shares: keys and values of a position are touched by the pieces whose path it is on.
+        // Adds the partial sums. A position's keys and values receive those of all pieces whose
+        // sequence contains it.
         compute.pool.run(shape.kv_heads * 2, |task| {
             let (kv_head, part) = (task / 2, task % 2);
             let column = part * shape.key() + kv_head * dim;
             for piece in &pieces {
                 let range = piece.share(shape, kv_head, part);
-                // SAFETY: the shares are only read from here on.
+                // SAFETY: the partial sums are only read from here on.
                 let share = unsafe { shares.slice(range.start, range.len()) };
                 let rows = paths[piece.span].iter().flat_map(|&(first, len)| first..first + len);
                 let higher = (0..first).map(|position| (&above, position * 2 * shape.key() + column));
@@ -228,7 +236,8 @@ pub fn backward(
 }
 
 impl Task {
-    /// One piece and one key head: fills the rows of its queries in `dqkv`, and its share (dK, dV).
+    /// Processes one piece and one key head: fills the rows of its queries in `dqkv`, and its partial
+    /// sums (dK, dV).
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,
@@ -247,7 +256,8 @@ impl Task {
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         let most = kernel.tile_rows();
         let stride = stride(piece.positions);
-        // Blocks before all that is seen by a query and those after it, which is the `own`th on its path.
+        // Number of leading blocks that neither the `own`th query of the sequence nor a later query attends
+        // to.
         let unseen = |own: usize| sight.first(own) / BLOCK;
         self.turn(kernel, keys_values, &span.blocks, kv_head, piece.positions);
         let queries = self.queries.reserve(QUERIES * padded);
@@ -260,11 +270,11 @@ impl Task {
         let dqueries = self.dqueries.reserve(most * padded);
         let depth = kernel.words(dim);
         let [dkeys, dvalues] = share;
-        // Tiles of queries and dO the other way round, of about the same height.
+        // Tiles of transposed queries and dO, of about equal height.
         let high = padded.div_ceil(padded.div_ceil(most));
         self.turned.resize_with(padded.div_ceil(high), Buffer::default);
         let (mut lefts, mut of_rows) = (Vec::new(), Vec::with_capacity(most));
-        // Those of the first queries write to what they see.
+        // The first queries overwrite the partial sums of positions to which they attend.
         let written = span.position + piece.queries.end.min(piece.queries.start + QUERIES);
         for row in dkeys.chunks_exact_mut(stride).chain(dvalues.chunks_exact_mut(stride)) {
             row[..unseen(span.position + piece.queries.start + 1) * BLOCK].fill(0.0);
@@ -275,7 +285,7 @@ impl Task {
             (kv_head * shape.group()..(kv_head + 1) * shape.group()).map(move |h| (first, h))
         }) {
             let rows = QUERIES.min(piece.queries.end - first);
-            // Positions before the first of these rows: each row sees all of them.
+            // Number of positions before the first of these rows.
             let before = span.position + first;
             let begin = unseen(before + 1) * BLOCK;
             for r in 0..rows {
@@ -287,7 +297,7 @@ impl Task {
                 }
                 grads[r * padded..][..dim].copy_from_slice(g);
             }
-            // Everything is computed for a tile of rows as far as its last one sees.
+            // All values are computed for a tile of rows, up to the last position of its last row.
             for tile_at in (0..rows).step_by(most) {
                 let tile_rows = most.min(rows - tile_at);
                 let seen = before + tile_at + tile_rows;
@@ -335,7 +345,7 @@ impl Task {
                     let depth = kernel.words(seen - begin);
                     let b = Rows::at_hand(&start, depth, depth, padded);
                     let to = dqueries[column..].as_mut_ptr();
-                    // SAFETY: slopes, keys and the tile have these extents.
+                    // SAFETY: score gradients, keys and the tile have these extents.
                     unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, Chain::Set) };
                 }
                 for r in 0..tile_rows {
@@ -347,8 +357,9 @@ impl Task {
                     }
                 }
             }
-            // dKᵀ += Qᵀ dS and dVᵀ += dOᵀ P: positions are the columns of these products, queries their
-            // depth, from the first tile of queries that sees any of a panel's positions.
+            // dKᵀ += Qᵀ dS and dVᵀ += dOᵀ P: positions are the columns of these matmuls, and queries
+            // their inner dimension, from the first tile of queries that attends to any of a panel's
+            // positions.
             let seen = before + rows;
             let is_first = first == piece.queries.start && head == kv_head * shape.group();
             let (of_weights, of_slopes) = match kernel.precision {
@@ -370,7 +381,7 @@ impl Task {
                     let start = [from[skipped * stride + position..].as_ptr()];
                     let b = Rows::at_hand(&start, depth, depth, stride);
                     let to = to[part.start * stride + position..].as_mut_ptr();
-                    // SAFETY: queries, scores and the share have these extents.
+                    // SAFETY: queries, scores and the partial sums have these extents.
                     unsafe {
                         tile(kernel, part.len(), a.after(skipped), b, to, stride, NR, Chain::new(!is_first))
                     };
@@ -381,7 +392,7 @@ impl Task {
                     Order::Chained => {
                         positions.for_each(|at| lefts.iter().for_each(|(part, a)| multiply(at, part, *a)))
                     }
-                    // Two tiles: the processor foresees what comes along the positions.
+                    // Two tiles: the processor's prefetcher follows the positions.
                     Order::Tiled => lefts
                         .iter()
                         .for_each(|(part, a)| positions.clone().for_each(|at| multiply(at, part, *a))),
@@ -390,7 +401,7 @@ impl Task {
         }
     }
 
-    /// Turns values and keys of one head along the first `positions` of a path the other way round.
+    /// Transposes values and keys of one head for the first `positions` positions of a sequence.
     fn turn(
         &mut self,
         kernel: Kernel,
@@ -406,7 +417,8 @@ impl Task {
         let values_t = self.values_t.reserve(used * of_dim * BLOCK);
         let keys = self.keys.reserve(used * of_block * padded);
         for (i, &block) in path[..used].iter().enumerate() {
-            // SAFETY: the extents of one head's keys and values in a block; nobody writes to them meanwhile.
+            // SAFETY: the extents of one head's keys and values in a block; no thread writes to them at
+            // the same time.
             let (from_keys, from_values) = unsafe {
                 (
                     std::slice::from_raw_parts(keys_values.keys(block, kv_head), of_dim * BLOCK),
@@ -423,7 +435,7 @@ impl Task {
     }
 }
 
-/// Rows of the matrix whose columns `positions` are, as `[positions][rows of the matrix]`.
+/// Transposes the columns `positions` of a matrix to `[positions][rows of the matrix]`.
 fn turn_back(kernel: Kernel, from: Matrix<'_>, positions: Range<usize>, to: &mut [f32]) {
     let kernel = Kernel { precision: Precision::F32, ..kernel };
     let (count, high) = (positions.len(), from.rows);
@@ -432,7 +444,7 @@ fn turn_back(kernel: Kernel, from: Matrix<'_>, positions: Range<usize>, to: &mut
 }
 
 simd! {
-    /// D = dO · O.
+    /// Computes D = dO · O.
     fn mean_slope(out: &[f32], dout: &[f32]) -> f32 {
         dot(out, dout)
     }
@@ -475,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_differences_on_a_forest() {
+    fn gradient_matches_finite_differences_on_forest() {
         let nodes = [(None, 5), (Some(0), 3), (Some(1), 2), (Some(0), 4), (None, 3)];
         let shape = Shape { heads: 4, kv_heads: 2, head_dim: 6 };
         let whole = Sight::whole(6);
@@ -489,10 +501,10 @@ mod tests {
         }
     }
 
-    /// Long paths go through several blocks, tiles and pieces; a sum over everything is checked against a
-    /// directional difference.
+    /// Long sequences have several blocks, tiles and pieces. A sum over all gradients is compared with
+    /// a directional difference.
     #[test]
-    fn long_paths_match_a_directional_difference() {
+    fn gradient_of_long_sequences_matches_directional_difference() {
         let nodes = [(None, 70), (Some(0), 411), (Some(0), 20)];
         let shape = Shape { heads: 3, kv_heads: 1, head_dim: 40 };
         let whole = Sight::whole(40);
@@ -513,7 +525,7 @@ mod tests {
                 dqkv.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()),
                 "threads changed a bit"
             );
-            // Rounded to bf16 it is near the same, by whatever instructions.
+            // Rounded to bf16 the gradient is close to this one, for all instruction sets.
             let (.., rounded) = run(Precision::Bf16, 2, shape, sight, &nodes);
             let [apart, size] = [&rounded, &vec![0.0; dqkv.len()]]
                 .map(|x| dqkv.iter().zip(x).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt());

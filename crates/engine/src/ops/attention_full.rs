@@ -1,7 +1,8 @@
-//! Attention in which every position of a text sees all others, as encoders have it. Forward alone.
+//! Computes bidirectional attention, in which every position attends to all positions of its text, as
+//! in encoders. Forward pass only.
 //!
-//! Texts are short, so scores of one position are made and used at once. An output depends on its own text
-//! alone, whatever else is in the batch.
+//! Texts are short, so the scores of one position are computed and used at once. An output depends only
+//! on its own text, whatever else is in the batch.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use crate::Compute;
 use crate::buffer::Shared;
 use crate::simd::{dot, exp, max, simd};
 
-/// Heads of attention.
+/// Shape of the attention heads.
 #[derive(Debug, Clone, Copy)]
 pub struct FullHeads {
     /// Number of heads.
@@ -20,8 +21,8 @@ pub struct FullHeads {
 }
 
 simd! {
-    /// Output of one head of one position: `query`, keys and values of a text (`stride` values apart), and
-    /// room for a score a position.
+    /// Computes the output of one head at one position, from `query` and the keys and values of a text
+    /// (`stride` values apart). `scores` is scratch with one value per position.
     fn attend(
         query: &[f32], keys: &[f32], values: &[f32], stride: usize, scale: f32, scores: &mut [f32],
         out: &mut [f32]
@@ -49,8 +50,9 @@ simd! {
     }
 }
 
-/// `out[row]`, as wide as all heads, from `qkv[row]`: queries, keys and values of all heads, one after the
-/// other. `texts` are runs of rows; `scores` is room for a score a row and head.
+/// Computes `out[row]`, as wide as all heads, from `qkv[row]`: queries, keys and values of all heads,
+/// one after the other. `texts` are ranges of rows; `scores` is scratch with one value per row and
+/// head.
 pub fn forward(
     compute: &Compute,
     shape: FullHeads,
@@ -63,13 +65,13 @@ pub fn forward(
     let (width, stride) = (heads * head_dim, 3 * heads * head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
     let scores = Shared::new(scores);
-    // A task is a head of a text: keys and values stay in the first-level cache.
+    // A task is one head of a text, so that its keys and values stay in the first-level cache.
     let (out, tasks) = (Shared::new(out), texts.len() * heads);
     compute.pool.run(tasks, |task| {
         let (text, head) = (texts[task / heads].clone(), task % heads);
         let rows = text.len();
         let part = |of: usize| &qkv[text.start * stride + of * width + head * head_dim..];
-        // SAFETY: rows of texts do not overlap, so each task has scores of its own.
+        // SAFETY: rows of texts do not overlap, so each task has its own scores.
         let scores = unsafe { scores.slice(text.start * heads + head * rows, rows) };
         for row in 0..rows {
             let query = &part(0)[row * stride..][..head_dim];
@@ -80,7 +82,7 @@ pub fn forward(
     });
 }
 
-/// The mean of the rows of each text, or its first row, of length 1.
+/// Pools each text to a vector of length 1: the mean of its rows, or its first row if `mean` is false.
 pub fn pool(compute: &Compute, texts: &[Range<usize>], mean: bool, x: &[f32], width: usize, out: &mut [f32]) {
     for_groups(compute, texts.len(), 1, width, out, |at, out| {
         let rows = if mean { texts[at].clone() } else { texts[at].start..texts[at].start + 1 };
@@ -91,7 +93,7 @@ pub fn pool(compute: &Compute, texts: &[Range<usize>], mean: bool, x: &[f32], wi
             }
         }
         let norm = out.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-        // The length of the sum is that of the mean, up to the number of rows, which the norm takes out.
+        // Normalization cancels the number of rows, so the sum serves as the mean.
         let inverse = (1.0 / norm.max(1e-12)) as f32;
         for o in out.iter_mut() {
             *o *= inverse;
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_f64_and_does_not_depend_on_company() {
+    fn forward_matches_f64_and_is_batch_invariant() {
         let shape = FullHeads { heads: 3, head_dim: 20 };
         let texts = [0..1, 1..18, 18..40];
         let (width, rows) = (60, 40);
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn pooled_vectors_have_length_1() {
+    fn pooled_vectors_have_unit_length() {
         let x = noise(5 * 7, 6, 2.0);
         let mut out = vec![0.0; 2 * 7];
         for mean in [true, false] {

@@ -1,4 +1,4 @@
-//! Attention forward against f64, and to the bit against itself in other company.
+//! Compares the forward pass of attention with f64, and its bits with those of other batches.
 
 use super::super::kv::{Blocks, Shape};
 use super::super::testing::{close, noise, wide};
@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use crate::precision::Precision;
 use crate::simd::Isa;
 
-/// Attention of every row over its path (a list of row indices, the row itself last), in f64.
+/// Computes attention of every row over its sequence (a list of row indices, the row itself last), in
+/// f64.
 pub fn naive(shape: Shape, sight: Sight, paths: &[Vec<usize>], qkv: &[f64]) -> Vec<f64> {
     let (width, dim) = (shape.qkv(), shape.head_dim);
     let mut out = Vec::new();
@@ -39,7 +40,8 @@ pub fn naive(shape: Shape, sight: Sight, paths: &[Vec<usize>], qkv: &[f64]) -> V
     out
 }
 
-/// Spans of a forest given as (parent, length), with their paths in rows.
+/// Returns the spans of a forest given as (parent, length), their sequences in rows, and the number of
+/// blocks.
 pub fn forest(nodes: &[(Option<usize>, usize)]) -> (Vec<Span>, Vec<Vec<usize>>, usize) {
     let (mut spans, mut paths, mut next): (Vec<Span>, Vec<Vec<usize>>, u32) = (Vec::new(), Vec::new(), 0);
     let mut row = 0;
@@ -63,14 +65,15 @@ pub fn forest(nodes: &[(Option<usize>, usize)]) -> (Vec<Span>, Vec<Vec<usize>>, 
     (spans, paths, next as usize)
 }
 
-/// Whole paths, and windows that end within a block and within a stretch, and that leave whole stretches out.
+/// Full attention, and windows that end within a block, that end within a stretch, and that skip full
+/// stretches.
 fn sights(shape: Shape) -> [Sight; 4] {
     let whole = Sight::whole(shape.head_dim);
     [whole, Sight { window: 5, scale: 0.3 }, Sight { window: 70, ..whole }, Sight { window: 300, ..whole }]
 }
 
 #[test]
-fn matches_f64_on_a_forest() {
+fn forward_matches_f64_on_forest() {
     let nodes = [(None, 40), (Some(0), 3), (Some(1), 290), (Some(0), 25), (None, 33), (Some(4), 1)];
     let (spans, paths, count) = forest(&nodes);
     for (shape, sight) in [
@@ -88,17 +91,17 @@ fn matches_f64_on_a_forest() {
             blocks.grow(count);
             let mut out = vec![0.0; paths.len() * shape.query()];
             forward(&compute, &blocks.layer(0), sight, &spans, &qkv, &mut out, None);
-            // Scores reach ±50 here, so weights are good to about 1e-5 in f32, to a tenth in bf16.
+            // Scores reach ±50 here, so weights are accurate to about 1e-5 in f32, and to about 0.1 in
+            // bf16.
             close(&out, &naive(shape, sight, &paths, &wide(&qkv)), tolerance);
         }
     }
 }
 
-/// Weights made as operands of AMX are those that would have been packed, to the bit, and are normalised
-/// alike.
+/// Weights computed as AMX operands equal packed weights bit for bit, with equal normalizers.
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn weights_for_amx_are_those_that_would_be_packed() {
+fn amx_weights_match_packing() {
     if !Isa::available().contains(&Isa::Amx) {
         return;
     }
@@ -142,9 +145,9 @@ fn weights_for_amx_are_those_that_would_be_packed() {
     }
 }
 
-/// Queries of paths that share a prompt give the bits that each gives alone.
+/// Queries of sequences that share a prompt compute the same bits together and separately.
 #[test]
-fn company_does_not_change_a_bit() {
+fn attention_is_batch_invariant() {
     let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
     let nodes =
         [(None, 600), (Some(0), 1), (Some(0), 40), (Some(2), 1), (Some(0), 300), (Some(4), 2), (Some(4), 1)];
@@ -167,7 +170,7 @@ fn company_does_not_change_a_bit() {
         let alone: Vec<u32> =
             spans.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
         assert!(run(&mut blocks, &spans) == alone, "{precision}, {isa:?}");
-        // As in sampling: only the last queries, whose paths share the prompt.
+        // As in sampling: only the last queries, whose sequences share the prompt.
         let last: Vec<Span> = spans.iter().filter(|span| span.len < 3).cloned().collect();
         let tiles = tiles(&last, shape.group(), compute.kernel().tile_rows());
         assert!(
@@ -180,9 +183,10 @@ fn company_does_not_change_a_bit() {
     }
 }
 
-/// One path in one span, in chunks, and token by token gives the same bits, on every instruction path.
+/// One sequence computes the same bits in one span, in chunks, and token by token, on every instruction
+/// set.
 #[test]
-fn chunking_does_not_change_a_bit() {
+fn attention_is_independent_of_chunking() {
     let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
     let len = 601;
     let qkv = noise(len * shape.qkv(), 7, 4.0);

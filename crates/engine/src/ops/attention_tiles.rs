@@ -1,44 +1,45 @@
 //! Selects the queries that go through attention together.
 //!
-//! A tile is a few rows, each a query and one of the heads that share a key head. Most tiles hold neighboring
-//! queries of one sequence. While attempts at one task are sampled, each sequence has one query only, and the
-//! sequences share most of their blocks. A tile then holds the queries of several sequences, so their shared
-//! blocks are read once for all of them. A chain of sums that a shared block interrupts continues from its
-//! stored value, so no bit changes (see `attention`).
+//! A tile is a few rows, each a query and one of the heads that share a key head. Most tiles hold
+//! neighboring queries of one sequence. While attempts at one task are sampled, each sequence has one
+//! query only, and the sequences share most of their blocks. A tile then holds the queries of several
+//! sequences, so their shared blocks are read once for all of them. A chain of sums that a shared block
+//! interrupts continues from its stored value, so no bit changes (see `attention`).
 
 use super::kv::{BLOCK, Span};
 
-/// Positions of a stretch: what the sums over values are cut into.
+/// Number of positions in a stretch, the unit of the sums over values.
 pub const STRETCH: usize = 256;
-/// Rows of several paths that a tile holds at most: half of a large one, so that a group makes tasks for
-/// several threads.
+/// Maximum number of rows in a tile of several sequences: half of a large tile, so that a group of
+/// attempts makes tasks for several threads.
 const TOGETHER: usize = 16;
 
-/// Paths share a tile that share one of so many blocks at least. Tiles of several paths are fewer tasks,
-/// which threads share out less evenly.
+/// Sequences share a tile only if they share at least one block in this many. Tiles of several
+/// sequences make fewer tasks, which distribute less evenly over threads.
 const WORTH: usize = 8;
 
 /// Queries of one span in a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The span, by its place in the list.
+    /// Index of the span.
     pub span: usize,
-    /// The first of its rows, counted from the span's own first.
+    /// First of its rows, counted from the span's first row.
     pub from: usize,
-    /// Their number.
+    /// Number of rows.
     pub rows: usize,
 }
 
 /// Rows that are computed together, for each key head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tile {
-    /// One run, or whole spans.
+    /// One run, or complete spans.
     pub runs: Vec<Run>,
-    /// Blocks that all the runs' paths begin with and all their queries see whole; 0 for a single run.
+    /// Number of leading blocks that all sequences of the tile share and all its queries attend to
+    /// completely; 0 for a single run.
     pub shared: usize,
 }
 
-/// Cuts spans into tiles of at most `most` rows, `group` for each query.
+/// Divides spans into tiles of at most `most` rows, with `group` rows per query.
 pub fn tiles(spans: &[Span], group: usize, most: usize) -> Vec<Tile> {
     let room = most.min(TOGETHER);
     let (mut small, large): (Vec<usize>, Vec<usize>) =
@@ -49,14 +50,15 @@ pub fn tiles(spans: &[Span], group: usize, most: usize) -> Vec<Tile> {
         let run = |from| Run { span, from, rows: most.min(rows - from) };
         tiles.extend((0..rows).step_by(most).map(|from| Tile { runs: vec![run(from)], shared: 0 }));
     }
-    // Paths that share the most are neighbours.
+    // Sorted so that sequences with long shared prefixes are neighbors.
     small.sort_by(|&a, &b| spans[a].blocks.cmp(&spans[b].blocks));
     let mut tile = Tile::default();
     let mut rows = 0;
     for span in small {
         let run = Run { span, from: 0, rows: spans[span].len * group };
         let shared = tile.runs.last().map_or(0, |last| common(&spans[last.span], &spans[span]));
-        // A path that shares much less than the others would have them go over the rest alone.
+        // A sequence with a much shorter shared prefix would make the other sequences of the tile
+        // process the rest separately.
         let fits = rows + run.rows <= room && shared > 0 && 2 * shared >= tile.shared;
         if !fits && !tile.runs.is_empty() {
             tiles.push(std::mem::take(&mut tile));
@@ -74,8 +76,8 @@ pub fn tiles(spans: &[Span], group: usize, most: usize) -> Vec<Tile> {
     tiles
 }
 
-/// Blocks that both paths begin with, before the queries of either; 0 where they are too few to be worth a
-/// common tile.
+/// Returns the number of leading blocks that both sequences share, before the queries of either; 0 if
+/// too few to justify a common tile.
 fn common(a: &Span, b: &Span) -> usize {
     let seen = a.position.min(b.position) / BLOCK;
     let same = a.blocks.iter().zip(&b.blocks).take(seen).take_while(|(a, b)| a == b).count();
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_share_a_tile_and_strangers_do_not() {
+    fn only_sequences_with_shared_prefix_share_tiles() {
         let attempts = (1..=7).map(|i| span(1000 + i as usize, 1, i, 31));
         let strangers = (8..=9).map(|i| span(1000, 1, i, 0));
         let spans: Vec<Span> = attempts.chain(strangers).collect();
@@ -105,8 +107,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every row is in one tile, no tile is too tall, and what a tile shares is in all of its paths,
-        /// before all of its queries.
+        /// Every row is in one tile, no tile is too tall, and the shared blocks of a tile are in all of
+        /// its sequences, before all of its queries.
         #[test]
         fn tiles_cover_all_rows_once(
             spans in prop::collection::vec((0usize..1500, 1usize..40, 0u32..4, 0usize..50), 1..20),

@@ -1,5 +1,5 @@
-//! The gated feed-forward activation (Shazeer 2020): h = f(g) · u with f = silu or gelu, with g and u side by
-//! side in one row.
+//! Gated feed-forward activation (Shazeer 2020): h = f(g) · u with f = silu or gelu, and with g and u
+//! side by side in one row.
 
 use levade_model::Activation;
 
@@ -8,7 +8,8 @@ use crate::Compute;
 use crate::buffer::Shared;
 use crate::simd::{exp, simd};
 
-/// Values that are worth a task: some microseconds, so that the few rows of decoding make several.
+/// Minimum number of values per task: some microseconds, so that the few rows of decoding make several
+/// tasks.
 const LEAST_VALUES: usize = 4096;
 
 simd! {
@@ -38,7 +39,8 @@ simd! {
 const ROOT: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
 
-/// 1 / (1 + exp(−2z)) = (1 + tanh z) / 2 with z = √(2/π) (g + 0.044715 g³): gelu(g) is g times this.
+/// Computes 1 / (1 + exp(−2z)) = (1 + tanh z) / 2 with z = √(2/π) (g + 0.044715 g³): gelu(g) is g times
+/// this.
 #[inline(always)]
 fn gelu_share(g: f32) -> f32 {
     let z = ROOT * g * (CUBIC * g * g + 1.0);
@@ -54,7 +56,7 @@ simd! {
 }
 
 simd! {
-    /// Gradient like that of `silu_backward_row`.
+    /// Computes the gradient of gelu like `silu_backward_row`.
     fn gelu_backward_row(gate: &mut [f32], up: &mut [f32], dh: &mut [f32]) {
         for ((d, g), u) in dh.iter_mut().zip(gate).zip(up) {
             let share = gelu_share(*g);
@@ -69,7 +71,7 @@ simd! {
     }
 }
 
-/// `h[row] = f(gate) · up`; `gate_up` has rows of 2 × `width`, `h` of `width`.
+/// Computes `h[row] = f(gate) · up`; `gate_up` has rows of 2 × `width`, `h` of `width`.
 pub fn forward(
     compute: &Compute,
     activation: Activation,
@@ -88,8 +90,8 @@ pub fn forward(
     });
 }
 
-/// Overwrites `gate_up` with its gradient and `dh` with `h` itself, which the gradient of the next projection
-/// needs.
+/// Overwrites `gate_up` with its gradient, and `dh` with `h` itself, which the gradient of the next
+/// projection needs.
 pub fn backward(
     compute: &Compute,
     activation: Activation,
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_f64_and_its_differences() {
+    fn gated_matches_f64_and_finite_differences() {
         for activation in [Activation::Silu, Activation::GeluTanh] {
             let (rows, width) = (17, 23);
             let compute = Compute::new(2);

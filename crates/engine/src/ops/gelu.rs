@@ -1,4 +1,4 @@
-//! The exact GELU (Hendrycks and Gimpel 2016): y = x Φ(x) = x / 2 · (1 + erf(x / √2)). Forward alone.
+//! Exact GELU (Hendrycks and Gimpel 2016): y = x Φ(x) = x / 2 · (1 + erf(x / √2)). Forward pass only.
 
 use super::for_rows;
 use crate::Compute;
@@ -13,7 +13,7 @@ simd! {
     }
 }
 
-/// erf by Abramowitz and Stegun's formula 7.1.26, to 1.5e-7.
+/// Computes erf by Abramowitz and Stegun's formula 7.1.26, accurate to 1.5e-7.
 #[inline(always)]
 fn erf(x: f32) -> f32 {
     let size = x.abs();
@@ -26,7 +26,7 @@ fn erf(x: f32) -> f32 {
     (1.0 - p * t * exp(-size * size)).copysign(x)
 }
 
-/// `y[row] = gelu(y[row] + bias)` for `rows` rows as wide as `bias`.
+/// Computes `y[row] = gelu(y[row] + bias)` for `rows` rows as wide as `bias`.
 pub fn forward(compute: &Compute, rows: usize, bias: &[f32], y: &mut [f32]) {
     for_rows(compute, rows, bias.len(), y, |_, y| forward_row(compute.isa, bias, y));
 }
@@ -39,7 +39,7 @@ mod tests {
     use crate::simd::Isa;
 
     #[test]
-    fn matches_f64_on_every_instruction_set() {
+    fn gelu_matches_f64_on_every_isa() {
         let width = 1001;
         let x: Vec<f32> = (0..width).map(|i| (i as f32 - 500.0) / 40.0).collect();
         let bias = vec![0.25f32; width];

@@ -1,8 +1,8 @@
-//! Keys and values, in blocks of [`BLOCK`] positions aligned to absolute positions on the path; a path is a
-//! list of blocks.
+//! Keys and values, in blocks of [`BLOCK`] positions aligned to absolute positions of the sequence. A
+//! sequence is a list of blocks.
 //!
-//! Sampling keeps them for as long as somebody may go on from there, training for as long as a layer needs
-//! them; both in the layout of the products, so that attention reads them where they lie.
+//! Sampling keeps blocks while a sequence may continue from them, training while a layer needs them.
+//! Both use the layout of matmul operands, so that attention reads blocks in place.
 
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
@@ -10,99 +10,102 @@ use crate::precision::{Kernel, Precision, words};
 use crate::product::NR;
 use crate::product::pack::{pack_columns, put_step};
 
-/// Positions in a block: the width of a panel, so that a block's keys are a panel of the score product.
+/// Number of positions in a block: the width of a panel, so that a block's keys are a panel of the
+/// matmul that computes scores.
 pub const BLOCK: usize = NR;
-/// The shape of attention in one layer.
+/// Shape of attention in one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
 }
 
 impl Shape {
-    /// Width of a row of queries.
+    /// Returns the width of a row of queries.
     pub fn query(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Width of a row of keys, or of values.
+    /// Returns the width of a row of keys, or of values.
     pub fn key(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Width of a row of queries, keys and values side by side.
+    /// Returns the width of a row of queries, keys and values side by side.
     pub fn qkv(&self) -> usize {
         self.query() + 2 * self.key()
     }
 
-    /// Width of a head, rounded up to whole panels.
+    /// Returns the width of a head, rounded up to full panels.
     pub(crate) fn padded(&self) -> usize {
         self.head_dim.div_ceil(NR) * NR
     }
 
-    /// Query heads that share a key head.
+    /// Returns the number of query heads that share a key head.
     pub(crate) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Words of the keys of one block and head: `[words of head_dim][BLOCK]`.
+    /// Returns the number of words of the keys of one block and head: `[words of head_dim][BLOCK]`.
     fn key_block(&self, precision: Precision) -> usize {
         words(precision, self.head_dim) * BLOCK
     }
 
-    /// Words of one block of one key head: keys, then values as `[words of BLOCK][padded]`.
+    /// Returns the number of words of one block of one key head: keys, then values as `[words of
+    /// BLOCK][padded]`.
     fn head_block(&self, precision: Precision) -> usize {
         self.key_block(precision) + words(precision, BLOCK) * self.padded()
     }
 
-    /// Bytes that the keys and values of a path of `positions` take in a model of `layers` layers, with the
-    /// block more in which such a path parts from another.
+    /// Returns the number of bytes of keys and values for a sequence of `positions` positions in a
+    /// model with `layers` layers. Includes one more block for a fork inside a block.
     pub fn path_bytes(&self, layers: usize, precision: Precision, positions: usize) -> usize {
         let blocks = positions.div_ceil(BLOCK).saturating_add(1);
         blocks.saturating_mul(layers * self.block(precision) * size_of::<f32>())
     }
 
-    /// Words of one block of one layer.
+    /// Returns the number of words of one block of one layer.
     pub fn block(&self, precision: Precision) -> usize {
         self.kv_heads * self.head_block(precision)
     }
 }
 
-/// How the queries of a layer look at keys.
+/// Scale and window of a layer's attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sight {
     /// Factor of scores.
     pub scale: f32,
-    /// Positions that a query sees at most: the last ones up to its own.
+    /// Maximum number of positions that a query attends to: the last ones up to its own.
     pub window: usize,
 }
 
 impl Sight {
-    /// The first position that a query sees which is the `own`th on its path, counted from 1.
+    /// Returns the first position that the `own`th query of a sequence, counted from 1, attends to.
     pub fn first(&self, own: usize) -> usize {
         own.saturating_sub(self.window)
     }
 
-    /// Queries of heads `head_dim` wide that see their whole paths.
+    /// Returns full attention for heads with width `head_dim`.
     #[cfg(test)]
     pub fn whole(head_dim: usize) -> Self {
         Sight { scale: 1.0 / (head_dim as f32).sqrt(), window: usize::MAX }
     }
 }
 
-/// Pieces that spans are cut into for each head, where threads may store one beside the other.
+/// Maximum number of pieces into which spans are divided for each head, if threads can store them in
+/// parallel.
 const PIECES: usize = 4;
-/// Blocks that are asked for at a time, for the sake of huge pages; what is not used yet takes no memory.
+/// Number of blocks allocated at a time, to get huge pages; unused blocks take no physical memory.
 const TOGETHER: usize = 32;
 
-/// Memory for blocks of one layer or of all.
+/// Memory for blocks of one layer or of all layers.
 pub struct Blocks {
     blocks: Vec<Buffer>,
-    /// Some more, in the same piece of memory as the last ones.
+    /// Allocated blocks that are not in use yet, in the same mapping as the last blocks in use.
     spare: Vec<Buffer>,
     shape: Shape,
     layers: usize,
@@ -110,17 +113,17 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// No blocks yet; each will hold `layers` layers.
+    /// Creates an empty set of blocks; each block will hold `layers` layers.
     pub fn new(shape: Shape, layers: usize, precision: Precision) -> Self {
         Blocks { blocks: Vec::new(), spare: Vec::new(), shape, layers, precision }
     }
 
-    /// Words of one block, all layers.
+    /// Returns the number of words of one block, for all layers.
     pub fn block_words(&self) -> usize {
         self.layers * self.shape.block(self.precision)
     }
 
-    /// Makes sure that there are at least `count` blocks.
+    /// Allocates blocks until there are at least `count`.
     pub fn grow(&mut self, count: usize) {
         while self.blocks.len() < count {
             if self.spare.is_empty() {
@@ -130,25 +133,25 @@ impl Blocks {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of blocks.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no blocks.
     #[cfg(any(test, feature = "testing"))]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Copies all layers of block `from` to block `to`: what a fork in the middle of a block needs.
+    /// Copies all layers of block `from` to block `to`, as a fork in the middle of a block needs.
     pub fn copy(&mut self, from: u32, to: u32) {
         if let Ok([from, to]) = self.blocks.get_disjoint_mut([from as usize, to as usize]) {
             to.copy_from_slice(from);
         }
     }
 
-    /// The blocks of one layer, to be written and read by the threads of the pool.
+    /// Returns the blocks of one layer, which the threads of the pool write and read.
     pub fn layer(&mut self, layer: usize) -> KeyValues<'_> {
         let size = self.shape.block(self.precision);
         let starts = self.blocks.iter_mut().map(|b| Shared::new(&mut b[layer * size..][..size])).collect();
@@ -156,7 +159,7 @@ impl Blocks {
     }
 }
 
-/// One layer's keys and values.
+/// Keys and values of one layer.
 pub struct KeyValues<'a> {
     blocks: Vec<Shared<'a>>,
     pub(super) shape: Shape,
@@ -164,14 +167,14 @@ pub struct KeyValues<'a> {
 }
 
 impl<'a> KeyValues<'a> {
-    /// Appends the blocks of `more` to these.
+    /// Appends the blocks of `more`.
     pub fn and(mut self, more: KeyValues<'a>) -> Self {
         self.blocks.extend(more.blocks);
         self
     }
 
-    /// Writes the keys and values of all rows (`qkv`: rows of `shape.qkv()`, rotary embedding applied) into
-    /// the blocks of their spans.
+    /// Writes the keys and values of all rows (`qkv`: rows of `shape.qkv()`, with rotary embedding
+    /// applied) into the blocks of their spans.
     pub fn store(&self, compute: &Compute, spans: &[Span], qkv: &[f32]) {
         let pieces = if are_apart(spans) { spans.len().min(PIECES) } else { 1 };
         let heads = self.shape.kv_heads;
@@ -183,19 +186,19 @@ impl<'a> KeyValues<'a> {
         });
     }
 
-    /// Where a key head's keys start in a block: `[words of head_dim][BLOCK]`.
+    /// Returns the address of a key head's keys in a block: `[words of head_dim][BLOCK]`.
     pub(super) fn keys(&self, block: u32, head: usize) -> *mut f32 {
         self.blocks[block as usize].pointer(head * self.shape.head_block(self.precision))
     }
 
-    /// Where its values start: `[words of BLOCK][padded]`.
+    /// Returns the address of a key head's values in a block: `[words of BLOCK][padded]`.
     pub(super) fn values(&self, block: u32, head: usize) -> *mut f32 {
         let (shape, precision) = (self.shape, self.precision);
         self.blocks[block as usize].pointer(head * shape.head_block(precision) + shape.key_block(precision))
     }
 
-    /// Has a key head's part of a block fetched to the second-level cache. Blocks lie anywhere, so the
-    /// processor sees none of them coming.
+    /// Prefetches a key head's part of a block into the second-level cache. Blocks have arbitrary
+    /// addresses, so the processor's own prefetcher does not find them.
     pub(super) fn fetch(&self, block: u32, head: usize) {
         #[cfg(target_arch = "x86_64")]
         for word in (0..self.shape.head_block(self.precision)).step_by(16) {
@@ -214,8 +217,8 @@ impl<'a> KeyValues<'a> {
         let shape = self.shape;
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
-            // SAFETY: blocks of a layer are of one size; this thread alone touches this head of them, and a
-            // node's first block is never its parent's.
+            // SAFETY: blocks of a layer have one size; only this thread accesses this head of them, and
+            // a node's first block is never its parent's.
             unsafe {
                 let size = shape.head_block(self.precision);
                 std::ptr::copy_nonoverlapping(self.keys(from, head), self.keys(to, head), size);
@@ -227,7 +230,7 @@ impl<'a> KeyValues<'a> {
             let (block, at) = (span.blocks[position / BLOCK], position % BLOCK);
             let count = (BLOCK - at).min(span.len - done);
             let rows = &qkv[(span.row + done) * width..][..count * width];
-            // SAFETY: keys and values of one head of one block; this thread alone touches this head.
+            // SAFETY: keys and values of one head of one block; only this thread accesses this head.
             let (keys, values) = unsafe {
                 let size = kernel.words(BLOCK) * padded;
                 let keys =
@@ -252,8 +255,8 @@ impl<'a> KeyValues<'a> {
     }
 }
 
-/// Whether no span writes to a block that another one writes to, or copies from: then their order is of no
-/// matter.
+/// Returns whether no span writes to a block that another span writes to or copies from, so that their
+/// order does not matter.
 fn are_apart(spans: &[Span]) -> bool {
     if spans.iter().any(|span| span.inherits.is_some()) {
         return false;
@@ -264,17 +267,17 @@ fn are_apart(spans: &[Span]) -> bool {
     written.windows(2).all(|two| two[0] != two[1])
 }
 
-/// Where the keys and values of a forward pass lie: blocks that hold all layers of the model, and after them,
-/// in training, blocks that hold one at a time.
+/// Blocks that a forward pass uses: blocks that hold all layers of the model, and after them, in
+/// training, blocks that hold one layer at a time.
 pub struct Places<'a> {
-    /// All layers.
+    /// Blocks with all layers.
     pub stack: &'a mut Blocks,
-    /// The layer at work.
+    /// Blocks with the current layer only.
     pub passing: Option<&'a mut Blocks>,
 }
 
 impl Places<'_> {
-    /// Part that one layer of the model writes to and reads from.
+    /// Returns the blocks of one layer of the model.
     pub fn layer(&mut self, layer: usize) -> KeyValues<'_> {
         let stack = self.stack.layer(layer);
         match &mut self.passing {
@@ -284,20 +287,20 @@ impl Places<'_> {
     }
 }
 
-/// A run of new tokens on one path.
+/// Run of new tokens of one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Span {
     /// First of its rows in the batch.
     pub row: usize,
     /// Number of its rows.
     pub len: usize,
-    /// Position of the first on the path; all earlier positions are in `blocks` already, or in an earlier
-    /// span of the batch.
+    /// Position of the first token in the sequence. All earlier positions are in `blocks` already, or
+    /// in an earlier span of the batch.
     pub position: usize,
-    /// The path's blocks, as far as the last row of the span needs them.
+    /// Blocks of the sequence, up to the last row of the span.
     pub blocks: Vec<u32>,
-    /// A block whose first positions must be copied into the span's first block before its own rows are
-    /// written: the parent's, where a node starts in the middle of a block.
+    /// Block whose first positions must be copied into the span's first block before its own rows are
+    /// written: the parent's block, if a node starts in the middle of a block.
     pub inherits: Option<u32>,
 }
 
@@ -306,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_apart_that_write_to_blocks_of_their_own() {
+    fn are_apart_detects_blocks_shared_by_writers() {
         let span = |position: usize, len: usize, blocks: &[u32]| Span {
             position,
             len,

@@ -1,12 +1,12 @@
-//! Layer normalisation (Ba, Kiros and Hinton 2016): y = w · (x − mean) / sqrt(var + ε) + b, over rows.
-//! Forward alone: encoders are not trained here.
+//! Layer normalization (Ba, Kiros and Hinton 2016): y = w · (x − mean) / sqrt(var + ε) + b, over rows.
+//! Forward pass only: encoders are not trained here.
 
 use super::for_rows;
 use crate::Compute;
 use crate::simd::{LANES, fold, simd};
 
 simd! {
-    /// Adds `with` to a row, and normalises the sum in place.
+    /// Adds `with` to a row, and normalizes the sum in place.
     fn forward_row(weight: &[f32], bias: &[f32], epsilon: f32, with: &[f32], y: &mut [f32]) {
         for (y, with) in y.iter_mut().zip(with) {
             *y += with;
@@ -21,7 +21,7 @@ simd! {
     }
 }
 
-/// Σ f(x) in fixed lanes.
+/// Computes Σ f(x) in fixed lanes.
 #[inline(always)]
 fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -37,7 +37,7 @@ fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     fold(lanes)
 }
 
-/// `y[row] = layer_norm(y[row] + with[row])` for `rows` rows as wide as `weight`.
+/// Computes `y[row] = layer_norm(y[row] + with[row])` for `rows` rows as wide as `weight`.
 pub fn forward(
     compute: &Compute,
     rows: usize,
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_f64_on_every_instruction_set() {
+    fn layer_norm_matches_f64_on_every_isa() {
         let (rows, width) = (19, 77);
         let (x, with) = (noise(rows * width, 1, 8.0), noise(rows * width, 2, 3.0));
         let (w, b) = (noise(width, 3, 2.0), noise(width, 4, 1.0));

@@ -1,16 +1,17 @@
-//! RMS normalisation (Zhang & Sennrich 2019): y = w · x / sqrt(mean(x²) + ε), over the rows of a matrix or
-//! over the heads within a row.
+//! RMS normalization (Zhang & Sennrich 2019): y = w · x / sqrt(mean(x²) + ε), over the rows of a matrix
+//! or over the heads within a row.
 
 use super::{for_columns, for_rows};
 use crate::Compute;
 use crate::buffer::Shared;
 use crate::simd::{LANES, dot, fold, simd};
 
-/// Widest head that fits the scratch on the stack; the model is checked against it when it is loaded.
+/// Maximum width of a head, limited by scratch on the stack. The model is checked against it before it
+/// is loaded.
 pub const MAX_HEAD: usize = 512;
 
 simd! {
-    /// Normalises one row, returning nothing but `y`.
+    /// Normalizes one row into `y`.
     fn forward_row(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
         let inverse = inverse(x, epsilon);
         for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
@@ -20,7 +21,8 @@ simd! {
 }
 
 simd! {
-    /// Gradient of one row: `dx += inverse · (w dy − x · inverse² · mean(w dy x))`; returns `inverse`.
+    /// Adds the gradient of one row: `dx += inverse · (w dy − x · inverse² · mean(w dy x))`; returns
+    /// `inverse`.
     fn backward_row(x: &[f32], weight: &[f32], epsilon: f32, dy: &[f32], dx: &mut [f32]) -> f32 {
         let inverse = inverse(x, epsilon);
         let pull = dot_of_product(dy, weight, x) / x.len() as f32 * inverse * inverse;
@@ -31,13 +33,13 @@ simd! {
     }
 }
 
-/// 1 / sqrt(mean(x²) + ε).
+/// Computes 1 / sqrt(mean(x²) + ε).
 #[inline(always)]
 fn inverse(x: &[f32], epsilon: f32) -> f32 {
     1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt()
 }
 
-/// Σ x y z in fixed lanes.
+/// Computes Σ x y z in fixed lanes.
 #[inline(always)]
 fn dot_of_product(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -54,7 +56,7 @@ fn dot_of_product(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     fold(lanes)
 }
 
-/// `y[row] = rms_norm(x[row]) · weight` for `rows` rows as wide as `weight`.
+/// Computes `y[row] = rms_norm(x[row]) · weight` for `rows` rows as wide as `weight`.
 pub fn forward(compute: &Compute, rows: usize, x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
     let width = weight.len();
     for_rows(compute, rows, width, y, |row, y| {
@@ -62,8 +64,8 @@ pub fn forward(compute: &Compute, rows: usize, x: &[f32], weight: &[f32], epsilo
     });
 }
 
-/// Adds the gradient with respect to `x` to `dx`, and that with respect to `weight`, summed in the order of
-/// rows, to `dweight`. `inverses` is scratch for one value per row.
+/// Adds the gradient with respect to `x` to `dx`, and the gradient with respect to `weight`, summed in
+/// the order of rows, to `dweight`. `inverses` is scratch with one value per row.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
@@ -88,7 +90,7 @@ pub fn backward(
     weight_gradient(compute, rows, x, dy, inverses, dweight);
 }
 
-/// `dweight[j] += Σ_rows dy[row][j] · x[row][j] · inverse[row]`, in the order of rows.
+/// Computes `dweight[j] += Σ_rows dy[row][j] · x[row][j] · inverse[row]`, in the order of rows.
 fn weight_gradient(
     compute: &Compute,
     rows: usize,
@@ -114,8 +116,8 @@ simd! {
     }
 }
 
-/// Where heads lie in the rows of a matrix: `heads` runs of `head_dim` values from `offset` on, rows `stride`
-/// apart.
+/// Location of heads in the rows of a matrix: `heads` runs of `head_dim` values from `offset` on, with
+/// rows `stride` apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads {
     /// Distance between rows.
@@ -128,7 +130,7 @@ pub struct Heads {
     pub head_dim: usize,
 }
 
-/// Normalises every head of `x` in place with the one `weight` (Qwen3's query and key norms).
+/// Normalizes every head of `x` in place with the same `weight` (Qwen3's query and key norms).
 pub fn forward_heads(compute: &Compute, rows: usize, at: Heads, weight: &[f32], epsilon: f32, x: &mut [f32]) {
     for_rows(compute, rows, at.stride, x, |_, row| {
         for head in row[at.offset..][..at.heads * at.head_dim].chunks_exact_mut(at.head_dim) {
@@ -140,8 +142,9 @@ pub fn forward_heads(compute: &Compute, rows: usize, at: Heads, weight: &[f32], 
     });
 }
 
-/// Gradient of [`forward_heads`]: turns `d`, the gradient with respect to its output, into that with respect
-/// to its input `x`, and adds the weight's gradient to `dweight`, in the order of rows and heads.
+/// Computes the gradient of [`forward_heads`]: replaces `d`, the gradient with respect to its output,
+/// with the gradient with respect to its input `x`, and adds the weight's gradient to `dweight`, in the
+/// order of rows and heads.
 #[allow(clippy::too_many_arguments)]
 pub fn backward_heads(
     compute: &Compute,
@@ -153,8 +156,8 @@ pub fn backward_heads(
     d: &mut [f32],
     dweight: &mut [f32],
 ) {
-    // The weight is one head wide: too little to share out, so its gradient is summed by the caller's thread
-    // first, while `d` still holds the gradient of the output.
+    // The weight is one head wide, which is too little to distribute. So the calling thread sums its
+    // gradient first, while `d` still holds the gradient of the output.
     for row in 0..rows {
         for head in 0..at.heads {
             let first = row * at.stride + at.offset + head * at.head_dim;
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_f64_and_its_differences() {
+    fn norm_matches_f64_and_finite_differences() {
         let (rows, width) = (19, 37);
         let compute = Compute::new(2);
         let (x, w, dy) = (noise(rows * width, 1, 4.0), noise(width, 2, 2.0), noise(rows * width, 3, 1.0));

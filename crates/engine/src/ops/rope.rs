@@ -1,9 +1,9 @@
-//! Rotary position embedding (Su et al. 2021), the half-split kind: values i and i + d/2 of a head form a
-//! pair that is turned by position × frequency i.
+//! Rotary position embedding (Su et al. 2021), the half-split kind: values i and i + d/2 of a head form
+//! a pair that is rotated by position × frequency i.
 //!
-//! Frequencies and angles are computed in f32 exactly as `transformers` does, because an angle of thousands
-//! of radians rounded differently is a different model; cosine and sine of that f32 angle are then exact to
-//! rounding.
+//! Frequencies and angles are computed in f32 exactly as `transformers` does, because rounding an angle
+//! of thousands of radians differently changes the model. Cosine and sine of that f32 angle are then
+//! exact up to rounding.
 
 use levade_model::{Rope, RopeScaling};
 
@@ -20,7 +20,7 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Tables for positions below `context`.
+    /// Computes tables for positions below `context`.
     pub fn new(rope: &Rope, head_dim: usize, context: usize) -> Self {
         let half = head_dim / 2;
         let frequencies: Vec<f32> = (0..half).map(|i| frequency(rope, i, head_dim)).collect();
@@ -40,8 +40,8 @@ impl RopeTable {
         table
     }
 
-    /// Turns the heads of every row of `x` by `positions[row]`; backwards where `inverse`, which is the
-    /// gradient.
+    /// Rotates the heads of every row of `x` by `positions[row]`. With `inverse` it rotates backwards,
+    /// which is the gradient.
     pub fn apply(&self, compute: &Compute, positions: &[u32], at: Heads, inverse: bool, x: &mut [f32]) {
         for_rows(compute, positions.len(), at.stride, x, |row, x| {
             let first = positions[row] as usize * self.half;
@@ -66,9 +66,9 @@ simd! {
     }
 }
 
-/// Frequency of pair `i`, in radians per position.
+/// Returns the frequency of pair `i`, in radians per position.
 fn frequency(rope: &Rope, i: usize, head_dim: usize) -> f32 {
-    // torch computes theta ** (2i / d) in f32; going through f64 rounds the same power once.
+    // torch computes theta ** (2i / d) in f32; f64 followed by rounding gives the same power.
     let exponent = (2 * i) as f32 / head_dim as f32;
     let base = 1.0 / libm::pow(f64::from(rope.theta), f64::from(exponent)) as f32;
     match rope.scaling {
@@ -87,7 +87,7 @@ fn frequency(rope: &Rope, i: usize, head_dim: usize) -> f32 {
             }
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, .. } => {
-            // The pair that makes `rotations` turns over the original context (YaRN, appendix A.2).
+            // The pair that makes `rotations` rotations over the original context (YaRN, appendix A.2).
             let pair = |rotations: f32| {
                 let d = head_dim as f64;
                 let wavelength =
@@ -104,7 +104,7 @@ fn frequency(rope: &Rope, i: usize, head_dim: usize) -> f32 {
     }
 }
 
-/// Factor of cosines and sines (1 but for YaRN).
+/// Returns the factor of cosines and sines: 1 except for YaRN.
 fn attention_scale(scaling: &RopeScaling) -> f32 {
     match *scaling {
         RopeScaling::Yarn { attention_factor: Some(scale), .. } => scale,
@@ -121,7 +121,7 @@ mod tests {
     const AT: Heads = Heads { stride: 20, offset: 3, heads: 2, head_dim: 8 };
 
     #[test]
-    fn turns_pairs_and_back() {
+    fn rotation_matches_f64_reference_and_inverts() {
         let compute = Compute::new(1);
         let table = RopeTable::new(&Rope { theta: 10_000.0, scaling: RopeScaling::None }, 8, 100);
         let positions = [0, 1, 99];

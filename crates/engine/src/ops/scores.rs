@@ -1,6 +1,7 @@
-//! Scores of a tile of attention's backward pass, and what its weights and slopes are made of.
+//! Scores of a tile of attention's backward pass, and the values from which weights and gradients are
+//! computed.
 
-/// Numbers that make one query's weights and slopes of its scores.
+/// Per-query values from which the backward pass recomputes attention weights and score gradients.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
     /// Largest score.
@@ -9,26 +10,27 @@ pub struct Row {
     pub inverse: f32,
     /// D = dO · O.
     pub mean: f32,
-    /// First position that it sees.
+    /// First position that the query attends to.
     pub first: usize,
-    /// One past the last.
+    /// One past the last position that the query attends to.
     pub own: usize,
 }
 
-/// The rows of a tile, `stride` values apart: scores in `p` and dO Vᵀ in `s`.
+/// Rows of a tile, `stride` values apart: scores in `p` and dO Vᵀ in `s`.
 pub struct Scores<'a> {
     /// Rows of the tile.
     pub rows: &'a [Row],
-    /// First position that any row sees, or the start of a block before it: what is before is left alone.
+    /// First position that any row attends to, or the start of a block before it. Earlier positions are
+    /// not written.
     pub begin: usize,
-    /// Positions that its last row sees.
+    /// Number of positions up to the last one that the tile's last row attends to.
     pub seen: usize,
     /// Distance between rows.
     pub stride: usize,
     /// Scores; in f32, weights afterwards.
     pub p: &'a mut [f32],
-    /// dO Vᵀ; in f32, slopes afterwards.
+    /// dO Vᵀ; in f32, score gradients afterwards.
     pub s: &'a mut [f32],
-    /// In bf16, weights and slopes afterwards as words of two rows, which lie as far apart.
+    /// In bf16, weights and score gradients afterwards, as words of two rows each, `stride` apart.
     pub pairs: [&'a mut [f32]; 2],
 }

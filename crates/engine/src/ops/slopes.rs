@@ -1,4 +1,4 @@
-//! Weights and slopes of attention's backward pass, in the forms that its products read.
+//! Weights and score gradients of attention's backward pass, in the layouts that its matmuls read.
 
 #[cfg(target_arch = "x86_64")]
 use super::attention_amx;
@@ -12,10 +12,11 @@ use crate::product::pack::pack_rows;
 use crate::simd::{LANES, exp, simd};
 
 impl Scores<'_> {
-    /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 where a row does not see, from
-    /// `begin` to the end of the block of positions that the last row's last is in: rows of right operands,
-    /// where the fields say. Slopes from `begin` on are returned as a left operand as well, in `left` if they
-    /// need packing.
+    /// Computes weights P = exp(s − max) / Σ and score gradients dS = P ∘ (dO Vᵀ − D), 0 at positions
+    /// that a row does not attend to. It covers positions from `begin` to the end of the block that
+    /// holds the last position of the last row. The results are rows of rhs operands, in the fields
+    /// documented for them. The score gradients from `begin` on are also returned as an lhs, in `left`
+    /// if they need packing.
     pub fn make(mut self, kernel: Kernel, left: &mut Buffer) -> Left {
         let end = self.seen.next_multiple_of(BLOCK);
         #[cfg(target_arch = "x86_64")]
@@ -25,7 +26,7 @@ impl Scores<'_> {
             let needed = |rows: usize| (rows - 1) * self.stride + end;
             assert!(needed(rows) <= self.p.len().min(self.s.len()));
             assert!(self.pairs.iter().all(|words| needed(rows.div_ceil(2)) <= words.len()));
-            // SAFETY: all rows and words lie within the lengths asserted above; the order is that of AMX,
+            // SAFETY: all rows and words are within the lengths asserted above; the order is AMX's,
             // which is available.
             unsafe { attention_amx::slopes(&mut self, end, to, kernel.left_rows(rows)) };
             return Left::packed(kernel, to, rows);
@@ -51,7 +52,7 @@ impl Scores<'_> {
 }
 
 simd! {
-    /// One row: scores in `p` become weights, dO Vᵀ in `s` becomes slopes.
+    /// Converts one row: scores in `p` become weights, dO Vᵀ in `s` becomes score gradients.
     fn row_slopes(p: &mut [f32], s: &mut [f32], max: f32, inverse: f32, mean: f32) {
         let slopes = |p: &mut [f32; LANES], s: &mut [f32; LANES]| {
             for (p, s) in p.iter_mut().zip(s) {
@@ -64,7 +65,7 @@ simd! {
         for (p, s) in p.iter_mut().zip(s) {
             slopes(p, s);
         }
-        // The rest as a whole chunk.
+        // The rest is processed as a full chunk.
         let (mut p_last, mut s_last) = ([0.0; LANES], [0.0; LANES]);
         p_last[..p_rest.len()].copy_from_slice(p_rest);
         s_last[..s_rest.len()].copy_from_slice(s_rest);
@@ -82,9 +83,9 @@ mod tests {
     use crate::product::pack::pack_tile;
     use crate::simd::Isa;
 
-    /// Operands made in registers for AMX equal packed ones, to the bit.
+    /// Operands computed in registers for AMX equal packed operands, bit for bit.
     #[test]
-    fn operands_of_amx_are_those_that_would_be_packed() {
+    fn amx_backward_operands_match_packing() {
         if !Isa::available().contains(&Isa::Amx) {
             return;
         }

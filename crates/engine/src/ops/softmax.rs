@@ -1,14 +1,14 @@
-//! The distribution over the vocabulary that a row of logits stands for. Sampling and training share these
-//! functions, so a log-probability is the same number in both.
+//! Distribution over the vocabulary that a row of logits defines. Sampling and training share these
+//! functions, so both compute the same log-probabilities.
 //!
 //! log p(t) = (z_t − max) − ln Σ exp(z − max), with z = logits / temperature.
 
 use crate::simd::{Isa, LANES, dot, exp, fold, max, simd};
 
-/// Values between which the sum moves from f32 lanes to f64.
+/// Number of values after which the sum moves from f32 lanes to f64.
 const BLOCK: usize = 1024;
 
-/// Normaliser of a row.
+/// Normalizer of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normaliser {
     /// Largest scaled logit.
@@ -20,7 +20,7 @@ pub struct Normaliser {
 }
 
 impl Normaliser {
-    /// Log-probability of a token with scaled logit `z`.
+    /// Returns the log-probability of a token with scaled logit `z`.
     pub fn log_probability(&self, z: f32) -> f32 {
         (z - self.max) - self.log_sum
     }
@@ -68,7 +68,7 @@ simd! {
     }
 }
 
-/// Overwrites a row of scaled logits with exp(z − max); returns what normalises it and its entropy in nats.
+/// Overwrites a row of scaled logits with exp(z − max); returns its normalizer and its entropy in nats.
 pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normaliser, f64) {
     let max = row_max(isa, z);
     let (mut sum, mut moment) = (0.0f64, 0.0f64);
@@ -82,7 +82,7 @@ pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normaliser, f64) {
 }
 
 simd! {
-    /// Σ x².
+    /// Computes Σ x².
     pub fn squares(x: &[f32]) -> f32 {
         dot(x, x)
     }
@@ -98,9 +98,10 @@ simd! {
 }
 
 simd! {
-    /// Multiplies every exponential by `factor` + `entropy` · (z − `shift`), z the scaled logits that it was
-    /// made from. With `shift` = ln Σ exp z − H, `entropy` = c / Σ exp this adds the slope of −c H, H the
-    /// entropy, with respect to the scaled logits: c p (ln p + H).
+    /// Multiplies every exponential by `factor` + `entropy` · (z − `shift`), where z is the scaled
+    /// logit from which it was computed. With `shift` = ln Σ exp z − H and `entropy` = c / Σ exp, this
+    /// adds the gradient of −c H, with H the entropy, with respect to the scaled logits: c p (ln p +
+    /// H).
     pub fn add_entropy(exponentials: &mut [f32], scaled: &[f32], factor: f32, entropy: f32, shift: f32) {
         for (e, z) in exponentials.iter_mut().zip(scaled) {
             *e *= factor + entropy * (z - shift);
@@ -108,18 +109,18 @@ simd! {
     }
 }
 
-/// A row of scaled logits, ready to be drawn from. It is not written to: what is drawn needs its logit
-/// besides.
+/// A row of scaled logits, ready for sampling. The logits stay unchanged, because the sampled token's
+/// logit is needed afterwards.
 pub struct Distribution<'a> {
     z: &'a [f32],
-    /// Normaliser, the very numbers of [`exponentiate`].
+    /// Normalizer, with the same numbers as [`exponentiate`].
     pub normaliser: Normaliser,
     /// Σ exp(z − max) of every block.
     blocks: Vec<f64>,
 }
 
 impl<'a> Distribution<'a> {
-    /// That of a row.
+    /// Computes the distribution of a row.
     pub fn of(isa: Isa, z: &'a [f32]) -> Self {
         let max = row_max(isa, z);
         let mut room = [0.0; BLOCK];
@@ -129,8 +130,8 @@ impl<'a> Distribution<'a> {
         Distribution { z, normaliser: Normaliser { max, sum, log_sum: libm::log(sum) as f32 }, blocks }
     }
 
-    /// The token at the point `u` in [0, 1) of the cumulative distribution. Tokens of probability 0 are never
-    /// drawn.
+    /// Returns the token at the point `u` in [0, 1) of the cumulative distribution. Tokens with
+    /// probability 0 are never sampled.
     pub fn draw(&self, isa: Isa, u: f64) -> usize {
         let Normaliser { max, sum, .. } = self.normaliser;
         let goal = u * sum;
@@ -148,12 +149,13 @@ impl<'a> Distribution<'a> {
                 }
             }
         }
-        // Rounding can leave `goal` a hair above the total: the last possible token, wherever it is.
+        // Rounding can leave `goal` slightly above the total; then the last token with positive
+        // probability is returned.
         self.z.iter().rposition(|z| exp(z - max) > 0.0).unwrap_or(0)
     }
 }
 
-/// exp(z − max) of a block, and their sum.
+/// Computes exp(z − max) of a block, and their sum.
 fn exponentials<'a>(isa: Isa, block: &[f32], max: f32, room: &'a mut [f32; BLOCK]) -> (&'a [f32], f32) {
     let room = &mut room[..block.len()];
     room.copy_from_slice(block);
@@ -161,7 +163,7 @@ fn exponentials<'a>(isa: Isa, block: &[f32], max: f32, room: &'a mut [f32; BLOCK
     (room, sum)
 }
 
-/// Index of the largest value, the first of equals.
+/// Returns the index of the largest value, the first of equal ones.
 pub fn argmax(x: &[f32]) -> usize {
     let mut best = 0;
     for (i, v) in x.iter().enumerate() {
@@ -178,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_f64_on_every_path() {
+    fn softmax_matches_f64_on_every_isa() {
         let logits = noise(5000 + 7, 1, 30.0);
         for temperature in [1.0, 0.7, 3.0] {
             let z: Vec<f64> = wide(&logits).iter().map(|x| x / f64::from(temperature)).collect();
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_follow_the_distribution() {
+    fn samples_follow_the_distribution() {
         let mut row: Vec<f32> = vec![-1000.0; 3000];
         row[5] = 2f32.ln();
         row[2500] = 1f32.ln();

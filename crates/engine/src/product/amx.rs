@@ -1,15 +1,15 @@
-//! Computes tiles of a product with AMX: matrix registers of 16 rows by 16 words, and an instruction that
-//! multiplies two and adds to a third, 16 times as fast as AVX-512.
+//! Computes tiles of a matmul with AMX: matrix registers of 16 rows by 16 words, and an instruction
+//! that multiplies two of them and adds the result to a third, 16 times as fast as AVX-512.
 //!
-//! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is divided into steps of [`STEP`]
-//! words, 32 bf16. Of every step the even and the odd values of k are one chain of fused multiply-adds each,
-//! from 0; the two are added, and their sum is added to the sum of the steps before (Intel's manual for
-//! TDPBF16PS; the test below checks the processor). Zeros past the end of k change nothing. A run uses this
-//! order for every product in bf16 or for none, so batch invariance holds; but a run in bf16 has other bits
-//! with AMX than without.
+//! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is divided into steps of
+//! [`STEP`] words, 32 bf16. In every step, the even and the odd values of k are one chain of fused
+//! multiply-adds each, from 0. The two are added, and their sum is added to the sum of the steps before
+//! (Intel's manual for TDPBF16PS; the test of matmul checks the processor). Zeros past the end of k
+//! change nothing. A run uses this order for every matmul in bf16 or for none, so batch invariance
+//! holds; but a run in bf16 has other bits with AMX than without.
 //!
-//! The right operand lies in the panels that all kernels read. The left one is packed in rows: `[words /
-//! 16][rows][16]`, with rows filled up to 16 or 32 by arbitrary values, because their results are not used.
+//! The rhs is in the panels that all kernels read. The lhs is packed in rows: `[words / 16][rows][16]`,
+//! with rows padded to 16 or 32 by arbitrary values, because their results are not used.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -20,12 +20,13 @@ use super::shape::{Chain, HALF, MAX_ROWS, NR, Rows, STEP};
 use super::strip::Strip;
 use crate::precision::words_of;
 
-/// Words of k for which a tile of A is held in the first-level cache of 48 KiB, which panels pass by: 36 KiB.
+/// Number of words of k for which a tile of A stays in the first-level cache of 48 KiB, which panels
+/// bypass: 36 KiB.
 const HELD_A: usize = 288;
-/// Words held where panels come from memory and are fetched to that cache first: 18 KiB, beside as much of a
-/// panel.
+/// Number of words of k for which a tile of A stays in that cache if panels come from memory and are
+/// prefetched into the cache first: 18 KiB, in addition to an equal part of a panel.
 const HELD_BESIDE: usize = 144;
-/// Panels from which on that is worth putting sums by.
+/// Minimum number of panels for which storing partial sums pays.
 const LEAST_PANELS: usize = 4;
 
 const _: () = assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
@@ -40,8 +41,8 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// Eight whole registers, once for each thread: it takes as long as a small tile, and nothing else in this
-/// program uses them.
+/// Configures eight full registers, once per thread: it takes as long as a small tile, and nothing else
+/// in this program uses them.
 #[inline(always)]
 fn configure() {
     thread_local! {
@@ -52,14 +53,14 @@ fn configure() {
         row_bytes[..8].fill(4 * STEP as u16);
         rows[..8].fill(HALF as u8);
         let whole = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: `available` was true, or this instruction set would not be named; the configuration is a
-        // valid one.
+        // SAFETY: AMX is available, or this instruction set would not be selected; the configuration is
+        // valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const whole, options(nostack, readonly)) };
         DONE.set(true);
     }
 }
 
-/// Steps of the right operand that lie one after the other: the first row, bytes between rows, how many.
+/// Contiguous steps of the rhs: first row, bytes between rows, number of steps.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Run {
@@ -68,19 +69,19 @@ struct Run {
     steps: usize,
 }
 
-/// Where a right operand comes from.
+/// Location of an rhs.
 #[derive(Clone, Copy)]
 enum Source {
-    /// Memory: what comes soon is fetched to the first-level cache.
+    /// Memory: data that is read soon is prefetched into the first-level cache.
     Memory,
-    /// Blocks that were read before, which are found where they are.
+    /// Blocks that were read before; they are not prefetched.
     Blocks,
-    /// The second-level cache. So there is time to fetch rows of C, `c_stride` values apart: those that come
-    /// after this tile, if it is done.
+    /// The second-level cache. So there is time to prefetch the rows of C, `c_stride` values apart,
+    /// that come after this tile, if its sums are complete.
     Fetched { c: Option<*mut f32>, c_stride: usize },
 }
 
-/// Scratch of a thread: the runs of a product, the last step where k ends within it, and the sums of tiles.
+/// Scratch of a thread: the runs of a matmul, the last step if k ends within it, and the sums of tiles.
 struct Scratch {
     runs: Vec<Run>,
     last: Lines<STEP>,
@@ -98,8 +99,8 @@ thread_local! {
     };
 }
 
-/// Multiplies a tile like [`tile`](super::tile::tile), with `a` packed by [`pack_left`]. All blocks of `b`
-/// but the last hold whole steps.
+/// Multiplies a tile like [`tile`](super::tile::tile), with `a` packed by [`pack_left`]. All blocks of
+/// `b` except the last must hold full steps.
 ///
 /// # Safety
 /// As there; AMX must be available.
@@ -116,11 +117,11 @@ pub unsafe fn tile(
     debug_assert!(b.blocks.len() < 2 || b.block.is_multiple_of(STEP));
     configure();
     SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
-        // SAFETY: the caller vouches for the extents.
+        // SAFETY: the caller guarantees the extents.
         unsafe {
             list(b, runs, last);
             if rows.is_multiple_of(HALF) && columns == NR && chain == Chain::Set {
-                // Storing a matrix register waits for the cache lines it goes to.
+                // Storing a matrix register waits for the cache lines of its destination.
                 for i in 0..rows {
                     let row = c.wrapping_add(i * c_stride);
                     _mm_prefetch::<_MM_HINT_T0>(row.cast());
@@ -140,16 +141,16 @@ pub unsafe fn tile(
     });
 }
 
-/// Multiplies like [`Strip::multiply`] with its left operand at `a`, all words one block.
+/// Multiplies like [`Strip::multiply`] with its lhs at `a`, all words in one block.
 ///
 /// # Safety
 /// As there; AMX must be available.
 #[target_feature(enable = "avx512f")]
 pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, add: bool) {
     configure();
-    // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from
-    // a few panels on, and where several tiles go over them; the first of these finds them in memory, the
-    // others in the second-level cache.
+    // Processes a part of k for all panels, then the next part, so that the part of A stays in the
+    // first-level cache. This pays if there are several panels and several tiles share them. The first
+    // of these tiles finds the panels in memory, the other tiles in the second-level cache.
     let fetched = strip.next.is_some();
     let parts = match strip.shared && strip.count() >= LEAST_PANELS {
         true => strip.words.div_ceil(if fetched { HELD_A } else { HELD_BESIDE }),
@@ -158,7 +159,7 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
     let part = strip.words.div_ceil(parts).next_multiple_of(STEP);
     let a_step = strip.rows.next_multiple_of(HALF);
     SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
-        // Sums of a panel that is not done wait here.
+        // Sums of a panel that is not complete are stored here.
         let (sums, apart) = match parts {
             1 => (room(sums, 1), 0),
             _ => (room(sums, strip.count()), MAX_ROWS * NR),
@@ -176,7 +177,7 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
                     }
                     false => Source::Memory,
                 };
-                // SAFETY: the caller vouches for the extents.
+                // SAFETY: the caller guarantees the extents.
                 unsafe {
                     list(Rows { blocks: &start, block: depth, depth, stride: NR, ahead }, runs, last);
                     multiply(
@@ -197,7 +198,7 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
     });
 }
 
-/// Room for the sums of `tiles` tiles.
+/// Returns scratch for the sums of `tiles` tiles.
 fn room(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
     if sums.len() < tiles {
         sums.resize(tiles, Lines([[0.0; NR]; MAX_ROWS]));
@@ -205,7 +206,7 @@ fn room(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
     sums.as_mut_ptr().cast()
 }
 
-/// Lists the runs of a right operand; `last` takes the step within which a block ends.
+/// Lists the runs of an rhs; `last` receives the step within which a block ends.
 ///
 /// # Safety
 /// The blocks must cover their extents.
@@ -231,11 +232,12 @@ unsafe fn list(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
     }
 }
 
-/// `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns, rows `stride` values apart; with
-/// `resume` the chain goes on from what `sums` held. `ahead` is fetched to the second-level cache meanwhile.
+/// Computes `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns, with rows `stride`
+/// values apart. With `resume`, the chain continues from the old value of `sums`. `ahead` is prefetched
+/// into the second-level cache.
 ///
 /// # Safety
-/// `a` must cover as many steps as the runs have, `sums` all rows.
+/// `a` must cover as many steps as the runs have, and `sums` all rows.
 #[inline(always)]
 unsafe fn multiply(
     rows: usize,
@@ -245,13 +247,13 @@ unsafe fn multiply(
     (sums, stride): (*mut f32, usize),
     resume: bool,
 ) {
-    // Rows of C that are fetched; the sums, which are at hand, where none are.
+    // Rows of C to prefetch; if there are none, the sums, which are in the cache already.
     let (c, c_stride) = match source {
         Source::Fetched { c: Some(c), c_stride } => (c, c_stride),
         _ => (sums, 0),
     };
-    /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7. Then how many bytes a
-    /// step brings the left operand, and what a step fetches.
+    /// Sums are in registers 0 to 3, the lhs in 4 and 5, the rhs in 6 and 7. The last arguments are the
+    /// number of bytes by which a step advances the lhs, and what a step prefetches.
     macro_rules! multiply {
         (
             [$($zero:expr),*] [$($load:expr),*] [$($step:expr),*] [$($store:expr),*] $advance:literal [$($fetch:expr),*]
@@ -306,7 +308,7 @@ unsafe fn multiply(
             )
         };
     }
-    /// With 32 rows: how the right operand and sums are loaded, and what a step fetches.
+    /// With 32 rows. The arguments are how the rhs and the sums are loaded, and what a step prefetches.
     macro_rules! tall {
         ($load:literal [$($fetch:expr),*]) => {
             multiply!(
@@ -338,7 +340,7 @@ unsafe fn multiply(
             )
         };
     }
-    /// With up to 16 rows: what a step fetches.
+    /// With up to 16 rows. The argument is what a step prefetches.
     macro_rules! low {
         ([$($fetch:expr),*]) => {
             multiply!(
@@ -357,8 +359,8 @@ unsafe fn multiply(
             )
         };
     }
-    /// The step of a panel after this one, to the second-level cache. Further ahead is worse: another page is
-    /// more than the processor follows.
+    /// Prefetches the step of a panel after this step into the second-level cache. Farther ahead is
+    /// slower: the processor does not follow another page.
     macro_rules! coming {
         () => {
             concat!(
@@ -369,7 +371,7 @@ unsafe fn multiply(
             )
         };
     }
-    /// A share of what comes from afar.
+    /// Prefetches a part of the data that is read later.
     macro_rules! afar {
         () => {
             concat!(
@@ -387,8 +389,8 @@ unsafe fn multiply(
             _ if rows <= HALF => low!([]),
             Source::Blocks => tall!("tileloadd"[afar!()]),
             Source::Memory => tall!("tileloadd"[coming!()]),
-            // Loads that leave the first-level cache to A. Two rows of C a step: they are seldom at hand, and
-            // a product waits for them even to overwrite them.
+            // Loads that leave the first-level cache to A. Two rows of C per step: they are rarely in
+            // the cache, and a matmul waits for them even to overwrite them.
             Source::Fetched { .. } => tall!("tileloaddt1" [
                 "prefetcht1 [{c}]",
                 "prefetcht1 [{c} + 64]",
@@ -402,8 +404,8 @@ unsafe fn multiply(
     }
 }
 
-/// Writes or adds the sums that are wanted to C; with `past` past the caches, where whole lines of them are
-/// overwritten.
+/// Writes the wanted sums to C or adds them. With `past`, full lines that are overwritten are written
+/// past the caches.
 ///
 /// # Safety
 /// C must have these rows and columns.
@@ -440,17 +442,17 @@ unsafe fn take(
     }
 }
 
-/// Waits until what went past the caches can be seen by other threads.
+/// Waits until the values written past the caches are visible to other threads.
 pub fn settle() {
     // SAFETY: every processor of this architecture has this instruction.
     unsafe { _mm_sfence() };
 }
 
-/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[steps][rows, filled
-/// up][16]`, with zeros past the last column. `k0` begins a step.
+/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[steps][padded
+/// rows][16]`, with zeros past the last column. `k0` must start a step.
 ///
 /// # Panics
-/// When `a` has not these rows and columns, or `out` is too short.
+/// Panics if `a` does not have these rows and columns, or if `out` is too short.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize, out: &mut [f32]) {
     if rows == 0 || depth == 0 {
@@ -462,7 +464,7 @@ pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize
     for (step, to) in out.chunks_exact_mut(padded * STEP).take(steps).enumerate() {
         let k = 2 * STEP * step;
         let left = (depth - k).min(2 * STEP);
-        // SAFETY: `part` checked that all rows and columns are there; masked-off lanes are not accessed.
+        // SAFETY: `part` checked that all rows and columns exist; masked-off lanes are not accessed.
         unsafe {
             if k_stride == 1 {
                 let masks = [left, left.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
@@ -485,16 +487,16 @@ pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize
     }
 }
 
-/// One register of a left operand whose columns are contiguous: value k of row i is `from[k * stride + i]`,
-/// for i below `rows` and k below `depth`.
+/// Packs one register of an lhs whose columns are contiguous: value k of row i is `from[k * stride +
+/// i]`, for i below `rows` and k below `depth`.
 ///
 /// # Safety
-/// `from` must cover them, `to` a register.
+/// `from` must cover these values, and `to` a register.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn turn(from: *const f32, stride: usize, rows: usize, depth: usize, to: *mut f32) {
     let mask = ((1u32 << rows) - 1) as __mmask16;
     let zero = _mm512_setzero_si512();
-    // SAFETY: the caller vouches for the extents; rows past the depth are not read.
+    // SAFETY: the caller guarantees the extents; rows past the depth are not read.
     unsafe {
         let load = |k: usize| {
             let mask = if k < depth { mask } else { 0 };
@@ -505,7 +507,7 @@ unsafe fn turn(from: *const f32, stride: usize, rows: usize, depth: usize, to: *
         for (w, word) in words.iter_mut().enumerate() {
             *word = words_of(load(2 * w), load(2 * w + 1));
         }
-        // A transposition of 16 × 16 words: by pairs, by fours, then by quarters of a register.
+        // Transposes 16 × 16 words: by pairs, by fours, then by quarters of a register.
         let mut pairs = [zero; STEP];
         for i in (0..STEP).step_by(2) {
             pairs[i] = _mm512_unpacklo_epi32(words[i], words[i + 1]);

@@ -1,15 +1,15 @@
-//! The left operand of a tile: where its words lie.
+//! Lhs of a tile: location and layout of its words.
 
 use super::matrix::Matrix;
 use super::shape::{HALF, MAX_ROWS, STEP, VECTOR_ROWS};
 use crate::precision::{Kernel, Order, Precision};
 use crate::simd::Isa;
 
-/// Rows that are worth packing although they could be read where they lie.
+/// Minimum number of rows for which packing pays although rows could be read in place.
 const MANY_ROWS: usize = 64;
 
 impl Kernel {
-    /// Rows of a tile, a multiple of the steps of a word.
+    /// Returns the number of rows in a tile, a multiple of the steps in a word.
     pub const fn tile_rows(self) -> usize {
         match self.order() {
             Order::Chained => VECTOR_ROWS,
@@ -17,7 +17,7 @@ impl Kernel {
         }
     }
 
-    /// Rows that `rows` rows of a tile take when packed as a left operand.
+    /// Returns the number of rows that `rows` rows of a tile take in a packed lhs, including padding.
     pub const fn left_rows(self, rows: usize) -> usize {
         match self.order() {
             Order::Chained => rows,
@@ -25,12 +25,12 @@ impl Kernel {
         }
     }
 
-    /// Words that a left operand of `rows` rows, at most a tile's, and `k` steps takes when packed.
+    /// Returns the number of words of a packed lhs with `rows` rows (at most a tile's) and `k` steps.
     pub const fn left_words(self, rows: usize, k: usize) -> usize {
         self.left_rows(rows) * self.left_depth(self.words(k))
     }
 
-    /// Words that `words` words of a row take there.
+    /// Returns the number of words that `words` words of a row take in a packed lhs.
     pub const fn left_depth(self, words: usize) -> usize {
         match self.order() {
             Order::Chained => words * self.links(),
@@ -38,9 +38,9 @@ impl Kernel {
         }
     }
 
-    /// Into how many words a word of a left operand is taken apart as it is packed, one for each link of the
-    /// chain it stands for and the first link first: two in bf16 where no instruction multiplies bf16, since
-    /// a tile would do it again for every panel.
+    /// Returns the number of words into which packing splits a word of the lhs: one for each link of
+    /// its chain, the first link first. It is 2 in bf16 if no instruction multiplies bf16, because
+    /// otherwise a tile would repeat the split for every panel.
     pub const fn links(self) -> usize {
         match (self.precision, self.isa) {
             (Precision::F32, _) | (_, Isa::Amx | Isa::Avx512Bf16) => 1,
@@ -48,30 +48,30 @@ impl Kernel {
         }
     }
 
-    /// Whether a tile reads the rows of `a` where they lie: in f32 they need no rounding, and to read twelve
-    /// of them side by side costs less than to pack them. Processors with AMX are faster with one run than
-    /// with twelve, which makes up for packing where rows are many.
+    /// Returns whether a tile reads the rows of `a` in place. In f32 they need no rounding, and reading
+    /// twelve rows side by side costs less than packing them. Processors with AMX read one stream
+    /// faster than twelve, which outweighs packing if there are many rows.
     pub fn reads_rows(self, a: Matrix<'_>) -> bool {
         let packs = self.isa == Isa::Amx && a.rows >= MANY_ROWS;
         self.precision == Precision::F32 && a.has_rows() && !packs
     }
 }
 
-/// Where a tile finds its left operand. The extents are its user's to keep.
+/// Location of a tile's lhs. The user of the value must respect its extents.
 #[derive(Debug, Clone, Copy)]
 pub enum Left {
-    /// Word after word: word k of row i at `start[k * stride + i]`. Where words are [taken
-    /// apart](Kernel::links), the second link `stride / 2` after the first. With AMX, as `amx::pack_left`
-    /// leaves it.
+    /// Word after word: word k of row i is at `start[k * stride + i]`. If words are [split into
+    /// links](Kernel::links), the second link is `stride / 2` after the first. With AMX, the layout is
+    /// that of `amx::pack_left`.
     Steps {
-        /// The first word.
+        /// First word.
         start: *const f32,
         /// Distance between words.
         stride: usize,
     },
-    /// Row after row: value k of row i at `start[i * stride + k]`, in f32 alone.
+    /// Row after row: value k of row i is at `start[i * stride + k]`. Only in f32.
     Rows {
-        /// The first value.
+        /// First value.
         start: *const f32,
         /// Distance between rows.
         stride: usize,
@@ -79,17 +79,18 @@ pub enum Left {
 }
 
 impl Left {
-    /// Contiguous rows, as [`Matrix::part`] gives them.
+    /// Creates an lhs from contiguous rows, as returned by [`Matrix::part`].
     pub fn rows((data, stride, _): (&[f32], usize, usize)) -> Self {
         Left::Rows { start: data.as_ptr(), stride }
     }
 
-    /// Left operand that `pack_tile` left at `start` for `rows` rows.
+    /// Creates the lhs that `pack_tile` wrote to `start` for `rows` rows.
     pub fn packed(kernel: Kernel, start: *const f32, rows: usize) -> Self {
         Left::Steps { start, stride: kernel.left_rows(rows) * kernel.links() }
     }
 
-    /// Rest of it from word `word` on; with AMX `word` begins an instruction's.
+    /// Returns the rest of the lhs from word `word` on. With AMX, `word` must start a step of an
+    /// instruction.
     pub fn after(self, word: usize) -> Self {
         match self {
             Left::Steps { start, stride } => Left::Steps { start: start.wrapping_add(word * stride), stride },
@@ -97,7 +98,7 @@ impl Left {
         }
     }
 
-    /// Rest of it from row `row` on.
+    /// Returns the rest of the lhs from row `row` on.
     pub fn below(self, row: usize) -> Self {
         match self {
             Left::Steps { start, stride } => Left::Steps { start: start.wrapping_add(row), stride },
@@ -105,8 +106,8 @@ impl Left {
         }
     }
 
-    /// Where share `i` of `shares` begins of the `words` words that the tile after this one has where these
-    /// are; tiles are `rows` high, packed ones `depth` words deep.
+    /// Returns the address at which part `i` of `shares` equal parts starts. The parts divide the first
+    /// `words` words of the next tile. Tiles are `rows` high; packed tiles are `depth` words deep.
     pub fn share_of_next(
         self,
         rows: usize,
@@ -122,8 +123,8 @@ impl Left {
     }
 }
 
-/// Goes over a left operand step by step, four rows to a pointer: so few registers hold where twelve rows
-/// are.
+/// Iterator over the steps of an lhs, with one pointer for every four rows: so few registers hold the
+/// positions of twelve rows.
 #[derive(Clone, Copy)]
 pub(super) struct Walk<const IN_ROWS: bool> {
     starts: [*const f32; VECTOR_ROWS / 4],
@@ -136,21 +137,21 @@ impl<const IN_ROWS: bool> Walk<IN_ROWS> {
         Walk { starts: std::array::from_fn(|i| start.wrapping_add(4 * i * stride)), stride }
     }
 
-    /// The word of row `i` at this step.
+    /// Returns the word of row `i` at this step.
     ///
     /// # Safety
-    /// The operand must have it.
+    /// The lhs must have this word.
     #[inline(always)]
     pub unsafe fn word(&self, i: usize) -> f32 {
         let at = match IN_ROWS {
             true => self.starts[i / 4].wrapping_add(i % 4 * self.stride),
             false => self.starts[0].wrapping_add(i),
         };
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         unsafe { *at }
     }
 
-    /// Goes on to the next step.
+    /// Advances to the next step.
     #[inline(always)]
     pub fn step(&mut self) {
         let step = if IN_ROWS { 1 } else { self.stride };

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-/// Values of a row that are read together where they are contiguous: 12 cache lines.
+/// Number of values of a contiguous row that are read together: 12 cache lines.
 const TOGETHER: usize = 192;
-/// A view of a matrix with strides.
+/// View of a matrix with strides.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub(super) data: &'a [f32],
@@ -17,15 +17,15 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// A row-major matrix.
+    /// Creates a view of a row-major matrix.
     pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
         Self::strided(data, rows, cols, cols)
     }
 
-    /// A row-major matrix whose rows start `stride` values apart.
+    /// Creates a view of a row-major matrix whose rows start `stride` values apart.
     ///
     /// # Panics
-    /// When `data` is too short.
+    /// Panics if `data` is too short.
     pub fn strided(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
         let needed = if rows == 0 { 0 } else { (rows - 1) * stride + cols };
         assert!(
@@ -36,7 +36,7 @@ impl<'a> Matrix<'a> {
         Matrix { data, rows, cols, row_stride: stride, col_stride: 1 }
     }
 
-    /// The transpose.
+    /// Returns the transpose.
     pub fn transposed(self) -> Self {
         Matrix {
             data: self.data,
@@ -47,22 +47,22 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// How many pieces of `width` columns are best read together: several where rows are contiguous, and each
-    /// piece would take but a part of what the memory has open.
+    /// Returns how many pieces of `width` columns should be read together: several if rows are
+    /// contiguous, because each piece alone would use only part of an open DRAM row.
     pub fn columns_together(&self, width: usize) -> usize {
         if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
     }
 
-    /// Whether rows are contiguous.
+    /// Returns whether rows are contiguous.
     pub fn has_rows(&self) -> bool {
         self.col_stride == 1
     }
 
-    /// The values from the first of `rows` and `columns` on, and the distances between rows and between
-    /// columns.
+    /// Returns the values from the first of `rows` and `columns` on, with the distances between rows
+    /// and between columns.
     ///
     /// # Panics
-    /// When the matrix ends before these do.
+    /// Panics if the matrix ends before `rows` or `columns` do.
     pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> (&'a [f32], usize, usize) {
         assert!(
             rows.end <= self.rows && columns.end <= self.cols,
@@ -74,7 +74,7 @@ impl<'a> Matrix<'a> {
         (&self.data[first..], self.row_stride, self.col_stride)
     }
 
-    /// One element.
+    /// Returns one element.
     pub fn at(&self, row: usize, col: usize) -> f32 {
         self.data[row * self.row_stride + col * self.col_stride]
     }

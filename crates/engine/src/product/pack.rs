@@ -1,4 +1,4 @@
-//! Packing of operands into panels and tiles of words.
+//! Packs operands into panels and tiles of words.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision, halves, pair, rounded, with_later};
 use crate::simd::simd;
 
-/// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to
-/// each other in memory: a multiple of the steps that any left operand is padded to.
+/// Number of steps of k for which neighboring tiles or panels are packed one after the other, if they
+/// are adjacent in memory: a multiple of the steps to which any lhs is padded.
 pub const PACK_K: usize = 32;
 
-/// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[words of depth][NR]`, with zeros
-/// past the last column. `k0` begins a word.
+/// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[words of depth][NR]`, with
+/// zeros past the last column. `k0` must start a word.
 pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column: usize, out: &mut [f32]) {
     let columns = NR.min(b.cols - column);
     if columns < NR {
@@ -30,11 +30,11 @@ pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column
     }
 }
 
-/// Packs neighbouring panels of the rows `steps` of `b` side by side: panel i to place i of `to`, places of
-/// `[words of steps][NR]`.
+/// Packs neighboring panels of the rows `steps` of `b`: panel i to slot i of `to`, in slots of `[words
+/// of steps][NR]`.
 ///
 /// # Safety
-/// Nobody else may use these places meanwhile.
+/// No other thread may use these slots at the same time.
 pub unsafe fn pack_panels(
     kernel: Kernel,
     b: Matrix<'_>,
@@ -47,7 +47,7 @@ pub unsafe fn pack_panels(
         let depth = step.min(steps.len() - at);
         for panel in panels.clone() {
             let start = (panel * kernel.words(steps.len()) + at / kernel.per_word()) * NR;
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let to = unsafe { to.slice(start, kernel.words(depth) * NR) };
             pack_panel(kernel, b, steps.start + at, depth, panel * NR, to);
         }
@@ -55,11 +55,11 @@ pub unsafe fn pack_panels(
 }
 
 impl Left {
-    /// `rows`, at most a tile's, and the columns `steps` of `a`: where they lie if a tile can read them
-    /// there, else packed into `scratch`. `steps` begin a word.
+    /// Creates an lhs of `rows`, at most a tile's, and the columns `steps` of `a`: in place if a tile
+    /// can read them there, and otherwise packed into `scratch`. `steps` must start a word.
     ///
     /// # Panics
-    /// When `a` has not these rows and columns.
+    /// Panics if `a` does not have these rows and columns.
     pub fn of(
         kernel: Kernel,
         a: Matrix<'_>,
@@ -84,9 +84,9 @@ impl Left {
     }
 }
 
-/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of depth][rows]`,
-/// with each word [taken apart](Kernel::links) or, with AMX, as [`amx::pack_left`] says;
-/// [`Kernel::left_words`] in all. `k0` begins a word.
+/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of
+/// depth][rows]`, with each word [split into links](Kernel::links), or in the layout of
+/// [`amx::pack_left`] with AMX. `out` takes [`Kernel::left_words`] words. `k0` must start a word.
 pub fn pack_tile(
     kernel: Kernel,
     a: Matrix<'_>,
@@ -99,7 +99,7 @@ pub fn pack_tile(
     debug_assert!(rows <= kernel.tile_rows());
     #[cfg(target_arch = "x86_64")]
     if kernel.order() == crate::precision::Order::Tiled {
-        // SAFETY: the instruction set is available, or it would not be named.
+        // SAFETY: the instruction set is available, or it would not be selected.
         return unsafe { amx::pack_left(a, row, rows, k0, depth, out) };
     }
     let data = &a.data[row * a.row_stride + k0 * a.col_stride..];
@@ -116,8 +116,8 @@ pub fn pack_tile(
 }
 
 simd! {
-    /// Makes links of a chain of the steps of `rows` rows: rounds them, and puts the later step of a word
-    /// first.
+    /// Converts steps of `rows` rows to links of a chain: rounds them, and puts the later step of a
+    /// word first.
     fn into_links(rows: usize, steps: &mut [f32]) {
         let turn = |earlier: &mut [f32], later: &mut [f32]| {
             for (earlier, later) in earlier.iter_mut().zip(later) {
@@ -126,7 +126,7 @@ simd! {
         };
         for word in steps.chunks_exact_mut(2 * rows) {
             let (earlier, later) = word.split_at_mut(rows);
-            // A known width becomes straight vector code.
+            // With a constant width the compiler emits straight vector code.
             match rows {
                 VECTOR_ROWS => turn(&mut earlier[..VECTOR_ROWS], &mut later[..VECTOR_ROWS]),
                 _ => turn(earlier, later),
@@ -135,8 +135,8 @@ simd! {
     }
 }
 
-/// Words from a matrix whose rows run along k: `out[w * out_stride + i]` holds step k of `data[k * stride +
-/// i]`, for i below `width` and k below `depth`.
+/// Packs words from a matrix whose rows run along k: `out[w * out_stride + i]` holds step k of `data[k
+/// * stride + i]`, for i below `width` and k below `depth`.
 pub fn pack_rows(
     kernel: Kernel,
     data: &[f32],
@@ -150,15 +150,15 @@ pub fn pack_rows(
         Precision::F32 => copy_rows(kernel.isa, data, stride, width, depth, out_stride, out),
         #[cfg(target_arch = "x86_64")]
         Precision::Bf16 if kernel.isa.rounds_pairs() => {
-            // SAFETY: the instruction set is available, or it would not be named.
+            // SAFETY: the instruction set is available, or it would not be selected.
             unsafe { bf16::pair_rows(data, stride, width, depth, out_stride, out) }
         }
         Precision::Bf16 => pair_rows(kernel.isa, data, stride, width, depth, out_stride, out),
     }
 }
 
-/// Words from a matrix whose columns run along k: `out[w * out_stride + i]` holds step k of `data[i *
-/// stride + k]`, for i below `width` and k below `depth`.
+/// Packs words from a matrix whose columns run along k: `out[w * out_stride + i]` holds step k of
+/// `data[i * stride + k]`, for i below `width` and k below `depth`.
 pub fn pack_columns(
     kernel: Kernel,
     data: &[f32],
@@ -172,15 +172,15 @@ pub fn pack_columns(
         Precision::F32 => transpose(kernel.isa, data, stride, width, depth, out_stride, out),
         #[cfg(target_arch = "x86_64")]
         Precision::Bf16 if kernel.isa.rounds_pairs() => {
-            // SAFETY: the instruction set is available, or it would not be named.
+            // SAFETY: the instruction set is available, or it would not be selected.
             unsafe { bf16::pair_columns(data, stride, width, depth, out_stride, out) }
         }
         Precision::Bf16 => pair_columns(kernel.isa, data, stride, width, depth, out_stride, out),
     }
 }
 
-/// Unpacks to f32 what [`pack_rows`] packed: rows of `stride` values, in `scratch` unless they lie so
-/// already.
+/// Unpacks the output of [`pack_rows`] to f32: rows of `stride` values, in `scratch` unless the words
+/// are f32 already.
 pub fn unpack_rows<'a>(
     kernel: Kernel,
     words: &'a [f32],
@@ -208,9 +208,9 @@ simd! {
     }
 }
 
-/// Writes step `k` of a right operand that lies in words, `[words][stride]`. Steps are written one after the
-/// other: an earlier one clears the later half of its word, so that what is not written yet is zero and not
-/// what another operand left.
+/// Writes step `k` of an rhs in words, `[words][stride]`. Steps must be written in order: an earlier
+/// step clears the later half of its word, so that the step not written yet is zero instead of a
+/// remainder of another operand.
 pub fn put_step(kernel: Kernel, k: usize, from: &[f32], stride: usize, out: &mut [f32]) {
     let word = k / kernel.per_word();
     let to = &mut out[word * stride..][..from.len()];
@@ -260,7 +260,7 @@ simd! {
     }
 }
 
-/// One row of words from two rows of values.
+/// Packs one row of words from two rows of values.
 #[inline(always)]
 fn pair_row(earlier: &[f32], later: &[f32], to: &mut [f32]) {
     for ((to, a), b) in to.iter_mut().zip(earlier).zip(later) {
@@ -274,7 +274,7 @@ simd! {
         for w in 0..depth / 2 {
             let (a, b) = (&data[2 * w * stride..], &data[(2 * w + 1) * stride..]);
             let to = &mut out[w * out_stride..];
-            // A known width becomes straight vector code.
+            // With a constant width the compiler emits straight vector code.
             match width {
                 NR => pair_row(&a[..NR], &b[..NR], &mut to[..NR]),
                 _ => pair_row(&a[..width], &b[..width], &mut to[..width]),
@@ -312,7 +312,7 @@ simd! {
     }
 }
 
-/// [`pack_columns`] in bf16, given how a run of words is made.
+/// Implements [`pack_columns`] in bf16; `pairs` packs a run of words.
 #[inline(always)]
 fn pair_columns_with(
     data: &[f32],
@@ -362,8 +362,8 @@ mod bf16 {
         }
         assert!((depth - 1) * stride + width <= data.len());
         assert!((depth.div_ceil(2) - 1) * out_stride + width <= out.len());
-        // SAFETY: all rows lie within the lengths asserted above; masked-off lanes are not accessed, and a
-        // prefetch accesses nothing.
+        // SAFETY: all rows are within the lengths asserted above; masked-off lanes are not accessed,
+        // and a prefetch accesses nothing.
         unsafe {
             for w in 0..depth.div_ceil(2) {
                 for column in (0..width).step_by(16) {
@@ -408,14 +408,14 @@ mod bf16 {
     }
 }
 
-/// Rows that are fetched ahead: their distance is beyond what the processor sees coming.
+/// Number of rows to prefetch: their stride is too large for the processor's own prefetcher.
 const AHEAD: usize = 16;
-/// Runs of four rows that are transposed before the next four rows are.
+/// Number of runs of four rows that are transposed before the next four rows.
 const CHUNK: usize = 8;
-/// Runs that are fetched ahead in a row.
+/// Number of runs to prefetch in a row.
 const RUNS: usize = 8;
 
-/// Fetches the cache line of `data[at]`, which may be past its end.
+/// Prefetches the cache line of `data[at]`, which can be past its end.
 #[inline(always)]
 fn fetch(data: &[f32], at: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -426,10 +426,10 @@ fn fetch(data: &[f32], at: usize) {
     }
 }
 
-/// Words of a row that are transposed at a time: a cache line.
+/// Number of words of a row that are transposed at a time: a cache line.
 const RUN: usize = 16;
 
-/// The first `N` values.
+/// Returns the first `N` values.
 #[inline(always)]
 fn run<const N: usize>(data: &[f32]) -> &[f32; N] {
     match data.first_chunk() {
@@ -438,8 +438,8 @@ fn run<const N: usize>(data: &[f32]) -> &[f32; N] {
     }
 }
 
-/// `out[w * out_stride + i] = row(i, w)` for i below `width` and whole runs of w below `depth`, in blocks of
-/// 4 runs; returns the first w that is left.
+/// Computes `out[w * out_stride + i] = row(i, w)` for i below `width` and full runs of w below `depth`,
+/// in blocks of 4 runs; returns the first w that is left.
 #[inline(always)]
 fn transpose_runs<R: std::borrow::Borrow<[f32; RUN]>>(
     width: usize,
@@ -472,14 +472,15 @@ fn transpose_runs<R: std::borrow::Borrow<[f32; RUN]>>(
     whole
 }
 
-/// Four runs of 16 values become 16 runs of four, `out_stride` apart.
+/// Transposes four runs of 16 values to 16 runs of four, `out_stride` apart.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn transpose_4x16(rows: [&[f32; RUN]; 4], out_stride: usize, out: &mut [f32]) {
     use std::arch::x86_64::*;
     assert!(out.len() >= (RUN - 1) * out_stride + 4);
     for k in (0..RUN).step_by(4) {
-        // SAFETY: SSE2 is part of x86-64, and all accesses lie within the runs and the length asserted above.
+        // SAFETY: SSE2 is part of x86-64, and all accesses are within the runs and the length asserted
+        // above.
         unsafe {
             let [a, b, c, d] = rows.map(|row| _mm_loadu_ps(row.as_ptr().add(k)));
             let (ab_low, ab_high) = (_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
@@ -493,7 +494,7 @@ fn transpose_4x16(rows: [&[f32; RUN]; 4], out_stride: usize, out: &mut [f32]) {
     }
 }
 
-/// Four runs of 16 values become 16 runs of four, `out_stride` apart.
+/// Transposes four runs of 16 values to 16 runs of four, `out_stride` apart.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn transpose_4x16(rows: [&[f32; RUN]; 4], out_stride: usize, out: &mut [f32]) {

@@ -1,4 +1,4 @@
-//! Right operands that are packed once, for many products.
+//! Rhs operands that are packed once for many matmuls.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision, words};
 
-/// How a K × N operand lies in panels.
+/// Layout of a K × N operand in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     /// Precision of the words.
     precision: Precision,
     depth: usize,
     columns: usize,
-    /// Words that a column takes.
+    /// Number of words per column.
     words: usize,
 }
 
@@ -29,18 +29,18 @@ impl Shape {
         self.columns.div_ceil(NR)
     }
 
-    /// Words of a panel.
+    /// Number of words per panel.
     fn panel(self) -> usize {
         NR * self.words
     }
 
-    /// Words of the whole operand.
+    /// Number of words of the complete operand.
     fn size(self) -> usize {
         self.panels() * self.panel()
     }
 }
 
-/// A right operand in panels, ready for many products.
+/// Rhs in panels, reused by many matmuls.
 pub struct Packed {
     data: Buffer,
     shape: Shape,
@@ -58,13 +58,13 @@ impl Packed {
         packed
     }
 
-    /// Room for a K × N operand, all zero.
+    /// Allocates a K × N operand, all zero.
     pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
         let shape = Shape::new(precision, depth, columns);
         Packed { data: Buffer::zeroed(shape.size()), shape }
     }
 
-    /// Room for several operands, each given as (K, N), in one piece of memory.
+    /// Allocates several operands, each given as (K, N), in one piece of memory.
     pub fn together(precision: Precision, shapes: &[(usize, usize)]) -> Vec<Self> {
         let shapes: Vec<Shape> = shapes.iter().map(|&(k, n)| Shape::new(precision, k, n)).collect();
         let sizes: Vec<usize> = shapes.iter().map(|shape| shape.size()).collect();
@@ -74,7 +74,7 @@ impl Packed {
     /// Packs the operand again, in parallel, from its transpose: its columns one after the other.
     ///
     /// # Panics
-    /// When its shape or precision is another.
+    /// Panics if `columns` has another number of values, or `compute` another precision.
     pub fn refresh(&mut self, compute: &Compute, columns: &[f32]) {
         let panels = self.panels();
         assert_eq!(columns.len(), panels.values(), "values of a packed operand");
@@ -87,7 +87,7 @@ impl Packed {
     /// Packs the operand again, in parallel, from `b` (K × N).
     ///
     /// # Panics
-    /// When its shape or precision is another.
+    /// Panics if `b` has another shape, or `compute` another precision.
     pub fn replace(&mut self, compute: &Compute, b: Matrix<'_>) {
         let (kernel, shape) = (compute.kernel(), self.shape);
         assert_eq!((b.rows, b.cols), (shape.depth, shape.columns), "shape of a packed operand");
@@ -100,79 +100,79 @@ impl Packed {
         });
     }
 
-    /// Whether two operands hold the same words.
+    /// Returns whether two operands hold the same words.
     #[cfg(test)]
     pub fn same(&self, other: &Packed) -> bool {
         self.shape == other.shape
             && self.data.iter().zip(&other.data[..]).all(|(a, b)| a.to_bits() == b.to_bits())
     }
 
-    /// The panels, to be packed by several tasks.
+    /// Returns the panels, which several tasks can pack.
     pub fn panels(&mut self) -> Panels<'_> {
         Panels { data: Shared::new(&mut self.data), shape: self.shape }
     }
 
-    /// Precision of the words.
+    /// Returns the precision of the words.
     pub fn precision(&self) -> Precision {
         self.shape.precision
     }
 
-    /// K.
+    /// Returns K.
     pub fn depth(&self) -> usize {
         self.shape.depth
     }
 
-    /// N.
+    /// Returns N.
     pub fn columns(&self) -> usize {
         self.shape.columns
     }
 
-    /// Values between the starts of two panels.
+    /// Returns the number of values between the starts of two panels.
     pub fn distance(&self) -> usize {
         self.shape.panel()
     }
 
-    /// Panel `index`, `[words of K][NR]`.
+    /// Returns panel `index`, `[words of K][NR]`.
     pub fn panel(&self, index: usize) -> &[f32] {
         let size = self.shape.panel();
         &self.data[index * size..][..size]
     }
 }
 
-/// The panels of a [`Packed`], each packed by itself.
+/// Panels of a [`Packed`], which can be packed separately.
 pub struct Panels<'a> {
     data: Shared<'a>,
     shape: Shape,
 }
 
 impl Panels<'_> {
-    /// Their number.
+    /// Returns the number of panels.
     pub fn count(&self) -> usize {
         self.shape.panels()
     }
 
-    /// Values of the whole operand.
+    /// Returns the number of values in the complete operand, without padding.
     pub fn values(&self) -> usize {
         self.shape.columns * self.shape.depth
     }
 
-    /// Which values of the operand's transpose panel `index` is packed from.
+    /// Returns the range of values of the operand's transpose from which panel `index` is packed.
     pub fn rows(&self, index: usize) -> Range<usize> {
         let Shape { depth, columns, .. } = self.shape;
         index * NR * depth..columns.min((index + 1) * NR) * depth
     }
 
-    /// Packs panel `index` from these values.
+    /// Packs panel `index` from `values`.
     ///
     /// # Panics
-    /// When the kernel's precision is another than the operand's.
+    /// Panics if the kernel has another precision than the operand.
     ///
     /// # Safety
-    /// Nobody else may use this panel meanwhile.
+    /// No other thread may use this panel at the same time.
     pub unsafe fn pack(&self, kernel: Kernel, index: usize, values: &[f32]) {
         assert_eq!(kernel.precision, self.shape.precision, "precision of a packed operand");
         let (size, depth) = (self.shape.panel(), self.shape.depth);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { self.data.slice(index * size, size) };
         let columns = Matrix::new(values, values.len() / depth, depth);
         pack_panel(kernel, columns.transposed(), 0, depth, 0, out);
@@ -187,10 +187,9 @@ mod tests {
     use crate::Isa;
     use crate::product::{Mode, Right, Scratch, product};
 
-    /// An operand in bf16 is half as long as one in f32: to take one for the other would be to read past its
-    /// end.
+    /// An operand in bf16 is half as long as in f32: confusing the two would read past its end.
     #[test]
-    fn an_operand_of_another_precision_is_refused() {
+    fn operand_of_other_precision_panics() {
         let both = [Precision::F32, Precision::Bf16];
         let [f32, bf16] = both.map(|precision| Compute::with(1, Isa::detect(), precision));
         let (a, b) = ([1.0; 3 * 40], [1.0; 40 * 50]);

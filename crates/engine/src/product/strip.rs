@@ -1,56 +1,59 @@
-//! A strip of a product: one tile of A and neighbouring panels of B. How it is multiplied is `tile`'s.
+//! A strip of a matmul: one tile of A and neighboring panels of B. `tile` has the code that multiplies
+//! it.
 
 use super::left::Left;
 use super::shape::{Ahead, LINE, NR};
 
-/// Shares of a group of panels that is fetched ahead, each but the first by one of the last tiles that go
-/// over the group before. Shares overlap, since what was fetched first is pushed out again by then.
+/// Number of parts in which a group of panels is prefetched. Each part except the first is fetched by
+/// one of the last tiles that process the group before. Parts overlap, because what was fetched first
+/// has been evicted by then.
 pub const SHARES: usize = 16;
 
-/// The operands of a strip.
+/// Operands of a strip.
 #[derive(Clone, Copy)]
 pub struct Strip {
-    /// Rows of the tile of A.
+    /// Number of rows in the tile of A.
     pub rows: usize,
-    /// The tile.
+    /// Tile of A.
     pub left: Left,
-    /// Words of k.
+    /// Number of words of k.
     pub words: usize,
-    /// The first panel.
+    /// First panel of B.
     pub panels: *const f32,
     /// Distance between panels.
     pub distance: usize,
-    /// Columns of all panels; the last one may be cut short.
+    /// Number of columns in all panels; the last panel can be narrower.
     pub columns: usize,
-    /// Whether other tiles go over the same panels.
+    /// Whether other tiles process the same panels.
     pub shared: bool,
-    /// Whether C had better be written past the caches, as far as this kernel can; [`Strip::settle`] comes
-    /// after.
+    /// Whether C should be written past the caches, if this kernel can. [`Strip::settle`] must follow.
     pub past: bool,
-    /// The tile after this one, where that is what will be read next and not another panel: rows of a tile
-    /// and words of a packed row.
+    /// The next tile, if it is read next instead of another panel: rows of a tile and words of a packed
+    /// row.
     pub next: Option<(usize, usize)>,
-    /// Which share of the panels after these is fetched to the second-level cache, if any.
+    /// Index of the part of the following panels that is prefetched into the second-level cache, if
+    /// any.
     pub share: Option<usize>,
 }
 
 impl Strip {
-    /// Number of panels.
+    /// Returns the number of panels.
     pub fn count(&self) -> usize {
         self.columns.div_ceil(NR)
     }
 
-    /// Columns of a panel.
+    /// Returns the number of columns in a panel.
     pub fn columns_of(&self, panel: usize) -> usize {
         NR.min(self.columns - panel * NR)
     }
 
-    /// Panel `panel` from word `word` on.
+    /// Returns the address of panel `panel` from word `word` on.
     pub fn panel(&self, panel: usize, word: usize) -> *const f32 {
         self.panels.wrapping_add(panel * self.distance + word * NR)
     }
 
-    /// Where C goes on after `panel`, if it starts at `c`: at the next panel, or at the tile below.
+    /// Returns where C continues after `panel`, if it starts at `c`: at the next panel, or at the tile
+    /// below.
     pub fn after(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
         match panel + 1 < self.count() {
             true => c.wrapping_add((panel + 1) * NR),
@@ -58,12 +61,12 @@ impl Strip {
         }
     }
 
-    /// Memory to fetch after `words` words from `word` on of a panel: that of the next panel, or a share of
-    /// the next tile; then a share of the panels after these.
+    /// Returns the memory to prefetch during `words` words from `word` on of a panel: the next panel,
+    /// or a part of the next tile; then a part of the following panels.
     pub fn ahead(&self, panel: usize, word: usize, words: usize) -> Ahead {
         let (near, pace) = match self.next {
             None => (self.panel(panel + 1, word), LINE),
-            // So many lines are enough: a tile has fewer words than a panel.
+            // A quarter of the lines is enough: a tile has fewer words than a panel.
             Some((rows, depth)) => {
                 (self.left.after(word).share_of_next(rows, depth, words, panel, self.count()), LINE / 4)
             }

@@ -1,4 +1,4 @@
-//! The innermost loop of a product: one tile of C, up to [`Kernel::tile_rows`] rows by [`NR`] columns, over a
+//! Innermost loop of matmul: one tile of C, up to [`Kernel::tile_rows`] rows by [`NR`] columns, over a
 //! block of k.
 
 #[cfg(target_arch = "x86_64")]
@@ -11,21 +11,23 @@ use crate::precision::Order;
 use crate::precision::{HIGH, Kernel, Precision, halves};
 use crate::simd::Isa;
 
-/// Steps of a round of the innermost loop, which looks ahead once. (Four are no faster, one and eight are
-/// slower.)
+/// Number of steps in a round of the innermost loop, which prefetches once per round. (Four are no
+/// faster; one and eight are slower.)
 const ROUND: usize = 2;
 
 impl Strip {
-    /// `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added up in their order, to
-    /// what C held with `add`. Row i of C starts `c_stride` values after the one before.
+    /// Computes `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added in
+    /// their order; with `add`, they are added to the old value of C. Row i of C starts `c_stride`
+    /// values after the row before.
     ///
     /// # Safety
-    /// As [`tile`].
+    /// As for [`tile`].
     pub unsafe fn multiply(self, kernel: Kernel, block: usize, c: *mut f32, c_stride: usize, add: bool) {
         #[cfg(target_arch = "x86_64")]
         if let (Order::Tiled, Left::Steps { start, .. }) = (kernel.order(), self.left) {
             debug_assert!(self.words <= block);
-            // SAFETY: forwarded from the caller; the instruction set is available, or it would not be named.
+            // SAFETY: forwarded from the caller; the instruction set is available, or it would not be
+            // selected.
             return unsafe { amx::strip(self, start, c, c_stride, add) };
         }
         for panel in 0..self.count() {
@@ -43,23 +45,23 @@ impl Strip {
         }
     }
 
-    /// Waits until what was written past the caches can be seen by other threads.
+    /// Waits until the values written past the caches are visible to other threads.
     pub fn settle() {
         #[cfg(target_arch = "x86_64")]
         amx::settle();
     }
 }
 
-/// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain in the order of k, for i below `rows` and j below `columns`.
-/// Operands are words. Row i of C starts `c_stride` values after the one before.
+/// Computes `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain in the order of k, for i below `rows` and j
+/// below `columns`. Operands are words. Row i of C starts `c_stride` values after the row before.
 ///
-/// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction
-/// adds them up. Other instructions take the words of B apart as they go, and find those of A
-/// [apart](Kernel::links).
+/// A word of two bf16 is two links of the chain, the *later* step first, because AVX-512's instruction
+/// adds in this order. Other instruction sets split the words of B as they read them; the words of A
+/// are already [split into links](Kernel::links).
 ///
 /// # Safety
-/// All pointers must cover these extents; C must not be accessed by others meanwhile. The instruction set
-/// must be available.
+/// All pointers must cover these extents. No other thread may access C at the same time. The
+/// instruction set must be available.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn tile(
     kernel: Kernel,
@@ -72,7 +74,7 @@ pub unsafe fn tile(
     chain: Chain,
 ) {
     debug_assert!((1..=kernel.tile_rows()).contains(&rows) && (1..=NR).contains(&columns));
-    /// Calls `$kernel::<R, _>` for the number of rows at hand.
+    /// Calls `$kernel::<R, _>` for the number of rows.
     macro_rules! by_rows {
         ($kernel:ident, $rows:expr, $a:expr, $c:expr, [$($r:literal)*]) => {
             match ($rows, $a) {
@@ -90,13 +92,13 @@ pub unsafe fn tile(
             }
         };
     }
-    /// All rows at once.
+    /// Processes all rows at once.
     macro_rules! whole {
         ($kernel:ident) => {
             by_rows!($kernel, rows, a, c, [1 2 3 4 5 6 7 8 9 10 11 12])
         };
     }
-    /// 6 rows at a time: 6 × 16 accumulators fill 12 of the 16 AVX2 registers.
+    /// Processes 6 rows at a time: 6 × 16 accumulators fill 12 of the 16 AVX2 registers.
     #[cfg(target_arch = "x86_64")]
     macro_rules! by_six {
         ($kernel:ident) => {
@@ -129,8 +131,8 @@ pub unsafe fn tile(
     }
 }
 
-/// A tile in AVX-512: links of the chain in a word, how to load 16 words of B for a link, to spread a word of
-/// A, and to multiply and add them.
+/// Defines a tile in AVX-512. The parameters are the links of the chain per word, and expressions that
+/// load 16 words of B for a link, broadcast a word of A, and multiply-add them.
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx512_tile {
     (
@@ -153,12 +155,12 @@ macro_rules! avx512_tile {
             let masks = [mask(columns), mask(columns.saturating_sub(16))];
             let mut sums = [[_mm512_setzero_ps(); 2]; R];
             let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
-            // Neither the tile of C nor what comes next is where the processor expects it. Flatter tiles wait
-            // for memory as it is.
+            // Neither the tile of C nor the data read next is at an address that the processor
+            // predicts. Tiles with fewer rows wait for memory anyway.
             let fetches = R == VECTOR_ROWS;
             let Ahead { mut near, pace, mut far } = b.ahead;
-            // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed, and a prefetch
-            // accesses nothing.
+            // SAFETY: the caller guarantees the extents; masked-off lanes are not accessed, and a
+            // prefetch accesses nothing.
             unsafe {
                 if fetches {
                     for i in 0..R {
@@ -254,7 +256,7 @@ avx512_tile!(
     |x, y, sum| _mm512_fmadd_ps(x, y, sum)
 );
 
-/// The half of 16 words that is their link `link` of a chain.
+/// Returns the half of 16 words that is link `link` of the chain.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -266,7 +268,7 @@ fn half_512(words: std::arch::x86_64::__m512i, link: usize) -> std::arch::x86_64
     })
 }
 
-/// A tile in AVX2, 16 columns after 16; as [`avx512_tile`] otherwise.
+/// Defines a tile in AVX2, 16 columns at a time; otherwise like [`avx512_tile`].
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx2_tile {
     ($name:ident, $links:literal, |$from:ident, $link:ident| $load:expr) => {
@@ -282,13 +284,14 @@ macro_rules! avx2_tile {
             chain: Chain,
         ) {
             use std::arch::x86_64::*;
-            // SAFETY: the caller vouches for the extents; masked-off lanes of C are not accessed.
+            // SAFETY: the caller guarantees the extents; masked-off lanes of C are not accessed.
             unsafe {
                 for half in (0..columns).step_by(16) {
                     let width = columns - half;
                     let masks = [mask_256(width), mask_256(width.saturating_sub(8))];
                     let at = |i: usize, part: usize| c.wrapping_add(i * c_stride + half + 8 * part);
-                    // Masks are slow where a whole register is stored, so these are told apart.
+                    // Masked stores are slow even if the mask is full, so complete registers are
+                    // handled separately.
                     let held = |i: usize, part: usize| match width >= 16 {
                         true => _mm256_loadu_ps(at(i, part)),
                         false => _mm256_maskload_ps(at(i, part), masks[part]),
@@ -337,7 +340,7 @@ avx2_tile!(avx2, 1, |from, _link| _mm256_loadu_ps(from));
 #[cfg(target_arch = "x86_64")]
 avx2_tile!(avx2_halves, 2, |from, link| half_256(from, link));
 
-/// A mask of the first `lanes` of 8 lanes.
+/// Returns a mask of the first `lanes` of 8 lanes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[inline]
@@ -346,24 +349,24 @@ fn mask_256(lanes: usize) -> std::arch::x86_64::__m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes.min(8) as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 }
 
-/// The half of the 8 words at `from` that is their link `link` of a chain.
+/// Returns the half of the 8 words at `from` that is link `link` of the chain.
 ///
 /// # Safety
-/// They must be there.
+/// The 8 words must be readable.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn half_256(mut from: *const f32, link: usize) -> std::arch::x86_64::__m256 {
     use std::arch::x86_64::*;
     if link > 0 {
-        // Read again for this link: registers are too few to hold the words meanwhile, and the compiler would
-        // store sums instead. SAFETY: no instruction; it hides from the compiler that the address is the
-        // same.
+        // Read again for this link: there are too few registers to keep the words, and the compiler
+        // would spill sums instead. SAFETY: there is no instruction; the assembly hides from the
+        // compiler that the address is the same.
         unsafe {
             std::arch::asm!("/* {0} */", inout(reg) from, options(pure, readonly, nostack, preserves_flags))
         };
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let words = unsafe { _mm256_loadu_si256(from.cast()) };
     _mm256_castsi256_ps(match link {
         0 => _mm256_and_si256(words, _mm256_set1_epi32(HIGH as i32)),
@@ -371,8 +374,8 @@ unsafe fn half_256(mut from: *const f32, link: usize) -> std::arch::x86_64::__m2
     })
 }
 
-/// The definition, in plain code; on processors with a fused multiply-add in their baseline the compiler
-/// vectorises it.
+/// Defines a tile in plain code. On targets with a fused multiply-add in their baseline, the compiler
+/// vectorizes it.
 macro_rules! portable_tile {
     ($name:ident, $links:literal, |$word:ident, $link:ident| $half:expr) => {
         #[allow(clippy::too_many_arguments)]
@@ -385,7 +388,7 @@ macro_rules! portable_tile {
             columns: usize,
             chain: Chain,
         ) {
-            // SAFETY: the caller vouches for the extents.
+            // SAFETY: the caller guarantees the extents.
             unsafe {
                 let mut sums = [[0.0f32; NR]; R];
                 if chain == Chain::Resume {

@@ -1,5 +1,5 @@
-//! Small random models for tests, here and in the crates above, and the insides of the engine that tests and
-//! examples look at. All of it behind the feature `testing`, and without any promise.
+//! Small random models for tests, here and in dependent crates, and internals of the engine for tests
+//! and examples. All of it requires the feature `testing` and is not a stable API.
 
 pub mod parity;
 
@@ -18,7 +18,7 @@ pub use crate::transformer::{Inference, Rows, Transformer};
 pub use crate::value_head::ValueHead;
 pub use crate::weights::Weights;
 
-/// A Llama-like configuration with two small layers, grouped queries and a tied head.
+/// Returns a Llama-like configuration with two small layers, grouped queries and a tied head.
 pub fn tiny_config() -> ModelConfig {
     ModelConfig {
         family: Family::Llama,
@@ -45,8 +45,8 @@ pub fn tiny_config() -> ModelConfig {
     }
 }
 
-/// Two small configurations for every family: one of what all its files have, and one of what they may ask
-/// for, too. Sizes and the head differ from one to the next.
+/// Returns two small configurations for every family: one with the parts that all its models have, and
+/// one that adds the optional parts. Sizes and the tying of the head vary.
 pub fn family_configs() -> Vec<ModelConfig> {
     let all = Family::all().enumerate().flat_map(|(index, family)| {
         let traits = family.traits();
@@ -56,7 +56,8 @@ pub fn family_configs() -> Vec<ModelConfig> {
             head_dim: [12, 20, 16][index % 3],
             ..tiny_config().with_family(family)
         };
-        // Not what the width of a head gives, and a rotation that a window of a few tokens shows.
+        // Differs from the value that follows from the width of a head. The rotation is visible in a
+        // window of few tokens.
         plain.query_scalar = plain.query_scalar.map(|_| 30.0);
         if let Some(rope) = &mut plain.pattern.local_rope {
             rope.theta = 300.0;
@@ -72,8 +73,8 @@ pub fn family_configs() -> Vec<ModelConfig> {
             plain.pattern.unrotated = [1].into();
             full.pattern.unrotated = [0, 2].into();
         }
-        // Without rotation a bias of keys adds the same to all scores of a query: its gradient is rounding
-        // alone.
+        // Without rotation, a key bias adds the same to all scores of a query, so its gradient is only
+        // rounding error.
         let is_biased =
             traits.attention_bias == AttentionBias::Configured && full.pattern.unrotated.is_empty();
         if is_biased {
@@ -85,8 +86,8 @@ pub fn family_configs() -> Vec<ModelConfig> {
     all.collect()
 }
 
-/// Random weights: projections uniform with standard deviation 0.7 / √inputs, factors of norms around 1,
-/// biases around 0.
+/// Creates random weights: projections uniform with standard deviation 0.7 / √inputs, norm factors
+/// around 1, biases around 0.
 pub fn random_weights(compute: &Compute, config: &ModelConfig, seed: u64) -> Weights {
     let mut weights = Weights::zeroed(config, compute.precision);
     for (stream, place) in weights.layout.tensors.places.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Random cases of the claim that sampling and training agree to the bit.
+//! Random cases for the guarantee that sampling and training compute the same bits.
 //!
-//! A case is an engine with random everything (family, sizes, precision, instruction set, threads, memory for
-//! keys and values, rows of a step, rows of a training batch, perhaps an adapter), from which attempts of
-//! several turns at several tasks are sampled at once, with forks and aborts on the way, and now and then an
-//! update of the weights under them. Then one engine step trains on what was recorded, merged as it comes,
-//! and every log-probability that was recorded under the last weights is compared with the one that this step
-//! computes. Nothing is computed again in between.
+//! Each case starts an engine with random settings: family, sizes, precision, instruction set, threads,
+//! memory for keys and values, rows of a step, rows of a training batch, and perhaps an adapter.
+//! Attempts of several turns at several tasks are sampled from it in parallel, with forks, aborts, and
+//! in some cases an update of the weights during sampling. Then one engine step trains on the recorded
+//! sequences, merged into trees. Every log-probability recorded under the last weights is compared with
+//! the one that this step computes. Nothing is recomputed in between.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,12 +26,13 @@ use crate::layout::attention_shape;
 use crate::{Compute, Engine, EngineOptions, Isa};
 
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Longest path.
+/// Maximum sequence length in tokens.
 const CONTEXT: usize = 1024;
-/// Tokens of a reply that outlives an update: a learner lets replies go first for some hundred steps.
+/// Minimum and maximum number of tokens of a completion that outlasts an update: a learner's command
+/// lets completions run for some hundred steps first.
 const OUTLIVES: [usize; 2] = [270, 400];
 
-/// Draws for one case, one after the other.
+/// Random numbers of one case, in sequence.
 struct Draws {
     seed: u64,
     case: u64,
@@ -44,7 +45,8 @@ impl Draws {
         uniform(self.seed, self.case, self.next)
     }
 
-    /// An integer in `low..=high`, smaller ones more often: sizes are worth varying by factors.
+    /// Returns an integer in `low..=high`, with smaller integers more likely, because sizes should vary
+    /// by factors.
     fn size(&mut self, low: usize, high: usize) -> usize {
         let (a, b) = ((low as f64).ln(), (high as f64 + 1.0).ln());
         ((a + self.unit() * (b - a)).exp() as usize).clamp(low, high)
@@ -63,20 +65,20 @@ impl Draws {
     }
 }
 
-/// Name of a case and what it found.
+/// Description and results of a case.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// The engine, in words.
+    /// Description of the engine.
     pub what: String,
-    /// Recorded log-probabilities that were compared.
+    /// Number of recorded log-probabilities that were compared.
     pub compared: u64,
     /// Number of values that differ in any bit.
     pub different: u64,
-    /// Requests that were aborted and went on.
+    /// Number of requests that were aborted and resumed.
     pub resumed: u64,
-    /// Attempts that were drawn from more than one version of the weights.
+    /// Number of attempts that were sampled from more than one version of the weights.
     pub updated: u64,
-    /// Prompt tokens that came from the cache.
+    /// Number of prompt tokens that came from the cache.
     pub prefix_hits: u64,
 }
 
@@ -98,7 +100,8 @@ fn scaling(draws: &mut Draws) -> RopeScaling {
     }
 }
 
-/// How layers attend: windows within a block, a stretch and a few of them, of some layers or all.
+/// Samples the attention pattern of the layers: windows within a block, within a stretch and over a few
+/// stretches, for some layers or for all.
 fn pattern(draws: &mut Draws, family: Family, layers: usize) -> Pattern {
     let traits = family.traits();
     let some = |draws: &mut Draws, p| (0..layers).filter(|_| draws.chance(p)).collect();
@@ -118,10 +121,10 @@ fn pattern(draws: &mut Draws, family: Family, layers: usize) -> Pattern {
     }
 }
 
-/// A model's shape. One that is large is as wide and deep in places as real ones are: products that go over
-/// several slabs, many query heads to a key head, heads of several panels.
+/// Samples a model's shape. With `large`, some dimensions are as wide and deep as in real models:
+/// matmuls over several slabs, many query heads per key head, heads of several panels.
 fn model(draws: &mut Draws, large: bool) -> ModelConfig {
-    // Families with the most parts of their own come twice.
+    // Families with their own rotary table for local layers are listed twice.
     let families = Family::all().flat_map(|family| {
         let count = if family.traits().local_theta.is_some() { 2 } else { 1 };
         std::iter::repeat_n(family, count)
@@ -153,28 +156,28 @@ fn model(draws: &mut Draws, large: bool) -> ModelConfig {
     ModelConfig { pattern, query_scalar, ..config }
 }
 
-/// An attempt as it was recorded.
+/// A recorded attempt.
 #[derive(Clone, Default)]
 struct Attempt {
     path: Vec<u32>,
-    /// Place, log-probability and version of every drawn token.
+    /// Index, log-probability and version of every sampled token.
     drawn: Vec<(usize, f32, u64)>,
     resumed: u64,
 }
 
-/// How an attempt goes.
+/// Plan of an attempt.
 #[derive(Clone)]
 struct Script {
     stream: u64,
     temperature: f32,
     prompt: Vec<u32>,
-    /// Tokens to draw, then tokens that a tool answers, for each turn.
+    /// For each turn, the number of tokens to sample, then the tokens of the tool result.
     turns: Vec<(usize, Vec<u32>)>,
-    /// The turn in which it is aborted after some tokens, and goes on.
+    /// Turn in which the attempt is aborted after some tokens, and then resumed.
     aborted: Option<usize>,
-    /// From here another attempt starts, once this one is done: so many tokens of its path are kept.
+    /// Number of tokens to keep for another attempt, which forks from this one when it is done.
     fork: Option<usize>,
-    /// Has a permit for every attempt whose first request the engine was given.
+    /// Semaphore with one permit for every attempt whose first request the engine has accepted.
     begun: Arc<Semaphore>,
 }
 
@@ -272,22 +275,22 @@ fn scripts(draws: &mut Draws, vocabulary: usize, long: bool, updates: bool) -> V
 /// Runs case number `case` of a seed.
 ///
 /// # Errors
-/// When the engine refuses something or stops.
+/// Returns an error if the engine rejects a request or stops.
 pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let draws = &mut Draws { seed, case, next: 0 };
     let large = draws.chance(0.08);
     let config = model(draws, large);
-    // Portable code is slow where it has to emulate the fused multiply-add, and shares all but the innermost
-    // loop: few, small cases.
+    // Portable code is slow if it has to emulate the fused multiply-add, and only its innermost loop
+    // differs: few and small cases are enough.
     let isas = Isa::available();
     let isa =
         if !large && draws.chance(0.05) { Isa::Portable } else { draws.pick(&isas[..isas.len().max(2) - 1]) };
     let precision = draws.pick(&[Precision::F32, Precision::Bf16]);
     let threads = draws.pick(&[1, 2]);
-    // Now and then prompts so long that attempts go over them together (`ops/attention_tiles.rs`).
+    // Some cases have prompts so long that attempts share tiles (`ops/attention_tiles.rs`).
     let long = draws.chance(0.1);
     let updates = draws.chance(0.1);
-    // Room for one path at least.
+    // Room for at least one sequence.
     let path = attention_shape(&config).path_bytes(config.layers, precision, CONTEXT).div_ceil(1 << 20);
     let options = EngineOptions {
         context: CONTEXT,
@@ -326,7 +329,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let lesson = merged(&[PathInput { tokens: tokens.into(), targets: (1..20).map(target).collect() }])?;
     let engine = if draws.chance(0.2) {
         let engine = base.lora(LoraOptions { rank: 3, ..LoraOptions::default() }, case, "").await?;
-        // One step, so that it does something.
+        // One step, so that the adapter changes the output.
         engine.forward_backward(lesson.clone(), CROSS_ENTROPY).await?;
         engine.optim_step(OPTIM).await?;
         engine.publish(1).await?;
@@ -349,7 +352,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         .collect();
     let mut last = engine.version().await?;
     if updates {
-        // What the engine is told after the first requests finds replies under way.
+        // Commands sent after the first requests find completions in progress.
         let all = timeout(DEADLINE, begun.acquire_many(attempts)).await;
         all.map_err(|_| PolicyError::Stopped("the first requests of all attempts".into()))?
             .map_err(|_| PolicyError::Stopped("the count of requests".into()))?

@@ -1,5 +1,5 @@
-//! Files are loaded as they were meant: those of another model, or of an adapter that does more than this
-//! engine, are refused, and a policy that could not be replaced goes on as it was.
+//! Loading files: files of another model, or of an adapter with unsupported features, are rejected, and
+//! a policy whose load was rejected stays unchanged.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn start(config: &ModelConfig, seed: u64) -> Engine {
     Engine::start_with(compute, weights, &options, None).unwrap()
 }
 
-/// Log-probabilities of a greedy reply: what the weights are, in bits.
+/// Returns the bits of a greedy completion's log-probabilities, which identify the weights.
 async fn reply(engine: &Engine) -> Vec<u32> {
     let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..SamplingParams::default() };
     let request =
@@ -50,9 +50,9 @@ fn add_tensor(path: &Path, name: &str) {
     std::fs::rename(other, path).unwrap();
 }
 
-/// A load that is refused changes nothing, and the policy goes on being drawn from.
+/// A rejected load changes nothing, and the policy can still be sampled from.
 #[tokio::test]
-async fn a_load_that_is_refused_leaves_the_policy_as_it_was() {
+async fn rejected_load_leaves_policy_unchanged() {
     let config = tiny_config();
     let engine = start(&config, 3);
     let before = reply(&engine).await;
@@ -69,7 +69,7 @@ async fn a_load_that_is_refused_leaves_the_policy_as_it_was() {
     assert!(refused.contains("rope is") && refused.contains("20000"), "{refused}");
     assert_eq!(reply(&engine).await, before);
 
-    // A whole model, but half an optimiser.
+    // A complete model, but incomplete optimizer state.
     let other = start(&config, 4);
     other.save(folder.path(), false).await.unwrap();
     std::fs::write(folder.path().join("optimiser.json"), r#"{"schema": 1, "steps": 3}"#).unwrap();
@@ -83,9 +83,10 @@ async fn a_load_that_is_refused_leaves_the_policy_as_it_was() {
     assert!(after == reply(&other).await && after != before);
 }
 
-/// Whatever an adapter's files say that would change what it computes is named, and nothing is loaded.
+/// Every setting in an adapter's files that would change its computation is named in the error, and
+/// nothing is loaded.
 #[tokio::test]
-async fn adapters_that_do_more_are_refused() {
+async fn load_rejects_unsupported_adapter_features() {
     let base = start(&tiny_config(), 3);
     let lora = LoraOptions { rank: 2, ..LoraOptions::default() };
     let adapter = base.lora(lora.clone(), 0, "a model").await.unwrap();
@@ -126,8 +127,7 @@ async fn adapters_that_do_more_are_refused() {
         );
     }
     let folder = save().await;
-    // What says nothing is no reason.
-    // Nor is another spelling of the modules that it is on.
+    // Settings without effect are accepted, and so is another spelling of the target modules.
     let same = json!(r"model\.layers\.\d+\..*(q|k|v|o|gate|up|down)_proj");
     let same = [("alpha_pattern", json!({})), ("modules_to_save", json!(null)), ("target_modules", same)];
     for (key, value) in same {

@@ -1,5 +1,5 @@
-//! Replies that are held to a form, with the tiny tokenizer and a random model: they have it, whatever is
-//! drawn beside them and however they are cut, and they are no targets.
+//! Grammar-constrained completions with the tiny tokenizer and a random model: they follow their
+//! grammar in any batch and after an abort, and they are not training targets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn tokenizer() -> Tokenizer {
     tiny_tokenizer().unwrap()
 }
 
-/// An engine with the tiny model, whose vocabulary is larger than the tokenizer's.
+/// Starts an engine with the tiny model, whose vocabulary is larger than the tokenizer's.
 fn bare() -> Engine {
     let options =
         EngineOptions { kv_memory_mb: 8, batch_tokens: 0, trains: false, ..EngineOptions::default() };
@@ -33,7 +33,7 @@ fn engine() -> Engine {
     bare().with_grammars(Arc::new(Vocabulary::new(&tokenizer())))
 }
 
-/// An object without white space, so that it ends soon.
+/// Returns the schema of an object without white space, so that it ends soon.
 fn schema() -> Grammar {
     let schema = json!({
         "x-guidance": {"whitespace_flexible": false},
@@ -80,7 +80,7 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
     engine.sample(request).await.unwrap().collect(DEADLINE).await.unwrap()
 }
 
-/// Text of a reply that one of its stop ids has ended.
+/// Returns the text of a completion that a stop id has ended.
 fn text(reply: &Completion) -> String {
     assert_eq!(reply.finish, FinishReason::StopId, "{}", tokenizer().decode_with_special(&reply.tokens));
     let (last, said) = reply.tokens.split_last().unwrap();
@@ -88,9 +88,9 @@ fn text(reply: &Completion) -> String {
     tokenizer().decode_with_special(said)
 }
 
-/// Of each, alone and all at once: the same bits, and the form that was asked for.
+/// Each grammar, separately and all at once: the same bits, and the requested format.
 #[tokio::test]
-async fn replies_have_their_form_alone_and_beside_others() {
+async fn completions_follow_grammar_in_any_batch() {
     let lark = "start: \"<call>\" NAME \"(\" arguments \")</call>\"\nNAME: /[a-z]{1,4}/\n\
                 arguments: %json {\"x-guidance\": {\"whitespace_flexible\": false}, \"enum\": [[1, 2], {\"a\": null}]}";
     let forms = [
@@ -133,15 +133,15 @@ async fn replies_have_their_form_alone_and_beside_others() {
     }
 }
 
-/// What is drawn under a grammar is recorded, with the model's own probabilities, and trains nothing.
+/// Tokens sampled under a grammar are recorded with the model's own probabilities, and are not trained.
 #[tokio::test]
-async fn what_a_grammar_shaped_is_no_target() {
+async fn constrained_tokens_are_not_targets() {
     let engine = engine();
     for (grammar, is_target) in [(Some(schema()), false), (None, true)] {
         let request = request(0, grammar);
         let (prompt, params) = (request.prompt.clone(), request.params.clone());
         let reply = sample(&engine, request.clone()).await;
-        // Those that a prompt of the same tokens is scored with.
+        // Log-probabilities of a scored prompt with the same tokens.
         let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..SamplingParams::default() };
         let whole =
             SampleRequest { prompt: [&prompt[..], &reply.tokens].concat(), params: scored, ..request };
@@ -152,10 +152,10 @@ async fn what_a_grammar_shaped_is_no_target() {
     }
 }
 
-/// A reply that is aborted and asked for again goes on within its form, to the very tokens that would have
-/// followed.
+/// An aborted completion that is requested again continues under its grammar, with the tokens that
+/// would have followed without the abort.
 #[tokio::test]
-async fn a_reply_that_is_cut_keeps_its_form() {
+async fn aborted_completion_keeps_its_grammar() {
     let engine = engine();
     for stream in [4, 5, 6] {
         let request = request(stream, Some(schema()));
@@ -181,7 +181,7 @@ async fn a_reply_that_is_cut_keeps_its_form() {
             reply.extend(&rest.tokens, &rest.logprobs, 0);
         }
         assert_eq!((&reply.tokens, &reply.logprobs), (&whole.tokens, &whole.logprobs));
-        // What does not keep to the grammar cannot be gone on with.
+        // A completion that violates the grammar cannot be continued.
         *rest.prompt.last_mut().unwrap() = 0;
         let refused = engine.sample(rest).await.err().unwrap();
         assert!(refused.to_string().contains("cannot be followed any further"), "{refused}");
@@ -189,7 +189,7 @@ async fn a_reply_that_is_cut_keeps_its_form() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_followed_is_refused_at_once() {
+async fn sample_rejects_unusable_grammars() {
     let wrong = Grammar::JsonSchema(json!({"type": "number", "minimum": 2, "maximum": 1}).to_string());
     for (engine, grammar, reason) in [
         (engine(), wrong, "the JSON schema cannot be followed"),
@@ -202,10 +202,10 @@ async fn what_cannot_be_followed_is_refused_at_once() {
     }
 }
 
-/// A constraint that stops by the way ends its own request, and nobody else's; what allows nothing that the
-/// model has says so; where only the end is left it comes, however early.
+/// A constraint that fails ends only its own request. If it allows no token of the model, the error
+/// reports that. If only the end is allowed, the completion ends, even before `min_tokens`.
 #[tokio::test]
-async fn a_constraint_that_fails_ends_its_own_request() {
+async fn failing_constraint_ends_only_its_request() {
     struct Odd;
     struct Counts(usize, Grammar);
     impl Grammars for Odd {

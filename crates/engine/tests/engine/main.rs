@@ -1,4 +1,4 @@
-//! The engine through its traits: one program, so that it is linked once.
+//! Tests of the engine through its traits, in one binary so that it is linked once.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
 

@@ -1,9 +1,10 @@
-//! Sampling and training agree to the bit, in random cases. `examples/parity.rs` runs as many as one likes.
+//! Sampling and training compute the same bits in random cases. `examples/parity.rs` runs any number of
+//! cases.
 
 use levade_engine::testing::parity;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sampling_and_training_agree_in_random_cases() {
+async fn sampling_and_training_match_in_random_cases() {
     let (mut compared, mut resumed, mut updated, mut hits) = (0, 0, 0, 0);
     for case in 0..150 {
         let outcome = parity::run(7, case).await.unwrap();

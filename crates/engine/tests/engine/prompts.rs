@@ -1,4 +1,4 @@
-//! Log-probabilities of prompts: the very numbers that training computes for their tokens.
+//! Log-probabilities of prompts equal those that training computes for the same tokens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,17 +34,17 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
     engine.sample(request).await.unwrap().collect(DEADLINE).await.unwrap()
 }
 
-/// A path all of whose tokens but the first are targets.
+/// Merges a sequence whose tokens except the first are all targets.
 fn batch_of(path: &[u32], temperature: f32) -> Arc<TreeBatch> {
     let target = |index: usize| PathTarget { index: index as u32, temperature, term: Term::default() };
     let targets = (1..path.len()).map(target).collect();
     Arc::new(TreeBatch::merge(&[PathInput { tokens: path.to_vec().into(), targets }]).unwrap())
 }
 
-/// The log-probabilities of a prompt are those that training finds for it, for the base weights and through
-/// an adapter, in both precisions, at every temperature.
+/// Prompt log-probabilities equal those that training computes, for the base weights and an adapter, in
+/// both precisions and at several temperatures.
 #[tokio::test]
-async fn what_a_prompt_is_scored_with_is_what_training_finds() {
+async fn prompt_logprobs_match_training_bitwise() {
     for precision in [Precision::F32, Precision::Bf16] {
         let options = EngineOptions { precision, ..options() };
         let base = start(&options);
@@ -58,7 +58,7 @@ async fn what_a_prompt_is_scored_with_is_what_training_finds() {
                 top_logprobs: 2,
                 ..SamplingParams::default()
             };
-            // Company, which is drawn for at the same time.
+            // Another request that is sampled in the same batches.
             let beside = SamplingParams { max_tokens: 20, ..SamplingParams::default() };
             let (scored, _) = tokio::join!(
                 sample(engine, request(1, path.clone(), params.clone())),
@@ -69,7 +69,7 @@ async fn what_a_prompt_is_scored_with_is_what_training_finds() {
             let bits = |logprobs: &[f32]| logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>();
             assert_eq!(found.len(), 199);
             assert_eq!(bits(&found), bits(&scored.prompt_logprobs), "{precision} at {temperature}");
-            // Scored as a prompt or reported as it is drawn: the same numbers.
+            // Scoring a completion as a prompt gives the log-probabilities reported during sampling.
             let whole = [&path[..], &scored.tokens].concat();
             let again = SamplingParams { max_tokens: 0, ..params };
             let again = sample(engine, request(3, whole, again)).await;

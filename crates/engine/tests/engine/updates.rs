@@ -1,4 +1,4 @@
-//! Updates that are planned, and trained as planned.
+//! Updates are planned, and trained as planned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn start() -> Engine {
     Engine::start_with(compute, weights, &options, None).unwrap()
 }
 
-/// Three paths with a common beginning, and two others.
+/// Returns three sequences with a common prefix, and two other sequences.
 fn paths() -> Vec<PathInput> {
     let path = |number: u64| {
         let first = if number < 3 { 0 } else { number };
@@ -48,16 +48,16 @@ fn request() -> TrainRequest {
     TrainRequest { paths: paths(), loss: LOSS, params: ADAM }
 }
 
-/// The weights' bits, as log-probabilities show them.
+/// Returns the bits of log-probabilities, which identify the weights.
 async fn seen(engine: &Engine) -> Vec<u32> {
     let batch = TreeBatch::merge(&paths()).unwrap();
     engine.logprobs(Arc::new(batch)).await.unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// An update is the micro-batches of its cut, in order, and a step: any cut is followed, also one that the
-/// engine would not make itself.
+/// An update consists of the micro-batches of its plan, in order, and a step. The engine follows any
+/// plan, including plans that it would not make itself.
 #[tokio::test]
-async fn an_update_follows_its_cut() {
+async fn train_follows_micro_batch_plan() {
     let of_groups = |groups: [usize; 3]| {
         let mut paths = paths().into_iter().map(|path| path.tokens);
         groups.map(|size| paths.by_ref().take(size).collect()).to_vec()
@@ -86,9 +86,9 @@ async fn an_update_follows_its_cut() {
     }
 }
 
-/// A cut that is not one of the update is refused, with the difference, before anything changes.
+/// A plan that does not match the update is rejected, with the difference, before anything changes.
 #[tokio::test]
-async fn a_tampered_cut_is_refused() {
+async fn train_rejects_mismatched_plan() {
     let engine = start();
     let before = seen(&engine).await;
     let mut twice = Cut::of_sizes([4, 1]);
@@ -108,9 +108,10 @@ async fn a_tampered_cut_is_refused() {
     assert_eq!(seen(&engine).await, before);
 }
 
-/// A request is answered with no older weights than it asks for, and others do not wait for it.
+/// A request is never sampled from weights older than it requires, and other requests do not wait for
+/// it.
 #[tokio::test]
-async fn a_request_waits_for_its_weights() {
+async fn request_waits_for_minimum_version() {
     let engine = start();
     let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
     let request = |least_version| SampleRequest {
@@ -129,9 +130,9 @@ async fn a_request_waits_for_its_weights() {
     assert_eq!((reply.tokens, reply.versions[0].version), (others.tokens, 1));
 }
 
-/// A manifest names every file that was saved, and nothing else in the folder.
+/// A manifest lists every saved file, and no other file of the directory.
 #[tokio::test]
-async fn a_manifest_says_what_was_saved() {
+async fn manifest_lists_saved_files() {
     let engine = start();
     let adapter = engine.lora(LoraOptions::default(), 1, "a-model").await.unwrap();
     adapter.train(request(), &Cut::of_sizes([5]), &mut || ()).await.unwrap();
@@ -153,10 +154,10 @@ async fn a_manifest_says_what_was_saved() {
     assert!(matches!(error, PolicyError::NotAdopted(_)), "{error}");
 }
 
-/// Weights that another learner has published as files are drawn from once they are adopted; what is not as
-/// it was written, or belongs to another model, changes nothing.
+/// Weights that another learner published as files are sampled from once they are loaded. Files that
+/// changed after they were written, or that belong to another model, change nothing.
 #[tokio::test]
-async fn published_files_are_adopted() {
+async fn adopt_loads_published_files() {
     let (learner, sampler) = (start(), start());
     learner.train(request(), &Cut::of_sizes([5]), &mut || {}).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -177,7 +178,7 @@ async fn published_files_are_adopted() {
     let error = sampler.adopt(&weights).await.unwrap_err();
     assert!(matches!(&error, PolicyError::NotAdopted(why) if why.contains("has the checksum")), "{error}");
     mend();
-    // Of another model, by a manifest that says so.
+    // Files of another model, with a manifest that matches them.
     let config = "config.json";
     let mend = damage(config, &|bytes| {
         let text = String::from_utf8(bytes.clone()).unwrap();

@@ -1,5 +1,6 @@
-//! The engine as its users see it: what is sampled is what is trained on, to the bit; nothing changes with
-//! batching, caching, threads or instructions; checkpoints bring everything back.
+//! Tests of the complete engine through its public interface: sampled and trained log-probabilities
+//! have the same bits; batching, caching, threads and instruction sets change nothing; checkpoints
+//! restore everything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ fn start(config: &ModelConfig, threads: usize, isa: Isa, options: &EngineOptions
     Engine::start_with(compute, weights, options, Some(Arc::new(OneByte))).unwrap()
 }
 
-/// Token i stands for the byte i.
+/// Tokenizer bytes in which token i is the byte i.
 struct OneByte;
 
 impl TokenBytes for OneByte {
@@ -50,7 +51,7 @@ fn tokens(stream: u64, len: usize) -> Vec<u32> {
     (0..len as u64).map(|i| 2 + (uniform(99, stream, i) * 250.0) as u32).collect()
 }
 
-/// Counters of the device.
+/// Returns the counters of the device.
 async fn stats(engine: &Engine) -> DeviceStats {
     engine.device_stats().await.unwrap().unwrap()
 }
@@ -63,10 +64,10 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
     engine.sample(request).await.unwrap().collect(DEADLINE).await.unwrap()
 }
 
-/// A rollout: its path, the sampled positions with their log-probabilities, and the temperature.
+/// A rollout: its sequence, the sampled positions with their log-probabilities, and the temperature.
 type Rollout = (Vec<u32>, Vec<(usize, f32)>, f32);
 
-/// Rollouts of several turns that share prompts, all at once.
+/// Samples rollouts of several turns that share prompts, all at once.
 async fn rollouts(engine: &Engine, count: u64) -> Vec<Rollout> {
     let tasks: Vec<_> = (0..count)
         .map(|stream| {
@@ -81,7 +82,7 @@ async fn rollouts(engine: &Engine, count: u64) -> Vec<Rollout> {
                     let reply = sample(&engine, request(stream, path.clone(), params)).await;
                     drawn.extend(reply.logprobs.iter().enumerate().map(|(i, p)| (path.len() + i, *p)));
                     path.extend(&reply.tokens);
-                    // A tool answers.
+                    // Tool result.
                     path.extend(tokens(1000 + stream, turn * 4 + 1));
                 }
                 (path, drawn, temperature)
@@ -113,10 +114,11 @@ fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
     TreeBatch::merge(&paths).unwrap()
 }
 
-/// Stored behaviour log-probabilities equal the training forward's, to the bit, for every family, precision,
-/// instruction set and number of threads, with chunked prompts, a cache that must evict, and merged trees.
+/// Recorded behavior log-probabilities equal those of the training forward pass, bit for bit, for every
+/// family, precision, instruction set and number of threads, with chunked prompts, a cache that must
+/// evict, and merged trees.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
+async fn sampled_and_trained_logprobs_match_bitwise() {
     for (index, config) in family_configs().iter().enumerate() {
         for precision in [Precision::F32, Precision::Bf16] {
             let mut firsts: BTreeMap<Order, Vec<Rollout>> = BTreeMap::new();
@@ -128,8 +130,8 @@ async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
                 (Isa::Avx2, 2, 5, 33, 1),
                 (Isa::Portable, 1, 8, 64, 8),
             ] {
-                // Portable code emulates the fused multiply-add where the compiler's baseline lacks it: once
-                // is enough.
+                // Portable code emulates the fused multiply-add if the compiler's baseline lacks it:
+                // once is enough.
                 if !Isa::available().contains(&isa) || (isa == Isa::Portable && index > 0) {
                     continue;
                 }
@@ -137,8 +139,8 @@ async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
                 let engine = start(config, threads, isa, &options);
                 let rollouts = rollouts(&engine, 12).await;
                 assert_nothing_differs(&engine, &rollouts, &format!("{precision}, {isa:?}")).await;
-                // The same tokens, whatever the batching, caching, threads and, under one order of sums,
-                // instructions.
+                // The same tokens, for any batching, caching, number of threads and, with one order of
+                // sums, instruction set.
                 let first =
                     firsts.entry(Kernel { isa, precision }.order()).or_insert_with(|| rollouts.clone());
                 assert_eq!(first, &rollouts, "{precision}, {isa:?}");
@@ -147,8 +149,8 @@ async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
     }
 }
 
-/// Log-probabilities recorded at sampling are those that training computes: in one tree, alone, and in the
-/// metric that every step prints.
+/// Asserts that log-probabilities recorded at sampling equal those that training computes: in one tree,
+/// separately, and in the metric that every step reports.
 async fn assert_nothing_differs(engine: &Engine, rollouts: &[Rollout], case: &str) {
     let batch = Arc::new(batch_of(rollouts));
     let merged = engine.logprobs(batch.clone()).await.unwrap();
@@ -168,7 +170,7 @@ async fn assert_nothing_differs(engine: &Engine, rollouts: &[Rollout], case: &st
 }
 
 #[tokio::test]
-async fn one_prompt_is_computed_once() {
+async fn shared_prompt_is_computed_once() {
     let engine = start(&tiny_config(), 1, Isa::detect(), &options());
     let prompt = tokens(1, 90);
     let params = SamplingParams { max_tokens: 3, ..SamplingParams::default() };
@@ -186,7 +188,7 @@ async fn one_prompt_is_computed_once() {
 }
 
 #[tokio::test]
-async fn replies_end_for_the_reason_they_say() {
+async fn completions_report_their_finish_reason() {
     let engine = start(&tiny_config(), 1, Isa::detect(), &options());
     let plain = SamplingParams { max_tokens: 40, ..SamplingParams::default() };
     let free = sample(&engine, request(1, tokens(1, 10), plain.clone())).await;
@@ -219,7 +221,7 @@ async fn replies_end_for_the_reason_they_say() {
 }
 
 #[tokio::test]
-async fn dropping_a_stream_frees_its_place() {
+async fn dropped_stream_frees_its_slot() {
     let engine = start(&tiny_config(), 1, Isa::detect(), &EngineOptions { running: 1, ..options() });
     let params = SamplingParams { max_tokens: 200, ..SamplingParams::default() };
     let abandoned = engine.sample(request(1, tokens(1, 5), params)).await.unwrap();
@@ -229,7 +231,7 @@ async fn dropping_a_stream_frees_its_place() {
     assert_eq!(next.tokens.len(), 2);
 }
 
-/// Output of a stream until `count` tokens are there.
+/// Reads a stream until `count` tokens have arrived.
 async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
     let mut found = Completion::default();
     while found.tokens.len() < count {
@@ -243,11 +245,11 @@ async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
     found
 }
 
-/// An aborted request keeps what it has drawn, and asked for again goes on with the very tokens that would
-/// have followed.
+/// An aborted request keeps its sampled tokens, and when requested again continues with the tokens that
+/// would have followed.
 #[tokio::test]
-async fn an_aborted_request_goes_on_where_it_stopped() {
-    // So long that nobody is done before the abort arrives.
+async fn aborted_request_resumes_bitwise() {
+    // Long enough that no request finishes before the abort arrives.
     const NEW: usize = 3000;
     let config = ModelConfig { context: 4096, ..tiny_config() };
     let engine = start(&config, 2, Isa::detect(), &options());
@@ -256,7 +258,7 @@ async fn an_aborted_request_goes_on_where_it_stopped() {
 
     let mut stream = engine.sample(request(5, tokens(1, 30), params.clone())).await.unwrap();
     let mut other = engine.sample(request(6, tokens(1, 30), params.clone())).await.unwrap();
-    // Now its prompt has been looked for in the cache.
+    // Its prompt has been looked up in the cache by now.
     let begun = first_tokens(&mut other, 1).await.tokens.len();
     let mut part = first_tokens(&mut stream, 20).await;
     assert_eq!(engine.abort(Some(5)).await.unwrap(), 1);
@@ -290,10 +292,10 @@ async fn an_aborted_request_goes_on_where_it_stopped() {
     assert_eq!(engine.abort(None).await.unwrap(), 0);
 }
 
-/// While the engine learns, it says how it is: who waits for a reply meanwhile wants to know what takes so
-/// long.
+/// While the engine learns, it reports its pause: a client that waits for a completion can then see the
+/// reason for the delay.
 #[tokio::test]
-async fn an_engine_that_learns_says_so() {
+async fn learning_engine_reports_its_pause() {
     let config = ModelConfig { context: 4096, ..tiny_config() };
     let engine = start(&config, 1, Isa::Portable, &options());
     let target = PathTarget { index: 3999, temperature: 1.0, term: Term::default() };
@@ -313,11 +315,12 @@ async fn an_engine_that_learns_says_so() {
     assert!(engine.paused().await.unwrap() >= told[told.len() - 1]);
 }
 
-/// Weights change in the middle of a reply: it goes on, each token says which weights drew it, and each is
-/// what training computes under those weights, unless the cache was kept.
+/// Weights change in the middle of a completion. The completion continues, each token records the
+/// version that sampled it, and its log-probability equals the one that training computes under those
+/// weights, unless the cache was kept.
 #[tokio::test]
-async fn replies_outlive_an_update() {
-    // A learner lets replies go first for a while, so this one has to be long.
+async fn completions_continue_across_update() {
+    // A learner's command lets completions run for a while first, so this completion has to be long.
     const NEW: usize = 1500;
     let config = ModelConfig { context: 2000, ..tiny_config() };
     for keep_cache in [false, true] {
@@ -382,10 +385,10 @@ async fn train(engine: &Engine, steps: u64, first: u64) -> f64 {
     loss
 }
 
-/// Training learns; a checkpoint with the optimiser's state continues to the same bits; versions follow
-/// publishing.
+/// Training reduces the loss. A checkpoint with optimizer state continues to the same bits. Versions
+/// follow publishing.
 #[tokio::test]
-async fn a_checkpoint_brings_everything_back() {
+async fn checkpoint_restores_training_state() {
     let config = tiny_config();
     let engine = start(&config, 2, Isa::detect(), &options());
     let before = train(&engine, 2, 0).await;
@@ -396,7 +399,7 @@ async fn a_checkpoint_brings_everything_back() {
 
     let other = start(&config, 1, Isa::detect(), &options());
     other.load(folder.path(), true).await.unwrap();
-    // What is asked for while weights change waits until they are published.
+    // A request during a change of weights waits until they are published.
     let mut early = other.sample(request(1, tokens(1, 5), SamplingParams::default())).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_millis(50), early.next()).await.is_err());
     assert_eq!(train(&other, 20, 2).await.to_bits(), after.to_bits());
@@ -417,8 +420,8 @@ async fn a_checkpoint_brings_everything_back() {
     assert!(other.load(b.path(), true).await.is_err());
 }
 
-/// Adapters over one base are policies of their own: sampled from at the same time, trained and versioned
-/// apart, saved, loaded, and merged into a model that does the same.
+/// Adapters over one base are separate policies: they are sampled in parallel, trained and versioned
+/// separately, saved, loaded, and merged into a model that computes the same.
 #[tokio::test]
 async fn adapters_share_a_base() {
     let config = &family_configs()[2];
@@ -484,7 +487,7 @@ async fn adapters_share_a_base() {
     }
 }
 
-/// Replies of [`adapters_share_a_base`] as rollouts.
+/// Returns the completions of [`adapters_share_a_base`] as rollouts.
 fn rollouts_of(replies: &[Completion]) -> Vec<Rollout> {
     let rollout = |(i, reply): (usize, &Completion)| {
         let path = [tokens(i as u64 / 6, 33), reply.tokens.clone()].concat();
@@ -494,9 +497,9 @@ fn rollouts_of(replies: &[Completion]) -> Vec<Rollout> {
     replies.iter().enumerate().map(rollout).collect()
 }
 
-/// A critic learns what it is told, and comes back from its files.
+/// A critic learns its returns, and is restored from its files.
 #[tokio::test]
-async fn a_critic_learns_and_comes_back() {
+async fn critic_trains_and_restores_from_files() {
     let base = start(&tiny_config(), 2, Isa::detect(), &options());
     let adapter = base.lora(LoraOptions::default(), 0, "a model").await.unwrap();
     let loss = Loss::of(PolicyLoss::Value { clip: None });
@@ -531,7 +534,7 @@ async fn a_critic_learns_and_comes_back() {
 }
 
 #[test]
-fn options_that_cannot_work_are_refused() {
+fn start_rejects_invalid_options() {
     let config = tiny_config();
     let start = |options: EngineOptions| {
         let compute = Compute::new(1);
@@ -544,10 +547,10 @@ fn options_that_cannot_work_are_refused() {
     assert!(start(bf16).contains("engine.precision = bf16"));
 }
 
-/// An engine without memory for training evaluates, and refuses the rest; a batch that does not fit together
-/// is refused, too.
+/// An engine without memory for training evaluates batches, and rejects training. A malformed batch is
+/// rejected as well.
 #[tokio::test]
-async fn what_cannot_be_trained_is_refused() {
+async fn engine_rejects_untrainable_batches() {
     let rollout = (tokens(1, 9), vec![(4, 0.0), (8, 0.0)], 1.0);
     let batch = Arc::new(batch_of(&[rollout]));
     let frozen = start(&tiny_config(), 1, Isa::detect(), &EngineOptions { trains: false, ..options() });
