@@ -31,7 +31,7 @@ use super::tools::ToolKeys;
 pub struct Recipe {
     /// Name, seed, directory and store of the run.
     pub run: RunKeys,
-    /// The model it starts from.
+    /// Model that the run starts from.
     pub model: ModelKeys,
     /// Policies by name. If none is given, the model is the only policy, and it is trained.
     #[serde(default)]
@@ -132,8 +132,8 @@ pub struct EngineKeys {
     /// Maximum number of attempts in flight, including those that wait for a tool. 0 allows all
     /// attempts of a step and those that may run ahead of it. Results do not depend on it.
     pub concurrency: usize,
-    /// Tokens of a micro-batch after merging, at which the next one begins. It bounds memory; a single path
-    /// that is longer is a micro-batch of its own, and goes through the model piece by piece.
+    /// Maximum number of tokens of a micro-batch after merging shared prefixes, at least 1. It bounds memory.
+    /// A longer sequence is a micro-batch of its own, which is computed in chunks.
     pub micro_batch_tokens: usize,
     /// Precision of sampling and training. The trained weights are always f32.
     pub precision: Precision,
@@ -202,11 +202,11 @@ pub enum TaskSource {
     /// Rows of files (JSON Lines, Parquet and others).
     #[serde(alias = "jsonl")]
     File(FileOptions),
-    /// Data sets of reasoning-gym.
+    /// Data sets of the reasoning-gym library.
     ReasoningGym(ReasoningGymOptions),
-    /// An environment of verifiers.
+    /// An environment of the verifiers library.
     Verifiers(VerifiersOptions),
-    /// A text world of gymnasium.
+    /// A text environment of gymnasium.
     Gymnasium(GymnasiumOptions),
     /// An OpenEnv server.
     #[serde(rename = "openenv")]
