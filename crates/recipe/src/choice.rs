@@ -11,7 +11,7 @@ use super::read::one_or_several;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
-    /// The policy, by name.
+    /// Name of the policy.
     pub name: String,
     /// Relative weight, more than 0. Weights of a mixture need not add up to 1.
     pub share: f64,

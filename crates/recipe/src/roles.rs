@@ -87,7 +87,7 @@ impl Recipe {
         policies
     }
 
-    /// Names of the agents whose replies are no targets.
+    /// Returns the names of the agents whose completions are not training targets.
     pub fn untrained_agents(&self) -> Vec<String> {
         let agents = self.agents();
         let untrained = agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
