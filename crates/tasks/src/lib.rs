@@ -76,7 +76,7 @@ pub struct Task {
     /// Conversation that ends with the question; empty if the question is all there is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
-    /// The expected answer, for the scorer; a list where several answers are right.
+    /// Expected answer, for the scorer; a list if several answers are right.
     pub answer: Value,
     /// Expected answer as a number, if the row has a number and `answer` has its digits as a
     /// string. Programs and functions get the number, scorers of text get the digits.
@@ -125,7 +125,7 @@ impl Task {
 pub struct Demonstration {
     /// Tool calls, in order.
     pub calls: Vec<DemonstratedCall>,
-    /// The text of the last assistant turn.
+    /// Text of the last assistant turn.
     pub answer: String,
 }
 
