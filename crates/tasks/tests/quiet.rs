@@ -1,4 +1,4 @@
-//! Files over which a library panics are errors, and nothing of the panic is printed.
+//! Tests that a panic of the Parquet library becomes an error without printing the panic message.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -15,7 +15,7 @@ thread_local! {
 }
 
 #[test]
-fn timestamp_beyond_any_calendar_is_an_error_without_output() {
+fn out_of_range_timestamp_is_error_without_output() {
     // In the place of the hook that prints.
     std::panic::set_hook(Box::new(|_| PRINTED.set(PRINTED.get() + 1)));
     let folder = tempfile::tempdir().unwrap();

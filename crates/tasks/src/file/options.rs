@@ -18,7 +18,7 @@ use crate::{Task, TaskError, annotated};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileOptions {
-    /// A file, a folder of files, a pattern such as `train-*.parquet`, or a list of these.
+    /// A file, a directory of files, a pattern such as `train-*.parquet`, or a list of these.
     pub path: Paths,
     /// Field with the question, a string or a list of messages. A path such as
     /// `extra_info.question` selects nested fields. A template such as `"{Body} {Question}"`
