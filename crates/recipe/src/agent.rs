@@ -1,4 +1,4 @@
-//! Keys of agents.
+//! Keys of agents: `[agent]` and `[agent.NAME]`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub struct MatchKeys {
     pub has_tools: Option<bool>,
 }
 
-/// `[agent]` and `[agent.NAME]`
+/// `[agent]` and `[agent.NAME]`: an agent, its policy, tools, prompts and limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentKeys {

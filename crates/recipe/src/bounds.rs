@@ -30,9 +30,9 @@ const NOT_NEGATIVE: Range = at_least(0.0);
 const POSITIVE: Range = (Bound::Excluded(0.0), Bound::Unbounded);
 const FINITE: Range = (Bound::Unbounded, Bound::Unbounded);
 const SECONDS: Range = (Bound::Excluded(0.0), Bound::Included(MOST_SECONDS));
-/// A fraction that is not 0.
+/// Range of a fraction in 0..=1 except 0.
 const FRACTION: Range = (Bound::Excluded(0.0), Bound::Included(1.0));
-/// A fraction that is not 1.
+/// Range of a fraction in 0..=1 except 1.
 const DECAY: Range = (Bound::Included(0.0), Bound::Excluded(1.0));
 
 /// Maximum number of attempts of a step and the attempts that run ahead of it, of an evaluation,

@@ -320,7 +320,7 @@ impl Recipe {
         Checker { file }.check(ok, "run.name", format_args!("{name:?}"), range)
     }
 
-    /// Checks every value.
+    /// Checks every value of the recipe.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
         let Recipe { run, model, tasks, eval, phase, .. } = self;

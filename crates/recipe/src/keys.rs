@@ -59,7 +59,7 @@ pub struct Recipe {
     /// How attempts are rewarded.
     #[serde(default)]
     pub reward: RewardKeys,
-    /// How success is measured.
+    /// How success is measured on held-out tasks.
     #[serde(default)]
     pub eval: EvalKeys,
     /// Training phases, in order.
@@ -453,7 +453,7 @@ pub struct SftKeys {
     pub batch: usize,
     /// Peak learning rate.
     pub learning_rate: f32,
-    /// How the loss of a step is averaged.
+    /// How the loss of a step is averaged; by default the mean over tokens.
     #[serde(default)]
     pub normaliser: Normaliser,
     /// The optimiser.

@@ -1,9 +1,10 @@
-//! Declares, reads, checks and writes recipes: what a run trains, on what, and how.
+//! Declares, reads, checks and writes recipes, which describe a run: its model, tasks, agents and
+//! training phases.
 //!
-//! A recipe is one TOML file. Every key is declared once, as a field of a type in one of the `…Keys` modules,
-//! with its type, its default and its meaning. [`Recipe::load`] reads a file: it makes paths absolute,
-//! applies `--set` overrides, fills defaults that depend on other keys, and checks every value. An
-//! agent, scorer or tool accepts only the keys of its kind.
+//! A recipe is a TOML file. Every key is declared once, as a field of a type in one of the `…Keys`
+//! modules, with its type, default and meaning. [`Recipe::load`] reads a file: it makes paths
+//! absolute, applies `--set` overrides, fills defaults that depend on other keys, and checks every
+//! value. An agent, scorer or tool accepts only the keys of its kind.
 //!
 //! # Guarantees
 //! - **Named errors.** If a key is unknown, has the wrong type or is out of range, the error
@@ -146,7 +147,7 @@ pub enum RecipeError {
         file: PathBuf,
         /// Path of the key.
         key: String,
-        /// Value of the key.
+        /// Value in the recipe, as it is shown in the message.
         value: String,
         /// Description of the allowed values.
         range: String,

@@ -108,7 +108,7 @@ pub struct RlKeys {
     #[serde(default)]
     #[serde(alias = "most_turns")]
     pub max_trained_turns: usize,
-    /// Number of optimizer steps over the attempts of a step, each on an equal part of the groups. In
+    /// Number of optimizer steps over the attempts of a step, each on its part of the groups. In
     /// 1..=`groups`. All but the first are off policy.
     #[serde(default = "one")]
     pub mini_batches: usize,
@@ -253,7 +253,7 @@ impl Algorithm {
         let bounds = |default_low, default_high| (low.unwrap_or(default_low), high.unwrap_or(default_high));
         let (low, high) = match self {
             Algorithm::Dapo => bounds(0.2, 0.28),
-            // Bounds of the ratio of a whole attempt, of the paper's order.
+            // Bounds of the ratio of a complete sequence, of the order of magnitude in the paper.
             Algorithm::Gspo => bounds(3e-4, 4e-4),
             Algorithm::Gmpo => bounds(0.4, 0.4),
             Algorithm::Cispo => bounds(1.0, 0.28),
@@ -277,9 +277,11 @@ impl Algorithm {
 
     fn normaliser(self, most_tokens: usize) -> Normaliser {
         match self {
-            // Means over attempts of means over their tokens, which these are derived with.
+            // Means over attempts of token means: the losses of these algorithms are derived with
+            // this average.
             Algorithm::Gspo | Algorithm::Gmpo | Algorithm::Sapo => Normaliser::RolloutMean,
-            // A constant, so that a long attempt weighs more, at the scale of a mean over tokens.
+            // A constant divisor, so that a longer attempt has more weight. The scale is that of a
+            // mean over tokens.
             Algorithm::DrGrpo | Algorithm::Rloo | Algorithm::Remax | Algorithm::Minirl => {
                 Normaliser::RolloutSumOver { length: most_tokens as f64 }
             }
@@ -317,7 +319,7 @@ pub struct KlKeys {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Charge {
-    /// In the loss.
+    /// In the loss of every trained token.
     #[default]
     Loss,
     /// In the reward of every token, before advantages are computed.
@@ -328,7 +330,7 @@ pub enum Charge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefer {
-    /// In the order of tasks.
+    /// In task order.
     #[default]
     Oldest,
     /// In the order in which the groups were completed.
@@ -461,7 +463,7 @@ fn unit_f64() -> f64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CriticKeys {
-    /// Peak learning rate.
+    /// Peak learning rate of the critic.
     pub learning_rate: f32,
     /// Maximum change of a value from its old estimate, beyond which the loss has no gradient; 0 for no
     /// bound.

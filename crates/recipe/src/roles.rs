@@ -93,7 +93,7 @@ impl Recipe {
         let untrained = agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
         let silent = agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());
         let silent = silent.map(|(name, _)| summary_agent(name));
-        // Probes are found among the calls of programs.
+        // Only attempts of programs contain probe calls.
         let is_program = self.agent.kind != AgentKind::Tools;
         let probes = agents.iter().filter(|_| is_program).map(|(name, _)| probe_agent(name));
         untrained.chain(silent).chain(probes).collect()

@@ -1,4 +1,4 @@
-//! Arithmetic expressions: parsing, exact evaluation, printing.
+//! Parses, exactly evaluates and prints arithmetic expressions.
 //!
 //! ```text
 //! sum     = product { (+ | -) product }
@@ -93,7 +93,7 @@ pub enum ExpressionError {
 /// A number, exact if possible.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Number {
-    /// Exactly this fraction.
+    /// The exact fraction.
     Exact(Rational),
     /// An approximate value, always finite.
     Approximate(f64),

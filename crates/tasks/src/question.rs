@@ -99,7 +99,7 @@ const CONTEXTS: [&str; 72] = [
 /// describe the row, such as the name of a data set or a label.
 const CONTEXTS_OF_SENTENCES: [&str; 5] = ["source", "reference", "references", "notes", "conversation"];
 
-/// Minimum number of words of such a text.
+/// Minimum number of words of a text that counts as a context in [`CONTEXTS_OF_SENTENCES`].
 const MIN_CONTEXT: usize = 4;
 
 /// Fields with the options of a question. The order of options is irrelevant except for the letters

@@ -14,7 +14,7 @@ use crate::Task;
 /// Fields that list the options of a question, as in the scorer `choice`.
 pub(super) const CHOICES: [&str; 2] = ["choices", "options"];
 
-/// Part of a template.
+/// Part of a question template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part<'t> {
     /// Literal text.
@@ -135,7 +135,7 @@ pub(super) fn hides_choices(task: &Task, row: &Map<String, Value>) -> bool {
     let listed = CHOICES.iter().find_map(|name| shown(row.get(*name)?).ok());
     let Some(listed) = listed.filter(|listed| listed.lines().count() > 1) else { return false };
     let texts: Vec<&str> = task.messages.iter().map(|turn| &*turn.content).chain([&*task.question]).collect();
-    // Without the letter.
+    // The text of an option without its letter.
     let mut options = listed.lines().take(2).map(|line| line.split_once(". ").map_or(line, |(_, text)| text));
     !options.all(|option| texts.iter().any(|text| text.contains(option.trim())))
 }
