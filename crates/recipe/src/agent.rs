@@ -1,4 +1,4 @@
-//! Keys of agents.
+//! Keys of agents: `[agent]` and `[agent.NAME]`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use serde::{Deserialize, Serialize};
 use super::choice::PolicyChoice;
 use super::context::ContextKeys;
 
-/// Makers of attempts.
+/// Kind of agent: what makes the attempts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentKind {
-    /// The built-in loop: a model and its tools take turns.
+    /// The built-in loop, in which the model and its tools take turns.
     #[default]
     Tools,
-    /// A program of the user's, which asks the model over HTTP.
+    /// A program of the user that calls the model over HTTP.
     Program,
-    /// The environment that the task comes from, which asks the model over HTTP.
+    /// The environment that supplies the task. It calls the model over HTTP.
     Environment,
 }
 
 impl AgentKind {
-    /// Name in recipes.
+    /// Returns the name in recipes.
     pub fn name(self) -> &'static str {
         match self {
             AgentKind::Tools => "tools",
@@ -37,104 +37,109 @@ impl AgentKind {
         }
     }
 
-    /// Whether the model is asked over HTTP.
+    /// Returns whether the agent calls the model over HTTP.
     pub fn calls(self) -> bool {
         self != AgentKind::Tools
     }
 }
 
-/// `match`: traits of the calls of a program that are this agent's although they do not name it. All that are
-/// given must hold.
+/// `match`: conditions by which an unnamed call of a program is assigned to this agent. All
+/// conditions that are set must hold.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MatchKeys {
-    /// Names of models that only this agent asks for.
+    /// Model names that only this agent requests.
     pub model: Vec<String>,
-    /// A regular expression that its instructions match, somewhere.
+    /// Regular expression that matches anywhere in the agent's instructions.
     pub system: String,
-    /// Names of tools that it is told of, all of them.
+    /// Names of tools that the call must offer, all of them.
     pub tools: Vec<String>,
-    /// Whether it is told of any tool.
+    /// Whether the call offers any tools.
     pub has_tools: Option<bool>,
 }
 
-/// `[agent]` and `[agent.NAME]`
+/// `[agent]` and `[agent.NAME]`: an agent, its policy, tools, prompts and limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentKeys {
-    /// Who makes the attempts.
+    /// What makes the attempts.
     pub kind: AgentKind,
-    /// Of a program: the program and its arguments.
+    /// Program and its arguments. Only for kind `program`.
     pub command: Vec<String>,
-    /// Of a program: the folder that it runs in, that of the recipe where not given.
+    /// Working directory of the program; by default the directory of the recipe. Only for kind
+    /// `program`.
     pub folder: PathBuf,
-    /// Of a program: names of environment variables that it gets, besides the usual ones.
+    /// Names of environment variables that are passed to the program in addition to the usual ones.
+    /// Only for kind `program`.
     pub environment: Vec<String>,
-    /// Of a program: processes that stay alive and take attempts by the line; 0 where each attempt has a
-    /// process of its own.
+    /// Number of long-running processes that read attempts line by line; 0 starts one process per
+    /// attempt. Only for kind `program`.
     pub workers: usize,
-    /// Most attempts that a worker has at once.
+    /// Maximum number of concurrent attempts of a worker, at least 1.
     pub worker_attempts: usize,
-    /// The calls of a program that are this agent's although they do not name it.
+    /// Conditions by which an unnamed call of a program is assigned to this agent.
     #[serde(rename = "match")]
     pub matches: MatchKeys,
-    /// The policy that writes its replies, by name; may be left out where there is one only. Or several, of
-    /// which each plays it in its share of the attempts.
+    /// Name of the policy that generates the agent's completions. It can be left out if there is
+    /// only one policy. With a list of policies, each is used in its fraction of the attempts.
     pub policy: PolicyChoice,
-    /// Whether its policy learns from what it does. If not, or if the policy is not trained, it acts and is
-    /// no target.
+    /// Whether the policy is trained on what this agent does. If not, or if the policy is not
+    /// trained, the agent acts, but its tokens are not training targets.
     pub train: bool,
-    /// How its replies are sampled in training.
+    /// Sampling parameters in training.
     pub sampling: SamplingKeys,
-    /// The instructions; none where empty.
+    /// System prompt; none if empty.
     pub system: String,
-    /// Words of the user; `{question}` stands for the question.
+    /// User prompt; `{question}` is replaced by the question.
     pub prompt: String,
-    /// Names of its toolboxes, or kinds of such that need no options: `calculator`.
+    /// Names of the agent's toolboxes, or kinds of toolboxes that need no options, such as
+    /// `calculator`.
     pub tools: Vec<String>,
-    /// How tools are called.
+    /// Format of tool calls.
     pub protocol: ToolProtocol,
-    /// How tools are described, where the chat template does not do it.
+    /// Description of tools in the prompt if the chat template does not render tools.
     pub tool_prompt: ToolPrompt,
-    /// Whether a JSON object that names a tool, bare or in a fence, is a call also without tags. Such calls
-    /// are counted apart.
+    /// Whether a JSON object that names a tool, bare or in a code fence, is a call even without
+    /// tags. Such calls are counted separately.
     pub bare_calls: bool,
-    /// What becomes of a system message after the first turn that the chat template does not print there.
+    /// Treatment of a system message after the first turn that the chat template does not render
+    /// there.
     pub late_system: LateSystem,
-    /// How earlier turns are kept: as they were recorded, or as the chat template prints them, on a branch of
-    /// its own where that differs.
+    /// How earlier turns are kept: as they were recorded, or as the chat template renders them. If
+    /// the two differ, the rendered version is a branch of its own.
     pub history: History,
-    /// How closely a program must repeat a reply for its tokens to be continued.
+    /// How exactly a program must repeat an assistant message for the message's tokens to be
+    /// continued.
     pub replies: Replies,
-    /// Further variables of the chat template, such as `enable_thinking = false`.
+    /// Additional variables of the chat template, such as `enable_thinking = false`.
     pub variables: serde_json::Map<String, serde_json::Value>,
-    /// Most replies of an attempt.
+    /// Maximum number of completions in an attempt, at least 1.
     pub max_turns: u32,
-    /// Most sampled tokens of an attempt, over all replies.
+    /// Maximum number of sampled tokens in an attempt, over all completions, at least 1.
     pub max_tokens: usize,
-    /// Longest wait for a toolbox to open, answer or close, in seconds, where it has none of its own.
+    /// Timeout for opening, calling or closing a toolbox, in seconds. A toolbox can set its own.
     pub tool_seconds: f64,
-    /// Each answer of a tool is held back for a random time of up to so many seconds: to see what slow tools
-    /// cost.
+    /// Upper bound of a random delay of each tool result, in seconds. It simulates slow tools. 0
+    /// disables the delay.
     pub tool_delay: f64,
-    /// Seconds that it takes at least.
+    /// Lower bound of the random delay of each tool result, in seconds, in 0..=`tool_delay`.
     pub tool_delay_least: f64,
-    /// Longest wait for a reply, in seconds.
+    /// Timeout for a completion, in seconds.
     pub reply_seconds: f64,
-    /// Longest time for the replies and tool calls of an attempt, in seconds. One that takes longer ends
-    /// there, and is unfinished.
+    /// Maximum total time for the completions and tool calls of an attempt, in seconds. An attempt
+    /// that takes longer ends there and counts as unfinished.
     pub attempt_seconds: f64,
-    /// Most tokens of instructions and task; 0 for the context, or where `truncation` shortens them for as
-    /// many as leave room for `max_tokens` in it.
+    /// Maximum number of tokens of instructions and task. With 0, the limit is the context; if
+    /// `truncation` shortens prompts, 0 leaves room for `max_tokens` in the context.
     #[serde(alias = "prompt_tokens")]
     pub max_prompt_tokens: usize,
-    /// Way to shorten longer ones.
+    /// How a prompt that exceeds `max_prompt_tokens` is shortened.
     pub truncation: Truncation,
-    /// Most tokens of a prompt; 0 for as many as leave room for a reply in the model's context.
+    /// Maximum number of tokens of a prompt; 0 leaves room for a completion in the model's context.
     pub max_context_tokens: usize,
-    /// Way to deal with longer ones as the conversation goes on.
+    /// What happens when a prompt exceeds `max_context_tokens` during the conversation.
     pub context: ContextKeys,
-    /// How often an attempt that broke, or in which not one token was sampled, is made again.
+    /// Maximum number of retries of an attempt that broke, or in which no token was sampled.
     pub retries: u32,
 }
 
@@ -178,18 +183,19 @@ impl Default for AgentKeys {
 }
 
 impl AgentKeys {
-    /// Returns the format in which conversations with this chat are written.
+    /// Returns the format in which conversations with `chat` are recorded.
     pub fn format(&self, chat: Arc<Chat>) -> Arc<Format> {
         let options = Options { history: self.history, replies: self.replies, ..Options::default() };
         Arc::new(Format::new(chat, options))
     }
 
-    /// How its prompts are kept within a context of so many tokens.
+    /// Returns the policy that keeps prompts within a context of `context` tokens.
     pub fn context_policy(&self, context: usize) -> ContextPolicy {
         self.context.policy(self.max_context_tokens, self.max_tokens, context)
     }
 
-    /// The conversation that a task opens. Instructions of its own take the place of these.
+    /// Returns the messages with which a conversation about `task` starts. Instructions of the task
+    /// replace those of the agent.
     pub fn opening(&self, task: &Task) -> Vec<Message> {
         let asked = |question: &str| self.prompt.replace(QUESTION, question);
         let mut messages = task.messages.clone();
@@ -204,7 +210,8 @@ impl AgentKeys {
         messages
     }
 
-    /// Returns the maximum number of tokens of instructions and task, with a context of so many tokens.
+    /// Returns the maximum number of tokens of instructions and task in a context of `context`
+    /// tokens.
     pub fn prompt_limit(&self, context: usize) -> usize {
         match (self.max_prompt_tokens, self.truncation) {
             (0, Truncation::Refuse) => usize::MAX,
@@ -224,17 +231,19 @@ impl AgentKeys {
     }
 }
 
-/// `[agent.sampling]`: how replies are sampled in training, where that is not as the phase says.
+/// `[agent.sampling]`: sampling parameters in training that differ from those of the phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingKeys {
-    /// The sampling temperature; that of the phase where not given. 0 takes the most likely token.
+    /// Sampling temperature; by default that of the phase. 0 takes the most likely token.
     pub temperature: Option<f32>,
-    /// Only the most likely tokens are sampled, until their probability reaches this; 1 leaves all.
+    /// Nucleus sampling: samples from the most likely tokens whose probabilities add up to this
+    /// value, in 0..=1 but not 0; 1 keeps all tokens.
     pub top_p: f32,
-    /// Only so many of the most likely tokens are sampled; 0 leaves all.
+    /// Number of most likely tokens to sample from; 0 keeps all tokens.
     pub top_k: usize,
-    /// Only tokens at least this likely relative to the most likely one are sampled; 0 leaves all.
+    /// Minimum probability of a token relative to the most likely token, in 0..=1; 0 keeps all
+    /// tokens.
     pub min_p: f32,
 }
 
@@ -245,8 +254,8 @@ impl Default for SamplingKeys {
 }
 
 impl SamplingKeys {
-    /// How replies are sampled in a phase that says `params`. Greedy attempts that others are compared with
-    /// stay greedy.
+    /// Returns the sampling parameters in a phase with `params`. Greedy attempts, which serve as
+    /// baselines, stay greedy.
     pub fn params(&self, params: SamplingParams) -> SamplingParams {
         if params.temperature == 0.0 {
             return params;
@@ -261,11 +270,12 @@ impl SamplingKeys {
         }
     }
 
-    /// Whether the log-probabilities of what is sampled are those of the distribution that it comes from.
+    /// Returns whether the recorded log-probabilities are those of the distribution that the tokens
+    /// are sampled from.
     pub fn is_plain(&self) -> bool {
         !self.params(SamplingParams::default()).is_filtered() && self.temperature != Some(0.0)
     }
 }
 
-/// Placeholder of the question in `agent.prompt`.
+/// Placeholder for the question in `agent.prompt`.
 pub const QUESTION: &str = "{question}";

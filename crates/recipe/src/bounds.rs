@@ -1,6 +1,6 @@
 //! Ranges of single values, each declared once, in a table.
 //!
-//! What several values must have to do with each other is in the modules `check…`; parameters of `rl`,
+//! Constraints between several values are in the modules `check…`. Parameters of `levade_rl`,
 //! scorers and environments are checked by their own types.
 
 use std::ops::{Bound, RangeBounds};
@@ -10,7 +10,7 @@ use toml::{Table, Value};
 use super::patterns::each;
 use super::{MOST_SECONDS, read};
 
-/// Values that a key may have.
+/// Range of the values of a key.
 type Range = (Bound<f64>, Bound<f64>);
 
 const fn at_least(low: f64) -> Range {
@@ -30,21 +30,21 @@ const NOT_NEGATIVE: Range = at_least(0.0);
 const POSITIVE: Range = (Bound::Excluded(0.0), Bound::Unbounded);
 const FINITE: Range = (Bound::Unbounded, Bound::Unbounded);
 const SECONDS: Range = (Bound::Excluded(0.0), Bound::Included(MOST_SECONDS));
-/// A fraction that is not 0.
+/// Range of a fraction in 0..=1 except 0.
 const FRACTION: Range = (Bound::Excluded(0.0), Bound::Included(1.0));
-/// A fraction that is not 1.
+/// Range of a fraction in 0..=1 except 1.
 const DECAY: Range = (Bound::Included(0.0), Bound::Excluded(1.0));
 
-/// Maximum number of attempts of a step and of what runs ahead of it, of an evaluation, and of
-/// demonstrations: memory suffices for lists of so many, and sums of them cannot wrap.
+/// Maximum number of attempts of a step and the attempts that run ahead of it, of an evaluation,
+/// and of demonstrations. Lists of this size fit into memory, and their sums cannot overflow.
 pub(super) const MOST_ATTEMPTS: usize = 1 << 24;
-/// Maximum number of tasks that a generator trains on: the order of all of them is kept.
+/// Maximum number of training tasks of a generator: the order of all of them is kept in memory.
 const MOST_GENERATED: f64 = (1 << 28) as f64;
-/// Maximum number of machines of a group, and of processes on one.
+/// Maximum number of nodes, and of processes per node.
 const MOST_RANKS: f64 = 16384.0;
 
-/// Every key with a range, and what an error adds to it: for whom it is, or why. Keys of agents are those of
-/// `[agent]` and of every `[agent.NAME]`.
+/// Every key with a range, and the suffix of its error message: the scope of the value, or the
+/// reason for the range. Keys of agents apply to `[agent]` and to every `[agent.NAME]`.
 const BOUNDS: &[(&str, Range, &str)] = &[
     ("run.keep", COUNT, ""),
     ("model.context", at_least(2.0), ""),
@@ -80,7 +80,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("tool.*.max_tokens", COUNT, ""),
     ("tool.*.max_characters", COUNT, ""),
     ("tool.*.at_once", COUNT, ""),
-    // From one call in a day or so to beyond what is called.
+    // From about one call per day to more than any toolbox can serve.
     ("tool.*.calls_per_second", within(0.00001, 1e6), ""),
     ("tool.*.condense.above", COUNT, ""),
     ("tool.*:search.top_k", within(1.0, 1000.0), ""),
@@ -147,7 +147,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.critic.optimiser.max_grad_norm", NOT_NEGATIVE, ""),
 ];
 
-/// A value out of its range.
+/// A value outside its range.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct OutOfRange {
     pub key: String,
@@ -155,8 +155,8 @@ pub(super) struct OutOfRange {
     pub range: String,
 }
 
-/// Returns the first value of a recipe that is out of its range, in the order of [`BOUNDS`]. Agents by name
-/// are apart.
+/// Returns the first value of a recipe that is outside its range, in the order of [`BOUNDS`]. Named
+/// agents are in a table of their own in `recipe`.
 pub(super) fn first_out_of_range(recipe: &mut Table) -> Option<OutOfRange> {
     let mut found = None;
     for (key, range, why) in BOUNDS {
@@ -176,7 +176,7 @@ pub(super) fn first_out_of_range(recipe: &mut Table) -> Option<OutOfRange> {
     found
 }
 
-/// Whether a value is within a range, or is no number.
+/// Returns whether a value is within a range. Values that are not numbers always are.
 fn is_within(range: &Range, value: &Value) -> bool {
     match value {
         Value::Integer(value) => range.contains(&(*value as f64)),
@@ -192,10 +192,10 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The values of a range, as a sentence ends with them.
+/// Returns the description of a range that ends an error message.
 fn described(range: &Range, value: &Value) -> String {
     let finite = if value.is_float() { "finite and " } else { "" };
-    // The shorter form: 1e9, and 16777216.
+    // The shorter notation: 1e9, but 16777216.
     let number = |number: &f64| {
         let (plain, short) = (number.to_string(), format!("{number:e}"));
         if short.len() + 2 < plain.len() { short } else { plain }
@@ -220,7 +220,7 @@ mod tests {
     use super::super::{Override, Recipe};
     use super::*;
 
-    /// Recipes that have every key with a range.
+    /// Recipes that contain every key with a range.
     const RECIPES: [&str; 2] =
         [include_str!("testing/every_range.toml"), include_str!("testing/cluster.toml")];
 
@@ -232,8 +232,8 @@ mod tests {
         Recipe::load(&file, &overrides).map_err(|error| error.to_string())
     }
 
-    /// The nearest values beyond the ends of a range, and the nearest within. Floats are those of single
-    /// precision, which some keys have.
+    /// Returns the nearest values outside the ends of a range, and the nearest values inside.
+    /// Floats are in single precision, which some keys have.
     fn around(range: &Range, is_float: bool) -> (Vec<Value>, Vec<Value>) {
         let step = |end: f64, up: bool| match (is_float, up) {
             (true, true) => Value::Float((end as f32).next_up().to_string().parse().unwrap()),
@@ -260,13 +260,13 @@ mod tests {
                 Bound::Unbounded => {}
             }
         }
-        // One end is beyond the other one.
+        // A value next to one end can be beyond the other end.
         inside.retain(|value| is_within(range, value));
         (outside, inside)
     }
 
     #[test]
-    fn every_bound_rejects_the_value_beyond_it_and_accepts_the_one_within() {
+    fn bounds_separate_adjacent_values() {
         let mut tables = RECIPES.map(|text| load(text, None).unwrap().written().unwrap());
         for bound @ (pattern, range, why) in BOUNDS {
             let mut keys = Vec::new();
@@ -288,7 +288,7 @@ mod tests {
             }
             for value in inside {
                 let change = format!("{key}={value}");
-                // Something else may be wrong with it: it is not this range.
+                // Another check may reject the value, but this range must accept it.
                 let error = load(text, Some(&change)).err().unwrap_or_default();
                 let range = format!("but must be {}{why}", described(range, &value));
                 assert!(

@@ -1,8 +1,9 @@
-//! Tests of values that would train the wrong way or nothing, or that no machine can hold.
+//! Tests of values that would train in the wrong direction, train nothing, or exceed the memory of
+//! any machine.
 
 use super::*;
 
-/// Every recipe is refused, with these words.
+/// Asserts that every case is rejected with an error that contains its text.
 fn refused(cases: &[(&[&str], &str)]) {
     for (overrides, want) in cases {
         let error = load(SMALL, overrides).unwrap_err();
@@ -10,9 +11,9 @@ fn refused(cases: &[(&[&str], &str)]) {
     }
 }
 
-/// With a negative length a phase of demonstrations would climb its loss.
+/// With a negative length, a phase of demonstrations would maximize its loss.
 #[test]
-fn averages_of_all_phases_are_checked() {
+fn normalizer_length_is_checked_in_all_phases() {
     let length = |phase: usize, length: &str| {
         let change = format!("phase.{phase}.normaliser={{kind='rollout_sum_over', length={length}}}");
         load(SMALL, &[&change]).unwrap_err()
@@ -27,9 +28,9 @@ fn averages_of_all_phases_are_checked() {
     assert!(length(0, "1e-39").contains("in single precision"));
 }
 
-/// A phase that has no targets would end as if all had gone well.
+/// A phase without training targets would otherwise end without an error.
 #[test]
-fn a_phase_trains_something() {
+fn phase_without_training_targets_is_rejected() {
     refused(&[
         (&["agent.train=false"], "`agent.train` is false, but must be true for one agent at least: phase 0"),
         (
@@ -50,13 +51,13 @@ fn a_phase_trains_something() {
     ]);
     let others = ["agent.browser={train=false}", "phase.1.only.agents=['browser', 'default']"];
     load(SMALL, &others).unwrap();
-    // Nothing to train, and nothing that would.
+    // There is nothing to train, and no phase that would train.
     load(SMALL, &["phase=[]", "agent.train=false"]).unwrap();
 }
 
-/// More would run out of memory, wrap a sum, or never come to an end.
+/// Larger counts would exhaust memory, overflow a sum, or never finish.
 #[test]
-fn counts_are_bounded() {
+fn counts_above_limits_are_rejected() {
     refused(&[
         (
             &["phase.0.epochs=2147483648"],
@@ -97,7 +98,7 @@ fn counts_are_bounded() {
 
 /// A step of 32 attempts changes β by a fifth of 32 over the horizon.
 #[test]
-fn an_adaptive_penalty_cannot_end_for_good() {
+fn adaptive_kl_horizon_rejects_too_small_values() {
     let kl = |horizon: &str| {
         let adaptive = format!("adaptive={{target=0.1, horizon={horizon}}}");
         let kl = format!("phase.1.kl={{estimator='k1', coefficient=0.1, apply_to='reward', {adaptive}}}");
@@ -111,9 +112,9 @@ fn an_adaptive_penalty_cannot_end_for_good() {
     kl("6.5").unwrap();
 }
 
-/// A folder of this name would lie elsewhere than below `runs`.
+/// A directory of this name would not be below `runs`.
 #[test]
-fn the_name_of_a_run_is_no_path() {
+fn run_name_rejects_paths() {
     for (name, shown) in [
         ("../../../tmp/x", "\"../../../tmp/x\""),
         ("/tmp/x", "\"/tmp/x\""),
@@ -127,14 +128,14 @@ fn the_name_of_a_run_is_no_path() {
             error.contains(&format!("`run.name` is {shown}, but must be a name without slashes")),
             "{error}"
         );
-        // It is no more than a name where the folder is given.
+        // If the directory is set, the name is not used as a path.
         load(SMALL, &[&change, "run.folder=here"]).unwrap();
     }
     load(SMALL, &["run.name=a..b: 3"]).unwrap();
 }
 
 #[test]
-fn what_would_only_fail_later_is_refused() {
+fn late_failures_are_rejected_at_load() {
     refused(&[
         (
             &["metrics.mlflow=nonsense"],
@@ -150,9 +151,9 @@ fn what_would_only_fail_later_is_refused() {
     load(SMALL, &["phase.1.overlong={kind='penalise', buffer=256}"]).unwrap();
 }
 
-/// A scorer for tasks of a source that there is not would score nothing, without a word.
+/// A scorer for tasks of an unknown source would silently score nothing.
 #[test]
-fn scorers_name_sources_that_there_are() {
+fn scorers_with_unknown_sources_are_rejected() {
     let recipe = |name: &str| {
         let scorers = format!(
             "reward={{scorers=[{{name='a', kind='maths', when={{source={name}}}}}, {{name='b', kind='numeric'}}]}}"

@@ -1,4 +1,4 @@
-//! What the values of a recipe must have to do with each other; ranges of single values are in
+//! Checks constraints between the values of a recipe. Ranges of single values are in
 //! [`bounds`](super::bounds).
 
 use std::fmt::Display;
@@ -15,23 +15,24 @@ use super::policy::PolicyKeys;
 use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 use super::{RecipeError, write};
 
-/// Whether an address is one of HTTP.
+/// Returns whether a URL has the scheme http or https.
 pub(super) fn is_http(url: &str) -> bool {
     url.starts_with("http://") || url.starts_with("https://")
 }
 
-/// An address as it may be shown: one with a user may hold a password.
+/// Returns a URL as it can be shown in messages. A URL with a user may contain a password, and is
+/// hidden.
 pub(super) fn shown(url: &str) -> String {
     if url.contains('@') { "an address with a user".into() } else { format!("\"{url}\"") }
 }
 
-/// Collects the first value out of range.
+/// Checks values, and turns the first invalid value into an error.
 pub(super) struct Checker<'a> {
     file: &'a Path,
 }
 
 impl Checker<'_> {
-    /// The file that is checked.
+    /// Returns the path of the recipe file.
     pub(super) fn file(&self) -> &Path {
         self.file
     }
@@ -54,7 +55,8 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks what narrows the choice of tokens: in range, and nothing where there is no choice.
+    /// Checks the filters of evaluation sampling: their ranges, and that greedy sampling has no
+    /// filter.
     fn drawing(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *eval;
         let greedy = temperature == 0.0;
@@ -67,7 +69,7 @@ impl Checker<'_> {
         self.check(in_range, "eval.min_p", min_p, format!("in 0..=1{with_choice}"))
     }
 
-    /// A success at which a phase ends is measured on the way.
+    /// Checks that a phase with early stopping is evaluated on the way.
     fn until(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
         let Some(until) = phase.until() else { return Ok(()) };
         let measured = eval.every > 0 && eval.tasks > 0;
@@ -101,7 +103,7 @@ impl Checker<'_> {
         self.parameter(phase, keys.normaliser.check())
     }
 
-    /// A parameter of a phase that `rl` has checked.
+    /// Converts a parameter error of `levade_rl` into an error of the recipe.
     fn parameter(&self, phase: usize, found: Result<(), RlError>) -> Result<(), RecipeError> {
         match found {
             Err(RlError::Parameter { name, value, range }) => {
@@ -111,7 +113,8 @@ impl Checker<'_> {
         }
     }
 
-    /// A share below 1, and a loss that has nothing to do for tokens without advantage.
+    /// Checks that a loss works with tokens whose advantages are set to 0 if the fraction is below
+    /// 1.
     fn high_entropy(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let share = keys.high_entropy_share;
         let loss = match keys.loss().policy {
@@ -264,7 +267,7 @@ impl Checker<'_> {
              earned, `ppo` does",
         )?;
         if let Overlong::Penalise { buffer, .. } = keys.overlong {
-            // Which agents act is known with the tasks; see `check_tasks`.
+            // The agents that act are known only together with the tasks; see `check_tasks`.
             let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0) as u64;
             let range = format!("at least 1, and at most agent.max_tokens, {most}: it lies below that limit");
             self.check((1..=most).contains(&buffer), key("overlong.buffer"), buffer, range)?;
@@ -286,7 +289,7 @@ impl Checker<'_> {
     }
 }
 
-/// The key of a recipe that sets a parameter of `rl`.
+/// Returns the key of a recipe that sets a parameter of `levade_rl`.
 fn key_of(name: &str) -> String {
     let first = name.split(' ').next().unwrap_or(name);
     let within = |table: &str, key: &str| format!("{table}.{key}");
@@ -307,7 +310,7 @@ fn key_of(name: &str) -> String {
 }
 
 impl Recipe {
-    /// Checks that the name of the run can be that of its folder: one below `runs`.
+    /// Checks that the name of the run can be the name of a directory below `runs`.
     pub(super) fn check_name(&self, file: &Path) -> Result<(), RecipeError> {
         let name = &self.run.name;
         let is_path = name.contains(['/', '\\']) || [".", ".."].contains(&name.trim());
@@ -317,7 +320,7 @@ impl Recipe {
         Checker { file }.check(ok, "run.name", format_args!("{name:?}"), range)
     }
 
-    /// Checks every value.
+    /// Checks every value of the recipe.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
         let Recipe { run, model, tasks, eval, phase, .. } = self;

@@ -1,4 +1,4 @@
-//! Values of policies and agents, and whether their names lead anywhere.
+//! Checks values of policies and agents, and that the names in them exist.
 
 use std::fmt::Display;
 
@@ -14,7 +14,7 @@ use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
 use super::tools::ToolKeys;
 
-/// Names, as a sentence ends with them.
+/// Returns names as the end of an error message.
 pub(super) fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
     format!("one of {}", names.join(", "))
@@ -25,14 +25,14 @@ fn names<'a>(agents: &'a [(&str, &AgentKeys)]) -> impl Iterator<Item = &'a str> 
 }
 
 impl Checker<'_> {
-    /// A name that can be that of a folder and a part of an address.
+    /// Checks that a name can be a directory name and a part of a URL.
     fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         let ok = !name.is_empty() && name.chars().all(is_plain);
         self.check(ok, format!("{table}.{name}"), "a name", "of letters, digits, - and _")
     }
 
-    /// Policies: those that are there, and that one learns where there are phases.
+    /// Checks policies, and that at least one is trained if there are phases.
     pub(super) fn policies(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         for (name, keys) in &recipe.policy {
             self.name("policy", name)?;
@@ -49,7 +49,7 @@ impl Checker<'_> {
         self.check(learns || recipe.phase.is_empty(), "policy", "all frozen", "trained, at least one of them")
     }
 
-    /// A policy of others.
+    /// Checks an external policy.
     fn external(&self, key: &dyn Fn(&str) -> String, keys: &ExternalKeys) -> Result<(), RecipeError> {
         let range = "an address with http:// or https://";
         let url = &keys.url;
@@ -61,7 +61,8 @@ impl Checker<'_> {
         self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name that the model has there")
     }
 
-    /// An agent whose policy others serve: a program alone can call it, beside an agent of the run's own.
+    /// Checks an agent with an external policy: only a program or an environment can call it, and
+    /// only as an additional agent.
     fn of_others(
         &self,
         key: &dyn Fn(&str) -> String,
@@ -88,7 +89,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Toolboxes, each with a name of its own.
+    /// Checks toolboxes, each of which needs a unique name.
     pub(super) fn tools(&self, tools: &[ToolKeys]) -> Result<(), RecipeError> {
         for (i, keys) in tools.iter().enumerate() {
             let (table, name) = (format!("tool.{i}"), keys.name());
@@ -111,7 +112,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The policies and agents that a phase names, and whether any of what they do is trained.
+    /// Checks the policies and agents that a phase names, and that the phase trains some of them.
     pub(super) fn names_of_phase(
         &self,
         recipe: &Recipe,
@@ -138,7 +139,7 @@ impl Checker<'_> {
             let range = format!("a list of agents, {}", one_of(agents.iter().map(|(agent, _)| agent)));
             self.check(ok, format!("phase.{index}.only.agents"), name, range)?;
         }
-        // Whatever is left at the end is trained.
+        // Agents that are left after all filters are trained.
         agents.retain(|(_, keys)| keys.train);
         let range = format!("true for one agent at least: phase {index} would train nothing");
         self.check(!agents.is_empty(), "agent.train", false, range)?;
@@ -158,7 +159,7 @@ impl Checker<'_> {
         self.check(!agents.is_empty(), format!("phase.{index}.only.agents"), only.join(", "), range)
     }
 
-    /// What only a program has, and what it cannot have.
+    /// Checks keys that only a program has, and that a program needs.
     fn program(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
         let is_program = agent.kind == AgentKind::Program;
         let named = agent.command.first().is_some_and(|program| !program.is_empty());
@@ -180,7 +181,7 @@ impl Checker<'_> {
         self.check(wrong.is_none(), key("match.system"), format!("\"{pattern}\""), range)
     }
 
-    /// Shares of several policies.
+    /// Checks the weights of a mixture of policies.
     fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
         let shares = agent.policy.shares();
         for (at, Share { name, share }) in shares.iter().enumerate() {
@@ -193,7 +194,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// How prompts are kept within the context.
+    /// Checks the agent that writes summaries.
     fn context(
         &self,
         recipe: &Recipe,
@@ -205,7 +206,7 @@ impl Checker<'_> {
             return Ok(());
         }
         let agents = recipe.agents();
-        // The built-in loop asks in tokens.
+        // The built-in loop calls the policy with tokens.
         let runs = |keys: &AgentKeys| agent.kind.calls() || !recipe.may_be_external(keys);
         let can: Vec<&str> = agents.iter().filter(|(_, keys)| runs(keys)).map(|(name, _)| *name).collect();
         let range = format!("left out, or an agent that can write summaries: {}", one_of(&can));
@@ -213,7 +214,7 @@ impl Checker<'_> {
         self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
     }
 
-    /// One agent, whose keys are in `table`.
+    /// Checks one agent, whose keys are in `table`.
     pub(super) fn agent(&self, recipe: &Recipe, table: &str, agent: &AgentKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{table}.{name}");
         if let Some(name) = table.strip_prefix("agent.") {

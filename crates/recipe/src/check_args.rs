@@ -1,13 +1,14 @@
-//! Arguments of servers and of a learner's processes: none may say again what the run itself gives them.
+//! Checks arguments of servers and of a learner's processes: they must not repeat flags that the
+//! run sets.
 
 use super::RecipeError;
 use super::check::Checker;
 use super::cluster::{SamplersKeys, TorchKeys};
 
-/// A flag, and the way to what it would say.
+/// A flag that the run sets, and what to do instead of passing it.
 type Owned = (&'static str, &'static str);
 
-/// Where a server that the run starts listens, and what it serves.
+/// Flags for the address of a server and for its model.
 const OF_SERVERS: [Owned; 3] = [
     ("--host", "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`"),
     ("--port", "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`"),
@@ -17,7 +18,7 @@ const OF_VLLM: [Owned; 1] =
     [("--served-model-name", "the run gives it; start the server yourself and name it in `urls`")];
 const OF_SGLANG: [Owned; 1] = [("--model-path", "servers begin with the weights of `model.source`")];
 
-/// Options of `levade_torch` that keys of the recipe give.
+/// Options of `levade_torch` that keys of the recipe set.
 const OF_TORCH: [Owned; 22] = [
     (
         "--host",

@@ -1,4 +1,5 @@
-//! Parts that are elsewhere: what must be given together, and what not.
+//! Checks the external learner and the placement: keys that must be set together, and keys that
+//! exclude each other.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use super::cluster::{InFlightKey, LearnerKeys, Placement, TorchKeys};
 use super::keys::{Phase, Recipe};
 
 impl Checker<'_> {
-    /// Checks who trains.
+    /// Checks the keys of the learner.
     pub(super) fn learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { return Ok(()) };
         let key = |name: &str| format!("cluster.learner.{name}");
@@ -77,7 +78,8 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks that learner and samplers can have the same devices by turns, where they are to.
+    /// Checks that learner and samplers can share devices if the recipe places them on the same
+    /// ones.
     pub(super) fn placement(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let cluster = &recipe.cluster;
         if cluster.placement == Placement::Apart {
@@ -127,7 +129,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks that a recipe trains one policy, with which this part of a cluster works.
+    /// Checks that a recipe trains exactly one policy, which this part of a cluster requires.
     pub(super) fn trains_one(&self, recipe: &Recipe, key: &str, range: &str) -> Result<(), RecipeError> {
         let trained = recipe.trained().len();
         self.check(trained == 1, key, format!("given, and {trained} policies are trained"), range)

@@ -1,4 +1,4 @@
-//! Values of `[[tool]] kind = "agent"` and of `condense`.
+//! Checks agents that toolboxes call: `[[tool]] kind = "agent"` and `condense`.
 
 use levade_tools::ToolKind;
 
@@ -8,7 +8,7 @@ use super::check::Checker;
 use super::keys::Recipe;
 use super::tools::ToolKeys;
 
-/// Agents that a toolbox asks, each with the key that names it.
+/// Returns the agents that a toolbox calls, each with the key that names it.
 fn asked(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
     let mut asked = Vec::new();
     if let ToolKind::Agent(keys) = &keys.options {
@@ -20,10 +20,10 @@ fn asked(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
     asked
 }
 
-/// Whether an agent asks another one through its tools, at first or second hand.
+/// Returns whether an agent calls another agent through its tools, directly or indirectly.
 fn asks(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
     let tools = keys.tools.iter().filter_map(|name| ToolKeys::find(&recipe.tool, name));
-    // Longer than all agents together is a circle, which another check names.
+    // A chain longer than the number of agents contains a cycle, which another check reports.
     depth <= recipe.agents.len() + 1
         && tools
             .flat_map(|tool| asked(&tool).into_iter().map(|(_, name)| name.to_owned()).collect::<Vec<_>>())
@@ -34,7 +34,7 @@ fn asks(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
 }
 
 impl Checker<'_> {
-    /// Agents that toolboxes ask: they are there, are made here by the built-in loop, and never come to ask
+    /// Checks the agents that toolboxes call: they exist, run in the built-in loop, and never call
     /// themselves.
     pub(super) fn helpers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let agents = recipe.agents();
@@ -75,12 +75,12 @@ mod tests {
     const CLERK: &str = "[[tool]]\nkind = 'agent'\nname = 'ask'\nagent = 'clerk'\ndescription = 'Sums.'\n";
 
     #[test]
-    fn agents_may_be_tools_and_condense_what_tools_say() {
+    fn helper_agents_load_and_round_trip() {
         let recipe = load(&format!(
             "[agent]\ntools = ['ask', 'calculator']\n[agent.clerk]\ntools = ['calculator']\n{CLERK}\
              [[tool]]\nkind = 'calculator'\noutage = 'retry'\ncondense = {{ agent = 'clerk', above = 5 }}\n"
         ));
-        // The clerk would be asked about the answers of its own calculator.
+        // The clerk would be called for the results of its own calculator.
         let error = recipe.unwrap_err().to_string();
         assert!(error.contains("`tool.0.agent` is \"clerk\""), "{error}");
         assert!(error.contains("does not ask itself"), "{error}");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_cannot_be_asked_is_refused() {
+    fn unsuitable_helper_agents_are_rejected() {
         let own =
             load(&format!("[agent]\ntools = ['ask']\n[agent.clerk]\nsystem = 'x'\n{CLERK}")).unwrap_err();
         assert!(own.to_string().contains("[agent.clerk] has those of [agent]"), "{own}");

@@ -1,4 +1,4 @@
-//! Values of `[reward]`.
+//! Checks values of `[reward]`.
 
 use levade_reward::ScorerKind;
 
@@ -8,7 +8,7 @@ use super::keys::{Recipe, TaskSource};
 use super::reward::{RewardKeys, ScorerKeys};
 
 impl Checker<'_> {
-    /// Numbers that are, scorers with sound settings, names of their own.
+    /// Checks that scorers have valid options, unique names and known task sources.
     pub(super) fn reward(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let reward: &RewardKeys = &recipe.reward;
         self.scorer("reward.scorer", &reward.scorer)?;
@@ -29,7 +29,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Names of sources that there are.
+    /// Checks that the task sources that a scorer names exist.
     fn sources(&self, recipe: &Recipe, key: &str, scorer: &ScorerKeys) -> Result<(), RecipeError> {
         let (named, known) = (scorer.when.fields().find(|(field, _)| *field == "source"), names_of(recipe));
         for name in named.into_iter().flat_map(|(_, names)| names) {
@@ -55,7 +55,7 @@ impl Checker<'_> {
     }
 }
 
-/// Names of the sources of a recipe, each with the names of its files.
+/// Returns the names of the sources of a recipe, each with the names of its files.
 fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
     let name = |source: &TaskSource| match source {
         TaskSource::Arithmetic(_) => ("arithmetic".to_owned(), Vec::new()),

@@ -1,4 +1,4 @@
-//! Samplers that are elsewhere: what must be given together, and what not.
+//! Checks external samplers: keys that must be set together, and keys that exclude each other.
 
 use super::RecipeError;
 use super::check::{Checker, is_http, shown};
@@ -6,7 +6,7 @@ use super::cluster::{LearnerKeys, Placement, WeightsKey};
 use super::keys::Recipe;
 
 impl Checker<'_> {
-    /// Checks who samples.
+    /// Checks the keys of the samplers.
     pub(super) fn samplers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(samplers) = &recipe.cluster.samplers else { return Ok(()) };
         let keys = samplers.servers();
@@ -25,7 +25,7 @@ impl Checker<'_> {
             self.check(fits, key(&format!("urls.{i}")), shown(url), range)?;
         }
         self.args_of_servers(samplers)?;
-        // One that takes whatever it finds would take what the learner has.
+        // A server that takes all GPUs it finds would take those of the learner.
         let beside = recipe.cluster.placement == Placement::Apart
             && matches!(&recipe.cluster.learner, Some(LearnerKeys::Torch(keys)) if keys.start && keys.gpus > 0);
         self.check(

@@ -1,4 +1,4 @@
-//! Bounds of counts, within which memory suffices for lists of so many and sums cannot wrap.
+//! Checks bounds of counts, within which lists fit into memory and sums cannot overflow.
 
 use super::RecipeError;
 use super::bounds::MOST_ATTEMPTS;
@@ -6,18 +6,19 @@ use super::check::Checker;
 use super::keys::{EvalKeys, Phase};
 use super::rl::RlKeys;
 
-/// Most steps of all phases together.
+/// Maximum number of steps of all phases together.
 const MOST_STEPS: u64 = 1_000_000_000;
 
 impl Checker<'_> {
-    /// Attempts at the tasks of evaluations.
+    /// Checks the number of attempts of an evaluation.
     pub(super) fn evaluated(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let most = MOST_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
         let range = format!("at most {MOST_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {most}");
         self.check(eval.samples as usize <= most.max(1), "eval.samples", eval.samples, range)
     }
 
-    /// Attempts of a step and of what may run ahead of it; the largest of the counts is named.
+    /// Checks the number of attempts of a step and of those that may run ahead of it. The error
+    /// names the largest factor.
     pub(super) fn attempted(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let RlKeys { groups, group_size, spare, staleness, .. } = *keys;
         let ahead = staleness as usize;
@@ -37,7 +38,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Steps of all phases together.
+    /// Checks the number of steps of all phases together.
     pub(super) fn steps(&self, phases: &[Phase]) -> Result<(), RecipeError> {
         let mut before = 0;
         for (index, phase) in phases.iter().enumerate() {

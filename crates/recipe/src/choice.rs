@@ -1,4 +1,5 @@
-//! `policy` of an agent: one policy, or several with the shares of attempts in which each plays it.
+//! `policy` of an agent: one policy, or several with the fractions of attempts in which each is
+//! used.
 
 use std::fmt;
 
@@ -6,27 +7,27 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::read::one_or_several;
 
-/// A policy among several, `{ name, share }`.
+/// One policy of a mixture, `{ name, share }`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
-    /// The policy, by name.
+    /// Name of the policy.
     pub name: String,
-    /// Weight, which need not add up to 1 with the others.
+    /// Relative weight, more than 0. Weights of a mixture need not add up to 1.
     pub share: f64,
 }
 
-/// Policies of an agent: none where the recipe names none, one by its name, or a mixture.
+/// Policies of an agent: none if the recipe names none, one by its name, or a mixture.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PolicyChoice(Vec<Share>);
 
 impl PolicyChoice {
-    /// Whether none is named.
+    /// Returns whether no policy is named.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All of them, in their order.
+    /// Returns all policies, in the order of the recipe.
     pub fn shares(&self) -> &[Share] {
         &self.0
     }

@@ -1,4 +1,5 @@
-//! Whether a recipe may continue the run of another: the keys in which it may differ are declared here.
+//! Decides whether a recipe can continue the run of another recipe, and declares the keys that may
+//! differ.
 
 use std::fmt;
 
@@ -6,8 +7,8 @@ use toml::{Table, Value};
 
 use super::read::KIND;
 
-/// Keys that a run may go on with another value of: they change how it goes, and what comes out only where a
-/// deadline passes.
+/// Keys that may change when a run resumes. They affect how the run proceeds, and affect results
+/// only if a timeout expires.
 const FREE: [&str; 17] = [
     "run.name",
     "run.folder",
@@ -25,11 +26,11 @@ const FREE: [&str; 17] = [
     "agent.attempt_seconds",
     "reward.outage_seconds",
     "reward.unscored",
-    // What is sampled for evaluations changes nothing of what is trained.
+    // The interval of evaluations does not affect training.
     "eval.every",
 ];
 
-/// Such keys of a learner elsewhere.
+/// Keys of an external learner that may change when a run resumes.
 const FREE_OF_LEARNERS: [&str; 10] = [
     "url",
     "token_env",
@@ -43,7 +44,7 @@ const FREE_OF_LEARNERS: [&str; 10] = [
     "restarts",
 ];
 
-/// Such keys of samplers elsewhere.
+/// Keys of external samplers that may change when a run resumes.
 const FREE_OF_SAMPLERS: [&str; 15] = [
     "urls",
     "urls_file",
@@ -62,20 +63,20 @@ const FREE_OF_SAMPLERS: [&str; 15] = [
     "answer_seconds",
 ];
 
-/// Such keys of a toolbox.
+/// Keys of a toolbox that may change when a run resumes.
 const FREE_OF_TOOLS: [&str; 6] =
     ["seconds", "calls_per_second", "at_once", "workers", "worker_calls", "start_seconds"];
 
-/// Whether a key is among those, of whatever agent or scorer.
+/// Returns whether a key, of any agent or scorer, may change when a run resumes.
 fn is_free(key: &str) -> bool {
     let of_one_of_several = match key.split('.').collect::<Vec<_>>()[..] {
-        // Names of variables.
+        // Names of environment variables.
         ["cluster", "learner", "environment", _] => true,
         ["reward", "scorers", _, "unscored"] => true,
         ["cluster", "learner", of_learner] => FREE_OF_LEARNERS.contains(&of_learner),
         ["cluster", "samplers", of_samplers, ..] => FREE_OF_SAMPLERS.contains(&of_samplers),
         ["tool", _, of_tool] => FREE_OF_TOOLS.contains(&of_tool),
-        // Where an environment runs, and how much of it at once.
+        // Interpreter, directory and concurrency of an environment's worker.
         ["tasks", _, "worker", _] => true,
         ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
         _ => false,
@@ -83,13 +84,14 @@ fn is_free(key: &str) -> bool {
     of_one_of_several || FREE.contains(&key)
 }
 
-/// Whether a run may go on with a difference that changes how long it trains: more steps of a phase, another
-/// success at which it ends, a phase more at the end.
+/// Returns whether a difference only changes the length of training, which a resumed run accepts:
+/// more steps of a phase, another success rate for early stopping, or an additional phase at the
+/// end.
 fn lengthens(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize) -> bool) -> bool {
     let more = || before.as_ref().and_then(Value::as_integer) < now.as_ref().and_then(Value::as_integer);
     match key.split('.').collect::<Vec<_>>()[..] {
         ["phase", _, "steps"] => more(),
-        // Of a phase of reinforcement it says how often the attempts of a step are gone through.
+        // In an RL phase, this key is the number of passes over the attempts of a step.
         ["phase", phase, "epochs"] => phase.parse().is_ok_and(is_sft) && more(),
         ["phase", _, "until"] => true,
         ["phase", _] => before.is_none(),
@@ -97,14 +99,14 @@ fn lengthens(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize
     }
 }
 
-/// A key in which two recipes differ.
+/// A key whose value differs between two recipes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
-    /// The key.
+    /// Path of the key.
     pub key: String,
-    /// Value in the earlier one.
+    /// Value in the earlier recipe; `None` if it is not set.
     pub before: Option<Value>,
-    /// Value in the later one.
+    /// Value in the later recipe; `None` if it is not set.
     pub now: Option<Value>,
 }
 
@@ -115,7 +117,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The first difference that matters, in the order of the keys of the earlier recipe.
+/// Returns the first difference that prevents resuming, in the key order of the earlier recipe.
 pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
     let phases = before.get("phase").and_then(Value::as_array);
     let is_sft = |phase: usize| {
@@ -127,7 +129,7 @@ pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
     found.into_iter().find(|one| !is_free(&one.key) && !lengthens(one, is_sft))
 }
 
-/// Every key in which two values differ.
+/// Collects every key whose value differs.
 fn collect(key: String, before: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
     if before == now {
         return;

@@ -1,45 +1,46 @@
-//! Keys of context policies: how an agent's prompts are kept within its context.
+//! Keys of context policies, which keep an agent's prompts within its context.
 
 use levade_agent::{ContextPolicy, SummaryOptions};
 use levade_conversation::{Budget, Overflow};
 use serde::{Deserialize, Serialize};
 
-/// `context`: what happens to a prompt that is longer than `max_context_tokens`.
+/// `context`: what happens to a prompt that exceeds `max_context_tokens`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContextKeys {
-    /// The call fails, and the built-in loop ends there.
+    /// The call fails, and the built-in loop ends the attempt.
     #[default]
     Fail,
-    /// Long answers of tools and words of users in the middle are shortened.
+    /// Long tool results and user messages in the middle of the conversation are truncated.
     TruncateMiddle(KeepKeys),
     /// The oldest turns are dropped.
     DropOldest(KeepKeys),
-    /// The oldest turns are dropped, and a summary takes their place.
+    /// The oldest turns are replaced by a summary.
     Summarise(SummariseKeys),
 }
 
-/// Keys of policies that drop or shorten.
+/// Keys of policies that drop or truncate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KeepKeys {
-    /// Newest turns that stay as they are; a turn is a reply with all up to the next.
+    /// Number of newest turns that stay unchanged, at least 1; 2 by default. A turn is a completion
+    /// and everything before the next completion.
     pub keep: usize,
 }
 
-/// Keys of the policy that summarises.
+/// Keys of the policy that summarizes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SummariseKeys {
-    /// Newest turns that stay as they are.
+    /// Number of newest turns that stay unchanged, at least 1; 2 by default.
     pub keep: usize,
-    /// The agent that writes summaries, by name; the agent itself where not given.
+    /// Name of the agent that writes summaries; the agent itself if empty.
     pub agent: String,
     /// Whether summaries that the agent writes itself are trained.
     pub train: bool,
-    /// Most tokens of a summary.
+    /// Maximum number of tokens of a summary, at least 1.
     pub tokens: usize,
-    /// Words before the text to be summarised.
+    /// Instruction that precedes the text to summarize.
     pub instruction: String,
 }
 
@@ -64,11 +65,11 @@ impl Default for SummariseKeys {
     }
 }
 
-/// Turns that stay where the recipe does not say how many.
+/// Default number of newest turns that stay unchanged.
 const KEEP: usize = 2;
 
 impl ContextKeys {
-    /// Newest turns that stay.
+    /// Returns the number of newest turns that stay unchanged.
     pub fn keep(&self) -> usize {
         match self {
             ContextKeys::Fail => 1,
@@ -77,8 +78,9 @@ impl ContextKeys {
         }
     }
 
-    /// The policy, for prompts of at most `most` tokens, or of as many as leave room for a reply of
-    /// `max_tokens` in a context of `context`, at least three quarters of it.
+    /// Returns the policy for prompts of at most `most` tokens. If `most` is 0, prompts leave room
+    /// for a completion of `max_tokens` in a context of `context` tokens, but may always use three
+    /// quarters of it.
     pub fn policy(&self, most: usize, max_tokens: usize, context: usize) -> ContextPolicy {
         let (overflow, summary) = match self {
             ContextKeys::Fail => (Overflow::Fail, None),
@@ -87,11 +89,11 @@ impl ContextKeys {
             ContextKeys::Summarise(keys) => (Overflow::Summarise, Some(keys)),
         };
         let most = match (most, overflow) {
-            // The model itself refuses what is too long.
+            // The model itself rejects a prompt that is too long.
             (0, Overflow::Fail) => usize::MAX,
             (0, _) => context.saturating_sub(max_tokens.min(context / 4)).max(1),
             (most, Overflow::Fail) => most,
-            // A prompt without room for a reply is none.
+            // A prompt must leave room for at least one token.
             (most, _) => most.min(context.saturating_sub(1)),
         };
         let summary = summary.map_or(ContextPolicy::NONE.summary, |keys| SummaryOptions {
@@ -103,7 +105,7 @@ impl ContextKeys {
         ContextPolicy { budget: Budget { most, overflow, keep: self.keep() }, summary }
     }
 
-    /// Whether an agent summarises for itself, and those summaries are trained.
+    /// Returns whether the agent writes its own summaries and these are trained.
     pub(super) fn trains_summaries(&self) -> bool {
         matches!(self, ContextKeys::Summarise(keys) if keys.train)
     }
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn budgets_leave_room_for_a_reply() {
+    fn budget_leaves_room_for_completion() {
         let most = |keys: &ContextKeys, most| keys.policy(most, 300, 1000).budget.most;
         assert_eq!(most(&ContextKeys::Fail, 0), usize::MAX);
         assert_eq!(most(&ContextKeys::Fail, 5000), 5000);

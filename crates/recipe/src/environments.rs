@@ -1,4 +1,5 @@
-//! Sources of tasks that are environments: whether recipe and environment agree on who leads the attempts.
+//! Checks task sources that are environments: recipe and environment must agree on which of them
+//! runs the attempts.
 
 use levade_agent::environments::Common;
 use levade_tree::DEFAULT;
@@ -10,7 +11,8 @@ use super::check_agents::one_of;
 use super::keys::Recipe;
 
 impl Checker<'_> {
-    /// Sources that are environments: their values, names that tell them apart, and agents that fit them.
+    /// Checks the values of environments, that their names are unique, and that the kinds of their
+    /// agents fit.
     pub(super) fn environments(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let mut names: Vec<String> = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! Tests of recipes as files: paths in them, and those of this repository.
+//! Tests of recipe files: paths in them, and the recipes of this repository.
 
 use super::*;
 
 #[test]
-fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
+fn paths_resolve_from_recipe_or_working_directory() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("model")).unwrap();
     let file = folder.path().join("recipe.toml");
@@ -50,7 +50,7 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
     assert_eq!(path(&recipe), [here.join("rows")]);
     assert_eq!(recipe.model.source, "org/model");
 
-    // Several files, each on its own; and the name that sources of files had before.
+    // Several files, each with its own path; and the old name of file sources.
     std::fs::write(&file, text.replace("'./rows.jsonl'", "['a.json', '/b/*.json']").replace("jsonl", "file"))
         .unwrap();
     let recipe = Recipe::load(&file, &[]).unwrap();
@@ -62,7 +62,7 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
 }
 
 #[test]
-fn recipes_of_this_repository_and_of_its_pages_are_read() {
+fn repository_and_documentation_recipes_load() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| {
         let entries = std::fs::read_dir(root.join(folder)).unwrap();
@@ -77,7 +77,7 @@ fn recipes_of_this_repository_and_of_its_pages_are_read() {
             Recipe::load(&file, &[]).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         }
     }
-    // A page shows parts of a recipe: the rest is as in a small one.
+    // A page shows only parts of a recipe; the remaining keys are those of a small recipe.
     let mut shown = 0;
     let pages = files("docs").into_iter().filter(|file| file.extension().is_some_and(|end| end == "md"));
     for page in pages.chain([root.join("README.md")]) {

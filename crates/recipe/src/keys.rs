@@ -1,4 +1,4 @@
-//! Every key of a recipe, declared once: its type, its default, what it means.
+//! Keys of a recipe, each declared once with its type, default and meaning.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,44 +25,44 @@ use super::reward::RewardKeys;
 use super::rl::RlKeys;
 use super::tools::ToolKeys;
 
-/// A whole recipe.
+/// A complete recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// The run itself: its name, its seed, its folder.
+    /// Name, seed, directory and store of the run.
     pub run: RunKeys,
-    /// The model it starts from.
+    /// Model that the run starts from.
     pub model: ModelKeys,
-    /// Policies by name; where none is given the model is the only one, and trained.
+    /// Policies by name. If none is given, the model is the only policy, and it is trained.
     #[serde(default)]
     pub policy: BTreeMap<String, PolicyKeys>,
-    /// How this machine is used.
+    /// How this machine computes.
     #[serde(default)]
     pub engine: EngineKeys,
-    /// Parts that are elsewhere.
+    /// Samplers and learners outside the embedded engine.
     #[serde(default, skip_serializing_if = "ClusterKeys::is_empty")]
     pub cluster: ClusterKeys,
-    /// Where tasks come from; several sources are trained on together.
+    /// Task sources. Tasks of several sources are trained on together.
     pub tasks: Vec<TaskSource>,
-    /// Where metrics go.
+    /// Destinations of metrics in addition to `metrics.jsonl`.
     #[serde(default)]
     pub metrics: MetricsKeys,
-    /// Toolboxes that agents may have.
+    /// Toolboxes that agents can use.
     #[serde(default)]
     pub tool: Vec<ToolKeys>,
-    /// The agent loop.
+    /// The default agent.
     #[serde(default)]
     pub agent: AgentKeys,
-    /// Further agents by name, `[agent.NAME]` in a file.
+    /// Additional agents by name, `[agent.NAME]` in a file.
     #[serde(default, rename = "$agents")]
     pub agents: BTreeMap<String, AgentKeys>,
-    /// Worth of an attempt.
+    /// How attempts are rewarded.
     #[serde(default)]
     pub reward: RewardKeys,
-    /// How success is measured.
+    /// How success is measured on held-out tasks.
     #[serde(default)]
     pub eval: EvalKeys,
-    /// Phases, in order.
+    /// Training phases, in order.
     #[serde(default)]
     pub phase: Vec<Phase>,
 }
@@ -71,33 +71,36 @@ pub struct Recipe {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunKeys {
-    /// Name of the run.
+    /// Name of the run, not empty.
     pub name: String,
-    /// Decides every random choice. Two runs with the same recipe and seed end with the same weights, unless
-    /// who ends first decides what is trained on (`staleness`, `spare`).
+    /// Seed of every random choice. Two runs with the same recipe and seed end with the same
+    /// weights, unless the order in which attempts finish decides what is trained on (`staleness`,
+    /// `spare`).
     #[serde(default = "one")]
     pub seed: u64,
-    /// Where everything is written; `runs/<name>` under the working directory where not given.
+    /// Output directory; by default `runs/<name>` in the working directory.
     #[serde(default)]
     pub folder: PathBuf,
-    /// Where attempts, step plans and evaluations are recorded; `sqlite:run.db` if empty.
+    /// Store for attempts, step plans and evaluations; `sqlite:run.db` if empty.
     #[serde(default, skip_serializing_if = "Location::is_default")]
     pub store: Location,
-    /// A checkpoint after every so many steps, besides the one at the end of each phase; 0 for none.
+    /// Interval between checkpoints in steps, in addition to the one at the end of each phase; 0
+    /// for no others.
     #[serde(default = "ten")]
     pub checkpoint_every: u32,
-    /// How many of these checkpoints are kept, the newest ones; those at the end of a phase always are.
+    /// Number of these checkpoints that are kept, at least 1; the newest are kept. Checkpoints at
+    /// the end of a phase are always kept.
     #[serde(default = "two")]
     pub keep: u32,
-    /// Phases that are left out, counted from the first: 1 for a model that has imitated elsewhere. 0 once a
-    /// recipe is resolved, which holds only the phases that are run.
+    /// Number of phases to skip, counted from the first: 1 for a model that was fine-tuned
+    /// elsewhere. It is 0 in a resolved recipe, which contains only the phases that run.
     #[serde(default)]
     pub skip_phases: usize,
 }
 
 impl RunKeys {
-    /// The name of the run in its record: the same whenever the recipe is run again with this seed, so that
-    /// its attempts have the same names, too.
+    /// Returns the ID of the run in its store. It depends only on name and seed, so that attempts
+    /// have the same IDs when the recipe runs again.
     pub fn id(&self) -> RunId {
         RunId(format!("{}-{}", self.name, self.seed))
     }
@@ -115,61 +118,62 @@ fn ten() -> u32 {
     10
 }
 
-/// Sequences that are computed together where the recipe does not say how many attempts are under way: more
-/// share the cost of reading the weights, but each needs memory for its keys and values.
+/// Default number of sequences computed together if the recipe does not set the number of
+/// concurrent attempts. A larger batch spreads the cost of reading the weights, but each sequence
+/// needs memory for its keys and values.
 const SEQUENCES: usize = 64;
 
 /// `[engine]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineKeys {
-    /// Threads that compute; 0 for one on each core. Results do not depend on it.
+    /// Number of compute threads; 0 for one per core. Results do not depend on it.
     pub threads: usize,
-    /// Attempts under way at once, those that wait for a tool included; 0 for all of a step and of what may
-    /// run ahead of it. Results do not depend on it.
+    /// Maximum number of attempts in flight, including those that wait for a tool. 0 allows all
+    /// attempts of a step and those that may run ahead of it. Results do not depend on it.
     pub concurrency: usize,
-    /// Tokens of a micro-batch after merging, at which the next one begins. It bounds memory; a single path
-    /// that is longer is a micro-batch of its own, and goes through the model piece by piece.
+    /// Maximum number of tokens of a micro-batch after merging shared prefixes, at least 1. It bounds memory.
+    /// A longer sequence is a micro-batch of its own, which is computed in chunks.
     pub micro_batch_tokens: usize,
-    /// Precision that the model is sampled and trained in: weights as they are learnt are f32 in any case.
+    /// Precision of sampling and training. The trained weights are always f32.
     pub precision: Precision,
-    /// Whether replies that are under way when the weights change go on from what they have computed under
-    /// the older ones, instead of computing it again. That is faster where attempts run ahead, and what they
-    /// sample from then on is not quite what training finds for it; the log-probability that is recorded is
-    /// the one that it was sampled with.
+    /// Whether a completion in flight keeps its KV cache when the weights change. Otherwise the
+    /// cache is recomputed with the new weights. Keeping the cache is faster if attempts run ahead.
+    /// Log-probabilities computed in training then differ slightly from those of sampling; the
+    /// recorded log-probability is the one of sampling.
     pub keep_cache: bool,
-    /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations
-    /// again, which takes longer. Results do not depend on it.
+    /// Maximum memory to use, in MiB; 0 for the free memory. If memory is short, training
+    /// recomputes activations, which takes longer. Results do not depend on it.
     pub memory_mb: usize,
-    /// Longest wait for the model to do one thing other than to reply, in seconds: to take a micro-batch, to
-    /// change its weights, to write or read them. Where it hangs for longer the run ends with an error, and
-    /// can go on from its last checkpoint.
+    /// Timeout for calls of the model other than completions, in seconds: computing a micro-batch,
+    /// changing its weights, writing or reading them. If a call times out, the run ends with an
+    /// error and can be resumed from its last checkpoint.
     pub call_seconds: f64,
 }
 
 impl EngineKeys {
-    /// Sequences that the engine computes together at most: as many as there are attempts, where the recipe
-    /// says how many.
+    /// Returns the maximum number of sequences that the engine computes together. It is the number
+    /// of concurrent attempts if the recipe sets one.
     pub fn sequences(&self) -> usize {
         self.attempts(SEQUENCES)
     }
 
-    /// `sampler`, no call of which takes longer than `call_seconds`.
+    /// Wraps `sampler` so that its calls time out after `call_seconds`.
     pub fn sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
         Arc::new(Timely::new(sampler, self.longest_call()))
     }
 
-    /// `learner`, no call of which takes longer than `call_seconds`.
+    /// Wraps `learner` so that its calls time out after `call_seconds`.
     pub fn learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
         Arc::new(Timely::new(learner, self.longest_call()))
     }
 
-    /// Longest time that a call of a policy may take.
+    /// Returns the timeout for a call of a policy.
     pub fn longest_call(&self) -> Duration {
         Duration::from_secs_f64(self.call_seconds)
     }
 
-    /// Attempts under way at once, where `needed` would be best.
+    /// Returns the maximum number of attempts in flight. `needed` is used if the recipe sets none.
     pub fn attempts(&self, needed: usize) -> usize {
         if self.concurrency > 0 { self.concurrency } else { needed }
     }
@@ -193,24 +197,24 @@ impl Default for EngineKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskSource {
-    /// Arithmetic in symbols and words, from a generator without end.
+    /// Generated arithmetic, in symbols or words, without end.
     Arithmetic(ArithmeticKeys),
-    /// Rows of files.
+    /// Rows of files (JSON Lines, Parquet and others).
     #[serde(alias = "jsonl")]
     File(FileOptions),
-    /// Data sets of reasoning-gym.
+    /// Data sets of the reasoning-gym library.
     ReasoningGym(ReasoningGymOptions),
-    /// An environment of verifiers.
+    /// An environment of the verifiers library.
     Verifiers(VerifiersOptions),
-    /// A text world of gymnasium.
+    /// A text environment of gymnasium.
     Gymnasium(GymnasiumOptions),
-    /// A server of OpenEnv.
+    /// An OpenEnv server.
     #[serde(rename = "openenv")]
     OpenEnv(OpenEnvOptions),
 }
 
 impl TaskSource {
-    /// The environment that it is, where it is one.
+    /// Returns the environment's options, or `None` if this source is not an environment.
     pub fn environment(&self) -> Option<EnvironmentOptions> {
         match self {
             TaskSource::Arithmetic(_) | TaskSource::File(_) => None,
@@ -226,17 +230,17 @@ impl TaskSource {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArithmeticKeys {
-    /// Numbers in an expression, 2 to 6.
+    /// Number of operands in an expression, 2 to 6.
     pub operands: u32,
-    /// Fewest digits of a number, at least 1.
+    /// Minimum number of digits of an operand, at least 1.
     pub min_digits: u32,
-    /// Most digits of a number, at most 6.
+    /// Maximum number of digits of an operand, at most 6.
     pub max_digits: u32,
-    /// Share of tasks put in words; the others are in symbols.
+    /// Fraction of tasks in words, in 0..=1; the remaining tasks are in symbols.
     pub words: f64,
-    /// Whether words may be a story, in which the operations go unnamed.
+    /// Whether a task in words may be a story, which does not name the operations.
     pub stories: bool,
-    /// How many different tasks there are to train on.
+    /// Number of different training tasks.
     pub train: u32,
 }
 
@@ -249,60 +253,66 @@ impl Default for ArithmeticKeys {
 }
 
 impl ArithmeticKeys {
-    /// The options of the generator.
+    /// Returns the options of the generator.
     pub fn options(&self) -> ArithmeticOptions {
         let ArithmeticKeys { operands, min_digits, max_digits, words, stories, .. } = *self;
         ArithmeticOptions { operands, min_digits, max_digits, words, stories }
     }
 }
 
-/// `[metrics]`: where metrics go besides `metrics.jsonl`
+/// `[metrics]`: destinations of metrics in addition to `metrics.jsonl`
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsKeys {
-    /// Whether event files for TensorBoard are written, into the folder `tensorboard` of the run.
+    /// Whether to write event files for TensorBoard to the directory `tensorboard` of the run.
     pub tensorboard: bool,
-    /// Address of an MLflow server, such as `http://127.0.0.1:5000`; none where empty. The experiment has the
-    /// run's name.
+    /// URL of an MLflow server, such as `http://127.0.0.1:5000`; none if empty. The experiment has
+    /// the run's name.
     pub mlflow: String,
-    /// A project of Weights & Biases; none where empty. What is measured goes into the folder `wandb` of the
-    /// run, which `wandb sync` uploads.
+    /// Project in Weights & Biases; none if empty. Metrics are written to the directory `wandb` of
+    /// the run, which `wandb sync` uploads.
     pub wandb: String,
 }
 
-/// `[eval]`: held-out tasks, before the first phase and after each; greedily, unless told otherwise.
+/// `[eval]`: evaluation on held-out tasks, before the first phase and after each phase; greedy by
+/// default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvalKeys {
-    /// Tasks from each source; for a file at most as many as it holds out. 0 for no evaluations at all.
+    /// Number of tasks from each source. A file contributes at most the tasks that it holds out. 0
+    /// disables evaluations.
     pub tasks: usize,
-    /// The share of these tasks that only chooses `checkpoints/best`, and is reported apart. The others then
-    /// say without bias how good the best is; with 0 all choose it, and what they say of it is biased
-    /// upwards.
+    /// Fraction of these tasks that are used only to select `checkpoints/best`, in 0..1, and are
+    /// reported separately. The remaining tasks then give an unbiased estimate for the best
+    /// checkpoint. With 0, all tasks select the checkpoint, and the estimate is biased upwards.
     pub select: f64,
-    /// Tasks in wordings never seen in training, from each generator; reported apart.
+    /// Number of tasks from each generator in wordings that never occur in training; reported
+    /// separately.
     pub unseen_wordings: usize,
-    /// Decides which questions are held out, over all sources together. Apart from the run's seed, so that
-    /// runs that differ in it are measured on the same tasks, and none is trained on what another is measured
-    /// on.
+    /// Seed of the choice of held-out questions, over all sources together. It is separate from the
+    /// run's seed. Runs with different seeds are therefore measured on the same tasks, and no run
+    /// trains on a task that another run is measured on.
     pub split_seed: u64,
-    /// Also after every so many steps of a phase; 0 for only at its end.
+    /// Interval between evaluations in steps of a phase; 0 evaluates only at the end of a phase.
     pub every: u32,
-    /// Whether also before training.
+    /// Whether to evaluate before training.
     pub before: bool,
-    /// Attempts at each task.
+    /// Number of attempts at each task, at least 1.
     pub samples: u32,
-    /// Sampling temperature; 0 takes the most likely token, for one attempt at each task.
+    /// Sampling temperature, in 0.01..=100 or 0. 0 takes the most likely token and needs `samples =
+    /// 1`.
     pub temperature: f32,
-    /// Only the most likely tokens are sampled, until their probability reaches this; 1 leaves all.
+    /// Nucleus sampling: samples from the most likely tokens whose probabilities add up to this
+    /// value, in 0..=1 but not 0; 1 keeps all tokens.
     pub top_p: f32,
-    /// Only so many of the most likely tokens are sampled; 0 leaves all.
+    /// Number of most likely tokens to sample from; 0 keeps all tokens.
     pub top_k: usize,
-    /// Only tokens at least this likely relative to the most likely one are sampled; 0 leaves all.
+    /// Minimum probability of a token relative to the most likely token, in 0..=1; 0 keeps all
+    /// tokens.
     pub min_p: f32,
-    /// Most replies of an attempt; 0 for those of `agent.max_turns`.
+    /// Maximum number of completions in an attempt; 0 for `agent.max_turns`.
     pub max_turns: u32,
-    /// Most sampled tokens of an attempt; 0 for those of `agent.max_tokens`.
+    /// Maximum number of sampled tokens in an attempt; 0 for `agent.max_tokens`.
     pub max_tokens: usize,
 }
 
@@ -327,13 +337,13 @@ impl Default for EvalKeys {
 }
 
 impl EvalKeys {
-    /// How attempts are sampled.
+    /// Returns the sampling parameters of evaluation attempts.
     pub fn params(&self) -> SamplingParams {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *self;
         SamplingParams { temperature, top_p, top_k, min_p, ..SamplingParams::default() }
     }
 
-    /// Where attempts end, of which those for training end at `limits`.
+    /// Returns the limits of evaluation attempts, given the `limits` of training attempts.
     pub fn limits(&self, limits: Limits) -> Limits {
         Limits {
             turns: if self.max_turns == 0 { limits.turns } else { self.max_turns },
@@ -347,14 +357,14 @@ impl EvalKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Imitate demonstrations.
+    /// Supervised fine-tuning on demonstrations.
     Sft(SftKeys),
-    /// Reinforce what is rewarded.
+    /// Reinforcement learning.
     Rl(Box<RlKeys>),
 }
 
 impl Phase {
-    /// Name in messages and metrics.
+    /// Returns the name in messages and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Phase::Sft(_) => "sft",
@@ -362,7 +372,7 @@ impl Phase {
         }
     }
 
-    /// The policy of others that it imitates, by name.
+    /// Returns the name of the external policy that the phase imitates, or `None`.
     pub fn teacher(&self) -> Option<&str> {
         match self {
             Phase::Sft(keys) => keys.source.as_ref().and_then(|source| source.policy.as_deref()),
@@ -370,12 +380,12 @@ impl Phase {
         }
     }
 
-    /// How many steps it has, if nothing ends it before.
+    /// Returns the number of steps if the phase does not stop early.
     pub fn steps(&self) -> u32 {
         u32::try_from(self.all_steps()).unwrap_or(u32::MAX)
     }
 
-    /// How many steps it would have, also where no run can have so many.
+    /// Returns the number of steps without the cap of `u32`, which no run can exceed.
     pub(super) fn all_steps(&self) -> u64 {
         match self {
             Phase::Sft(keys) => {
@@ -386,7 +396,7 @@ impl Phase {
         }
     }
 
-    /// Optimiser of the phase.
+    /// Returns the optimizer of the phase.
     pub fn optimiser(&self) -> &OptimiserKeys {
         match self {
             Phase::Sft(keys) => &keys.optimiser,
@@ -394,7 +404,7 @@ impl Phase {
         }
     }
 
-    /// The policies that it trains, by name; all where empty.
+    /// Returns the names of the policies that the phase trains; empty for all.
     pub fn policies(&self) -> &[String] {
         match self {
             Phase::Sft(keys) => &keys.policies,
@@ -402,7 +412,7 @@ impl Phase {
         }
     }
 
-    /// The success of an evaluation that ends it before its last step.
+    /// Returns the success rate at which the phase stops early, or `None`.
     pub fn until(&self) -> Option<f64> {
         match self {
             Phase::Sft(keys) => keys.until,
@@ -410,7 +420,7 @@ impl Phase {
         }
     }
 
-    /// Peak learning rate.
+    /// Returns the peak learning rate.
     pub fn learning_rate(&self) -> f32 {
         match self {
             Phase::Sft(keys) => keys.learning_rate,
@@ -423,27 +433,27 @@ impl Phase {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SftKeys {
-    /// How many demonstrations, sampled from the training tasks that have one, from all kinds of tasks alike;
-    /// or made by `source`.
+    /// Number of demonstrations, at least 1. They are sampled evenly over all kinds of training
+    /// tasks that have one, or made by `source`.
     pub demonstrations: usize,
-    /// Whoever makes demonstrations, where it is not the tasks that bring them.
+    /// Origin of demonstrations if they do not come with the tasks.
     #[serde(default)]
     pub source: Option<SourceKeys>,
-    /// How often each is seen, at most.
+    /// Maximum number of passes over the demonstrations.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
-    /// The success of an evaluation, in 0..=1, that ends the phase when it is reached; see `eval.every`.
-    /// Where `eval.select` sets tasks apart to choose by, their success counts.
+    /// Success rate, in 0..=1, at which the phase stops early; see `eval.every`. If `eval.select`
+    /// reserves tasks for selection, their success counts.
     #[serde(default)]
     pub until: Option<f64>,
-    /// The policies that it trains, by name; all that are trained where not given.
+    /// Names of the policies that the phase trains; by default all trained policies.
     #[serde(default)]
     pub policies: Vec<String>,
-    /// Demonstrations in a step.
+    /// Number of demonstrations in a step.
     pub batch: usize,
     /// Peak learning rate.
     pub learning_rate: f32,
-    /// How the loss of a step is averaged.
+    /// How the loss of a step is averaged; by default the mean over tokens.
     #[serde(default)]
     pub normaliser: Normaliser,
     /// The optimiser.
@@ -451,21 +461,22 @@ pub struct SftKeys {
     pub optimiser: OptimiserKeys,
 }
 
-/// `[phase.source]`: whoever acts in the place of the trained policies, to be imitated: a policy of others,
-/// or replies that rows of tasks have.
+/// `[phase.source]`: origin of the demonstrations: an external policy that acts in place of the
+/// trained policies, or completions in the rows of tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceKeys {
-    /// The policy, by name; one of kind `external`.
+    /// Name of a policy of kind `external`.
     #[serde(default)]
     pub policy: Option<String>,
-    /// In its place: the field of a task's row with the replies of an attempt at it, in order.
+    /// Instead of `policy`: the field of a task's row that contains the completions of an attempt,
+    /// in order.
     #[serde(default)]
     pub field: Option<String>,
-    /// The least score of an attempt whose replies are imitated.
+    /// Minimum score of an attempt whose completions are imitated.
     #[serde(default = "whole_score")]
     pub least_score: f64,
-    /// Most tasks that it tries; 0 for four for each demonstration.
+    /// Maximum number of tasks to try; 0 for four per demonstration.
     #[serde(default)]
     pub tasks: usize,
 }
@@ -484,7 +495,7 @@ impl fmt::Display for SourceKeys {
 }
 
 impl SourceKeys {
-    /// Most tasks that are tried for so many demonstrations.
+    /// Returns the maximum number of tasks to try for `demonstrations` demonstrations.
     pub fn most_tasks(&self, demonstrations: usize) -> usize {
         if self.tasks == 0 { demonstrations.saturating_mul(4) } else { self.tasks }
     }

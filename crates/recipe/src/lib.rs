@@ -1,16 +1,18 @@
-//! Declares, reads, checks and writes recipes: what a run trains, on what, and how.
+//! Declares, reads, checks and writes recipes, which describe a run: its model, tasks, agents and
+//! training phases.
 //!
-//! A recipe is one TOML file. Every key is declared once, as a field of a type in one of the `…Keys` modules,
-//! with its type, its default and its meaning. [`Recipe::load`] reads a file: it makes paths absolute,
-//! applies `--set` overrides, fills defaults that depend on other keys, and checks every value. Each agent,
-//! scorer and tool has the keys of its kind only.
+//! A recipe is a TOML file. Every key is declared once, as a field of a type in one of the `…Keys`
+//! modules, with its type, default and meaning. [`Recipe::load`] reads a file: it makes paths
+//! absolute, applies `--set` overrides, fills defaults that depend on other keys, and checks every
+//! value. An agent, scorer or tool accepts only the keys of its kind.
 //!
 //! # Guarantees
-//! - **Named errors.** A key that is unknown, has the wrong type or a value out of range is an error that
-//!   names the key by its path; for an unknown key, the nearest known one.
-//! - **Paths.** Paths in a recipe are relative to the recipe's directory, paths in `--set` to the working
-//!   directory.
-//! - **Round trip.** [`Recipe::load`] reads what [`Recipe::to_toml`] writes as the same recipe.
+//! - **Named errors.** If a key is unknown, has the wrong type or is out of range, the error
+//!   contains the key's full path. For an unknown key, the error suggests the nearest known key.
+//! - **Paths.** Paths in a recipe file are relative to the file's directory. Paths in `--set` are
+//!   relative to the working directory.
+//! - **Round trip.** The output of [`Recipe::to_toml`] loads with [`Recipe::load`] as the same
+//!   recipe.
 //!
 //! # Example
 //! ```
@@ -43,8 +45,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Out of scope: running a recipe (`levade-trainer`), and choosing the parts that it names, such as models
-//! and devices (the binary).
+//! Out of scope: running a recipe (`levade-trainer`), and loading the models and choosing the
+//! devices that the recipe names (the binary).
 
 mod agent;
 mod bounds;
@@ -107,64 +109,65 @@ pub use set::{Override, SetError};
 pub use tools::{Outage, ToolKeys};
 pub use write::WriteError;
 
-/// The longest time that a recipe may name, in seconds, which keeps it within what a duration can hold.
+/// Maximum duration that a recipe can set, in seconds. It stays within the range of
+/// [`std::time::Duration`].
 const MOST_SECONDS: f64 = 1e9;
 
-/// Faults of a recipe. All of them are the user's to put right.
+/// Errors in a recipe. The user can fix each of them.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     /// The file cannot be read.
     #[error("cannot read the recipe {}: {source}", file.display())]
     Io {
-        /// The file.
+        /// Path of the recipe file.
         file: PathBuf,
-        /// Why.
+        /// I/O error.
         source: std::io::Error,
     },
     /// The file is not TOML.
     #[error("the recipe {} is not valid TOML: {message}", file.display())]
     Syntax {
-        /// The file.
+        /// Path of the recipe file.
         file: PathBuf,
-        /// Words of the parser, with the line.
+        /// Message of the TOML parser, with the line number.
         message: String,
     },
-    /// A key is not what it should be.
+    /// A key is unknown, missing or of the wrong type.
     #[error("{}: {source}", file.display())]
     Key {
-        /// The file.
+        /// Path of the recipe file.
         file: PathBuf,
-        /// Which key, and what is wrong.
+        /// Path of the key, and the problem.
         source: ReadError,
     },
     /// A value is out of range.
     #[error("{}: `{key}` is {value}, but must be {range}", file.display())]
     Value {
-        /// The file.
+        /// Path of the recipe file.
         file: PathBuf,
-        /// The key.
+        /// Path of the key.
         key: String,
-        /// Value of the key.
+        /// Value in the recipe, as it is shown in the message.
         value: String,
-        /// Values that it may have.
+        /// Description of the allowed values.
         range: String,
     },
-    /// An override is not one.
+    /// An override is malformed, or its path does not exist.
     #[error("{0}")]
     Set(#[from] SetError),
-    /// A value that TOML cannot hold.
+    /// A value cannot be represented in TOML.
     #[error("the recipe cannot be written down: {0}")]
     Write(#[from] WriteError),
 }
 
 impl Recipe {
-    /// The environments among the sources of tasks.
+    /// Returns the task sources that are environments.
     pub fn environments(&self) -> impl Iterator<Item = EnvironmentOptions> {
         self.tasks.iter().filter_map(TaskSource::environment)
     }
 
-    /// Attempts under way at once: as many as `engine.concurrency` says, or all of the largest step and of
-    /// what may run ahead of it.
+    /// Returns the maximum number of attempts in flight. This is `engine.concurrency` if it is not
+    /// 0. Otherwise it is enough for the largest step and the attempts that may run ahead of it.
     pub fn concurrency(&self) -> usize {
         let attempts = |phase: &Phase| match phase {
             Phase::Sft(_) => 0,
@@ -179,13 +182,15 @@ impl Recipe {
     /// Reads a recipe, applies the overrides in order, and checks every value.
     ///
     /// # Errors
-    /// Names the file and the key.
+    /// Returns [`RecipeError`] with the file and the key if the recipe is invalid, and an error if
+    /// the file cannot be read.
     pub fn load(file: &Path, overrides: &[Override]) -> Result<Self, RecipeError> {
         let io = |source| RecipeError::Io { file: file.to_owned(), source };
         let mut table = read_table(file)?;
         let here = std::env::current_dir().map_err(io)?;
         let folder = here.join(file.parent().unwrap_or(Path::new("")));
-        // Paths are texts in a recipe, and another path would be read back.
+        // Paths are strings in a recipe. A path that is not UTF-8 would be read back as another
+        // path.
         if [&here, &folder].iter().any(|path| path.to_str().is_none()) {
             let why = "the name of its folder, or of the working directory, is not UTF-8; rename it";
             return Err(io(std::io::Error::other(why)));
@@ -194,7 +199,8 @@ impl Recipe {
         for change in overrides {
             paths::apply(change, &mut table, &here)?;
         }
-        // Those of the file have their folders by now.
+        // The parts of the file already have their directories; this sets the directories of parts
+        // from overrides.
         paths::resolve_parts(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         reward::check_alone(&table).map_err(wrong)?;
@@ -205,17 +211,19 @@ impl Recipe {
             recipe.check_name(file)?;
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
         }
-        // With all phases, so that errors count them as the file does.
+        // Before skipped phases are removed, so that the phase numbers in errors are those of the
+        // file.
         recipe.check(file)?;
         recipe.phase.drain(..std::mem::take(&mut recipe.run.skip_phases));
         Ok(recipe)
     }
 
-    /// Reads no more of a recipe than where its run is recorded: the rest may name files that are not on this
-    /// machine.
+    /// Reads only the location of the run's store from a recipe. Other keys are not checked,
+    /// because they may name files that are not on this machine.
     ///
     /// # Errors
-    /// Returns an error if the file is no TOML, or if its `run.store` names no location.
+    /// Returns an error if the file cannot be read or is not TOML, or if its `run.store` is not a
+    /// valid location.
     pub fn store_location(file: &Path) -> Result<Location, RecipeError> {
         let table = read_table(file)?;
         let store = table.get("run").and_then(|run| run.get("store"));
@@ -225,24 +233,25 @@ impl Recipe {
         })
     }
 
-    /// The recipe with every key written out.
+    /// Returns the recipe as TOML with every key, including keys with default values.
     ///
     /// # Errors
-    /// When a number is too large for TOML.
+    /// Returns an error if a number is too large for TOML.
     pub fn to_toml(&self) -> Result<String, RecipeError> {
         let table = self.written()?;
         toml::to_string_pretty(&table).map_err(|error| RecipeError::Write(write::unwritable(error)))
     }
 
-    /// The first key in which two recipes differ so that one cannot continue the other's run.
+    /// Returns the first key whose difference prevents one recipe from continuing the other
+    /// recipe's run.
     ///
     /// # Errors
-    /// When a recipe cannot be written down.
+    /// Returns an error if a recipe cannot be written as TOML.
     pub fn difference(&self, earlier: &Recipe) -> Result<Option<Difference>, RecipeError> {
         Ok(compare::difference(&earlier.written()?, &self.written()?))
     }
 
-    /// All keys, as they stand in a file.
+    /// Returns all keys in the layout of a recipe file.
     fn written(&self) -> Result<Table, WriteError> {
         let mut table = write::write(self)?;
         named::join(&mut table);
@@ -251,7 +260,7 @@ impl Recipe {
     }
 }
 
-/// Reads a file of TOML.
+/// Reads a TOML file.
 fn read_table(file: &Path) -> Result<Table, RecipeError> {
     let text = std::fs::read_to_string(file);
     let text = text.map_err(|source| RecipeError::Io { file: file.to_owned(), source })?;

@@ -1,7 +1,7 @@
-//! Agents by name: `[agent.NAME]`, which says what differs from `[agent]`.
+//! Named agents: `[agent.NAME]` contains the keys that differ from `[agent]`.
 //!
-//! In a file both are one table, whose own keys are those of every agent. Typed, they are apart: what
-//! `[agent]` says, and each named agent whole.
+//! In a file, both are one table, and the keys of `[agent]` apply to every agent. The types keep
+//! them separate: the keys of `[agent]`, and each named agent with all its keys.
 
 use toml::{Table, Value};
 
@@ -9,10 +9,11 @@ use super::read::AGENTS;
 
 const AGENT: &str = "agent";
 
-/// Keys of an agent that are tables themselves, so that no agent can have their names.
+/// Keys of an agent that are tables themselves, so that no agent can have these names.
 const TABLES: [&str; 4] = ["context", "match", "sampling", "variables"];
 
-/// Takes the named agents out of `[agent]`, each with the keys of `[agent]` that it does not give itself.
+/// Moves the named agents out of `[agent]`. Each gets the keys of `[agent]` that it does not set
+/// itself.
 pub(super) fn split(table: &mut Table) {
     let Some(Value::Table(agent)) = table.get_mut(AGENT) else { return };
     let is_agent = |(key, value): &(String, Value)| value.is_table() && !TABLES.contains(&key.as_str());
@@ -29,7 +30,7 @@ pub(super) fn split(table: &mut Table) {
     table.insert(AGENTS.into(), Value::Table(named));
 }
 
-/// The mirror image of [`split`].
+/// Moves the named agents back into `[agent]`: the inverse of [`split`].
 pub(super) fn join(table: &mut Table) {
     let Some(Value::Table(named)) = table.remove(AGENTS) else { return };
     if let Some(Value::Table(agent)) = table.get_mut(AGENT) {
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn named_agents_have_the_keys_of_all() {
+    fn named_agents_inherit_shared_keys() {
         let text = "[agent]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }\n[agent.x]\nsystem = 'x'\n[agent.y]";
         let mut table: Table = text.parse().unwrap();
         let before = table.clone();

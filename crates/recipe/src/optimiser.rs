@@ -1,27 +1,28 @@
-//! `[phase.optimiser]`: the optimizer of a phase, which SFT, RL and the critic share.
+//! `[phase.optimiser]`: the optimizer of a phase. SFT, RL and the critic share its keys.
 
 use serde::{Deserialize, Serialize};
 
-/// `[phase.optimiser]`: AdamW and its schedule. It starts afresh with each phase.
+/// `[phase.optimiser]`: AdamW and its learning-rate schedule. The optimizer state is reset in each
+/// phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimiserKeys {
-    /// How the learning rate falls from its peak.
+    /// Schedule of the learning rate after the warm-up.
     pub schedule: Schedule,
-    /// Steps over which it first rises to the peak.
+    /// Number of warm-up steps, in which the learning rate rises to its peak.
     pub warmup: u32,
-    /// The share of the peak it falls to.
+    /// Final learning rate as a fraction of the peak, in 0..=1.
     #[serde(alias = "final_share")]
     pub min_lr_ratio: f32,
-    /// Decay of the first moment.
+    /// Decay of the first moment, in 0..1.
     pub beta1: f32,
-    /// Decay of the second moment.
+    /// Decay of the second moment, in 0..1.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// Constant that is added to the root of the second moment, more than 0.
     pub epsilon: f32,
-    /// Decoupled weight decay, of matrices only.
+    /// Decoupled weight decay, applied to matrices only; at least 0.
     pub weight_decay: f32,
-    /// Gradients are scaled down to this global norm; 0 leaves them.
+    /// Maximum global norm of gradients; larger gradients are scaled down. 0 disables clipping.
     pub max_grad_norm: f32,
 }
 
@@ -40,15 +41,15 @@ impl Default for OptimiserKeys {
     }
 }
 
-/// The shape of the learning rate after the warm-up.
+/// Shape of the learning-rate schedule after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
-    /// Stays at the peak.
+    /// The learning rate stays at the peak.
     #[default]
     Constant,
-    /// A straight line down to the final share.
+    /// Linear decay to `min_lr_ratio`.
     Linear,
-    /// Half a cosine down to the final share.
+    /// Half a cosine down to `min_lr_ratio`.
     Cosine,
 }

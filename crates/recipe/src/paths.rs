@@ -1,5 +1,5 @@
-//! Makes the paths of a recipe absolute: those of a file from its directory, those of `--set` from the
-//! working directory.
+//! Makes the paths of a recipe absolute. Paths in a file are relative to its directory, paths in
+//! `--set` to the working directory.
 
 use std::path::{Path, PathBuf};
 
@@ -8,19 +8,20 @@ use toml::{Table, Value};
 use super::patterns::each;
 use super::set::{Override, SetError};
 
-/// What makes a text a path.
+/// Condition under which a string is a path.
 #[derive(Clone, Copy)]
 enum Form {
-    /// Any text.
+    /// Any string.
     Path,
-    /// A first point, or a file of that name: the name of a model may look like a path.
+    /// A string that starts with a dot, or that names an existing file: the name of a model can
+    /// look like a path.
     Model,
-    /// A slash: a program without one is looked up in `PATH`.
+    /// A string with a slash: a program without a slash is looked up in `PATH`.
     Program,
 }
 
-/// Keys of what a run reads and writes. With `--set`, only an override of the key itself is relative to the
-/// working directory.
+/// Keys of files and directories that a run reads and writes. With `--set`, only an override of the
+/// key itself is relative to the working directory.
 const OWN: [(&str, Form); 7] = [
     ("run.folder", Form::Path),
     ("model.source", Form::Model),
@@ -31,7 +32,7 @@ const OWN: [(&str, Form); 7] = [
     ("tasks.*.path.*", Form::Path),
 ];
 
-/// Keys of parts that are programs, or have files of their own.
+/// Keys of parts that are programs, or that have files of their own.
 const PARTS: [(&str, Form); 14] = [
     ("reward.scorer.file", Form::Path),
     ("reward.scorer.databases", Form::Path),
@@ -49,19 +50,19 @@ const PARTS: [(&str, Form); 14] = [
     ("cluster.samplers.urls_file", Form::Path),
 ];
 
-/// Parts with a `command`, which runs in their `folder`: the directory of the recipe if they have none.
+/// Parts with a `command`, which runs in their `folder`; by default the directory of the recipe.
 const PROGRAMS: [&str; 5] = ["agent", "agent.*", "tool.*", "reward.scorer", "reward.scorers.*"];
 
-/// Sources of tasks that are environments, which run in the `folder` of their `worker`.
+/// Task sources that are environments, which run in the `folder` of their `worker`.
 const ENVIRONMENTS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "openenv"];
 
-/// Makes the paths of a file absolute, from its directory.
+/// Makes the paths of a file absolute, relative to the directory `dir`.
 pub(super) fn resolve(table: &mut Table, dir: &Path) {
     join(table, &OWN, |path| dir.join(path).components().collect());
     resolve_parts(table, dir);
 }
 
-/// Makes the paths absolute of parts that are programs, or have files of their own.
+/// Makes the paths of parts that are programs or have files of their own absolute.
 pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
     let set_folder = |keys: &mut Table| {
         let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
@@ -78,7 +79,7 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
         each(table, &format!("tasks.*:{kind}"), &mut |_, source| {
             let Value::Table(keys) = source else { return };
             let worker = keys.entry("worker").or_insert_with(|| Value::Table(Table::new()));
-            // A worker that is no table is rejected when it is read.
+            // A worker that is not a table is rejected when it is read.
             worker.as_table_mut().into_iter().for_each(set_folder);
         });
     }
@@ -88,7 +89,7 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
 /// Applies an override, whose paths are relative to the working directory.
 ///
 /// # Errors
-/// Names the part of the override's path that leads nowhere.
+/// Returns [`SetError`] with the part of the override's path that does not exist.
 pub(super) fn apply(change: &Override, table: &mut Table, dir: &Path) -> Result<(), SetError> {
     let mut alone = Table::new();
     change.apply(&mut alone)?;
@@ -98,7 +99,7 @@ pub(super) fn apply(change: &Override, table: &mut Table, dir: &Path) -> Result<
     change.apply(table)
 }
 
-/// Joins the paths of these keys.
+/// Makes the values of these keys absolute if they are paths.
 fn join(table: &mut Table, keys: &[(&str, Form)], absolute: impl Fn(&str) -> PathBuf) {
     for (pattern, form) in keys {
         each(table, pattern, &mut |_, value| {

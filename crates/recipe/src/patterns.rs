@@ -4,10 +4,10 @@ use toml::{Table, Value};
 
 use super::read::KIND;
 
-/// Calls `visit` with every value whose key fits a pattern, and with that key.
+/// Calls `visit` with every value whose key matches a pattern, and with that key.
 ///
-/// A part of a pattern is a key, or `*` for any key and any item of a list. `NAME:KIND` fits only tables of
-/// that kind.
+/// A part of a pattern is a key, or `*` for any key and any item of a list. `NAME:KIND` matches
+/// only tables of that kind.
 pub(super) fn each(table: &mut Table, pattern: &str, visit: &mut dyn FnMut(&str, &mut Value)) {
     let parts: Vec<&str> = pattern.split('.').collect();
     table.iter_mut().for_each(|(key, value)| step("", key, value, &parts, visit));
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_visits_keys_items_and_kinds_of_a_pattern() {
+    fn each_visits_matching_keys_items_and_kinds() {
         let mut table: Table =
             "a.b = 1\na.c.b = 2\n[[d]]\nkind = 'x'\ne = 3\n[[d]]\nkind = 'y'\ne = 4\nf = [5, 6]"
                 .parse()

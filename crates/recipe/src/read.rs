@@ -1,9 +1,10 @@
-//! Reads typed keys from TOML by serde, with errors that name the key by its whole path.
+//! Deserializes typed keys from TOML, with errors that contain the full path of the key.
 //!
-//! `serde_path_to_error` finds the path of a fault. What this module adds are two shapes of recipes. An enum
-//! with contents is a table whose `kind` names the variant, or just that name if its contents are all
-//! defaults. A struct with a field [`OPTIONS`] has the contents of that enum among its own keys. serde's
-//! attributes for these shapes, `tag` and `flatten`, read through a buffer, in which the path is lost.
+//! `serde_path_to_error` finds the path of an error. This module adds two layouts of recipes. An
+//! enum with contents is a table whose `kind` names the variant, or just that name if its contents
+//! are all defaults. A struct with a field [`OPTIONS`] has the contents of that enum among its own
+//! keys. serde's attributes for these layouts, `tag` and `flatten`, read through a buffer, which
+//! loses the path.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,20 +14,21 @@ use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Un
 use serde_path_to_error::Segment;
 use toml::{Table, Value};
 
-/// Name of the typed field with the agents by name, which a file has in `[agent]`. No key of a file starts
-/// with `$`.
+/// Name of the typed field with the agents by name, which are in `[agent]` in a file. No key of a
+/// file starts with `$`.
 pub(super) const AGENTS: &str = "$agents";
 
-/// The key that names the variant of an enum.
+/// Key that names the variant of an enum.
 pub(super) const KIND: &str = "kind";
 
-/// Name of the field whose contents a file has among the keys of its struct.
+/// Name of the field whose contents are among the keys of its struct in a file.
 pub(super) const OPTIONS: &str = "$options";
 
-/// Fault in a value, and where it stands.
+/// An error in a value, with the path of its key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadError {
-    /// Keys from the outermost inwards. Until [`read`] returns, those that serde does not see.
+    /// Keys, outermost first. Until [`read`] returns, it contains only the keys that serde does not
+    /// see.
     path: Vec<String>,
     problem: Problem,
 }
@@ -41,12 +43,13 @@ enum Problem {
 }
 
 impl ReadError {
-    /// A fault of the value under these keys.
+    /// Creates an error for the value at `path`.
     pub(super) fn at<const N: usize>(path: [&str; N], why: impl fmt::Display) -> Self {
         ReadError { path: path.map(str::to_owned).to_vec(), problem: Problem::Other(why.to_string()) }
     }
 
-    /// This error of a struct with `fields`, in which the file has the keys of a struct around it as well.
+    /// Adds the keys of an outer struct to the known keys, if this is an unknown key of the struct
+    /// with `fields`. In a file, both structs share one table.
     fn with_known(mut self, fields: &[&str], outer: &[&'static str]) -> Self {
         if let Problem::UnknownKey { known } = &mut self.problem
             && *known == fields
@@ -100,7 +103,7 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// The known name that `name` is most likely a slip of.
+/// Returns the known name that is most similar to `name`, or `None` if none is similar enough.
 pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
@@ -111,7 +114,7 @@ pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// Name of a type that serde expects, in the words of a person who writes a recipe.
+/// Returns the name of a type that serde expects in terms of a recipe.
 fn plainly(expected: &dyn de::Expected) -> String {
     let text = expected.to_string();
     match text.as_str() {
@@ -157,7 +160,7 @@ impl de::Error for ReadError {
         Problem::UnknownKind { found: found.into(), known }.into()
     }
 
-    // The path that serde sees leads to the key.
+    // serde's path already leads to the key.
     fn unknown_field(_key: &str, known: &'static [&'static str]) -> Self {
         Problem::UnknownKey { known: known.to_vec() }.into()
     }
@@ -167,7 +170,7 @@ impl de::Error for ReadError {
     }
 }
 
-/// Reads a typed configuration.
+/// Deserializes a typed configuration.
 pub(super) fn read<T: de::DeserializeOwned>(table: Table) -> Result<T, ReadError> {
     let value = Value::Table(table);
     serde_path_to_error::deserialize(Reader::Value(&value)).map_err(|error| {
@@ -183,18 +186,19 @@ pub(super) fn read<T: de::DeserializeOwned>(table: Table) -> Result<T, ReadError
     })
 }
 
-/// Entries of a table, in the order of the file.
+/// Entries of a table, in file order.
 type Entries<'a> = Vec<(&'a str, Reader<'a>)>;
 
 enum Reader<'a> {
     /// A value of the file.
     Value(&'a Value),
-    /// Part of a table, and the fields of a struct to which its other part belongs.
+    /// Part of a table, and the fields of the outer struct that the other part belongs to.
     Part(Entries<'a>, &'static [&'static str]),
 }
 
 impl<'a> Reader<'a> {
-    /// The entries of a table, and the fields of a struct to which others belong.
+    /// Returns the entries of a table, and the fields of the outer struct that other entries belong
+    /// to.
     fn entries(self) -> Result<(Entries<'a>, &'static [&'static str]), &'a Value> {
         match self {
             Reader::Value(Value::Table(table)) => {
@@ -205,7 +209,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The name of a variant, and its contents.
+    /// Returns the name of a variant, and its contents.
     fn variant(self, variants: &'static [&'static str]) -> Result<(&'a str, Self), ReadError> {
         let wrong = |found: &Value, expected: &str| {
             <ReadError as de::Error>::invalid_type(Unexpected::Other(&found.to_string()), &expected)
@@ -287,7 +291,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
                 let (own, options) = all.partition(|(key, _)| *key != OPTIONS && fields.contains(key));
                 (own, Reader::Part(options, fields))
             }
-            // A kind alone, all of whose options are defaults.
+            // Only a kind, whose options are all defaults.
             kind @ Reader::Value(Value::String(_)) => (Vec::new(), kind),
             other => return other.deserialize_any(visitor),
         };
@@ -305,7 +309,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         visitor.visit_enum(MapAccessDeserializer::new(MapDeserializer::new(variant)))
     }
 
-    /// The contents of a variant that has none.
+    /// Deserializes the contents of a variant without fields.
     fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         let Reader::Part(entries, outer) = self else { return self.deserialize_any(visitor) };
         let Some((key, _)) = entries.first() else { return visitor.visit_unit() };
@@ -319,7 +323,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
     }
 }
 
-/// Reads a list of at least one item, or one item that is a text.
+/// Deserializes a list of at least one item, or one item that is a string.
 pub(super) fn one_or_several<'de, T, D>(deserializer: D, expected: &'static str) -> Result<Vec<T>, D::Error>
 where
     T: Deserialize<'de> + From<String>,

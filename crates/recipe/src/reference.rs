@@ -1,11 +1,11 @@
-//! Schedule of a reference that moves: after every `kl.reference_every` steps of a phase, the reference takes
-//! the weights that the policy has then.
+//! Schedule of a moving KL reference: after every `kl.reference_every` steps of a phase, the
+//! reference takes the current weights of the policy.
 
 use super::rl::RlKeys;
 
 impl RlKeys {
-    /// Returns how many steps of the phase were done when the reference took the weights that step `step` is
-    /// measured from. 0 is the start of the phase.
+    /// Returns the number of completed steps of the phase when the reference took the weights that
+    /// step `step` uses. 0 is the start of the phase.
     pub fn reference_taken(&self, step: u32) -> u32 {
         let every = self.kl.map_or(0, |kl| kl.reference_every);
         step.checked_rem(every).map_or(0, |since| step - since)
@@ -16,8 +16,8 @@ impl RlKeys {
         step > 0 && self.reference_taken(step) == step
     }
 
-    /// Returns whether, after `done` steps, the weights of the reference are neither those that the phase
-    /// started with nor the policy's.
+    /// Returns whether, after `done` steps, the reference weights differ both from those at the
+    /// start of the phase and from those of the policy.
     pub fn reference_is_its_own(&self, done: u32) -> bool {
         (1..done).contains(&self.reference_taken(done))
     }
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reference_moves_after_every_so_many_steps() {
+    fn reference_moves_at_configured_interval() {
         let keys = |every: u32| -> RlKeys {
             let text = format!(
                 "steps = 9\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\n\

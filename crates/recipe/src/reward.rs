@@ -1,7 +1,8 @@
-//! `[reward]`: what an attempt is worth. Scorers are one, `scorer`, or several, `[[reward.scorers]]`.
+//! `[reward]`: the reward of an attempt. A recipe has one `scorer`, or several
+//! `[[reward.scorers]]`.
 //!
-//! In a file the keys of one of several scorers and the options of its kind are one table. Typed, they are
-//! apart.
+//! In a file, the keys of a scorer in a list and the options of its kind are in one table. The
+//! types keep them separate.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,29 +14,29 @@ use toml::{Table, Value};
 
 use super::read::{ReadError, one_or_several};
 
-/// `[reward]`: reward = score + shaping, where the score is the sum of what the scorers give, each times its
-/// weight. Evaluations count the score alone.
+/// `[reward]`: reward = score + shaping. The score is the weighted sum of the scorers' scores.
+/// Evaluations use only the score.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardKeys {
-    /// How the final answer is scored, where there is one scorer for all tasks.
+    /// Scorer of the final answer, if one scorer is used for all tasks.
     pub scorer: ScorerKind,
     /// Several scorers, each for all tasks or for some.
     pub scorers: Vec<ScorerKeys>,
-    /// The fate of an attempt that a scorer cannot score, where that does not say so itself.
+    /// Effect on an attempt that a scorer cannot score. A scorer in `scorers` can set its own.
     pub unscored: Unscored,
-    /// Longest wait for a scorer: for one that does not answer, and for one that is away while nothing can be
-    /// trained without its scores. Then the run stops, and can go on.
+    /// Timeout for a scorer, in seconds: for one that does not respond, and for one that is
+    /// unavailable while training needs its scores. After it, the run stops and can be resumed.
     pub outage_seconds: f64,
-    /// Added for each call that could not be read, mostly a small negative number.
+    /// Reward added for each call that could not be parsed, usually a small negative number.
     pub malformed_call: f64,
-    /// Added for each call that could be read but not answered (unknown tool, wrong arguments, failure,
-    /// time-out).
+    /// Reward added for each call that was parsed but failed (unknown tool, wrong arguments,
+    /// failure, timeout).
     pub failed_call: f64,
-    /// Added where the attempt was cut by a limit before its answer.
+    /// Reward added if a limit ended the attempt before its answer.
     pub unfinished: f64,
-    /// The reward where something outside the model broke; such an attempt is left out of training where not
-    /// given.
+    /// Reward if something outside the model broke. By default, such an attempt is left out of
+    /// training.
     pub broken: Option<f64>,
 }
 
@@ -55,7 +56,7 @@ impl Default for RewardKeys {
 }
 
 impl RewardKeys {
-    /// The one scorer for all tasks, with the keys that it has where it is named after its kind.
+    /// Returns the single scorer for all tasks as an entry of a list, named after its kind.
     pub fn only(&self) -> ScorerKeys {
         ScorerKeys {
             name: self.scorer.name().to_owned(),
@@ -72,21 +73,22 @@ impl RewardKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerKeys {
-    /// Name in the record and in metrics, where a task chooses it, and in messages.
+    /// Name in the store, in metrics and in messages, and by which a task selects the scorer.
     pub name: String,
-    /// The weight of its score; 0 where it is only recorded.
+    /// Weight of the score; 0 only records it.
     #[serde(default = "one")]
     pub weight: f64,
-    /// Weights of the other components that it gives, by name; these do not count where not given.
+    /// Weights of the scorer's additional components, by name. Components without a weight do not
+    /// count.
     #[serde(default)]
     pub weights: BTreeMap<String, f64>,
-    /// The tasks that it scores: all where not given.
+    /// Tasks that the scorer scores; all by default.
     #[serde(default)]
     pub when: WhenKeys,
-    /// The fate of an attempt that it cannot score, where that is not `reward.unscored`.
+    /// Effect on an attempt that the scorer cannot score; by default `reward.unscored`.
     #[serde(default)]
     pub unscored: Option<Unscored>,
-    /// How it scores.
+    /// Kind and options of the scorer.
     #[serde(rename = "$options")]
     pub scorer: ScorerKind,
 }
@@ -95,30 +97,30 @@ fn one() -> f64 {
     1.0
 }
 
-/// `when`: fields of a task, each with the values that it may have. All that are given must hold.
+/// `when`: fields of a task, each with its allowed values. All conditions that are set must hold.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WhenKeys {
-    /// Where the task comes from: the name of a file or a generator.
+    /// Source of the task: the name of a file or a generator.
     #[serde(skip_serializing_if = "Values::is_empty")]
     pub source: Values,
-    /// The kind of the task.
+    /// Kind of the task.
     #[serde(skip_serializing_if = "Values::is_empty")]
     pub kind: Values,
-    /// The field `data_source` of its row, as in verl's files.
+    /// Field `data_source` of the task's row, as in verl's files.
     #[serde(skip_serializing_if = "Values::is_empty")]
     pub data_source: Values,
 }
 
 impl WhenKeys {
-    /// Fields with the values that each may have, those without any left out.
+    /// Returns the fields that have a condition, each with its allowed values.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[String])> {
         let all = [("source", &self.source), ("kind", &self.kind), ("data_source", &self.data_source)];
         all.into_iter().filter(|(_, values)| !values.is_empty()).map(|(name, values)| (name, &values.0[..]))
     }
 }
 
-/// A text or a list of texts.
+/// A string or a list of strings.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[serde(transparent)]
 pub struct Values(Vec<String>);
@@ -136,17 +138,17 @@ impl<'de> Deserialize<'de> for Values {
     }
 }
 
-/// `unscored`: the fate of an attempt that a scorer cannot score.
+/// `unscored`: effect on an attempt that a scorer cannot score.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Unscored {
-    /// The scorer is asked again a few times; then the attempt counts as broken, and is made again as often
-    /// as `agent.retries` says.
+    /// The request is retried a few times. Then the attempt counts as broken, and is retried up to
+    /// `agent.retries` times.
     #[default]
     Retry,
     /// The attempt is left out of training.
     Drop,
-    /// The attempt is kept in the record, and scored once the scorer is back. The run goes on as far as it
-    /// can without the score.
+    /// The attempt stays in the store and is scored when the scorer is available again. Meanwhile
+    /// the run continues as far as it can without the score.
     Park,
     /// The attempt gets this score.
     Value(f64),
@@ -199,17 +201,17 @@ impl<'de> Deserialize<'de> for Unscored {
 }
 
 const REWARD: &str = "reward";
-/// The key of the only scorer.
+/// Key of a single scorer.
 const SCORER: &str = "scorer";
-/// The key of several scorers.
+/// Key of a list of scorers.
 const SCORERS: &str = "scorers";
 
-/// Whether the file has several scorers.
+/// Returns whether the file lists several scorers.
 fn has_several(reward: &Table) -> bool {
     reward.get(SCORERS).and_then(Value::as_array).is_some_and(|scorers| !scorers.is_empty())
 }
 
-/// Checks that a file has one scorer for all tasks, or several.
+/// Checks that a file has either one scorer for all tasks or a list of scorers.
 ///
 /// # Errors
 /// Returns an error if the file has both.
@@ -222,7 +224,7 @@ pub(super) fn check_alone(table: &Table) -> Result<(), ReadError> {
     Ok(())
 }
 
-/// Leaves only those scorers in a table that count.
+/// Removes the key of the scorers that are not used, `scorer` or `scorers`.
 pub(super) fn leave_used(table: &mut Table) {
     let Some(Value::Table(reward)) = table.get_mut(REWARD) else { return };
     reward.remove(if has_several(reward) { SCORER } else { SCORERS });

@@ -1,4 +1,4 @@
-//! `[[phase]] kind = "rl"`: what is reinforced, and how.
+//! `[[phase]] kind = "rl"`: reinforcement learning, with its algorithms and their parameters.
 
 use levade_rl::correction::{Correction, Rejection};
 use levade_rl::{
@@ -13,114 +13,114 @@ use super::optimiser::OptimiserKeys;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RlKeys {
-    /// A name for `advantage`, `loss` and `normaliser` together; each can be given apart.
+    /// Preset for `advantage`, `loss` and `normaliser`. Each of the three can be set separately.
     #[serde(default)]
     pub algorithm: Algorithm,
-    /// How many steps, at most.
+    /// Maximum number of steps, at least 1.
     pub steps: u32,
-    /// The success of an evaluation, in 0..=1, that ends the phase when it is reached; see `eval.every`.
-    /// Where `eval.select` sets tasks apart to choose by, their success counts.
+    /// Success rate, in 0..=1, at which the phase stops early; see `eval.every`. If `eval.select` reserves
+    /// tasks for selection, their success counts.
     #[serde(default)]
     pub until: Option<f64>,
-    /// The policies that it trains, by name; all that are trained where not given.
+    /// Names of the policies that the phase trains; by default all trained policies.
     #[serde(default)]
     pub policies: Vec<String>,
-    /// Tasks in a step.
+    /// Number of tasks in a step, at least 1. Each task is a group of attempts.
     pub groups: usize,
-    /// Attempts at each task.
+    /// Number of attempts at each task. At least 2 if advantages compare the attempts of a group.
     pub group_size: usize,
-    /// Sampling temperature, more than 0.
+    /// Sampling temperature, in 0.01..=100.
     #[serde(default = "unit")]
     pub temperature: f32,
-    /// How many versions old a token may be when it is trained: 0 samples and trains by turns, more lets
-    /// attempts run ahead.
+    /// Maximum age of a trained token, in weight versions. 0 alternates sampling and training; a larger
+    /// value lets attempts run ahead of training.
     #[serde(default)]
     pub staleness: u32,
-    /// Which of the groups that are complete a step takes, where it may choose.
+    /// Order in which a step selects complete groups if there are more than it needs.
     #[serde(default)]
     pub prefer: Prefer,
     /// Peak learning rate.
     pub learning_rate: f32,
-    /// How rewards become advantages, in place of the algorithm's way. The components that GDPO weighs are
-    /// the score of the answer, the rest of the outcome, and what turns earned.
+    /// Advantage estimator; by default that of the algorithm. The components that GDPO weighs are the score
+    /// of the answer, the rest of the outcome, and the rewards of turns.
     #[serde(default)]
     pub advantage: Option<Estimator>,
-    /// For `pass_k`: how many of a group's attempts the best is chosen among, at least 2; all of them where
-    /// not given.
+    /// For `pass_k`: number k of attempts in best-of-k, at least 2; by default all attempts of the group.
     #[serde(default)]
     pub k: Option<usize>,
-    /// The loss of a token, in place of the algorithm's.
+    /// Loss of a token; by default that of the algorithm.
     #[serde(default)]
     pub loss: Option<PolicyLoss>,
-    /// How the loss of a step is averaged, in place of the algorithm's way.
+    /// How the loss of a step is averaged; by default as in the algorithm.
     #[serde(default)]
     pub normaliser: Option<Normaliser>,
-    /// For losses that clip: the ratio is clipped below at 1 − this.
+    /// For losses with a clip: the lower bound of the ratio is 1 − `clip_low`.
     #[serde(default)]
     pub clip_low: Option<f64>,
-    /// For losses that clip: the ratio is clipped above at 1 + this.
+    /// For losses with a clip: the upper bound of the ratio is 1 + `clip_high`.
     #[serde(default)]
     pub clip_high: Option<f64>,
-    /// For PPO's clip: for a negative advantage A the loss is at most −this × A; more than 1 where given.
+    /// For PPO's clip (dual clip): for a negative advantage A, the loss is at most −`clip_dual` × A. It must
+    /// be more than 1; by default there is no such bound.
     #[serde(default)]
     pub clip_dual: Option<f64>,
-    /// A penalty for leaving a reference.
+    /// KL penalty against a reference; none by default.
     #[serde(default)]
     pub kl: Option<KlKeys>,
-    /// Coefficient of a bonus for entropy.
+    /// Coefficient of the entropy bonus; 0 for none.
     #[serde(default)]
     pub entropy: f64,
-    /// Policy that ratios are taken to.
+    /// Proximal policy: the denominator of the ratios in the loss.
     #[serde(default)]
     pub proximal: Proximal,
-    /// Importance weights of tokens that other weights sampled than those at the beginning of the step. Needs
-    /// `proximal`, which without this takes decoupled PPO's, at most 5 a token; bounds of 1 and 1 leave it
-    /// away. The critic learns from all tokens alike.
+    /// Importance weights of tokens that were not sampled by the weights at the start of the step. It needs
+    /// `proximal`; with `proximal`, the default is decoupled PPO's weight, at most 5 per token. Bounds of 1
+    /// and 1 disable the correction. The critic gives all tokens the same weight.
     #[serde(default)]
     pub correction: Option<Correction>,
-    /// Bounds beyond which tokens are left out as too far from the weights that sampled them. A token must be
-    /// within all of them. Needs `proximal = "recompute"`.
+    /// Bounds on the distance from the weights that sampled a token. A token outside any of them is not
+    /// trained. It needs `proximal = "recompute"`.
     #[serde(default)]
     pub rejection: Vec<Rejection>,
-    /// Treatment of groups whose rewards are all equal, in place of the algorithm's way.
+    /// Treatment of groups whose rewards are all equal; by default that of the algorithm.
     #[serde(default)]
     pub uniform_groups: Option<UniformGroups>,
-    /// Treatment of attempts that were cut for their length.
+    /// Treatment of attempts that were truncated at a limit.
     #[serde(default)]
     pub overlong: Overlong,
-    /// Treatment of attempts in which not one token was sampled.
+    /// Treatment of attempts in which no token was sampled.
     #[serde(default)]
     pub empty: Empty,
     /// Attempts that are compared with each other.
     #[serde(default)]
     pub group_by: GroupBy,
-    /// Number of attempts at each task that are started beyond `group_size`.
+    /// Number of attempts at each task that are started in addition to `group_size`.
     #[serde(default)]
     pub spare: usize,
-    /// Which of the attempts that are started make the group.
+    /// Selection of a group's attempts if more were started than it needs.
     #[serde(default)]
     pub oversample_keep: OversampleKeep,
-    /// Part of the attempts that is trained; others are compared with the rest all the same.
+    /// Filter on the attempts that are trained. The remaining attempts still count in the baselines.
     #[serde(default)]
     pub only: OnlyKeys,
-    /// The most turns of an attempt that are trained, chosen at random; the others' weight goes to them. 0
-    /// for all.
+    /// Maximum number of turns of an attempt that are trained, chosen at random; their weights are scaled up
+    /// for the turns that are left out. 0 trains all turns.
     #[serde(default)]
     #[serde(alias = "most_turns")]
     pub max_trained_turns: usize,
-    /// Optimiser steps over the attempts of a step, each on its share of the groups. With more than one, all
-    /// but the first are off policy.
+    /// Number of optimizer steps over the attempts of a step, each on its part of the groups. In
+    /// 1..=`groups`. All but the first are off policy.
     #[serde(default = "one")]
     pub mini_batches: usize,
-    /// How often the attempts of a step are gone through.
+    /// Number of passes over the attempts of a step.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
-    /// The share of an update's tokens that keep their advantages: those with the highest entropy before the
-    /// step; 1 for all. The loss is averaged over all tokens nevertheless, and a KL penalty counts all
-    /// (Wang et al. 2025, "Beyond the 80/20 rule", with 0.2).
+    /// Fraction of an update's tokens that keep their advantages: those with the highest entropy before the
+    /// step. In 0..=1 but not 0; 1 keeps all. The loss is still averaged over all tokens, and a KL penalty
+    /// still counts all tokens (Wang et al. 2025, "Beyond the 80/20 rule", with 0.2).
     #[serde(default = "unit_f64")]
     pub high_entropy_share: f64,
-    /// The critic, for advantages that need one.
+    /// Critic, for advantage estimators that need values.
     #[serde(default)]
     pub critic: CriticKeys,
     /// The optimiser.
@@ -140,53 +140,54 @@ fn one_epoch() -> u32 {
     1
 }
 
-/// A known combination of advantage, loss and normaliser.
+/// A published combination of advantage estimator, loss and normalizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
-    /// Advantages over the group's deviation, PPO's clip, mean over tokens (Shao et al. 2024, as used since).
+    /// Advantages relative to the group's standard deviation, PPO's clip, mean over tokens (Shao et al.
+    /// 2024, as used since).
     #[default]
     Grpo,
-    /// GRPO without dividing by the deviation, and by `agent.max_tokens` in place of the length (Liu et al.
-    /// 2025).
+    /// GRPO that divides neither by the standard deviation nor by the length, but by `agent.max_tokens` (Liu
+    /// et al. 2025).
     DrGrpo,
-    /// GRPO with a higher upper clip, and others sampled in place of groups that teach nothing (Yu et al.
-    /// 2025). The paper's penalty for length is `overlong`, which keeps all attempts as they are unless set:
-    /// its buffer is a fifth of the limit, its factor 1.
+    /// GRPO with a higher upper clip, and with new groups sampled in place of zero-variance groups (Yu et
+    /// al. 2025). The paper's length penalty is not part of it; it is set by `overlong`, with a buffer of a
+    /// fifth of the limit and a factor of 1.
     Dapo,
-    /// Each against the mean of the others of its group (Ahmadian et al. 2024). Sums over an attempt's tokens
-    /// are divided by `agent.max_tokens`: it scales the gradient alone, which `optimiser.max_grad_norm` would
-    /// else cut at every step.
+    /// Baseline: the mean of the other attempts of the group (leave-one-out; Ahmadian et al. 2024). Sums
+    /// over an attempt's tokens are divided by `agent.max_tokens`. This only scales the gradient; without
+    /// it, `optimiser.max_grad_norm` would clip every step.
     Rloo,
     /// REINFORCE with whitened returns and PPO's clip (Hu 2025).
     ReinforcePlusPlus,
-    /// REINFORCE++ less the group's mean.
+    /// REINFORCE++ after subtracting the group's mean reward.
     ReinforcePlusPlusBaseline,
-    /// The baseline weighted by length (Hao et al. 2025).
+    /// Baseline: the group's mean reward weighted by length (Hao et al. 2025).
     Opo,
-    /// Each against a greedy attempt at its task (Li et al. 2024), which is sampled besides.
+    /// Baseline: a greedy attempt at the same task, sampled in addition to the group (Li et al. 2024).
     Remax,
-    /// Plain policy gradient over groups (Chu et al. 2025).
+    /// Plain policy gradient with group baselines (Chu et al. 2025).
     Gpg,
-    /// The best of `k` attempts is reinforced, by how much it beats the second (Walder and Karkhanis 2025).
+    /// Reinforces the best of `k` attempts by its margin over the second best (Walder and Karkhanis 2025).
     PassK,
-    /// PPO's clip on the ratio of whole attempts (Zheng et al. 2025).
+    /// PPO's clip on the ratio of a complete sequence (Zheng et al. 2025).
     Gspo,
-    /// The geometric mean of clipped ratios (Zhao et al. 2025).
+    /// Geometric mean of clipped token ratios (Zhao et al. 2025).
     Gmpo,
-    /// Clipped ratios as weights of REINFORCE (MiniMax 2025).
+    /// REINFORCE weighted by clipped ratios (MiniMax 2025).
     Cispo,
-    /// A sigmoid in place of the clip (Gao et al. 2025).
+    /// A sigmoid gate in place of the clip (Gao et al. 2025).
     Sapo,
-    /// Ratios as weights of REINFORCE in a trust region, each against the mean of the others; averaged as by
+    /// REINFORCE weighted by ratios within a trust region, with a leave-one-out baseline; normalized like
     /// `rloo`.
     Minirl,
-    /// A critic, generalised advantages, PPO's clip (Schulman et al. 2017).
+    /// Critic, generalized advantage estimation, PPO's clip (Schulman et al. 2017).
     Ppo,
 }
 
 impl Algorithm {
-    /// Name in messages and metrics.
+    /// Returns the name in messages and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Grpo => "grpo",
@@ -208,7 +209,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether its loss has a bound of this name.
+    /// Returns whether the loss uses the clip parameter `key`.
     pub(super) fn uses(self, key: &str) -> bool {
         match self.loss(None, None, None) {
             PolicyLoss::Clip { .. } => true,
@@ -252,7 +253,7 @@ impl Algorithm {
         let bounds = |default_low, default_high| (low.unwrap_or(default_low), high.unwrap_or(default_high));
         let (low, high) = match self {
             Algorithm::Dapo => bounds(0.2, 0.28),
-            // Bounds of the ratio of a whole attempt, of the paper's order.
+            // Bounds of the ratio of a complete sequence, of the order of magnitude in the paper.
             Algorithm::Gspo => bounds(3e-4, 4e-4),
             Algorithm::Gmpo => bounds(0.4, 0.4),
             Algorithm::Cispo => bounds(1.0, 0.28),
@@ -276,9 +277,11 @@ impl Algorithm {
 
     fn normaliser(self, most_tokens: usize) -> Normaliser {
         match self {
-            // Means over attempts of means over their tokens, which these are derived with.
+            // Means over attempts of token means: the losses of these algorithms are derived with
+            // this average.
             Algorithm::Gspo | Algorithm::Gmpo | Algorithm::Sapo => Normaliser::RolloutMean,
-            // A constant, so that a long attempt weighs more, at the scale of a mean over tokens.
+            // A constant divisor, so that a longer attempt has more weight. The scale is that of a
+            // mean over tokens.
             Algorithm::DrGrpo | Algorithm::Rloo | Algorithm::Remax | Algorithm::Minirl => {
                 Normaliser::RolloutSumOver { length: most_tokens as f64 }
             }
@@ -287,163 +290,166 @@ impl Algorithm {
     }
 }
 
-/// A penalty for leaving a reference: the weights that the phase began with, or those of some steps ago.
+/// KL penalty against a reference: the weights at the start of the phase, or those of an earlier step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KlKeys {
-    /// How the divergence is estimated from one sample.
+    /// Estimator of the divergence from one sample.
     pub estimator: KlEstimator,
-    /// Coefficient β.
+    /// Coefficient β, more than 0.
     pub coefficient: f64,
-    /// Multiplies each token's estimate by its ratio, so that it is unbiased for tokens that older weights
-    /// sampled (DeepSeek-V3.2). Only for a penalty in the loss. The ratio is that of the loss: with
-    /// `proximal`, a `correction` weighs the rest of the way.
+    /// Whether each token's estimate is multiplied by its ratio, so that it is unbiased for tokens that
+    /// older weights sampled (DeepSeek-V3.2). Only for a penalty in the loss. The ratio is that of the loss.
+    /// With `proximal`, `correction` supplies the remaining weight, to the policy that sampled the token.
     #[serde(default)]
     pub importance_weighted: bool,
-    /// Moves the reference to the present weights after every so many steps of the phase; 0 leaves it where
-    /// the phase began.
+    /// Interval, in steps of the phase, at which the reference takes the current weights. With 0, the
+    /// reference stays at the start of the phase.
     #[serde(default)]
     pub reference_every: u32,
-    /// Where the penalty stands: in the loss, or in the reward.
+    /// Where the penalty is applied: in the loss or in the reward.
     #[serde(default, alias = "charge")]
     pub apply_to: Charge,
-    /// Changes β until the divergence is what is wanted. Only for a penalty in the reward.
+    /// Controller that adapts β to reach a target divergence. Only for a penalty in the reward.
     #[serde(default)]
     pub adaptive: Option<AdaptiveKl>,
 }
 
-/// Where a KL penalty stands.
+/// Where a KL penalty is applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Charge {
-    /// In the loss.
+    /// In the loss of every trained token.
     #[default]
     Loss,
-    /// In the reward of every token, before advantages.
+    /// In the reward of every token, before advantages are computed.
     Reward,
 }
 
-/// Which groups a step takes first.
+/// Order in which a step selects complete groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefer {
-    /// In the order of tasks.
+    /// In task order.
     #[default]
     Oldest,
-    /// In the order in which they were complete.
+    /// In the order in which the groups were completed.
     FirstDone,
-    /// Groups that the newest weights sampled.
+    /// Groups sampled by the newest weights first.
     Freshest,
 }
 
-/// Policy that ratios are taken to.
+/// Proximal policy: the denominator of the ratios in the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Proximal {
     /// The policy that sampled the token.
     #[default]
     Behaviour,
-    /// The weights at the beginning of the step: a forward pass more where they did not sample everything
-    /// (decoupled PPO).
+    /// The weights at the start of the step (decoupled PPO). It needs an additional forward pass if other
+    /// weights sampled some of the tokens.
     Recompute,
-    /// A guess between the policy that sampled the token and the present one, by age, made as the loss is
-    /// evaluated, without that pass.
+    /// An interpolation, by age, between the policy that sampled the token and the current policy. It is
+    /// computed in the loss, without an additional forward pass.
     Interpolate,
 }
 
-/// Treatment of attempts in which not one token was sampled: hung before the first, say.
+/// Treatment of attempts in which no token was sampled, such as attempts that timed out before the first
+/// token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Empty {
-    /// Others are compared with their reward.
+    /// Their rewards count in the baselines of the remaining attempts.
     #[default]
     Keep,
-    /// Leaves them out of everything.
+    /// They are ignored completely.
     Drop,
 }
 
-/// Which attempts make a group, if more are started than it needs.
+/// Selection of a group's attempts if more were started than it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OversampleKeep {
-    /// The first that end with a reward; the others are given up. The first to end are short, or lucky with
-    /// their tools: if that goes with success, the group is a biased sample.
+    /// The first attempts that end with a reward; the remaining attempts are cancelled. Attempts that end
+    /// first are short or had fast tools. If that correlates with success, the group is a biased sample.
     #[default]
     Ended,
-    /// The first that started, save those that broke; the later ones only replace these.
+    /// The attempts that started first. Later ones only replace attempts that broke.
     Started,
 }
 
-/// Attempts that are compared with each other, where an advantage compares.
+/// Attempts that are compared with each other by advantage estimators that compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupBy {
-    /// Attempts at the same task: its seed and its seats included.
+    /// Attempts at the same task, with the same seed and the same seats.
     #[default]
     Task,
-    /// In these, each agent with those of its name alone: what a role or a seat is worth cancels out.
+    /// Attempts at the same task, separately for each agent name, so that the mean reward of a role or a
+    /// seat cancels out.
     Agent,
-    /// All attempts of a step, for tasks that are alike.
+    /// All attempts of a step, for tasks of equal difficulty.
     Step,
 }
 
-/// `[phase.only]`: what is trained
+/// `[phase.only]`: filter on what is trained
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OnlyKeys {
-    /// Names of agents; all where empty.
+    /// Names of the agents that are trained; all if empty.
     pub agents: Vec<String>,
-    /// Attempts with at least this reward.
+    /// Minimum reward of trained attempts; no minimum by default.
     pub reward_from: Option<f64>,
-    /// Attempts with at most this reward.
+    /// Maximum reward of trained attempts; no maximum by default.
     pub reward_to: Option<f64>,
 }
 
 impl OnlyKeys {
-    /// Whether an attempt of this reward is trained.
+    /// Returns whether an attempt with this reward is trained.
     pub fn reward(&self, reward: f64) -> bool {
         self.reward_from.is_none_or(|from| reward >= from) && self.reward_to.is_none_or(|to| reward <= to)
     }
 
-    /// Whether what an agent of this name did is trained.
+    /// Returns whether the tokens of an agent with this name are trained.
     pub fn agent(&self, name: &str) -> bool {
         self.agents.is_empty() || self.agents.iter().any(|agent| agent == name)
     }
 }
 
-/// Treatment of groups whose rewards are all equal, which have no gradient under advantages by group.
+/// Treatment of groups whose rewards are all equal. With group advantages, these groups have no gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UniformGroups {
-    /// Counts them in the averages, as they are sampled.
+    /// They are trained as sampled, and count in the averages.
     #[default]
     Keep,
-    /// Left out of the averages.
+    /// They are left out of the averages.
     Drop,
-    /// Others are sampled in their place until the step is full, at most as many again as it has (dynamic
-    /// sampling, DAPO).
+    /// New groups are sampled in their place until the step is full, at most as many additional groups as
+    /// the step has (dynamic sampling, DAPO).
     Refill,
 }
 
-/// Treatment of attempts that were cut for their length, in tokens, turns, context or time.
+/// Treatment of attempts that were truncated at a limit on tokens, turns, context or time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Overlong {
-    /// Treats them like all others.
+    /// Truncated attempts are treated like all attempts.
     #[default]
     Keep,
-    /// Others are compared with them, but they are not trained on.
+    /// They count in the baselines, but are not trained.
     Mask,
-    /// Leaves them out of everything.
+    /// They are ignored completely.
     Drop,
-    /// Treated as if they might have gone on: advantages count what the critic says of the state in which
-    /// they were cut as still to come. Needs a critic.
+    /// They are treated as unfinished: advantages include the critic's value of the last state as future
+    /// reward. It needs a critic.
     Bootstrap,
-    /// Attempts lose reward as they come near the limit of tokens (soft overlong punishment, DAPO).
+    /// The reward of an attempt decreases as the attempt approaches the token limit (soft overlong
+    /// punishment, DAPO).
     Penalise {
-        /// From how many tokens below the limit.
+        /// Number of tokens below the limit at which the penalty starts, at least 1.
         buffer: u64,
-        /// How much at the limit.
+        /// Penalty at the limit, in reward; 1 by default.
         #[serde(default = "unit_f64")]
         factor: f64,
     },
@@ -457,13 +463,14 @@ fn unit_f64() -> f64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CriticKeys {
-    /// Peak learning rate.
+    /// Peak learning rate of the critic.
     pub learning_rate: f32,
-    /// How far a value may move from what it was before the loss stops pulling; 0 for any.
+    /// Maximum change of a value from its old estimate, beyond which the loss has no gradient; 0 for no
+    /// bound.
     pub clip: f64,
-    /// Steps in which only the critic learns, at the beginning.
+    /// Number of steps at the start of the phase in which only the critic is trained.
     pub warmup: u32,
-    /// The optimiser.
+    /// Optimizer of the critic.
     pub optimiser: OptimiserKeys,
 }
 
@@ -474,12 +481,12 @@ impl Default for CriticKeys {
 }
 
 impl RlKeys {
-    /// How rewards become advantages.
+    /// Returns the advantage estimator.
     pub fn estimator(&self) -> Estimator {
         self.advantage.clone().unwrap_or_else(|| self.algorithm.estimator(self.k))
     }
 
-    /// Loss that the policy minimises.
+    /// Returns the loss of the policy.
     pub fn loss(&self) -> Loss {
         let policy =
             self.loss.unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
@@ -491,22 +498,24 @@ impl RlKeys {
         Loss { policy, kl, entropy: self.entropy, interpolated }
     }
 
-    /// Weights from the policy that sampled the tokens to the proximal one; `None` where these are the same.
+    /// Returns the importance weights from the policy that sampled the tokens to the proximal policy, or
+    /// `None` if the two are the same.
     pub fn correction(&self) -> Option<Correction> {
         (self.proximal != Proximal::Behaviour).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
     }
 
-    /// Loss that the critic minimises.
+    /// Returns the loss of the critic.
     pub fn value_loss(&self) -> Loss {
         Loss::of(PolicyLoss::Value { clip: (self.critic.clip > 0.0).then_some(self.critic.clip) })
     }
 
-    /// How the loss of a step is averaged, where an attempt has at most `most_tokens` sampled tokens.
+    /// Returns how the loss of a step is averaged. `most_tokens` is the maximum number of sampled tokens of
+    /// an attempt.
     pub fn normaliser(&self, most_tokens: usize) -> Normaliser {
         self.normaliser.unwrap_or_else(|| self.algorithm.normaliser(most_tokens))
     }
 
-    /// Treatment of groups that teach nothing.
+    /// Returns the treatment of zero-variance groups.
     pub fn uniform_groups(&self) -> UniformGroups {
         self.uniform_groups.unwrap_or(match self.algorithm {
             Algorithm::Dapo => UniformGroups::Refill,
@@ -514,57 +523,58 @@ impl RlKeys {
         })
     }
 
-    /// Whether a reference is needed.
+    /// Returns whether a reference is needed.
     pub fn needs_reference(&self) -> bool {
         self.kl.is_some()
     }
 
-    /// Whether the entropies of what the policy predicts are needed, or its squared probabilities.
+    /// Returns whether training needs the entropies or the squared probabilities of the policy's
+    /// predictions.
     pub fn needs_predictions(&self) -> bool {
         self.high_entropy_share < 1.0 || matches!(self.estimator(), Estimator::OptimalToken { .. })
     }
 
-    /// Attempts at each task of a step: those of its group, spare ones, and the one that others are compared
-    /// with.
+    /// Returns the number of attempts at each task of a step: those of its group, the oversampled ones, and
+    /// the greedy baseline.
     pub fn attempts_of_task(&self) -> usize {
         self.group_size + self.spare + usize::from(self.needs_baseline())
     }
 
-    /// Whether a greedy attempt at each task is needed.
+    /// Returns whether a greedy attempt at each task is needed.
     pub fn needs_baseline(&self) -> bool {
         self.estimator() == Estimator::ReMax
     }
 
-    /// Whether a critic is needed.
+    /// Returns whether a critic is needed.
     pub fn needs_critic(&self) -> bool {
         self.estimator().needs_values()
     }
 
-    /// Whether a group has no gradient where all its attempts earned the same.
+    /// Returns whether a group has no gradient if all its attempts have the same reward.
     pub fn uniform_is_idle(&self) -> bool {
         let charged = self.kl.is_some_and(|kl| kl.apply_to == Charge::Reward);
         let differs = match self.estimator() {
-            // Equal sums can have parts that differ.
+            // Equal sums can have different components.
             Estimator::Gdpo { .. } => true,
-            // The same outcome is worth less to those that took more turns.
+            // With a discount, the same outcome is worth less after more turns.
             Estimator::Turns { gamma, .. } => gamma < 1.0,
-            // The end of the longest is compared with nothing.
+            // The end of the longest attempt has no baseline.
             Estimator::OptimalToken { bare_tail, .. } => bare_tail,
-            // The mean over tokens of other groups moves this one.
+            // The mean over tokens of other groups shifts the advantages of this group.
             Estimator::ReinforcePlusPlusBaseline { recentre, .. } => recentre,
             _ => false,
         };
         self.compares() && self.group_by != GroupBy::Step && !charged && !differs
     }
 
-    /// Whether it matters which part of a reward was earned where.
+    /// Returns whether the estimator depends on where in an attempt each part of its reward was earned.
     pub fn sees_parts(&self) -> bool {
         let whole =
             matches!(self.estimator(), Estimator::Group(_) | Estimator::ReinforcePlusPlusBaseline { .. });
         !whole || self.group_by == GroupBy::Agent
     }
 
-    /// Whether attempts are compared with others of their group.
+    /// Returns whether attempts are compared with other attempts of their group.
     pub fn compares(&self) -> bool {
         !matches!(
             self.estimator(),
@@ -574,7 +584,7 @@ impl RlKeys {
 }
 
 impl KlKeys {
-    /// Penalty in the form that `rl` knows.
+    /// Returns the penalty as `levade_rl` represents it.
     pub fn penalty(&self) -> KlPenalty {
         let KlKeys { estimator, coefficient, importance_weighted, .. } = *self;
         KlPenalty { estimator, coefficient, importance_weighted }

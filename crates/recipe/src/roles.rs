@@ -1,4 +1,4 @@
-//! Policies and agents of a recipe: which there are, and who does what.
+//! Policies and agents of a recipe, and which policy generates for which agent.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 
 impl Recipe {
-    /// Every policy by name, in the order of their names: those of the recipe, or the only one.
+    /// Returns every policy by name, in name order: those of the recipe, or the only one.
     pub fn policies(&self) -> Vec<(String, PolicyKeys)> {
         if self.policy.is_empty() {
             return vec![(DEFAULT.to_owned(), PolicyKeys::Trained(PolicyModel::default()))];
@@ -18,26 +18,27 @@ impl Recipe {
         self.policy.iter().map(|(name, keys)| (name.clone(), keys.clone())).collect()
     }
 
-    /// Whether a policy trains an adapter.
+    /// Returns whether a policy trains an adapter.
     pub(super) fn has_adapter(&self) -> bool {
         let adapts = |keys: &PolicyKeys| keys.model(&self.model).is_some_and(|model| model.lora.is_some());
         self.policies().iter().any(|(_, keys)| adapts(keys))
     }
 
-    /// Every agent by name: that of `[agent]` first, which does what no other is asked to.
+    /// Returns every agent by name. The agent of `[agent]` is first; it acts when no other agent is
+    /// requested.
     pub fn agents(&self) -> Vec<(&str, &AgentKeys)> {
         let named = self.agents.iter().map(|(name, keys)| (name.as_str(), keys));
         let first = (!self.agents.contains_key(DEFAULT)).then_some((DEFAULT, &self.agent));
         first.into_iter().chain(named).collect()
     }
 
-    /// The keys of an agent.
+    /// Returns the keys of the agent named `name`.
     pub fn agent_named(&self, name: &str) -> Option<&AgentKeys> {
         self.agents.get(name).or((name == DEFAULT).then_some(&self.agent))
     }
 
-    /// The name of the policy that writes an agent's replies, the first of several; `None` where it says none
-    /// and there are several, or names one that there is not.
+    /// Returns the name of an agent's policy, the first one of a mixture. `None` if the agent names
+    /// no policy and there are several, or if it names an unknown policy.
     pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
         let policies = self.policies();
         if let Some(first) = agent.policy.shares().first() {
@@ -49,7 +50,7 @@ impl Recipe {
         }
     }
 
-    /// The names of all policies that play an agent, in their order.
+    /// Returns the names of all policies of an agent, in the order of the recipe.
     pub fn policies_of(&self, agent: &AgentKeys) -> Vec<String> {
         match agent.policy.shares() {
             [] => self.policy_of(agent).into_iter().collect(),
@@ -57,13 +58,14 @@ impl Recipe {
         }
     }
 
-    /// Whether a policy of others plays an agent, or may.
+    /// Returns whether an agent's policies include an external policy.
     pub fn may_be_external(&self, agent: &AgentKeys) -> bool {
         let external = |name: &String| matches!(self.policy.get(name), Some(PolicyKeys::External(_)));
         self.policies_of(agent).iter().any(external)
     }
 
-    /// The API that writes an agent's replies, where its policy is one of others.
+    /// Returns the API that generates an agent's completions, or `None` if its policy is not
+    /// external.
     pub fn external_of(&self, agent: &AgentKeys) -> Option<&ExternalKeys> {
         match self.policy.get(&self.policy_of(agent)?)? {
             PolicyKeys::External(keys) => Some(keys),
@@ -71,12 +73,13 @@ impl Recipe {
         }
     }
 
-    /// Names of the policies that are trained, in order.
+    /// Returns the names of the trained policies, in order.
     pub fn trained(&self) -> Vec<String> {
         self.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name).collect()
     }
 
-    /// Names of the policies that a phase trains, in order: those that it names, or all that are trained.
+    /// Returns the names of the policies that a phase trains, in order: those that it names, or all
+    /// trained policies.
     pub fn trained_in(&self, phase: &Phase) -> Vec<String> {
         let named: BTreeSet<&String> = phase.policies().iter().collect();
         let mut policies = self.trained();
@@ -84,13 +87,13 @@ impl Recipe {
         policies
     }
 
-    /// Names of the agents whose replies are no targets.
+    /// Returns the names of the agents whose completions are not training targets.
     pub fn untrained_agents(&self) -> Vec<String> {
         let agents = self.agents();
         let untrained = agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
         let silent = agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());
         let silent = silent.map(|(name, _)| summary_agent(name));
-        // Probes are found among the calls of programs.
+        // Only attempts of programs contain probe calls.
         let is_program = self.agent.kind != AgentKind::Tools;
         let probes = agents.iter().filter(|_| is_program).map(|(name, _)| probe_agent(name));
         untrained.chain(silent).chain(probes).collect()

@@ -1,9 +1,9 @@
-//! Recipes that are written and read back.
+//! Tests that recipes are written and read back unchanged.
 
 use super::*;
 
 #[test]
-fn what_is_written_reads_back_the_same() {
+fn recipe_round_trips_through_toml() {
     let recipe = load(SMALL, &["phase.1.clip_high=0.28"]).unwrap();
     let Phase::Rl(grpo) = &recipe.phase[1] else { panic!() };
     assert_eq!((grpo.clip_low, grpo.clip_high, grpo.optimiser.warmup), (None, Some(0.28), 2));
@@ -17,9 +17,9 @@ fn what_is_written_reads_back_the_same() {
 }
 
 #[test]
-fn phases_that_are_skipped_are_not_in_the_resolved_recipe() {
+fn resolved_recipe_omits_skipped_phases() {
     let whole = load(SMALL, &["phase.1.steps=7"]).unwrap();
-    // Numbers are those of the file, whatever the order.
+    // Overrides count phases as in the file, whether or not phases are skipped.
     let rest = load(SMALL, &["run.skip_phases=1", "phase.1.steps=7"]).unwrap();
     assert_eq!(rest.phase, whole.phase[1..]);
     assert_eq!(load(&rest.to_toml().unwrap(), &[]).unwrap(), rest, "nothing more is skipped");
@@ -28,7 +28,7 @@ fn phases_that_are_skipped_are_not_in_the_resolved_recipe() {
 }
 
 #[test]
-fn context_policies_are_of_each_agent() {
+fn context_policy_is_set_per_agent() {
     let overrides = [
         "agent.context={kind='summarise', keep=3, agent='short'}",
         "agent.short={context='drop_oldest', max_context_tokens=900}",
@@ -41,7 +41,7 @@ fn context_policies_are_of_each_agent() {
     assert_eq!((own.budget.keep, own.summariser("default")), (3, "short".to_owned()));
     let short = recipe.agent_named("short").unwrap().context_policy(8000);
     assert_eq!((short.budget.most, short.budget.keep, short.summarises()), (900, 2, false));
-    // Summaries that nobody asked to train are no targets.
+    // Summaries are not training targets unless the recipe trains them.
     let untrained = recipe.untrained_agents();
     assert!(untrained.contains(&"default.summary".to_owned()), "{untrained:?}");
     let trains = load(SMALL, &["agent.context={kind='summarise', train=true}"]).unwrap();
@@ -51,7 +51,7 @@ fn context_policies_are_of_each_agent() {
 }
 
 #[test]
-fn mixtures_and_teachers_read_back_the_same() {
+fn policy_mixtures_and_teachers_round_trip() {
     let overrides = [
         "policy.default={kind='trained'}",
         "policy.other={kind='frozen'}",
@@ -69,7 +69,7 @@ fn mixtures_and_teachers_read_back_the_same() {
 }
 
 #[test]
-fn several_scorers_read_back_the_same() {
+fn several_scorers_round_trip() {
     let several = "reward={unscored=0.5, scorers=[\
          {name='right', kind='numeric', extract='boxed', when={source='arithmetic', data_source=['b', 'c']}}, \
          {name='form', kind='command', command=['true'], weight=0.25, weights={length=-0.5}, unscored='park'}]}";
@@ -87,7 +87,7 @@ fn several_scorers_read_back_the_same() {
     let text = recipe.to_toml().unwrap();
     assert!(text.contains("[[reward.scorers]]") && !text.contains("[reward.scorer]"), "{text}");
     assert_eq!(load(&text, &[]).unwrap(), recipe);
-    // A run may go on when a scorer is gone for good.
+    // A run can be resumed with another treatment of a scorer that is permanently unavailable.
     let dropped = load(&text, &["reward.scorers.1.unscored=drop", "reward.outage_seconds=9"]).unwrap();
     assert_eq!(dropped.difference(&recipe).unwrap(), None);
     let heavier = load(&text, &["reward.scorers.1.weight=0.5"]).unwrap();
@@ -95,7 +95,7 @@ fn several_scorers_read_back_the_same() {
 }
 
 #[test]
-fn tools_read_back_the_same() {
+fn tools_round_trip_through_toml() {
     let tools =
         "tool=['calculator', {kind='calculator', name='sums', at_once=3, max_tokens=9, truncate='left'}]";
     let recipe = load(SMALL, &[tools]).unwrap();
@@ -112,7 +112,7 @@ fn tools_read_back_the_same() {
 }
 
 #[test]
-fn a_learner_elsewhere_reads_back_the_same() {
+fn external_learner_round_trips() {
     let learner = "cluster.learner={kind='torch', start=true, processes=2, python='env/bin/python'}";
     let recipe = load(SMALL, &[learner]).unwrap();
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { panic!() };

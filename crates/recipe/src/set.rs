@@ -1,49 +1,49 @@
-//! `--set key=value`: overriding single keys of a recipe.
+//! `--set key=value`: overrides single keys of a recipe.
 
 use toml::{Table, Value};
 
-/// Faults of an override.
+/// Errors in an override.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
-    /// No `=`, or nothing before it.
+    /// The override has no `=`, or no key before it.
     #[error("--set {0}: give it as key=value, as in `--set run.seed=2`")]
     Form(String),
-    /// The path leads through something that has no keys.
+    /// The path leads through a value that has no keys.
     #[error("--set {key}: `{inner}` is {found}, which has no keys")]
     NoKeys {
-        /// The whole path.
+        /// Complete path of the override.
         key: String,
-        /// The part of it that leads there.
+        /// Part of the path that leads to the value without keys.
         inner: String,
-        /// Value that stands there.
+        /// Value without keys.
         found: String,
     },
-    /// A list is addressed by something that is not the number of an item.
+    /// A list is indexed by something other than the number of an item.
     #[error("--set {key}: `{inner}` is a list of {len}; name an item by its number, counted from 0")]
     NoItem {
-        /// The whole path.
+        /// Complete path of the override.
         key: String,
-        /// The part of it that leads there.
+        /// Part of the path that leads to the list.
         inner: String,
-        /// How many items the list has.
+        /// Number of items in the list.
         len: usize,
     },
 }
 
-/// One override: a path of keys, and a value.
+/// An override: a path of keys, and the new value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
-    /// The keys, outermost first; items of lists by number.
+    /// Keys, outermost first; items of lists by index from 0.
     pub path: Vec<String>,
-    /// The value.
+    /// New value of the key.
     pub value: Value,
 }
 
 impl std::str::FromStr for Override {
     type Err = SetError;
 
-    /// `key=value`. The value is read as TOML; what is not TOML is taken as a text, so that quotes may be
-    /// left out.
+    /// Parses `key=value`. The value is parsed as TOML. If it is not TOML, it is taken as a string,
+    /// so that quotes can be left out.
     fn from_str(text: &str) -> Result<Self, SetError> {
         let (key, value) = text.split_once('=').ok_or_else(|| SetError::Form(text.into()))?;
         let path: Vec<String> = key.trim().split('.').map(str::to_owned).collect();
@@ -51,7 +51,7 @@ impl std::str::FromStr for Override {
             return Err(SetError::Form(text.into()));
         }
         let value = value.trim();
-        // A line break could smuggle in a second key.
+        // A line break could inject a second key.
         let parsed = if value.contains('\n') { None } else { format!("v = {value}").parse::<Table>().ok() };
         let value =
             parsed.and_then(|mut table| table.remove("v")).unwrap_or_else(|| Value::String(value.into()));
@@ -60,15 +60,15 @@ impl std::str::FromStr for Override {
 }
 
 impl Override {
-    /// The path as it was given.
+    /// Returns the path with dots, as in `--set`.
     pub fn key(&self) -> String {
         self.path.join(".")
     }
 
-    /// Puts the value in its place, making tables on the way where there are none. Lists do not grow.
+    /// Sets the value in `table`, and creates missing tables on the path. Lists do not grow.
     ///
     /// # Errors
-    /// Names the part of the path that leads nowhere.
+    /// Returns [`SetError`] with the part of the path that does not exist.
     pub fn apply(&self, table: &mut Table) -> Result<(), SetError> {
         let Some((first, rest)) = self.path.split_first() else { return Ok(()) };
         let mut place = table.entry(first).or_insert_with(|| Value::Table(Table::new()));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_toml_or_bare_text() {
+    fn override_values_parse_as_toml_or_text() {
         let recipe = "[run]\nseed = 1\n[[phase]]\nkind = 'sft'\n[[phase]]\nkind = 'rl'\nsteps = 9";
         let got = set(
             recipe,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_lead_nowhere_are_named() {
+    fn override_of_missing_path_is_rejected() {
         let recipe = "seed = 1\n[[phase]]\nkind = 'sft'";
         let cases = [
             ("seed", "give it as key=value"),

@@ -1,4 +1,4 @@
-//! Defaults of keys that follow from other parts of a recipe.
+//! Applies defaults of keys that depend on other parts of a recipe.
 
 use levade_policy::Precision;
 use levade_rl::correction::{Bound, Correction};
@@ -8,9 +8,10 @@ use super::keys::{Phase, Recipe};
 use super::rl::Proximal;
 
 impl Recipe {
-    /// The correction of phases that name none. Log-probabilities that servers report, and those of the
-    /// engine beside a learner that computes in bf16, differ from the learner's by more than ratios to the
-    /// policy that drew a token should see: they would take that for a change of weights.
+    /// Returns the correction of phases that set none. Log-probabilities from servers, or from the
+    /// engine next to a learner that computes in bf16, differ numerically from the learner's.
+    /// Without a correction, ratios to the policy that sampled a token would treat this difference
+    /// as a change of weights.
     fn default_correction(&self) -> Option<Correction> {
         if let Some(samplers) = &self.cluster.samplers {
             return samplers.servers().correction.correction();
@@ -23,8 +24,8 @@ impl Recipe {
         }
     }
 
-    /// Says what corrects for the numerics of a sampler that is not the learner, and why; `None` where
-    /// nothing does.
+    /// Returns a note for the user on the correction for the sampler's numerics and its reason, or
+    /// `None` if there is no correction.
     pub fn numerics_note(&self) -> Option<String> {
         self.default_correction()?;
         let mut phases = self.phase.iter().filter_map(|phase| match phase {
@@ -45,7 +46,7 @@ impl Recipe {
         ))
     }
 
-    /// Gives phases that name no correction the default one.
+    /// Sets the default correction in phases that set none.
     pub(super) fn settle(&mut self) {
         let Some(correction) = self.default_correction() else { return };
         for phase in &mut self.phase {

@@ -1,4 +1,4 @@
-//! Tests of samplers elsewhere in recipes.
+//! Tests of external samplers and learners in recipes.
 
 use levade_rl::correction::Bound;
 
@@ -25,7 +25,7 @@ fn rl(recipe: &Recipe) -> RlKeys {
 }
 
 #[test]
-fn samplers_elsewhere_read_back_the_same_and_bring_a_correction() {
+fn external_samplers_round_trip_and_set_correction() {
     let started =
         "cluster.samplers={kind='vllm', start=true, count=2, python='env/bin/python', args=['--x']}";
     let recipe = load(SMALL, &[started]).unwrap();
@@ -35,16 +35,17 @@ fn samplers_elsewhere_read_back_the_same_and_bring_a_correction() {
     assert_eq!(rl(&recipe).proximal, Proximal::Recompute);
     let text = recipe.to_toml().unwrap();
     assert_eq!(load(&text, &[]).unwrap(), recipe);
-    // Moved to other machines it is the same run; with another treatment of replies it is not.
+    // On other machines it is the same run; with another treatment of completions in flight it is
+    // not.
     let difference = |change: &str| load(&text, &[change]).unwrap().difference(&recipe).unwrap();
     assert_eq!(difference("cluster.samplers={kind='vllm', urls=['http://h:1'], count=1}"), None);
-    // The same bits come by either way.
+    // Both transfers deliver the same bits.
     let learner = "cluster.learner={kind='torch', start=true}";
     let by_folder = load(&text, &[learner]).unwrap();
     let by_group = load(&text, &[learner, "cluster.samplers.weights=group"]).unwrap();
     assert_eq!(by_group.difference(&by_folder).unwrap(), None);
     assert_eq!(difference("cluster.samplers.in_flight=keep").unwrap().key, "cluster.samplers.in_flight");
-    // What a phase says for itself stays.
+    // Keys that a phase sets are kept.
     let plain = load(SMALL, &[started, "phase.0.proximal=interpolate"]).unwrap();
     assert_eq!(rl(&plain).correction, None);
     let none = load(SMALL, &[started, "cluster.samplers.correction=none"]).unwrap();
@@ -55,7 +56,7 @@ fn samplers_elsewhere_read_back_the_same_and_bring_a_correction() {
 }
 
 #[test]
-fn a_learner_in_bf16_brings_a_correction_and_one_in_f32_does_not() {
+fn correction_default_depends_on_learner_precision() {
     let learner = |dtype: &str| format!("cluster.learner={{kind='torch', start=true, dtype='{dtype}'}}");
     let bf16 = load(SMALL, &[&learner("bf16")]).unwrap();
     assert_eq!(rl(&bf16).correction, CorrectionDefault::Tis.correction());
@@ -70,7 +71,7 @@ fn a_learner_in_bf16_brings_a_correction_and_one_in_f32_does_not() {
 }
 
 #[test]
-fn samplers_that_cannot_be_are_refused_by_key() {
+fn invalid_samplers_are_rejected_by_key() {
     for (change, want) in [
         ("cluster.samplers={kind='vlm'}", "`cluster.samplers.kind` is \"vlm\", but must be one of `vllm`"),
         ("cluster.samplers={kind='vllm'}", "`cluster.samplers.start` is false, but must be true"),
@@ -118,7 +119,7 @@ fn samplers_that_cannot_be_are_refused_by_key() {
 }
 
 #[test]
-fn servers_beside_a_learner_with_gpus_say_how_many_they_take() {
+fn servers_with_gpu_learner_require_gpu_count() {
     let learner = "cluster.learner={kind='torch', start=true, gpus=2}";
     let samplers = |gpus: u32| format!("cluster.samplers={{kind='vllm', start=true, gpus={gpus}}}");
     let error = load(SMALL, &[learner, &samplers(0)]).unwrap_err();
@@ -132,7 +133,7 @@ fn servers_beside_a_learner_with_gpus_say_how_many_they_take() {
 }
 
 #[test]
-fn adapters_are_trained_by_ranks_that_share_no_tensor() {
+fn adapters_reject_tensor_and_expert_parallelism() {
     let learner = |keys: &str| format!("cluster.learner={{kind='torch', start=true, processes=2, {keys}}}");
     let lora = "model.lora={rank=4}";
     for (keys, want) in [("tp=2", "`cluster.learner.tp` is 2"), ("ep=2", "`cluster.learner.ep` is 2")] {
@@ -144,7 +145,7 @@ fn adapters_are_trained_by_ranks_that_share_no_tensor() {
 }
 
 #[test]
-fn devices_are_shared_by_servers_and_a_learner_that_can_leave_them() {
+fn shared_placement_requires_servers_and_torch_learner() {
     let shared = "cluster.placement=shared";
     let learner = "cluster.learner={kind='torch', start=true}";
     let samplers = "cluster.samplers={kind='vllm', start=true}";
@@ -152,7 +153,7 @@ fn devices_are_shared_by_servers_and_a_learner_that_can_leave_them() {
     let text = recipe.to_toml().unwrap();
     assert!(text.contains("placement = \"shared\""), "{text}");
     assert_eq!(load(&text, &[]).unwrap(), recipe);
-    // The same run under either placement.
+    // The run is the same under either placement.
     let apart = load(SMALL, &[learner, samplers]).unwrap();
     assert_eq!(recipe.difference(&apart).unwrap(), None);
     assert_eq!(load(SMALL, &["cluster.placement=apart"]).unwrap(), load(SMALL, &[]).unwrap());

@@ -1,4 +1,4 @@
-//! Tests of recipes as a whole.
+//! Tests of complete recipes.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
 }
 
 #[test]
-fn bad_recipes_are_refused_by_key() {
+fn invalid_recipes_are_rejected_by_key() {
     let cases: &[(&[&str], &str)] = &[
         (
             &["run.store='http://h'"],
@@ -369,7 +369,7 @@ fn bad_recipes_are_refused_by_key() {
 }
 
 #[test]
-fn the_loss_of_the_critic_trains_no_policy() {
+fn critic_loss_is_rejected_for_policy() {
     let plain = SMALL.replace("kl = {", "# kl = {");
     let error = load(&plain, &["phase.1.loss=value"]).unwrap_err();
     assert!(
@@ -379,7 +379,7 @@ fn the_loss_of_the_critic_trains_no_policy() {
 }
 
 #[test]
-fn gdpo_divides_each_part_by_its_deviation() {
+fn gdpo_normalizes_each_component() {
     let advantage = "phase.1.advantage={kind='gdpo', weights=[1.0, 0.5, 0.5]}";
     let recipe = load(SMALL, &[advantage]).unwrap();
     let Phase::Rl(keys) = &recipe.phase[1] else { panic!() };
@@ -387,10 +387,10 @@ fn gdpo_divides_each_part_by_its_deviation() {
     assert!(baseline.scale_by_std);
 }
 
-/// DAPO alone draws others in place of groups that teach nothing; decoupled PPO has its weight unless the
-/// recipe says otherwise.
+/// Only DAPO samples new groups in place of zero-variance groups. Decoupled PPO has its own
+/// importance weight unless the recipe sets one.
 #[test]
-fn defaults_are_those_of_the_papers() {
+fn algorithm_defaults_match_papers() {
     let keys = |overrides: &[&str]| match load(SMALL, overrides).unwrap().phase.swap_remove(1) {
         Phase::Rl(keys) => keys,
         Phase::Sft(_) => panic!(),
@@ -418,12 +418,12 @@ fn defaults_are_those_of_the_papers() {
         let without = keys(&[&change, "phase.1.correction={bound={kind='clamp', low=1.0, high=1.0}}"]);
         assert_eq!(without.correction().unwrap().bound, Bound::Clamp { low: 1.0, high: 1.0 });
     }
-    // k1 is a fine estimate where no gradient is taken of it.
+    // k1 is a valid estimator if no gradient is taken of it.
     keys(&["phase.1.kl={estimator='k1', coefficient=0.1, apply_to='reward'}"]);
 }
 
 #[test]
-fn keys_that_have_a_new_name_are_read_by_their_old_one() {
+fn renamed_keys_accept_old_names() {
     let text = |kl: &str, turns: &str, prompt: &str, ratio: &str| {
         format!(
             "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[agent]\n{prompt} = 7\n\
@@ -441,7 +441,7 @@ fn keys_that_have_a_new_name_are_read_by_their_old_one() {
 }
 
 #[test]
-fn attempts_under_way_follow_the_step_and_what_runs_ahead() {
+fn concurrency_covers_step_and_attempts_ahead() {
     let concurrency = |overrides: &[&str]| load(SMALL, overrides).unwrap().concurrency();
     let step = ["engine.concurrency=0", "phase.1.groups=40", "phase.1.group_size=4"];
     assert_eq!(concurrency(&step), 160);
@@ -457,7 +457,7 @@ fn attempts_under_way_follow_the_step_and_what_runs_ahead() {
 }
 
 #[test]
-fn only_what_matters_is_a_difference() {
+fn difference_ignores_keys_that_may_change() {
     let recipe = load(SMALL, &[]).unwrap();
     let difference = |overrides: &[&str]| load(SMALL, overrides).unwrap().difference(&recipe).unwrap();
     assert_eq!(difference(&["run.keep=9", "engine.threads=1", "engine.concurrency=3", "run.folder=x"]), None);
@@ -471,7 +471,7 @@ fn only_what_matters_is_a_difference() {
     let longer = load(&format!("{SMALL}{another}"), &[]).unwrap();
     assert_eq!(longer.difference(&recipe).unwrap(), None);
     assert_eq!(recipe.difference(&longer).unwrap().unwrap().key, "phase.2");
-    // Of a phase of reinforcement, that is another algorithm.
+    // In an RL phase, more epochs are a different algorithm.
     assert_eq!(difference(&["phase.1.epochs=2"]).unwrap().key, "phase.1.epochs");
     let dual = difference(&["phase.1.clip_dual=3.0"]).unwrap();
     assert_eq!(dual.to_string(), "`phase.1.clip_dual` is 3.0 now and was not set");
@@ -483,7 +483,7 @@ fn only_what_matters_is_a_difference() {
 }
 
 #[test]
-fn conversation_format_has_history_and_replies_of_the_agent() {
+fn conversation_format_uses_agent_history_and_replies() {
     let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
     let options = |overrides: &[&str]| {
         let agent = load(SMALL, overrides).unwrap().agent;

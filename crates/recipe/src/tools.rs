@@ -1,7 +1,7 @@
-//! Toolboxes: `[[tool]]`, and the names by which agents have them.
+//! `[[tool]]`: toolboxes, and the names by which agents refer to them.
 //!
-//! In a file the keys that every toolbox has and the options of its kind are one table. Typed, they are
-//! apart.
+//! In a file, the keys of every toolbox and the options of its kind are in one table. The types
+//! keep them separate.
 
 use std::path::Path;
 
@@ -10,53 +10,55 @@ use serde::{Deserialize, Serialize};
 
 use super::read::nearest;
 
-/// `[[tool]]`: what every toolbox has, and the options of its kind.
+/// `[[tool]]`: keys of every toolbox, and the options of its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolKeys {
-    /// The name by which agents have it; that of its kind where empty.
+    /// Name by which agents refer to the toolbox; the name of its kind if empty.
     #[serde(default)]
     pub name: String,
-    /// Longest wait for it to open, answer or close, in seconds; that of the agent where not given.
+    /// Timeout for opening, calling or closing the toolbox, in seconds; by default that of the
+    /// agent.
     #[serde(default)]
     pub seconds: Option<f64>,
-    /// Whether calls of one turn run at once, where its kind allows it.
+    /// Whether calls of one turn run concurrently, if the kind supports it.
     #[serde(default = "yes")]
     pub parallel: bool,
-    /// Most tokens of an answer that the model reads; all where not given.
+    /// Maximum number of tokens of a tool result that the model sees; unlimited by default.
     #[serde(default)]
     pub max_tokens: Option<usize>,
-    /// Most characters of an answer that the model reads; all where not given.
+    /// Maximum number of characters of a tool result that the model sees; unlimited by default.
     #[serde(default)]
     pub max_characters: Option<usize>,
-    /// The side of a longer answer that is left out.
+    /// Side of a longer tool result that is truncated.
     #[serde(default)]
     pub truncate: Side,
-    /// Most calls that begin in a second; any number where not given.
+    /// Maximum number of calls that start per second, in 0.00001..=1e6; unlimited by default.
     #[serde(default)]
     pub calls_per_second: Option<f64>,
-    /// Most calls that run at once, of all attempts together; any number where not given.
+    /// Maximum number of concurrent calls over all attempts; unlimited by default.
     #[serde(default)]
     pub at_once: Option<usize>,
-    /// The agent that condenses its long answers; they are read as they are where not given.
+    /// Agent that summarizes long tool results; by default they are shown unchanged.
     #[serde(default)]
     pub condense: Option<CondenseKeys>,
-    /// The fate of an attempt in which it does not work.
+    /// Effect of a failure of the toolbox on the attempt.
     #[serde(default)]
     pub outage: Outage,
-    /// The options of its kind.
+    /// Options of the toolbox's kind.
     #[serde(rename = "$options")]
     pub options: ToolKind,
 }
 
-/// `outage`: the fate of an attempt in which a toolbox does not work, because its server died or hangs.
+/// `outage`: effect on an attempt if a toolbox fails because its server has exited or does not
+/// respond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outage {
-    /// The model reads that the call failed, and goes on.
+    /// The model sees that the call failed, and the attempt continues.
     #[default]
     Observe,
-    /// The attempt breaks, and is made again as often as `agent.retries` says.
+    /// The attempt breaks, and is retried up to `agent.retries` times.
     Retry,
 }
 
@@ -65,7 +67,7 @@ fn yes() -> bool {
 }
 
 impl From<ToolKind> for ToolKeys {
-    /// One of this kind, by the name of that, with nothing else given.
+    /// Creates a toolbox of this kind, with the name of the kind and defaults.
     fn from(options: ToolKind) -> Self {
         ToolKeys {
             name: String::new(),
@@ -84,13 +86,15 @@ impl From<ToolKind> for ToolKeys {
 }
 
 impl ToolKeys {
-    /// The tool of this name, or else the kind of this name.
+    /// Returns the toolbox named `name`, or else a toolbox of the kind named `name` that needs no
+    /// options.
     pub fn find(tools: &[ToolKeys], name: &str) -> Option<Self> {
         let plain = || ToolKind::plain().into_iter().find(|kind| kind.name() == name).map(ToolKeys::from);
         tools.iter().find(|keys| keys.name() == name).cloned().or_else(plain)
     }
 
-    /// The names that agents may use, as an error ends with them, and the one that is most like `wrong`.
+    /// Returns the end of an error message: the names that agents can use, and the name nearest to
+    /// `wrong`.
     pub fn known(tools: &[ToolKeys], wrong: &str) -> String {
         let mut known: Vec<&str> = tools.iter().map(ToolKeys::name).collect();
         let plain = ToolKind::plain().into_iter().map(|kind| kind.name());
@@ -100,12 +104,12 @@ impl ToolKeys {
         format!("there is {}{meant}", known.join(", "))
     }
 
-    /// The name by which agents have it.
+    /// Returns the name by which agents refer to the toolbox.
     pub fn name(&self) -> &str {
         if self.name.is_empty() { self.options.name() } else { &self.name }
     }
 
-    /// Folder of the index that it searches in this process.
+    /// Returns the directory of the index that the toolbox searches in this process.
     pub fn index(&self) -> Option<&Path> {
         match &self.options {
             ToolKind::Search(keys) => keys.index.as_deref(),
@@ -113,15 +117,15 @@ impl ToolKeys {
         }
     }
 
-    /// How often it may be called.
+    /// Returns the limits on concurrency and rate of calls.
     pub fn limits(&self) -> CallLimits {
         CallLimits { at_once: self.at_once, per_second: self.calls_per_second, in_turn: !self.parallel }
     }
 
-    /// Checks what can be known before anything is started.
+    /// Checks options that can be checked before any tool is started.
     ///
     /// # Errors
-    /// Says which options do not go together, or which one is out of range.
+    /// Returns an error if options contradict each other, or if one is out of range.
     pub(super) fn check(&self) -> Result<(), OptionError> {
         if self.name.is_empty() && self.options.needs_name() {
             return Err("it needs a `name`: that by which the model calls it".to_owned().into());

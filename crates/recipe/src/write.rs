@@ -1,4 +1,4 @@
-//! Writes typed keys as TOML: the mirror image of [`read`](super::read).
+//! Serializes typed keys as TOML: the inverse of [`read`](super::read).
 
 use serde::Serialize;
 use serde_content::{Data, Number, Serializer, Value as Content};
@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use super::read::{KIND, OPTIONS};
 
-/// A value that TOML cannot hold.
+/// A value that cannot be represented in TOML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WriteError(String);
@@ -15,7 +15,7 @@ pub(super) fn unwritable(error: impl std::fmt::Display) -> WriteError {
     WriteError(error.to_string())
 }
 
-/// The configuration as a table; what is `None` is left out.
+/// Returns the configuration as a table without `None` values.
 pub(super) fn write<T: Serialize>(value: &T) -> Result<Table, WriteError> {
     let content = Serializer::new().serialize(value).map_err(unwritable)?;
     match written(content)? {
@@ -24,12 +24,13 @@ pub(super) fn write<T: Serialize>(value: &T) -> Result<Table, WriteError> {
     }
 }
 
-/// `None` for what is absent.
+/// Returns the TOML value, or `None` if the content is absent.
 fn written(content: Content<'_>) -> Result<Option<Value>, WriteError> {
     Ok(Some(match content {
         Content::Unit | Content::Option(None) => return Ok(None),
         Content::Option(Some(content)) => return written(*content),
-        // Through its shortest decimal form: 0.1f32 is written as 0.1, and reads back as the same f32.
+        // By way of the shortest decimal form: 0.1f32 is written as 0.1, and reads back as the same
+        // f32.
         Content::Number(Number::F32(value)) => Value::Float(value.to_string().parse().map_err(unwritable)?),
         Content::Seq(items) | Content::Tuple(items) => list(items)?,
         Content::Map(entries) => {
@@ -72,7 +73,7 @@ fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
     items.into_iter().map(|item| written(item)?.ok_or_else(empty)).collect::<Result<_, _>>().map(Value::Array)
 }
 
-/// The only field of a number of `serde_json`, which holds its digits.
+/// Name of the only field of a `serde_json` number, which contains its digits.
 const NUMBER: &str = "$serde_json::private::Number";
 
 fn table<'a, K: AsRef<str>>(fields: impl IntoIterator<Item = (K, Content<'a>)>) -> Result<Value, WriteError> {
@@ -81,7 +82,7 @@ fn table<'a, K: AsRef<str>>(fields: impl IntoIterator<Item = (K, Content<'a>)>) 
         match (key.as_ref(), written(content)?) {
             (NUMBER, Some(Value::String(digits))) => return json_number(&digits),
             (OPTIONS, Some(Value::Table(options))) => table.extend(options),
-            // The contents of this kind are none.
+            // This kind has no contents.
             (OPTIONS, Some(kind)) => drop(table.insert(KIND.into(), kind)),
             (key, Some(value)) => drop(table.insert(key.to_owned(), value)),
             (_, None) => {}
@@ -90,7 +91,7 @@ fn table<'a, K: AsRef<str>>(fields: impl IntoIterator<Item = (K, Content<'a>)>) 
     Ok(Value::Table(table))
 }
 
-/// A number of JSON, by its digits.
+/// Returns a JSON number as TOML from its digits.
 fn json_number(digits: &str) -> Result<Value, WriteError> {
     let float =
         || digits.parse().ok().filter(|float: &f64| float.is_finite() && digits.contains(['.', 'e', 'E']));
@@ -104,9 +105,9 @@ mod tests {
 
     use super::*;
 
-    /// The name of the field is private to `serde_json`: a version that has another one fails here.
+    /// The field name is private to `serde_json`. This test fails if a version changes it.
     #[test]
-    fn json_numbers_stay_numbers() {
+    fn write_preserves_json_numbers() {
         let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
         let schema =
             read(r#"{"a": {"minimum": 1e-08, "const": 1.10, "n": [3, -5, 2.5E3, 9223372036854775807]}}"#);

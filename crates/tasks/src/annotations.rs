@@ -1,35 +1,35 @@
-//! Demonstrations from solutions with calculator annotations, as GSM8K has them.
+//! Demonstrations from solutions with calculator annotations, as in GSM8K.
 //!
-//! `She sold 48/2 = <<48/2=24>>24 clips.` becomes a turn that writes `She sold 48/2 =` and calls the
-//! calculator with `48/2`, whose result is 24, and a turn that goes on with `24 clips.` The last turn ends
-//! with `#### 24`. The result is always what our calculator prints, so a demonstration never shows something
-//! that the tool would not say.
+//! `She sold 48/2 = <<48/2=24>>24 clips.` becomes a turn that writes `She sold 48/2 =` and calls
+//! the calculator with `48/2`, whose result is 24, and a turn that continues with `24 clips.` The
+//! last turn ends with `#### 24`. Results are always computed by the calculator of this crate, so a
+//! demonstration never shows a result that the tool would not return.
 
 use levade_reward::Rational;
 
 use super::expression::{Number, calculation, evaluate};
 use super::{DemonstratedCall, Demonstration};
 
-/// Why a solution does not become a demonstration.
+/// Reason why a solution does not become a demonstration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
-    /// Has no annotation.
+    /// The solution has no annotation.
     NoCalls,
-    /// Has more annotations than allowed.
+    /// The solution has more annotations than allowed.
     TooManyCalls,
-    /// An annotation is not of the form `<<expression=number>>`, or the calculator cannot read the
-    /// expression.
+    /// An annotation does not have the form `<<expression=number>>`, or the calculator cannot parse
+    /// the expression.
     Unreadable,
-    /// The calculator gets another number than an annotation says.
+    /// The calculator's result differs from the number in an annotation.
     Disagrees,
-    /// Has no `#### number` after the last annotation.
+    /// There is no `#### number` after the last annotation.
     NoAnswer,
 }
 
-/// Turns an annotated solution into a demonstration with at most `max_calls` calls.
+/// Converts an annotated solution to a demonstration with at most `max_calls` calls.
 ///
 /// # Errors
-/// Why it is skipped.
+/// Returns [`Skipped`] if the solution cannot be converted.
 pub fn annotated(solution: &str, max_calls: usize) -> Result<Demonstration, Skipped> {
     let mut calls = Vec::new();
     let mut rest = solution;
@@ -60,7 +60,8 @@ pub fn annotated(solution: &str, max_calls: usize) -> Result<Demonstration, Skip
     Ok(Demonstration { calls, answer: rest.trim().to_owned() })
 }
 
-/// Whether the value is the stated number, or rounds to it at the decimals it is written with.
+/// Returns whether the value is the stated number, or rounds to it at the number of decimals in the
+/// text.
 fn agrees(value: &Number, stated: &str) -> Result<bool, Skipped> {
     let stated = stated.replace(',', "");
     let number = Rational::parse(&stated).ok_or(Skipped::Unreadable)?;
@@ -68,7 +69,7 @@ fn agrees(value: &Number, stated: &str) -> Result<bool, Skipped> {
     let half = if decimals == 0 { 0.0 } else { 0.5 * 0.1f64.powi(decimals as i32) };
     Ok(match value {
         Number::Exact(value) if *value == number => true,
-        // The half itself is included, whichever way the annotator rounded it.
+        // A difference of exactly half a unit is accepted, whichever way the annotator rounded.
         value => (value.to_f64() - number.to_f64()).abs() <= half * (1.0 + 1e-9),
     })
 }
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_solution_becomes_turns() {
+    fn annotated_solution_becomes_turns() {
         let solution =
             "Tom has 3*4 = <<3*4=12>>12 red balls.\nHe gives half away: $<<12/2=6.00>>6 left.\n#### 6";
         let got = annotated(solution, 2).unwrap();
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_the_calculators_own() {
+    fn annotated_results_come_from_calculator() {
         let result = |solution: &str| annotated(solution, 9).map(|d| d.calls[0].result.clone());
         assert_eq!(result("<<.5*3=1.5>>1.5 #### 1.5"), Ok("1.5".to_owned()));
         assert_eq!(result("<<10/3=3.33>>3.33 #### 3"), Ok("3.3333333333".to_owned()));
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_shown_is_skipped() {
+    fn annotated_skips_invalid_solutions() {
         for (solution, why) in [
             ("No sums here.\n#### 5", Skipped::NoCalls),
             ("<<1+1=2>>2\n<<2+2=4>>4\n#### 4", Skipped::TooManyCalls),

@@ -1,4 +1,5 @@
-//! Seeded arithmetic tasks: exact integers, many wordings, splits that cannot overlap.
+//! Seeded generator of arithmetic tasks with exact integers, many wordings, and splits that cannot
+//! overlap.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,22 +10,22 @@ use super::term::Term;
 use super::wording::Wording;
 use super::{DemonstratedCall, Demonstration, Task, TaskError, TaskRow};
 
-/// One in this many sets of operands is held out.
+/// Inverse of the fraction of operand sets that are held out.
 const HELD_OUT_SHARE: u64 = 8;
 
-/// Sizes and wordings of the tasks.
+/// Sizes and wordings of generated tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArithmeticOptions {
-    /// Numbers in an expression, 2 to 6.
+    /// Number of operands in an expression, 2 to 6.
     pub operands: u32,
-    /// Fewest digits of a number, at least 1.
+    /// Minimum number of digits of an operand, at least 1.
     pub min_digits: u32,
-    /// Most digits of a number, at most 6. Every number of digits is equally likely.
+    /// Maximum number of digits of an operand, at most 6. All numbers of digits are equally likely.
     pub max_digits: u32,
-    /// Share of tasks put in words; the others are in symbols.
+    /// Fraction of tasks in words, in 0..=1; the remaining tasks are in symbols.
     pub words: f64,
-    /// Whether words may be a story, in which the operations go unnamed.
+    /// Whether a task in words may be a story, which does not name the operations.
     pub stories: bool,
 }
 
@@ -34,22 +35,24 @@ impl Default for ArithmeticOptions {
     }
 }
 
-/// Which tasks.
+/// Part of the tasks of a generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// For training.
+    /// Tasks for training.
     Train,
-    /// Wordings of training, operands never seen there.
+    /// Wordings of training with operands that never occur in training.
     HeldOut,
-    /// Wordings and operands never seen in training.
+    /// Wordings and operands that never occur in training.
     HeldOutWording,
 }
 
-/// The generator. Task i of a split is a pure function of options, seed, split and i.
+/// Generator of arithmetic tasks. Task i of a split is a pure function of options, seed, split and
+/// i.
 ///
-/// Held-out tasks share no set of operands with training tasks, **whatever the seeds of the two**: a set
-/// belongs to the one or the other side by its own hash. So an evaluation is honest for any run.
+/// Held-out tasks share no set of operands with training tasks, **whatever the seeds of the two**:
+/// the hash of a set decides which side it belongs to. Evaluations are therefore unbiased for any
+/// run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arithmetic {
     options: ArithmeticOptions,
@@ -57,10 +60,10 @@ pub struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// A generator.
+    /// Creates a generator from options and a seed.
     ///
     /// # Errors
-    /// Names the option that is out of range.
+    /// Returns [`TaskError::Option`] if an option is out of range.
     pub fn new(options: ArithmeticOptions, seed: u64) -> Result<Self, TaskError> {
         let ArithmeticOptions { operands, min_digits, max_digits, words, stories: _ } = options;
         let check = |ok: bool, name, value: f64, range| {
@@ -78,8 +81,8 @@ impl Arithmetic {
         Ok(Arithmetic { options, seed })
     }
 
-    /// Task `index` (below 2⁵⁶) of a split, with its demonstration: one call of the calculator, then the
-    /// answer.
+    /// Returns task `index` (below 2⁵⁶) of a split, with its demonstration: one call of the
+    /// calculator, then the answer.
     pub fn task(&self, split: Split, index: u64) -> Task {
         let (purpose, name) = match split {
             Split::Train => (Purpose::Training, "train"),
@@ -133,8 +136,8 @@ impl Arithmetic {
     }
 }
 
-/// Whether a set of operands is held out: by a hash (FNV-1a, finished by a multiplication) of the numbers in
-/// rising order, so that neither their order nor the operators matter.
+/// Returns whether a set of operands is held out. The decision uses a hash (FNV-1a, finished by a
+/// multiplication) of the sorted numbers, so that neither their order nor the operators matter.
 fn is_held_out(numbers: &[i128]) -> bool {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();
@@ -142,7 +145,7 @@ fn is_held_out(numbers: &[i128]) -> bool {
     for byte in sorted.iter().flat_map(|number| number.to_le_bytes()) {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
     }
-    // The low bits of FNV are its weak ones.
+    // The low bits of FNV are weak.
     (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32 & (HELD_OUT_SHARE - 1) == 0
 }
 
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn stories_can_be_left_out() {
+    fn generator_omits_stories_when_disabled() {
         let options = ArithmeticOptions { words: 1.0, stories: false, ..ArithmeticOptions::default() };
         let generator = Arithmetic::new(options, 3).unwrap();
         for split in SPLITS {
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_what_the_calculator_says() {
+    fn generated_answers_match_calculator() {
         let generator = Arithmetic::new(ArithmeticOptions::default(), 3).unwrap();
         for split in SPLITS {
             for index in 0..500 {
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_stays_the_same() {
+    fn generated_task_is_deterministic() {
         let generator = Arithmetic::new(ArithmeticOptions::default(), 3).unwrap();
         let later = Arithmetic::new(ArithmeticOptions::default(), 3).unwrap();
         let other = Arithmetic::new(ArithmeticOptions::default(), 4).unwrap();
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_share_no_operands_whatever_the_seeds() {
+    fn splits_share_no_operands_across_seeds() {
         let options =
             ArithmeticOptions { operands: 2, min_digits: 1, max_digits: 2, words: 0.5, stories: true };
         let of = |seed, split| -> BTreeSet<Vec<i128>> {
@@ -223,9 +226,9 @@ mod tests {
         assert!(train.is_disjoint(&of(3, Split::HeldOutWording)));
     }
 
-    /// Even the smallest space of operands has some on each side, so drawing ends.
+    /// Even the smallest sets of operands occur on both sides, so that sampling terminates.
     #[test]
-    fn both_sides_have_operands() {
+    fn both_splits_have_operands() {
         for digits in 1..=6 {
             for operands in 2..=6 {
                 let options = ArithmeticOptions {
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_wordings_stay_out_of_training() {
+    fn training_uses_no_reserved_wordings() {
         let generator = Arithmetic::new(ArithmeticOptions::default(), 5).unwrap();
         let ids = |split| -> BTreeSet<String> {
             (0..2000).map(|index| generator.task(split, index).template.unwrap()).collect()
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_as_many_as_asked() {
+    fn words_fraction_matches_option() {
         let share = |words| {
             let generator = Arithmetic::new(ArithmeticOptions { words, ..Default::default() }, 1).unwrap();
             let symbols = |task: &Task| task.template.as_ref().unwrap().starts_with("symbols");
@@ -268,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn options_out_of_range_are_named() {
+    fn options_out_of_range_are_rejected() {
         let refused = |options| Arithmetic::new(options, 0).unwrap_err().to_string();
         let fine = ArithmeticOptions::default();
         assert_eq!(

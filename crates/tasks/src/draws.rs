@@ -1,8 +1,9 @@
-//! Random draws that depend on what they are for, never on what was drawn before.
+//! Random numbers that depend only on seed, purpose and index, never on earlier random numbers.
 
 use levade_policy::uniform;
 
-/// Purpose of a stream of draws; keeps streams of one seed apart.
+/// Purpose of a stream of random numbers. Streams of one seed with different purposes are
+/// independent.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Purpose {
     /// The order of the rows of a file.
@@ -15,7 +16,7 @@ pub(super) enum Purpose {
     HeldOutWording = 0x54,
 }
 
-/// Draws of one stream, in order.
+/// A stream of random numbers.
 #[derive(Debug, Clone)]
 pub(super) struct Draws {
     seed: u64,
@@ -24,23 +25,23 @@ pub(super) struct Draws {
 }
 
 impl Draws {
-    /// The draws for item `index` (below 2⁵⁶) of a purpose.
+    /// Creates the stream for item `index` (below 2⁵⁶) of a purpose.
     pub fn new(seed: u64, purpose: Purpose, index: u64) -> Self {
         Draws { seed, stream: (purpose as u64) << 56 | index & ((1 << 56) - 1), next: 0 }
     }
 
-    /// A number in [0, 1).
+    /// Returns a number in [0, 1).
     pub fn share(&mut self) -> f64 {
         self.next += 1;
         uniform(self.seed, self.stream, self.next - 1)
     }
 
-    /// A whole number in 0..n; `n` is far below 2⁵³.
+    /// Returns an integer in 0..n. `n` must be far below 2⁵³.
     pub fn below(&mut self, n: usize) -> usize {
         (self.share() * n as f64) as usize
     }
 
-    /// Puts `items` in random order (Fisher & Yates).
+    /// Shuffles `items` (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shuffles_evenly_and_repeatably() {
+    fn shuffle_is_uniform_and_deterministic() {
         let mut counts = [[0usize; 4]; 4];
         for index in 0..4000 {
             let mut items = [0, 1, 2, 3];

@@ -1,19 +1,19 @@
-//! Errors of a source of tasks.
+//! Errors of task sources.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where in a file a row stands.
+/// Location of a row in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The line on which it begins, from 1.
+    /// Line on which the row starts, from 1.
     Line(usize),
-    /// Number of the row, from 1, where a file has no lines.
+    /// Number of the row, from 1, in a file without lines.
     Row(usize),
 }
 
 impl Place {
-    /// The number alone.
+    /// Returns only the number.
     pub(super) fn number(self) -> usize {
         match self {
             Place::Line(number) | Place::Row(number) => number,
@@ -30,88 +30,88 @@ impl fmt::Display for Place {
     }
 }
 
-/// Errors of a source of tasks.
+/// Errors of a task source.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// A file or folder cannot be read.
+    /// A file or directory cannot be read.
     #[error("cannot read the tasks of {}: {why}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The system's message.
+        /// I/O error.
         why: std::io::Error,
     },
-    /// A path leads to no file with tasks.
+    /// A path matches no file with tasks.
     #[error("{} {why}", path.display())]
     NoFile {
-        /// The path.
+        /// Path as it is in the options.
         path: PathBuf,
-        /// Why it leads nowhere, and the way out.
+        /// Reason, and what to do.
         why: String,
     },
-    /// A file is of no form that can be read, or is damaged.
+    /// A file has an unsupported format, or is damaged.
     #[error("{} {why}", path.display())]
     Form {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The format that it has instead, and the way out.
+        /// The format that was found instead, and what to do.
         why: String,
     },
     /// The files have no rows.
     #[error("{} has no rows", path.display())]
     Empty {
-        /// The first file.
+        /// Path of the first file.
         path: PathBuf,
     },
     /// A row is not JSON.
     #[error("{}, line {line}, column {column}: not valid JSON: {why}", path.display())]
     Json {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Line, from 1.
         line: usize,
-        /// The column, from 1.
+        /// Column, from 1.
         column: usize,
-        /// The parser's message.
+        /// Message of the parser.
         why: String,
     },
     /// A row is JSON, but not an object.
     #[error("{}, {place}: the row is not a JSON object", path.display())]
     NotObject {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The row.
+        /// Location of the row.
         place: Place,
     },
     /// A row lacks a field.
     #[error("{}, {place}: the row has no field {field:?}; it has {has}. {way_out}", path.display())]
     NoField {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The row.
+        /// Location of the row.
         place: Place,
-        /// The field.
+        /// Name or path of the missing field.
         field: String,
-        /// The fields there are.
+        /// Fields that the row has.
         has: String,
-        /// Which field may be meant.
+        /// Suggestion which field may be meant.
         way_out: String,
     },
-    /// A field holds something else than it must.
+    /// A field has an invalid value.
     #[error("{}, {place}: field {field:?} is {found}, but it must be {expected}", path.display())]
     Field {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The row.
+        /// Location of the row.
         place: Place,
-        /// The field.
+        /// Name or path of the field.
         field: String,
-        /// The value, shortened.
+        /// Value, truncated to 80 characters.
         found: String,
-        /// The values that are allowed.
+        /// Description of the allowed values.
         expected: String,
     },
-    /// More rows are to be held out than there are to spare.
+    /// The number of held-out questions leaves none for training.
     #[error(
         "{} has {rows} different questions, so {held_out} of them cannot be held out and leave one to train \
          on: hold out \
@@ -119,37 +119,37 @@ pub enum TaskError {
         path.display()
     )]
     HeldOut {
-        /// The first file.
+        /// Path of the first file.
         path: PathBuf,
-        /// Different questions in it.
+        /// Number of different questions in the files.
         rows: usize,
-        /// How many are to be held out.
+        /// Requested number of held-out questions.
         held_out: usize,
     },
-    /// Rows are to be trained on too often.
+    /// `repeat` would make more tasks than the maximum.
     #[error(
         "{} has {rows} rows to train on, and `repeat` = {repeat} would make them more than {most} tasks: lower it, \
          or `limit`",
         path.display()
     )]
     Repeat {
-        /// The first file.
+        /// Path of the first file.
         path: PathBuf,
-        /// Rows to train on.
+        /// Number of training rows.
         rows: usize,
-        /// How often each is to come.
+        /// Requested number of repetitions per row.
         repeat: usize,
-        /// Most tasks of a source whose rows are repeated.
+        /// Maximum number of tasks of a source whose rows are repeated.
         most: usize,
     },
     /// An option of a generator is out of range.
     #[error("{name} = {value}, but it must be {range}")]
     Option {
-        /// The option.
+        /// Name of the option.
         name: &'static str,
-        /// The key's value.
+        /// Value of the option.
         value: f64,
-        /// The values that it may have.
+        /// Description of the allowed values.
         range: &'static str,
     },
 }

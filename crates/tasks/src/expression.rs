@@ -1,4 +1,4 @@
-//! Arithmetic expressions: parsing, exact evaluation, printing.
+//! Parses, exactly evaluates and prints arithmetic expressions.
 //!
 //! ```text
 //! sum     = product { (+ | -) product }
@@ -8,12 +8,12 @@
 //! atom    = number | ( sum )
 //! ```
 //!
-//! Also read: `×`, `·`, `x` for `*`; `÷` for `/`; `−` and `–` for `-`; decimals (`.5`, `3.`), exponents
-//! (`1.5e3`) and thousands separators where every group has three digits (`1,234,567`). A product needs its
-//! operator: `2(3)` is refused with the place where the operator is missing.
+//! Also accepted: `×`, `·`, `x` for `*`; `÷` for `/`; `−` and `–` for `-`; decimals (`.5`, `3.`),
+//! exponents (`1.5e3`), and thousands separators if every group has three digits (`1,234,567`). A
+//! product needs its operator: `2(3)` is rejected with the position of the missing operator.
 //!
-//! Values are exact fractions as long as they fit 128-bit integers, so 0.1 + 0.2 is 0.3; beyond that, and for
-//! powers that are not whole, they are f64.
+//! Values are exact fractions as long as they fit 128-bit integers, so that 0.1 + 0.2 is 0.3.
+//! Larger values and powers with fractional exponents are f64.
 
 use std::fmt;
 
@@ -24,83 +24,83 @@ use serde_json::{Map, Value};
 /// Name of the tool that evaluates expressions, in demonstrations and for agents.
 pub const CALCULATOR: &str = "calculator";
 
-/// Longest expression, in characters.
+/// Maximum length of an expression, in characters.
 const MAX_LENGTH: usize = 1000;
 
-/// Deepest nesting of parentheses, signs and powers; it bounds the recursion.
+/// Maximum nesting depth of parentheses, signs and powers; it bounds the recursion.
 const MAX_DEPTH: usize = 100;
 
-/// Results are printed with this many significant decimals at most.
+/// Maximum number of significant decimals of a printed result.
 const DECIMALS: u32 = 10;
 
-/// Faults of an expression. Places count characters from 1.
+/// Errors in an expression. Positions count characters from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
-    /// Nothing but spaces.
+    /// The expression is empty or contains only spaces.
     #[error("the expression is empty")]
     Empty,
-    /// More than 1,000 characters.
+    /// The expression has more than 1,000 characters.
     #[error("the expression has {length} characters, but at most {MAX_LENGTH} are allowed")]
     TooLong {
-        /// How many there are.
+        /// Number of characters.
         length: usize,
     },
-    /// More than 100 levels of parentheses, signs and powers.
+    /// The expression has more than 100 levels of parentheses, signs and powers.
     #[error("the expression is nested more than {MAX_DEPTH} levels deep at character {at}")]
     TooDeep {
-        /// Where the limit is passed.
+        /// Position at which the limit is exceeded.
         at: usize,
     },
-    /// A character that cannot stand where it does.
+    /// A character is invalid at its position.
     #[error("unexpected '{found}' at character {at}: {expected}")]
     Unexpected {
-        /// The character.
+        /// Character that was found.
         found: char,
-        /// Where it is.
+        /// Position of the character.
         at: usize,
-        /// Characters that could stand there.
+        /// Description of the expected characters.
         expected: &'static str,
     },
-    /// The text ends too early.
+    /// The expression ends too early.
     #[error("the expression ends where a number or '(' is expected")]
     Ends,
-    /// A parenthesis without its partner.
+    /// A parenthesis is not closed.
     #[error("'(' at character {at} is never closed")]
     Unclosed {
-        /// Where it opens.
+        /// Position of the opening parenthesis.
         at: usize,
     },
-    /// A quotient by zero, or zero to a negative power.
+    /// Division by zero, or zero to a negative power.
     #[error("division by zero at character {at}")]
     DivisionByZero {
-        /// The place of the operator.
+        /// Position of the operator.
         at: usize,
     },
     /// A fractional power of a negative number.
     #[error("the power at character {at} has no real value")]
     NotReal {
-        /// The place of the operator.
+        /// Position of the operator.
         at: usize,
     },
-    /// Beyond the range of f64.
+    /// The value exceeds the range of f64.
     #[error("the result at character {at} is too large")]
     TooLarge {
-        /// The place of the operator or number.
+        /// Position of the operator or number.
         at: usize,
     },
 }
 
-/// A value, exact where possible.
+/// A number, exact if possible.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Number {
-    /// Exactly this fraction.
+    /// The exact fraction.
     Exact(Rational),
-    /// Close to this; always finite.
+    /// An approximate value, always finite.
     Approximate(f64),
 }
 
 impl Number {
-    /// The nearest f64.
+    /// Returns the nearest f64.
     pub fn to_f64(&self) -> f64 {
         match self {
             Number::Exact(value) => value.to_f64(),
@@ -109,10 +109,11 @@ impl Number {
     }
 }
 
-/// Computes an expression.
+/// Evaluates an expression.
 ///
 /// # Errors
-/// What is wrong with it, and where.
+/// Returns [`ExpressionError`] with the position if the expression is invalid or its value is not a
+/// finite real number.
 pub fn evaluate(text: &str) -> Result<Number, ExpressionError> {
     let chars: Vec<char> = text.chars().collect();
     if chars.len() > MAX_LENGTH {
@@ -165,7 +166,8 @@ impl Parser {
         }
     }
 
-    /// Moves past `length` characters and the spaces after them; gives the place of the first, from 1.
+    /// Advances past `length` characters and the spaces after them. Returns the position of the
+    /// first, from 1.
     fn take(&mut self, length: usize) -> usize {
         let place = self.at + 1;
         self.at += length;
@@ -180,7 +182,7 @@ impl Parser {
         }
     }
 
-    /// Runs `inner` one level deeper.
+    /// Runs `inner` at a nesting depth increased by one.
     fn deeper<T>(
         &mut self,
         inner: impl FnOnce(&mut Self) -> Result<T, ExpressionError>,
@@ -304,11 +306,11 @@ impl Parser {
         if let Some(value) = Rational::parse(&text).filter(fits) {
             return Ok(Number::Exact(value));
         }
-        // Too many digits to be exact, but a number nevertheless.
+        // The number has too many digits to be exact; it becomes an f64.
         approximate(text.parse().unwrap_or(f64::INFINITY), start + 1)
     }
 
-    /// Whether exactly three digits follow the comma here.
+    /// Returns whether exactly three digits follow the comma at this position.
     fn group_follows(&self) -> bool {
         let digit = |by| self.ahead(by).is_some_and(|c: char| c.is_ascii_digit());
         (1..=3).all(digit) && !digit(4)
@@ -326,7 +328,7 @@ fn approximate(value: f64, at: usize) -> Result<Number, ExpressionError> {
     if value.is_finite() { Ok(Number::Approximate(value)) } else { Err(ExpressionError::TooLarge { at }) }
 }
 
-/// Returns whether a fraction fits 128-bit integers: only such are exact.
+/// Returns whether a fraction fits 128-bit integers. Only such fractions are exact.
 fn fits(value: &Rational) -> bool {
     value.to_parts().is_some()
 }
@@ -376,19 +378,21 @@ fn raise(base: Number, exponent: Number, at: usize) -> Result<Number, Expression
     approximate(value, at)
 }
 
-/// A whole power by squaring; `None` if the exponent is not whole or the result does not fit.
+/// Returns an integer power by repeated squaring, or `None` if the exponent is not an integer or
+/// the result does not fit.
 fn exact_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
     let (exponent, 1) = exponent.to_parts()? else { return None };
-    // Beyond 32 bits only the powers of 0 and ±1 fit, which depend on the sign and on the last bit alone.
+    // For exponents beyond 32 bits, only powers of 0 and ±1 fit; they depend only on the sign and
+    // on the last bit.
     let last = (exponent.rem_euclid(2) + 2) as i32 * exponent.signum() as i32;
     let is_unit = [-1, 0, 1].map(Rational::from).contains(base);
     base.power(i32::try_from(exponent).ok().or(is_unit.then_some(last))?).filter(fits)
 }
 
 impl fmt::Display for Number {
-    /// Integers in full; decimals without trailing zeros, rounded to ten decimals (for values below 1, to ten
-    /// digits after the leading zeros). What is only approximate and very large or very small gets an
-    /// exponent.
+    /// Writes integers in full. Decimals are rounded to ten decimals (below 1, to ten digits after
+    /// the leading zeros), without trailing zeros. Approximate values that are very large or very
+    /// small get an exponent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Number::Exact(value) if value.is_integer() => write!(f, "{}", value.numerator()),
@@ -401,7 +405,8 @@ impl fmt::Display for Number {
     }
 }
 
-/// A fraction rounded half away from zero, in decimals; `None` if the digits do not fit 128 bits.
+/// Rounds a fraction half away from zero, in decimals. Returns `None` if the digits do not fit 128
+/// bits.
 fn round(value: &Rational) -> Option<String> {
     let (numerator, denominator) = value.to_parts()?;
     let (top, bottom) = (numerator.unsigned_abs(), denominator.unsigned_abs());
@@ -411,7 +416,7 @@ fn round(value: &Rational) -> Option<String> {
         leading *= 10;
         decimals += 1;
     }
-    // Whole part and remainder apart, so that only the remainder is scaled up.
+    // Integer part and remainder are separate, so that only the remainder is scaled up.
     let unit = 10u128.checked_pow(decimals)?;
     let scaled = (top % bottom).checked_mul(unit)?;
     let half_up = u128::from(scaled % bottom >= bottom.div_ceil(2));
@@ -433,7 +438,7 @@ fn decimal(value: f64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(&trim(&format!("{value:.decimals$}", decimals = DECIMALS as usize)))
 }
 
-/// Without zeros at the end of the decimals, and without a minus before zero.
+/// Removes trailing zeros of the decimals, and a minus before zero.
 fn trim(text: &str) -> String {
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }

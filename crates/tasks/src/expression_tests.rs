@@ -10,7 +10,7 @@ fn computed(text: &str) -> String {
 }
 
 #[test]
-fn computes() {
+fn evaluate_computes_expressions() {
     for (text, want) in [
         ("2 + 3 * 4", "14"),
         ("(2 + 3) * 4", "20"),
@@ -60,7 +60,7 @@ fn computes() {
 }
 
 #[test]
-fn says_what_is_wrong_and_where() {
+fn evaluate_reports_error_and_position() {
     for (text, want) in [
         ("", "the expression is empty"),
         ("  ", "the expression is empty"),
@@ -90,7 +90,7 @@ fn says_what_is_wrong_and_where() {
 }
 
 #[test]
-fn depth_and_length_are_bounded() {
+fn evaluate_bounds_depth_and_length() {
     let nested = |n: usize| format!("{}1{}", "(".repeat(n), ")".repeat(n));
     assert_eq!(computed(&nested(MAX_DEPTH)), "1");
     let at = MAX_DEPTH + 2;
@@ -100,11 +100,11 @@ fn depth_and_length_are_bounded() {
         assert!(matches!(evaluate(&text), Err(ExpressionError::TooDeep { .. })), "{start}");
     }
     assert_eq!(evaluate(&"(".repeat(100_000)), Err(ExpressionError::TooLong { length: 100_000 }));
-    // A long flat sum is no deeper than a short one.
+    // A long sum without parentheses has the same depth as a short sum.
     assert_eq!(computed(&format!("1{}", "+1".repeat(499))), "500");
 }
 
-/// A tree with its own, independent evaluation in f64.
+/// An expression tree with an independent evaluation in f64.
 #[derive(Debug, Clone)]
 enum Tree {
     Number(u32, u32),
@@ -128,7 +128,8 @@ impl Tree {
         }
     }
 
-    /// How tightly the text of the tree binds: sums 1, products 2, signs 3, powers 4, atoms 5.
+    /// Precedence of the tree's outermost operation: sums 1, products 2, signs 3, powers 4, atoms
+    /// 5.
     fn level(&self) -> u8 {
         match self {
             Tree::Number(..) => 5,
@@ -139,7 +140,8 @@ impl Tree {
         }
     }
 
-    /// With parentheses only where the tree needs them, so that precedence decides the rest.
+    /// Writes the tree with parentheses only if it needs them, so that precedence decides the
+    /// structure.
     fn text(&self) -> String {
         let at_least = |tree: &Tree, level: u8| {
             if tree.level() < level { format!("({})", tree.text()) } else { tree.text() }
@@ -172,18 +174,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn agrees_with_an_independent_evaluation(tree in trees()) {
+    fn evaluate_matches_f64_reference(tree in trees()) {
         let (text, want) = (tree.text(), tree.value());
         match evaluate(&text) {
             Ok(got) => {
-                // Cancellation costs the f64 evaluation digits that the exact one keeps.
+                // Cancellation loses digits in the f64 evaluation, but not in the exact one.
                 let got = got.to_f64();
                 let scale = magnitude(&tree).max(1.0);
                 prop_assume!(want.is_finite() && scale.is_finite());
                 prop_assert!((got - want).abs() <= 1e-9 * scale, "{text}: {got}, expected {want}");
             }
             Err(ExpressionError::DivisionByZero { .. }) => {
-                // The f64 evaluation of the same divisor is zero up to its rounding.
+                // The f64 evaluation of the same divisor is zero up to rounding.
                 prop_assert!(!want.is_finite() || divides_by_almost_zero(&tree), "{text}: {want}");
             }
             Err(ExpressionError::TooLarge { .. }) => prop_assert!(!want.is_finite() || want.abs() > 1e300),
@@ -192,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn prints_what_it_reads(whole in -1_000_000_000i64..1_000_000_000, decimals in 0u32..10_000) {
+    fn decimal_numbers_round_trip(whole in -1_000_000_000i64..1_000_000_000, decimals in 0u32..10_000) {
         let text = format!("{whole}.{decimals:04}");
         let printed = computed(&text);
         prop_assert_eq!(Rational::parse(&printed), Rational::parse(&text));
@@ -200,14 +202,14 @@ proptest! {
     }
 
     #[test]
-    fn nothing_makes_it_panic(text in "[-0-9.,()+*/^xe ×÷−]{0,60}") {
+    fn evaluate_never_panics(text in "[-0-9.,()+*/^xe ×÷−]{0,60}") {
         if let Ok(value) = evaluate(&text) {
             prop_assert!(value.to_f64().is_finite());
         }
     }
 }
 
-/// An upper bound of every intermediate value and of how much a division magnifies an error.
+/// Returns an upper bound of every intermediate value and of the error amplification of divisions.
 fn magnitude(tree: &Tree) -> f64 {
     match tree {
         Tree::Number(..) => tree.value().abs(),

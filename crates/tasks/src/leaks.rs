@@ -1,9 +1,10 @@
-//! Finds tasks to train on that ask or show a question that is held out, also in another spelling, and near
+//! Finds training tasks that ask or show a held-out question, also in another spelling, and near
 //! copies of such questions.
 //!
-//! A question that rows of one source ask about several contexts (a document, a database, options) with
-//! several answers is one about its context: it leaks only where the context is the same, too. The last turn
-//! of a conversation stands for itself unless several held-out conversations end with it ("Are you sure?").
+//! If rows of a source ask the same question about several contexts (documents, databases, options)
+//! with several answers, the question depends on its context. Such a question leaks only if the
+//! context is the same. The last turn of a conversation counts as a question of its own unless
+//! several held-out conversations end with it ("Are you sure?").
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,33 +14,35 @@ use super::near::NearCopies;
 use super::question::Asked;
 use super::{QuestionKey, Task};
 
-/// Rules by which rows are repeats, and by which tasks leak held-out questions.
+/// Rules for repeated rows, and for tasks that leak held-out questions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Matching {
-    /// Rows that ask the same are repeats, and tasks that ask the same leak: up to white space, case and
-    /// Unicode form. Rules of runs that older builds started.
+    /// Rows that ask the same question are repeats, and tasks that ask the same question leak.
+    /// White space, case and Unicode form are ignored. Rule of runs that older builds started.
     Questions,
-    /// Rows that are equal as a whole up to white space and the case of questions are repeats; tasks leak
-    /// what they ask or show, up to spelling. Rules of runs that older builds started.
+    /// Rows that are equal in all fields are repeats; white space and the case of questions are
+    /// ignored. Tasks leak questions that they ask or show, in any spelling. Rule of runs that
+    /// older builds started.
     Rows,
-    /// Rows that are equal as a whole to the last character are repeats; tasks leak as by `Rows`.
+    /// Rows that are equal to the last character are repeats; tasks leak as with `Rows`.
     #[default]
     ExactRows,
 }
 
-/// The questions that a run holds out.
+/// The held-out questions of a run.
 #[derive(Debug, Default)]
 pub struct HeldOutQuestions {
     matching: Matching,
     keys: HashSet<QuestionKey>,
-    /// Questions that are held out with their contexts.
+    /// Questions that are held out together with their contexts.
     contextual: HashSet<QuestionKey>,
     near: NearCopies,
 }
 
 impl HeldOutQuestions {
-    /// Creates the set of the questions of `held_out`, where each of `sources` is all tasks of a source.
+    /// Creates the set of the questions of `held_out`. Each item of `sources` contains all tasks of
+    /// a source.
     pub fn new<'t>(
         matching: Matching,
         held_out: &[&'t Task],
@@ -69,12 +72,12 @@ impl HeldOutQuestions {
         found
     }
 
-    /// Whether nothing is held out.
+    /// Returns whether no question is held out.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Whether a task asks or shows a question that is held out.
+    /// Returns whether a task asks or shows a held-out question.
     pub fn leak(&self, task: &Task) -> bool {
         if self.is_empty() {
             return false;
@@ -88,7 +91,8 @@ impl HeldOutQuestions {
         task.shows().into_iter().chain(about).any(|key| self.keys.contains(&key))
     }
 
-    /// Returns the held-out question that a task, which leaks none, is a near copy of or contains.
+    /// Returns the held-out question that `task` contains or nearly copies. `task` must not leak a
+    /// question.
     pub fn near_copy(&self, task: &Task) -> Option<&str> {
         let turns = task.messages.iter().map(|turn| &*turn.content);
         let texts = turns.chain(task.messages.is_empty().then_some(&*task.question));
@@ -96,10 +100,10 @@ impl HeldOutQuestions {
     }
 }
 
-/// Returns the keys of each task by which another one asks or shows it.
+/// Returns, for each task, the keys by which another task asks or shows it.
 pub(super) fn own_keys(tasks: &[&Task], contextual: &HashSet<QuestionKey>) -> Vec<Vec<QuestionKey>> {
     let asked: Vec<Asked> = tasks.iter().map(|task| task.asks()).collect();
-    // The last turns that several conversations end with.
+    // Last turns that several conversations end with.
     let mut ends: HashMap<QuestionKey, QuestionKey> = HashMap::new();
     let mut ambiguous = HashSet::new();
     for asked in &asked {
@@ -117,7 +121,7 @@ pub(super) fn own_keys(tasks: &[&Task], contextual: &HashSet<QuestionKey>) -> Ve
     keys.collect()
 }
 
-/// Returns those of the `wanted` questions that the tasks of a source ask about several contexts with several
+/// Returns those of the `wanted` questions that a source asks about several contexts with several
 /// answers.
 fn contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<QuestionKey> {
     struct Seen {
@@ -146,7 +150,8 @@ fn contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Questio
     seen.into_iter().filter(|(_, seen)| seen.contexts && seen.answers).map(|(question, _)| question).collect()
 }
 
-/// Returns which of `tasks` a model has been asked or shown, if `shown` is all that it was trained on.
+/// Returns those of `tasks` that a model has seen. `shown` contains the keys of everything it was
+/// trained on.
 pub fn seen_among<'t>(tasks: &[&'t Task], shown: &HashSet<QuestionKey>) -> Vec<&'t Task> {
     let keys = own_keys(tasks, &HashSet::new());
     let seen = tasks.iter().zip(keys).filter(|(_, keys)| keys.iter().any(|key| shown.contains(key)));

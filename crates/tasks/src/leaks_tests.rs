@@ -1,4 +1,4 @@
-//! Tests of leaks: both that held-out questions are found and that other questions are not.
+//! Tests of leaks: held-out questions are found, and other questions are not.
 
 use levade_text::Message;
 use serde_json::json;
@@ -28,7 +28,8 @@ fn leaks(held: &[Task], other: &Task) -> bool {
     held_out(held, std::slice::from_ref(other)).leak(other)
 }
 
-/// Spellings of one question, and questions that look alike and are others.
+/// A question with texts that spell it differently, and with similar texts that are other
+/// questions.
 const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
     (
         "What is 2+2?",
@@ -200,7 +201,7 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
 ];
 
 #[test]
-fn held_out_questions_are_found_in_every_spelling() {
+fn leak_matches_held_out_questions_in_any_spelling() {
     for (question, same, other) in SPELLINGS {
         for same in same {
             assert!(leaks(&[task(question, "1")], &task(same, "1")), "{same:?} is {question:?}");
@@ -213,7 +214,7 @@ fn held_out_questions_are_found_in_every_spelling() {
 }
 
 #[test]
-fn questions_shown_in_other_rows_leak() {
+fn questions_shown_in_prompts_leak() {
     let held = [task("What is 5+1?", "6"), task("What is the capital of France?", "Paris")];
     let (user, says) = (Message::user, Message::assistant);
     let asking = |question: &str| {
@@ -258,10 +259,10 @@ fn questions_shown_in_other_rows_leak() {
     ] {
         assert!(!leaks(&held, &other), "{other:?}");
     }
-    // A labelled question below a passage is about the passage.
+    // A labeled question below a passage depends on the passage.
     let passage = |text: &str| task(&format!("{text}\nQuestion: How many men were there?\nAnswer:"), "3");
     assert!(!leaks(&[passage("Three men sat in a boat.")], &passage("Five men sat in a car.")));
-    // A held-out few-shot row is its last question; what it shows before is no secret.
+    // A held-out few-shot row is identified by its last question; its examples are not held out.
     for few in [
         chat(&[user("What is 900+1?"), says("901"), user("What is 5+1?")], "6"),
         task("Q: What is 900+1?\nA: 901\nQ: What is 5+1?\nA:", "6"),
@@ -271,9 +272,9 @@ fn questions_shown_in_other_rows_leak() {
     }
 }
 
-/// Turns that only continue a conversation are no questions of their own.
+/// Turns that only continue a conversation are not questions of their own.
 #[test]
-fn shared_last_turns_count_with_their_conversation() {
+fn shared_last_turn_leaks_only_with_conversation() {
     let sure = |question: &str| {
         let turns = [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
         chat(&turns, "yes")
@@ -284,7 +285,7 @@ fn shared_last_turns_count_with_their_conversation() {
 }
 
 #[test]
-fn shown_question_of_several_lines_leaks() {
+fn shown_multiline_question_leaks() {
     let question = "Read this.\n\nThe lake lies in Africa.\n\nWhat is its name?";
     for shown in [
         format!("Q: {question}\nA: Victoria\n\nQ: And in Europe?\nA:"),
@@ -297,7 +298,7 @@ fn shown_question_of_several_lines_leaks() {
 }
 
 #[test]
-fn shared_last_turns_of_a_source_count_with_the_turns_before() {
+fn shared_last_turn_of_source_uses_earlier_turns() {
     let sure = |number: u32| {
         let turns = [
             Message::user(format!("What is {number}+1?")),
@@ -312,12 +313,12 @@ fn shared_last_turns_of_a_source_count_with_the_turns_before() {
 }
 
 #[test]
-fn questions_about_contexts_leak_with_their_context() {
+fn contextual_questions_leak_only_with_same_context() {
     let of = |db: &str, answer: &str| row("How many singers do we have?", answer, json!({"db_id": db}));
     let rows: Vec<Task> = (0..6).map(|i| of(&format!("db{i}"), &i.to_string())).collect();
     let (held, rest) = rows.split_at(2);
     let found = held_out(held, rest);
-    // All rows of one source ask the same question, so its contexts count.
+    // All rows of the source ask the same question, so that the context counts.
     let all =
         HeldOutQuestions::new(Matching::ExactRows, &held.iter().collect::<Vec<_>>(), [rows.iter().collect()]);
     assert!(rest.iter().all(|task| !all.leak(task)) && all.leak(&of("db1", "9")));
@@ -327,7 +328,8 @@ fn questions_about_contexts_leak_with_their_context() {
     let rows = [document("By A.", "A"), document("By B.", "B"), document("By C.", "C")];
     let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]) && found.leak(&document("by A.", "A")));
-    // Without other answers a context makes no other question; a field that holds the question is none.
+    // A context only distinguishes questions with different answers. A field that contains the
+    // question is not a context.
     let same =
         [row("Who was it?", "A", json!({"db_id": "x"})), row("Who was it?", "A", json!({"db_id": "y"}))];
     let found = HeldOutQuestions::new(Matching::ExactRows, &[&same[0]], [same.iter().collect()]);
@@ -336,13 +338,13 @@ fn questions_about_contexts_leak_with_their_context() {
         .map(|text| row(text, &text.len().to_string(), json!({"text": text})));
     let found = HeldOutQuestions::new(Matching::ExactRows, &[&same[0]], [same.iter().collect()]);
     assert!(found.leak(&same[1]));
-    // Instructions alone make no other question: the answer is the same.
+    // Instructions alone do not distinguish questions with the same answer.
     assert!(leaks(&[document("Be brief.", "A")], &document("Be kind.", "A")));
-    // Neither does a note beside a row, nor another answer without a context.
+    // Neither does a note in a row, or another answer without a context.
     assert!(leaks(&[row("2+2?", "4", json!({"level": 1}))], &row("2 + 2?", "four", json!({"level": 2}))));
 }
 
-/// Fields that hold sentences in some data sets, and only describe a row in others.
+/// Fields that contain sentences in some data sets, and only describe a row in others.
 #[test]
 fn fields_with_sentences_are_contexts() {
     let of = |name: &str, text: &str, answer: &str| row("How many singers?", answer, json!({ name: text }));
@@ -359,21 +361,21 @@ fn fields_with_sentences_are_contexts() {
         );
         assert!(!found.leak(&rows[2]) && found.leak(&of(name, "there are three singers", "3")), "{name}");
     }
-    // The name of a data set is no context.
+    // The name of a data set is not a context.
     let rows = [of("source", "web", "3"), of("source", "books", "8"), of("source", "tv", "5")];
     let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(found.leak(&rows[2]));
 }
 
-/// The letter of an option says nothing without the options.
+/// The letter of an option is meaningless without the options.
 #[test]
-fn letters_of_other_options_are_other_answers() {
+fn answer_letters_depend_on_options() {
     let of = |choices: &[&str], answer: &str| row("Which is largest?", answer, json!({"choices": choices}));
     let rows = [of(&["ant", "cow"], "B"), of(&["sun", "moon"], "A"), of(&["cow", "ant"], "A")];
     let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]));
     assert!(found.leak(&rows[2]), "the same options in another order");
-    // Options that are all the same, in several orders, make one question.
+    // Rows with the same options in several orders are the same question.
     let shuffled = [&rows[0], &rows[2]];
     let found = HeldOutQuestions::new(Matching::ExactRows, &shuffled[..1], [shuffled.to_vec()]);
     assert!(found.leak(&rows[2]) && found.leak(&of(&["Cow", "Ant."], "A")));
@@ -382,7 +384,7 @@ fn letters_of_other_options_are_other_answers() {
 }
 
 #[test]
-fn context_in_another_spelling_is_the_same_context() {
+fn context_ignores_spelling() {
     let of = |text: &str, answer: &str| row("Who wrote it?", answer, json!({"context": text}));
     let rows = [of("By A, in 1900.", "A"), of("By B.", "B")];
     let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
@@ -391,7 +393,7 @@ fn context_in_another_spelling_is_the_same_context() {
 }
 
 #[test]
-fn rules_of_old_runs_compare_whole_questions() {
+fn questions_matching_compares_complete_questions() {
     let held = task("What is 2+2?", "4");
     let found = HeldOutQuestions::new(Matching::Questions, &[&held], [vec![&held]]);
     assert!(found.leak(&task(" what is  2+2?", "4")));
@@ -400,7 +402,7 @@ fn rules_of_old_runs_compare_whole_questions() {
 }
 
 #[test]
-fn trained_questions_are_found_among_tasks() {
+fn seen_among_finds_trained_questions() {
     let shown: HashSet<QuestionKey> =
         chat(&[Message::user("What is 1+1?"), Message::assistant("2"), Message::user("What is 1+2?")], "3")
             .shows()

@@ -1,17 +1,18 @@
-//! Tasks: what an agent is asked, what is expected, and how it can be done.
+//! Tasks for agents: the question, the expected answer, and a demonstration if there is one.
 //!
-//! A [`Task`] has an id, a question or a conversation that ends with it, and the expected answer for the
-//! scorer. Tasks come from files ([`FileOptions::load`]: JSON, CSV, Parquet) or from a seeded generator
-//! ([`Arithmetic`]). A [`Demonstration`] is a worked solution with tool calls, for training before there is
-//! any reward.
+//! A [`Task`] has an id, a question or a conversation that ends with the question, and the expected
+//! answer for the scorer. Tasks come from files ([`FileOptions::load`]: JSON, CSV, Parquet) or from
+//! a seeded generator ([`Arithmetic`]). A [`Demonstration`] is a worked solution with tool calls.
+//! It is used for supervised training before reinforcement learning, when there is no reward yet.
 //!
 //! # Guarantees
-//! - **Determinism.** The tasks of a file depend on its contents and on the seed of the split; task `index`
-//!   of a generator depends on options, seed, split and index.
-//! - **Honest evaluations.** The training part and the held-out part of a source share no task, whatever the
-//!   seed of a run. [`HeldOutQuestions`] finds tasks of other sources that leak held-out questions.
-//! - **True results.** Every tool result in a demonstration is what [`evaluate`] computes, as the calculator
-//!   does for agents.
+//! - **Determinism.** The tasks of a file depend only on its contents and on the split seed. Task
+//!   `index` of a generator depends only on options, seed, split and index.
+//! - **Unbiased evaluations.** The training part and the held-out part of a source share no task,
+//!   whatever the seed of a run. [`HeldOutQuestions`] finds tasks of other sources that leak
+//!   held-out questions.
+//! - **Correct tool results.** Every tool result in a demonstration is computed by [`evaluate`],
+//!   like the calculator's results for agents.
 //!
 //! # Example
 //! ```
@@ -65,47 +66,48 @@ pub use leaks::{HeldOutQuestions, Matching, seen_among};
 pub use question::QuestionKey;
 pub use row::TaskRow;
 
-/// One thing to do.
+/// A task for an agent: a question and its expected answer.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Task {
-    /// Names it for ever: the same task has the same id in every run.
+    /// Identifier, which is the same in every run.
     pub id: String,
-    /// The question: the text of the last turn, where a conversation comes before it.
+    /// Question. In a conversation, it is the text of the last turn.
     pub question: String,
-    /// The conversation that ends with the question, where it is more than the question.
+    /// Conversation that ends with the question; empty if the question is all there is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
-    /// The expected answer, for the scorer; a list where several answers are right.
+    /// Expected answer, for the scorer; a list if several answers are right.
     pub answer: Value,
-    /// The number that the expected answer is in its row, if `answer` has its digits as a text. Programs and
-    /// functions get the number, scorers of text the digits.
+    /// Expected answer as a number, if the row has a number and `answer` has its digits as a
+    /// string. Programs and functions get the number, scorers of text get the digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_number: Option<serde_json::Number>,
-    /// Where it comes from: the name of a file or a generator.
+    /// Source of the task: the name of a file or a generator.
     pub source: String,
-    /// The wording it is an instance of, where it is generated.
+    /// Wording of a generated task; `None` if it was not generated.
     pub template: Option<String>,
-    /// The agent that is to do it, where the task says so.
+    /// Name of the agent for this task; `None` if any agent can do it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
-    /// Kind of task, where that is known. Demonstrations are drawn from all kinds alike.
+    /// Kind of task, if known. Demonstrations are sampled evenly over all kinds.
     pub kind: Option<String>,
-    /// How it can be done, where that is known.
+    /// Worked solution, if known.
     pub demonstration: Option<Demonstration>,
-    /// All fields of its row, for tools, scorers and programs; empty where it is generated.
+    /// All fields of the task's row, for tools, scorers and programs; empty if the task was
+    /// generated.
     #[serde(default, skip_serializing_if = "TaskRow::is_empty")]
     pub row: TaskRow,
 }
 
 impl Task {
-    /// Names of the tools that its row selects out of those of its agent, in verl's field
-    /// `extra_info.tool_selection`; `None` where it selects none, and all are there.
+    /// Returns the names of the tools that the row selects from those of its agent, in verl's field
+    /// `extra_info.tool_selection`. `None` if the row selects none; then all tools are available.
     pub fn tool_selection(&self) -> Option<Vec<&str>> {
         let names = self.row.get("extra_info")?.get("tool_selection")?.as_array()?;
         Some(names.iter().filter_map(Value::as_str).collect())
     }
 
-    /// The task with all tools of whichever agent does it.
+    /// Returns the task without its tool selection, so that all tools of the agent are available.
     pub fn selecting_no_tools(mut self) -> Self {
         if self.tool_selection().is_some() {
             let mut row = (*self.row).clone();
@@ -118,28 +120,29 @@ impl Task {
     }
 }
 
-/// A worked solution: calls with their results, then the answer.
+/// A worked solution: tool calls with their results, then the answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Demonstration {
-    /// Calls, in order.
+    /// Tool calls, in order.
     pub calls: Vec<DemonstratedCall>,
-    /// The text of the last assistant turn.
+    /// Text of the last assistant turn.
     pub answer: String,
 }
 
-/// One assistant turn that calls a tool, and the result.
+/// An assistant turn that calls a tool, with the tool result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DemonstratedCall {
-    /// Text that the assistant writes before the call; may be empty.
+    /// Text of the assistant before the call; can be empty.
     pub content: String,
-    /// The call.
+    /// Tool call.
     pub call: ToolCall,
-    /// Answer of the tool.
+    /// Tool result.
     pub result: String,
 }
 
 impl Demonstration {
-    /// The turns after the question: for each call an assistant turn and a tool turn, then the answer.
+    /// Returns the turns after the question: an assistant turn and a tool turn for each call, then
+    /// the answer.
     pub fn messages(&self) -> Vec<Message> {
         let mut messages = Vec::with_capacity(2 * self.calls.len() + 1);
         for step in &self.calls {

@@ -1,37 +1,38 @@
-//! Near copies of held-out questions: texts that contain one, or that differ from one in few words and in no
-//! number and no operator.
+//! Finds near copies of held-out questions: texts that contain a held-out question, or that differ
+//! from one only in few words, and in no number or operator.
 
 use std::collections::{HashMap, HashSet};
 
 use super::spelling::spelled;
 
-/// Number of tokens in a row by which copies are looked for.
+/// Number of consecutive tokens by which candidates are looked up.
 const SHINGLE: usize = 3;
-/// Maximum number of questions that share a row of tokens by which copies are looked for.
+/// Maximum number of questions that share a shingle; shingles of more questions are not used for
+/// the lookup.
 const MAX_SHARED: usize = 64;
-/// Fraction of the words of both texts that near copies share, at least.
+/// Minimum fraction of words that near copies share, of the words in either text.
 const LIKENESS: f64 = 0.8;
-/// Minimum number of words of a question that a copy is told by.
+/// Minimum number of words of a question that can be recognized by its words.
 const MIN_WORDS: usize = 4;
-/// Minimum number of questions of which words that many share say nothing.
+/// Minimum number of questions from which common words are ignored.
 const MIN_QUESTIONS: usize = 10;
-/// Fraction of the questions from which a word says nothing.
+/// Fraction of questions above which a word is common and is ignored.
 const COMMON: f64 = 0.3;
 
-/// Held-out questions, to find near copies of them.
+/// Index of held-out questions, for finding near copies.
 #[derive(Debug, Default)]
 pub(super) struct NearCopies {
     questions: Vec<Question>,
-    /// Questions by rows of tokens.
+    /// Questions by shingle (consecutive tokens).
     by_shingle: HashMap<[Token; SHINGLE], Vec<usize>>,
     tokens: HashMap<String, Token>,
-    /// Words that many questions have.
+    /// Words that occur in many questions.
     common: HashSet<Token>,
 }
 
 type Token = u32;
 
-/// A token that no question has.
+/// A token that occurs in no question.
 const UNKNOWN: Token = Token::MAX;
 
 #[derive(Debug)]
@@ -40,13 +41,14 @@ struct Question {
     tokens: Vec<Token>,
     words: HashSet<Token>,
     numbers: Vec<String>,
-    /// Tokens that change the value.
+    /// Tokens that change the value: numbers and operators.
     counted: HashSet<Token>,
-    /// Whether a number or a word tells it from others.
+    /// Whether a number or a word distinguishes the question from other questions.
     is_marked: bool,
 }
 
-/// Words of numbers that tasks write as digits, too. "One" is a pronoun as often.
+/// Words for numbers that tasks also write as digits. "One" is omitted, because it is often a
+/// pronoun.
 const NUMBERS: [(&str, &str); 11] = [
     ("two", "2"),
     ("three", "3"),
@@ -61,7 +63,7 @@ const NUMBERS: [(&str, &str); 11] = [
     ("twelve", "12"),
 ];
 
-/// Tokens of a text: words, numbers, also those in words, and signs.
+/// Returns the tokens of a text: words, numbers (also within words) and operators.
 fn tokens(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut before = None;
@@ -87,13 +89,13 @@ fn is_operator(c: char) -> bool {
     "+-*/^=<>%√".contains(c)
 }
 
-/// Whether a token changes the value: a number, or an operator.
+/// Returns whether a token changes the value: a number or an operator.
 fn counts(token: &str) -> bool {
     token.chars().any(|c| c.is_numeric() || is_operator(c))
 }
 
 fn numbers(tokens: &[String]) -> Vec<String> {
-    // A hyphen between words is none of them.
+    // A hyphen between words is not an operator.
     let counted = tokens.iter().enumerate().filter(|(at, token)| {
         let beside = |at: Option<usize>| at.and_then(|at| tokens.get(at)).is_some_and(|token| counts(token));
         counts(token) && (*token != "-" || beside(at.checked_sub(1)) || beside(Some(at + 1)))
@@ -150,7 +152,7 @@ impl NearCopies {
         index
     }
 
-    /// Returns the question that a text contains or nearly copies.
+    /// Returns a question that `text` contains or nearly copies, or `None`.
     pub fn find(&self, text: &str) -> Option<&str> {
         if self.questions.is_empty() {
             return None;
@@ -198,7 +200,8 @@ impl NearCopies {
 }
 
 impl Question {
-    /// Whether this question contains the tokens of a text, and says something before or behind it.
+    /// Returns whether this question contains the tokens of a text, together with other text before
+    /// or after it.
     fn contains(&self, ids: &[Token]) -> bool {
         let len = ids.len();
         let value = |at: usize| self.tokens.get(at).is_some_and(|token| self.counted.contains(token));
@@ -209,7 +212,8 @@ impl Question {
             && self.counted.iter().all(|token| ids.contains(token))
     }
 
-    /// Whether the tokens of a text contain this question, with no operator or number beside it.
+    /// Returns whether the tokens of a text contain this question, without an operator or number
+    /// after it.
     fn is_within(&self, ids: &[Token], named: &[String]) -> bool {
         let len = self.tokens.len();
         if len <= SHINGLE || len >= ids.len() || !self.is_marked {
@@ -218,7 +222,7 @@ impl Question {
         ids.windows(len).enumerate().any(|(at, window)| {
             let beside =
                 |at: Option<usize>| at.and_then(|at| named.get(at)).is_some_and(|token| counts(token));
-            // A number before a question is one of a list.
+            // A number before a question can be a list number.
             window == self.tokens && !beside(Some(at + len))
         })
     }
@@ -229,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_copies_contain_a_question_or_differ_in_few_words() {
+    fn find_matches_contained_and_slightly_changed_questions() {
         let held_out = [
             "What is 2+2?",
             "A train leaves the station at noon and drives 120 km at 60 km/h. When does it arrive in Bonn?",
@@ -249,7 +253,7 @@ mod tests {
         ] {
             assert_eq!(near.find(text), Some(held_out[at]), "{text}");
         }
-        // A question may be within a held-out one.
+        // A held-out question can contain a training question.
         let framed = NearCopies::new(["Please answer in one word: what is 2+2? Think first."]);
         assert!(framed.find("What is 2+2?").is_some() && framed.find("What is 2+3?").is_none());
         for text in [
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_template_say_nothing() {
+    fn find_ignores_words_of_shared_template() {
         let task = |name: &str| {
             format!(
                 "Please read every word of this riddle twice before you reply, solve the task below with care and \

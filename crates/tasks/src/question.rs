@@ -1,5 +1,5 @@
-//! Whether two tasks ask the same, and which of them are held out: by what is asked, never by the position of
-//! its row.
+//! Compares questions of tasks, and decides which questions are held out. The decision depends on
+//! the question, never on the position of its row.
 
 use levade_text::{Message, Role};
 use serde_json::{Map, Value};
@@ -9,15 +9,17 @@ use unicode_normalization::UnicodeNormalization;
 use super::Task;
 use super::spelling::{Part, blocks, cut_behind_sentences, is_unseen, parts, spelled};
 
-/// A question up to what does not change it.
+/// A hash of a question, which is equal for questions that differ only in irrelevant details.
 ///
-/// [`Task::key`] compares up to Unicode form (NFC), case, white space, and characters that are never seen:
-/// of a conversation all turns but the instructions count, and a single turn of the user is the same question
-/// as its text alone. The keys of `Task::asks` and `Task::shows` compare up to spelling.
+/// [`Task::key`] ignores differences in Unicode form (NFC), case, white space and invisible
+/// characters. In a conversation, all turns except the instructions count. A single user turn is
+/// the same question as its text. The keys of `Task::asks` and `Task::shows` ignore differences in
+/// spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuestionKey([u8; 16]);
 
-/// Fields that hold what a question is about: the same question about another value of one is another task.
+/// Fields that contain the subject of a question. The same question about another value of such a
+/// field is another task.
 const CONTEXTS: [&str; 72] = [
     "context",
     "contexts",
@@ -93,20 +95,22 @@ const CONTEXTS: [&str; 72] = [
     "table_name",
 ];
 
-/// Fields that hold a context if they hold sentences or messages, and otherwise only describe a row: the name
-/// of a data set, a mark.
+/// Fields that contain a context if they contain sentences or messages. Otherwise they only
+/// describe the row, such as the name of a data set or a label.
 const CONTEXTS_OF_SENTENCES: [&str; 5] = ["source", "reference", "references", "notes", "conversation"];
 
-/// Minimum number of words of such a text.
+/// Minimum number of words of a text that counts as a context in [`CONTEXTS_OF_SENTENCES`].
 const MIN_CONTEXT: usize = 4;
 
-/// Fields with the options of a question: their order says nothing, but for the letters of answers.
+/// Fields with the options of a question. The order of options is irrelevant except for the letters
+/// of answers.
 const OPTIONS: [&str; 3] = ["choices", "options", "endings"];
 
-/// Further fields that only name a row. pandas calls its index the last three.
+/// Additional fields that only name a row. pandas calls its index the last three.
 const NAMES: [&str; 4] = ["qid", "", "__index_level_0__", "unnamed: 0"];
 
-/// Fields that only name a row, as texts or numbers; by [`Task::row_key_by_words`], whatever they hold.
+/// Fields that only name a row, as strings or numbers; in [`Task::row_key_by_words`], with any
+/// value.
 const NAMES_BY_WORDS: [&str; 17] = [
     "id",
     "_id",
@@ -127,8 +131,8 @@ const NAMES_BY_WORDS: [&str; 17] = [
     "unique_id",
 ];
 
-/// Minimum length of a part of a text that is compared with held-out questions, in characters of its
-/// spelling.
+/// Minimum length of a part of a text that is compared with held-out questions, in characters of
+/// its normalized spelling.
 const MIN_PART: usize = 8;
 
 impl QuestionKey {
@@ -138,22 +142,23 @@ impl QuestionKey {
         QuestionKey(key)
     }
 
-    /// Position among the questions of a source under a split: the first ones are held out.
+    /// Returns the sort key of the question in a split. The questions with the smallest ranks of a
+    /// source are held out.
     pub fn rank(self, split_seed: u64) -> u64 {
         let hash = Sha256::new().chain_update(split_seed.to_le_bytes()).chain_update(self.0).finalize();
         hash[..8].iter().fold(0, |rank, byte| rank << 8 | u64::from(*byte))
     }
 
-    /// The key of a text up to its spelling.
+    /// Returns the key of a text that ignores differences in spelling.
     fn spelled(text: &str) -> Self {
         match spelled(text) {
-            // Nothing is left of it.
+            // The normalized spelling is empty.
             empty if empty.is_empty() => QuestionKey::new(&normalised(text)),
             spelled => QuestionKey::new(&format!("spelled {spelled}")),
         }
     }
 
-    /// The key of this question about a context.
+    /// Returns the key of this question about a context.
     pub(crate) fn about(self, context: QuestionKey) -> Self {
         let hash = Sha256::new().chain_update(self.0).chain_update(context.0).finalize();
         let mut key = [0; 16];
@@ -162,19 +167,20 @@ impl QuestionKey {
     }
 }
 
-/// The questions of a task, by their spelling.
+/// Questions that a task asks, compared by spelling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// The whole conversation but for its instructions; the question itself if it is a single turn.
+    /// Complete conversation except its instructions; the question itself if the conversation is a
+    /// single turn.
     pub conversation: QuestionKey,
-    /// The question: the last turn of the user.
+    /// Question: the last user turn.
     pub question: QuestionKey,
-    /// The last labelled question in the text of that turn, if it shows others before it.
+    /// Last labeled question in the text of the last user turn, if examples precede it.
     pub last: Option<QuestionKey>,
 }
 
 impl Task {
-    /// Returns the question, for the split and for comparison with equal questions.
+    /// Returns the key of the question, for the split and for comparison with equal questions.
     pub fn key(&self) -> QuestionKey {
         match self.turns()[..] {
             [] => QuestionKey::new(&normalised(&self.question)),
@@ -187,7 +193,7 @@ impl Task {
         }
     }
 
-    /// Returns the questions that the task asks.
+    /// Returns the keys of the questions that the task asks.
     pub(crate) fn asks(&self) -> Asked {
         let question = self.question_key();
         Asked {
@@ -197,13 +203,13 @@ impl Task {
         }
     }
 
-    /// Returns the key of the last turn of the user.
+    /// Returns the key of the last user turn.
     pub(crate) fn question_key(&self) -> QuestionKey {
         QuestionKey::spelled(self.asked_text())
     }
 
-    /// Returns the key of the whole conversation but for its instructions, whose question has the key
-    /// `question`.
+    /// Returns the key of the complete conversation except its instructions. `question` is the key
+    /// of its question.
     fn conversation_key(&self, question: QuestionKey) -> QuestionKey {
         match self.turns()[..] {
             [] | [_] => question,
@@ -215,8 +221,9 @@ impl Task {
         }
     }
 
-    /// Returns everything in the task that could be a held-out question: its conversation, each turn, each
-    /// line and labelled part of a turn, and the texts that calls of tools have.
+    /// Returns the keys of all texts in the task that could be a held-out question: its
+    /// conversation, each turn, each line and labeled part of a turn, and the strings in the
+    /// arguments of tool calls.
     pub fn shows(&self) -> Vec<QuestionKey> {
         let question = self.question_key();
         let mut shown = vec![question];
@@ -241,13 +248,14 @@ impl Task {
         shown
     }
 
-    /// Returns the text of the last turn of the user.
+    /// Returns the text of the last user turn.
     pub(crate) fn asked_text(&self) -> &str {
         let last = self.messages.iter().rev().find(|turn| turn.role == Role::User);
         last.map_or(&*self.question, |turn| &*turn.content)
     }
 
-    /// Returns what the question is about: instructions, the turns before it, and fields that hold a context.
+    /// Returns the key of the question's context: instructions, the turns before it, and fields
+    /// that contain a context.
     pub fn context(&self) -> QuestionKey {
         let mut context: Vec<String> = self.instructions().map(spelled).collect();
         let turns = self.turns();
@@ -256,13 +264,13 @@ impl Task {
         let question = spelled(self.asked_text());
         let is_sentence = |value: &Value| match value {
             Value::String(text) => text.split_whitespace().count() >= MIN_CONTEXT,
-            // Messages that the task itself was read from say nothing more.
+            // Messages that the task itself was read from add no context.
             value => value.is_array() && self.messages.is_empty(),
         };
         let names = CONTEXTS.into_iter().map(|name| (name, false));
         for (name, of_sentences) in names.chain(CONTEXTS_OF_SENTENCES.map(|name| (name, true))) {
             let found = self.field(name).filter(|value| !of_sentences || is_sentence(value));
-            // A field that holds the question itself is none.
+            // A field that contains the question itself is not a context.
             let is_question = |value: &&Value| value.as_str().is_some_and(|text| spelled(text) == question);
             if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
                 let value = if OPTIONS.contains(&name) { unordered(value) } else { loose(value) };
@@ -272,16 +280,16 @@ impl Task {
         QuestionKey::new(&context.join("\n"))
     }
 
-    /// Returns the expected answer as text, with the options that it chooses among: the same letter is
-    /// another answer among others.
+    /// Returns the expected answer as text, together with the options that it selects from: the
+    /// same letter with other options is another answer.
     pub(crate) fn answer_among(&self) -> String {
         let options = OPTIONS.iter().find_map(|name| self.field(name)).map(unordered);
         format!("{}\n{}", loose(&self.answer), options.unwrap_or_default())
     }
 
-    /// Returns the task as a whole: its question, conversation, expected answer, agent, and all fields of
-    /// `row` but those that `skipped` holds and those that only name it. Of texts all counts but white space
-    /// around questions.
+    /// Returns the key of the complete task: its question, conversation, expected answer, agent,
+    /// and all fields of `row` except those in `skipped` and those that only name the row. Texts
+    /// are compared exactly, except for white space around questions.
     pub(crate) fn row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
         let mut hash = Sha256::new().chain_update(self.question.trim()).chain_update(exact(&self.answer));
         for turn in &self.messages {
@@ -295,8 +303,9 @@ impl Task {
         key_of(hash, &FieldRule { is_name, shown: exact }, row, skipped)
     }
 
-    /// Returns the task as a whole by the rule of runs with [`Matching::Rows`](super::Matching): case and
-    /// white space of texts do not count, nor do tool calls.
+    /// Returns the key of the complete task by the rule of runs with
+    /// [`Matching::Rows`](super::Matching): case and white space of texts are ignored, and so are
+    /// tool calls.
     pub(crate) fn row_key_by_words(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
         let by_words = |value: &Value| {
             written(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
@@ -310,12 +319,12 @@ impl Task {
         key_of(hash, &FieldRule { is_name, shown: by_words }, row, skipped)
     }
 
-    /// A field of its row, or of verl's `extra_info`.
+    /// Returns a field of the task's row, or of verl's `extra_info`.
     fn field(&self, name: &str) -> Option<&Value> {
         self.row.get(name).or_else(|| self.row.get("extra_info")?.get(name))
     }
 
-    /// Turns but for instructions.
+    /// Returns the turns except instructions.
     fn turns(&self) -> Vec<&Message> {
         self.messages.iter().filter(|turn| !turn.role.instructs()).collect()
     }
@@ -325,11 +334,11 @@ impl Task {
     }
 }
 
-/// Returns the keys of the parts of a text, if it has several.
+/// Returns the keys of the parts of a text that has several parts.
 fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
     let parts = parts(text);
     let mut texts: Vec<String> = Vec::new();
-    // A text of one part is compared as a whole.
+    // A text with a single part is compared as a whole by the caller.
     if parts.len() > 1 {
         texts.extend(blocks(&parts));
         texts.extend(parts.iter().map(|(_, part)| part.clone()));
@@ -337,7 +346,7 @@ fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
     for (_, part) in &parts {
         texts.extend(cut_behind_sentences(part).into_iter().map(str::to_owned));
     }
-    // All but what follows the last sentence.
+    // Everything except the text after the last sentence.
     if let [before @ .., (_, last)] = &parts[..]
         && let [start, ..] = cut_behind_sentences(last)[..]
         && !before.is_empty()
@@ -348,13 +357,13 @@ fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
     texts.iter().filter_map(|text| key_of_part(text)).collect()
 }
 
-/// Returns the key of a part of a text, unless the part is too short to tell a question.
+/// Returns the key of a part of a text, or `None` if the part is too short to identify a question.
 fn key_of_part(text: &str) -> Option<QuestionKey> {
     let part = spelled(text);
     (part.chars().count() >= MIN_PART).then(|| QuestionKey::new(&format!("spelled {part}")))
 }
 
-/// Collects the texts within a value.
+/// Collects the strings within a value.
 fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
     match value {
         Value::String(text) => texts.push(text),
@@ -364,15 +373,15 @@ fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
     }
 }
 
-/// How fields of rows are compared.
+/// Rule for comparing fields of rows.
 struct FieldRule {
-    /// Whether a field of this name, in lower case, only names its row.
+    /// Returns whether a field of this name, in lower case, only names its row.
     is_name: fn(&str, &Value) -> bool,
-    /// A value as text.
+    /// Converts a value to text.
     shown: fn(&Value) -> String,
 }
 
-/// Returns the key of a task whose other parts `hash` has, with the fields of its row.
+/// Returns the key of a task from the hash of its other parts and the fields of its row.
 fn key_of(mut hash: Sha256, rule: &FieldRule, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
     let mut fields = Vec::new();
     collect_fields(row, "", rule, skipped, &mut fields);
@@ -386,7 +395,7 @@ fn key_of(mut hash: Sha256, rule: &FieldRule, row: &Map<String, Value>, skipped:
     QuestionKey(key)
 }
 
-/// Collects the fields of a row as texts, each with its path.
+/// Collects the fields of a row as strings, each with its path.
 fn collect_fields(
     row: &Map<String, Value>,
     before: &str,
@@ -412,18 +421,20 @@ fn is_name(name: &str, value: &Value) -> bool {
     is_scalar && (NAMES_BY_WORDS.contains(&name) || NAMES.contains(&name))
 }
 
-/// Writes a value as text, with its white space. A number becomes its digits, since CSV has numbers as text.
+/// Converts a value to text, including white space. A number becomes its digits, because CSV has
+/// numbers as text.
 fn exact(value: &Value) -> String {
     written(value, &|text| text.to_owned(), false)
 }
 
-/// Writes a value as text whose strings are normalised, so that spellings of one text are equal.
+/// Converts a value to text with normalized strings, so that different spellings of one text are
+/// equal.
 fn loose(value: &Value) -> String {
     written(value, &spelled_or_plain, false)
 }
 
-/// A list of options as text up to their order and spelling. A table with the letters of options is a list
-/// of their texts.
+/// Converts a list of options to text that ignores their order and spelling. An object with the
+/// letters of options counts as a list of their texts.
 fn unordered(options: &Value) -> String {
     let texts = options.get("text").filter(|texts| texts.is_array()).unwrap_or(options);
     match texts {
@@ -436,7 +447,8 @@ fn spelled_or_plain(text: &str) -> String {
     Some(spelled(text)).filter(|spelled| !spelled.is_empty()).unwrap_or_else(|| text.trim().to_owned())
 }
 
-/// A value as text, with fields in one order, and with the items of lists in one if they are `sorted`.
+/// Converts a value to text. The fields of objects are sorted; items of lists are sorted if
+/// `sorted` is set.
 fn written(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String {
     match value {
         Value::String(value) => text(value),
@@ -458,8 +470,8 @@ fn written(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String
     }
 }
 
-/// The last labelled question of a text that shows others with their answers before it, with nothing but
-/// labels behind it.
+/// Returns the last labeled question of a text that shows labeled examples with answers before it,
+/// and has only labels after it.
 fn last_labelled(text: &str) -> Option<QuestionKey> {
     let parts = parts(text);
     let at = parts.iter().rposition(|(part, text)| *part == Part::Question && !text.is_empty())?;
@@ -468,9 +480,9 @@ fn last_labelled(text: &str) -> Option<QuestionKey> {
     (shows && is_last).then(|| QuestionKey::spelled(&parts[at].1))
 }
 
-/// A text in one case and Unicode form, with single spaces, without what is never seen.
+/// Normalizes the case, Unicode form and spaces of a text, and removes invisible characters.
 fn normalised(text: &str) -> String {
-    // Upper case first: ß and SS, σ and ς have lower forms of their own, but one upper form.
+    // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
     let folded = text.chars().filter(|c| !is_unseen(*c)).collect::<String>().to_uppercase().to_lowercase();
     let form: String = folded.nfc().collect();
     let blank = |c: char| c.is_whitespace() || c.is_control();

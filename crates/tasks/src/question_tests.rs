@@ -1,4 +1,4 @@
-//! Tests of whether tasks ask the same.
+//! Tests of the comparison of questions.
 
 use serde_json::json;
 
@@ -14,7 +14,7 @@ fn opens(messages: &[Message]) -> Task {
 }
 
 #[test]
-fn questions_are_compared_as_they_are_read() {
+fn question_key_ignores_invisible_differences() {
     let key = asks("What is Café Σ\u{3a3} 1 - 2?").key();
     for same in [
         " What is Café ΣΣ 1 - 2?\t\n",
@@ -30,7 +30,7 @@ fn questions_are_compared_as_they_are_read() {
 }
 
 #[test]
-fn conversations_are_compared_without_instructions() {
+fn conversation_key_ignores_instructions() {
     let asked = |system: &str| opens(&[Message::system(system), Message::user("1 + 1?")]).key();
     assert_eq!(asked("Be brief."), asked("Be kind."));
     assert_eq!(asked("Be brief."), asks("1 + 1?").key());
@@ -42,7 +42,7 @@ fn conversations_are_compared_without_instructions() {
 }
 
 #[test]
-fn ranks_depend_on_the_split_and_are_spread() {
+fn ranks_depend_on_split_and_are_uniform() {
     let ranks = |split| (0..2000).map(|i| asks(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>();
     let (one, two) = (ranks(1), ranks(2));
     assert_eq!(one, ranks(1));
@@ -67,7 +67,7 @@ fn key_of_long_list_of_numbers_is_found_in_linear_time() {
 }
 
 #[test]
-fn rows_of_old_runs_repeat_up_to_case_and_white_space() {
+fn row_key_by_words_ignores_case_and_white_space() {
     let task = |question: &str, row: serde_json::Value| {
         let task = Task { question: question.into(), answer: "1".into(), ..Task::default() };
         let row = row.as_object().unwrap();

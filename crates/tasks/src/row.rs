@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// All fields of the row that a task was read from. Clones share them: a task is in many hands at once.
+/// All fields of the row that a task was read from. Clones share the fields, because many parts of
+/// a run hold the same task.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TaskRow(Arc<Map<String, Value>>);
 
@@ -25,7 +26,7 @@ impl From<Map<String, Value>> for TaskRow {
 }
 
 impl TaskRow {
-    /// Whether there was no row, as of a task that was generated.
+    /// Returns whether there is no row, as for a generated task.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,11 +1,15 @@
-//! Texts up to their spelling: the form in which a question is compared with held-out ones.
+//! Normalizes the spelling of texts, to compare questions with held-out questions.
 //!
-//! Two texts of one spelling differ at most in Unicode compatibility forms (NFKC), case, quotes, dashes,
-//! signs of operators, white space beside anything but letters and digits, separators of thousands, marks of
-//! emphasis and mathematics, commands of LaTeX that have a sign, digits of other scripts, references of HTML,
-//! tags of HTML, turns and questions, a mark of an item or a label before or after them (`Question:`,
-//! `Answer:`, also in other languages) and punctuation at their end.
-//! Operators, signs and digits count: `1 - 2?` is not `1 + 2?`.
+//! The normalized texts are equal if two texts differ only in:
+//! - Unicode compatibility forms (NFKC), case, quotes, dashes, signs of operators, digits of other
+//!   scripts;
+//! - white space, except between letters and digits; thousands separators; marks of emphasis and
+//!   mathematics;
+//! - LaTeX commands that have a sign; HTML character references; tags of HTML, turns and questions;
+//! - a bullet or a label before or after the text (`Question:`, `Answer:`, also in other
+//!   languages), and punctuation at its end.
+//!
+//! Operators, signs and digits count: `1 - 2?` differs from `1 + 2?`.
 
 mod latex;
 mod markup;
@@ -14,22 +18,22 @@ use unicode_normalization::UnicodeNormalization;
 
 use self::markup::without_markup;
 
-/// Words that name a question in a label before it, such as `Question 3:`.
+/// Words that name a question in a label before the question, such as `Question 3:`.
 const QUESTION_NAMES: &str = "calculate compute evaluate solve question questions q problem prompt query \
     exercise example task input user human instruction answer a frage aufgabe pregunta problema ejercicio \
     pergunta domanda esercizio exercice problème вопрос задача vraag pytanie soru 问 问题 题目 問 問題 質問 \
     질문 문제 سؤال السؤال प्रश्न প্রশ্ন";
-/// Words that name an answer in a label before or after it, such as `Final answer:`.
+/// Words that name an answer in a label before or after the answer, such as `Final answer:`.
 const ANSWER_NAMES: &str = "answer a ans solution response output assistant result final reply antwort lösung \
     respuesta solución resposta solução risposta soluzione réponse ответ решение antwoord odpowiedź cevap \
     答 答案 回答 解答 답 답변 정답 جواب الجواب उत्तर উত্তর";
-/// Words that may stand in a label besides a name.
+/// Words that a label may contain in addition to a name.
 const FILLERS: &str = "of the this following please here is new now your next to so";
-/// Names of the turn that a chat template opens last.
+/// Roles of the last turn, which a chat template opens without content.
 const TURNS: [&str; 2] = ["assistant", "model"];
-/// Zeros of other scripts, each followed by the other digits.
+/// Zeros of other scripts. The code points after each zero are the other digits.
 const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
-/// Returns a text without what its spelling leaves open; empty if nothing else is in it.
+/// Returns a text in normalized spelling; empty if nothing else is left.
 pub(super) fn spelled(text: &str) -> String {
     let lines: Vec<String> = compatible(text).lines().map(|line| line.trim().to_owned()).collect();
     let mut lines: Vec<&str> = lines.iter().map(String::as_str).filter(|line| !line.is_empty()).collect();
@@ -39,7 +43,7 @@ pub(super) fn spelled(text: &str) -> String {
     if let Some(last) = lines.last_mut() {
         *last = without_label_behind(last);
     }
-    // A heading has no colon.
+    // A heading is a label without a colon.
     let is_heading = |line: &str| line.len() > 3 && is_label_text(line, QUESTION_NAMES);
     while lines.len() > 1 && (is_label(lines[0], QUESTION_NAMES) || is_heading(lines[0])) {
         lines.remove(0);
@@ -50,9 +54,9 @@ pub(super) fn spelled(text: &str) -> String {
     tight(&lines.join(" "))
 }
 
-/// Returns a line without labels before it, such as `Question 3:`, `Q3.`, `3)`, or the mark of an item.
+/// Removes labels before a line, such as `Question 3:`, `Q3.` and `3)`, and bullets.
 fn without_label(mut line: &str) -> &str {
-    // `- 3 + 5` begins with a sign.
+    // `- 3 + 5` starts with a sign.
     while let Some(item) = ["- ", "* ", "> "].iter().find_map(|mark| line.strip_prefix(mark))
         && item.starts_with(char::is_alphabetic)
     {
@@ -62,7 +66,7 @@ fn without_label(mut line: &str) -> &str {
         let (label, rest) = (line[..at].trim_start_matches('('), line[at + 1..].trim_start());
         let parted = rest.len() < line.len() - at - 1;
         let numbered = label.bytes().any(|byte| byte.is_ascii_digit());
-        // `A:B = 2:3` and `A. Smith` begin with no label.
+        // `A:B = 2:3` and `A. Smith` start without a label.
         let is_label = is_label_text(label, QUESTION_NAMES)
             && if line[at..].starts_with(':') { parted || label != "a" } else { parted && label != "a" };
         let only_number = numbered && label.len() <= 3 && label.bytes().all(|byte| byte.is_ascii_digit());
@@ -75,19 +79,20 @@ fn without_label(mut line: &str) -> &str {
     line
 }
 
-/// Role of a part of a text, by the label before it.
+/// Role of a part of a text, by its label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// No label.
+    /// The part has no label.
     Plain,
-    /// A label of a question: `Q:`.
+    /// The part has a label of a question: `Q:`.
     Question,
-    /// A label of an answer: `A:`.
+    /// The part has a label of an answer: `A:`.
     Answer,
 }
 
-/// Returns the parts of a text: its lines, cells of tables and sides of arrows, cut before each label within
-/// them, without bullets and blank ones. Parts that consist of a label are empty.
+/// Returns the parts of a text: its lines, cells of tables and sides of arrows, split before each
+/// label within them. Bullets and blank parts are removed. A part that consists of a label has an
+/// empty text.
 pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
     let mut text = compatible(text);
     for mark in [" -> ", " => ", " → ", " ⇒ ", "\t", " | "] {
@@ -106,7 +111,7 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
             let word = line[at..].trim_start();
             let word = &word[..word.find(char::is_whitespace).unwrap_or(word.len())];
             if word.strip_suffix(':').is_some_and(|word| label_of(word) != Part::Plain) && at > start {
-                // `Question 3: Answer: 4` has two labels, `the answer is:` one.
+                // `Question 3: Answer: 4` has two labels, `the answer is:` has one.
                 let begins = label_of(line[start..at].trim()) != Part::Plain;
                 if !begins {
                     found.push(part(&line[start..at]));
@@ -119,7 +124,7 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
     found
 }
 
-/// Returns the questions of several lines that a text shows: each from its label to the next one.
+/// Returns the questions of several lines in a text, each from its label to the next label.
 pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut is_open = false;
@@ -157,7 +162,7 @@ fn label_of(text: &str) -> Part {
     }
 }
 
-/// Returns a line without a label behind its last sentence, such as `Answer:`.
+/// Removes a label after the last sentence of a line, such as `Answer:`.
 fn without_label_behind(line: &str) -> &str {
     let Some(label) = line.strip_suffix(':') else { return line };
     let end = label.rfind(['?', '.', '!']).map(|at| at + 1);
@@ -171,12 +176,12 @@ fn is_label(line: &str, names: &str) -> bool {
     line.strip_suffix(':').is_some_and(|label| is_label_text(label, names))
 }
 
-/// Whether a text consists of words of a label and numbers, with one of `names` among them.
+/// Returns whether a text consists only of label words and numbers, and contains one of `names`.
 fn is_label_text(text: &str, names: &str) -> bool {
     let mut named = false;
     let parted = |c: char| c.is_whitespace() || c.is_ascii_punctuation();
     for word in text.split(parted).filter(|word| !word.is_empty()) {
-        // `Q3` is the third `Q`.
+        // `Q3` is `Q` with a number.
         let word = word.trim_end_matches(|c: char| c.is_ascii_digit());
         let is_among = |words: &str| words.split_whitespace().any(|known| known == word);
         let is_name = is_among(names);
@@ -188,14 +193,15 @@ fn is_label_text(text: &str, names: &str) -> bool {
     named && text.len() <= 60
 }
 
-/// Whether a character is never seen: zero-width spaces and joiners, soft hyphens, marks of direction and of
-/// byte order.
+/// Returns whether a character is invisible: zero-width spaces and joiners, soft hyphens, direction
+/// marks and byte-order marks.
 pub(super) fn is_unseen(c: char) -> bool {
     matches!(c, '\u{AD}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2060}'..='\u{2064}' | '\u{FEFF}')
 }
 
-/// Returns a text in one case, in NFKC, with one sign for each quote, dash and operator. What NFKC would
-/// merge with other digits stays apart: `2²` becomes `2^2`, and `3½` becomes `3 1/2`.
+/// Converts a text to lower case and NFKC, with one sign for each kind of quote, dash and operator.
+/// Digits that NFKC would merge with other digits stay separate: `2²` becomes `2^2`, and `3½`
+/// becomes `3 1/2`.
 fn compatible(text: &str) -> String {
     let text = &without_markup(text);
     if text.is_ascii() {
@@ -218,14 +224,14 @@ fn compatible(text: &str) -> String {
         (raised, lowered) = (is_raised, is_lowered);
         let zero = ZEROS.iter().find(|zero| (**zero..=digit(**zero, 9)).contains(&c));
         plain.push(match c {
-            // NFKC would make it a combining accent.
+            // NFKC would convert it to a combining accent.
             '´' => '\'',
-            // Spaces of one width group digits.
+            // Spaces of fixed width group digits.
             '\u{A0}' | '\u{2009}' | '\u{202F}' if plain.ends_with(|c: char| c.is_ascii_digit()) => '\u{202F}',
             c => zero.map_or(c, |zero| digit('0', u32::from(c) - u32::from(*zero))),
         });
     }
-    // Upper case first: ß and SS, σ and ς have lower forms of their own, but one upper form.
+    // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
     let folded: String =
         grouped(&plain).nfkc().collect::<String>().to_uppercase().to_lowercase().nfkc().collect();
     signs(&folded)
@@ -235,7 +241,7 @@ fn digit(zero: char, value: u32) -> char {
     char::from_u32(u32::from(zero) + value).unwrap_or(zero)
 }
 
-/// Returns a text in which a space between groups of digits is a comma.
+/// Replaces spaces between groups of digits by commas.
 fn grouped(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let commas: Vec<char> = chars.iter().map(|c| if *c == '\u{202F}' { ',' } else { *c }).collect();
@@ -244,7 +250,7 @@ fn grouped(text: &str) -> String {
     (0..chars.len()).map(|at| if groups(at) { ',' } else { chars[at] }).collect()
 }
 
-/// Returns a text with one sign for each quote, dash and operator.
+/// Replaces quotes, dashes and operators by one sign for each kind.
 fn signs(folded: &str) -> String {
     let mut found = String::with_capacity(folded.len());
     for c in folded.chars() {
@@ -279,7 +285,7 @@ fn signs(folded: &str) -> String {
     found.replace("''", "\"")
 }
 
-/// Returns a text whose exponents and indices of letters and digits have no braces: `x^{10}` becomes `x^10`.
+/// Removes braces around exponents and indices of letters and digits: `x^{10}` becomes `x^10`.
 fn without_braces(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
@@ -301,18 +307,18 @@ fn without_braces(text: &str) -> String {
     found
 }
 
-/// Returns a text of one line whose white space stands only between letters and digits, without separators of
-/// thousands, quotation marks, emphasis and punctuation at its end.
+/// Removes white space from a line except between letters and digits. Also removes thousands
+/// separators, quotation marks, emphasis and punctuation at the end.
 fn tight(text: &str) -> String {
-    // Pairs of dollars are marks of mathematics.
+    // Pairs of dollar signs delimit mathematics.
     let is_paired = text.matches('$').count().is_multiple_of(2);
     let chars: Vec<char> = text.chars().filter(|c| *c != '$' || !is_paired).collect();
     let chars = without_emphasis(&chars);
-    // LaTeX has a space behind the name of π that says nothing.
+    // LaTeX has a space after the name of π, which is not significant.
     let word = |c: char| c.is_alphanumeric() && c != 'π';
     let mut kept: Vec<char> = Vec::with_capacity(chars.len());
     let mut space = false;
-    // The quotation mark that is open.
+    // Quotation mark that is currently open.
     let mut quote = None;
     let mut number = None;
     for (at, &c) in chars.iter().enumerate() {
@@ -324,14 +330,15 @@ fn tight(text: &str) -> String {
                 space = true;
                 continue;
             }
-            // 1,000, 1'000, 1_000 and 1000.
+            // 1,000, 1'000, 1_000 and 1000 are equal.
             ',' | '\'' | '_'
                 if beside(char::is_ascii_digit) == (true, true)
                     && groups_thousands(&chars, at, &mut number) =>
             {
                 continue;
             }
-            // Apostrophes within words, primes, feet and inches stay; quotation marks go.
+            // Apostrophes within words, primes, feet and inches are kept; quotation marks are
+            // removed.
             '\'' | '"' => {
                 let (left, right) = beside(|c| c.is_alphanumeric());
                 let single = at.checked_sub(2).is_none_or(|at| !chars[at].is_alphanumeric());
@@ -348,7 +355,7 @@ fn tight(text: &str) -> String {
             '_' if !(before.is_some_and(word) && next.is_some_and(word)) => continue,
             '*' if next == Some('*') => continue,
             '*' if before == Some('*') => {
-                // A power between operands, emphasis elsewhere.
+                // Two stars are a power between operands, and emphasis elsewhere.
                 let (left, right) = (&chars[..at - 1], &chars[at + 1..]);
                 let blank = |c: Option<&char>| c.is_some_and(|c| c.is_whitespace());
                 let is_spaced = blank(left.last()) && blank(right.first());
@@ -363,7 +370,7 @@ fn tight(text: &str) -> String {
             _ => {}
         }
         let c = match c {
-            // 3 x 4 and 3 * 4.
+            // 3 x 4 and 3 * 4 are equal.
             'x' if is_sign(&chars, at) => '*',
             c => c,
         };
@@ -375,7 +382,7 @@ fn tight(text: &str) -> String {
     }
     while let Some(&last) = kept.last() {
         let ends = matches!(last, '?' | '؟' | '।' | '۔' | '.' | '…' | ':' | ';' | ',' | '=' | ' ' | '*');
-        // Of a number it is the factorial.
+        // After a number, `!` is the factorial.
         let exclaimed = kept.iter().rev().find(|c| **c != '!');
         let exclaims = last == '!' && exclaimed.is_some_and(|c| c.is_alphabetic() || *c == '?');
         if !ends && !exclaims {
@@ -386,7 +393,7 @@ fn tight(text: &str) -> String {
     without_long_dashes(&kept)
 }
 
-/// Returns characters without single stars around words: `*first*`.
+/// Removes single stars around words: `*first*`.
 fn without_emphasis(chars: &[char]) -> Vec<char> {
     let is_star = |at: usize| chars.get(at) == Some(&'*');
     let is_single = |at: usize| is_star(at) && !is_star(at + 1) && !(at > 0 && is_star(at - 1));
@@ -398,7 +405,7 @@ fn without_emphasis(chars: &[char]) -> Vec<char> {
         let closes =
             at > 0 && !chars[at - 1].is_whitespace() && chars.get(at + 1).is_none_or(|c| is_outside(*c));
         match open {
-            // One letter is a factor.
+            // Stars around a single letter are multiplications.
             Some(start) if closes && (start + 1..at).any(|at| is_letter(at) && is_letter(at + 1)) => {
                 (left_out[start], left_out[at], open) = (true, true, None);
             }
@@ -411,7 +418,7 @@ fn without_emphasis(chars: &[char]) -> Vec<char> {
     chars.iter().zip(left_out).filter(|(_, is_out)| !is_out).map(|(c, _)| *c).collect()
 }
 
-/// Returns a text with one dash in place of several between words: `king--and`.
+/// Replaces several dashes between words by one: `king--and`.
 fn without_long_dashes(chars: &[char]) -> String {
     let is_word = |pair: Option<&[char]>| pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()));
     let mut found = String::with_capacity(chars.len());
@@ -427,15 +434,15 @@ fn without_long_dashes(chars: &[char]) -> String {
     found
 }
 
-/// Splits a line after each sentence that a sign or a bracket follows, as in `Who was it? = Ivanhoe` and
-/// `Who was it? [5 points]`. Returns an empty list if there is no such place.
+/// Splits a line after each sentence that is followed by a sign or a bracket, as in `Who was it? =
+/// Ivanhoe` and `Who was it? [5 points]`. Returns an empty list if there is no such position.
 pub(super) fn cut_behind_sentences(line: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
     for (at, end) in line.match_indices(['?', '!', '.', '。']) {
         let rest = &line[at + end.len()..];
         let behind = rest.trim_start();
-        // What a word or a formula follows goes on.
+        // If a word or a formula follows, the text continues.
         let goes_on = |c: char| c.is_alphanumeric() || "$\\\"'¿¡".contains(c);
         if behind.len() < rest.len() && behind.starts_with(|c: char| !goes_on(c)) {
             found.push(&line[start..at + end.len()]);
@@ -448,7 +455,7 @@ pub(super) fn cut_behind_sentences(line: &str) -> Vec<&str> {
     found
 }
 
-/// Digits and separators of one kind that follow each other.
+/// Consecutive digits and separators of one kind.
 struct NumberSpan {
     separator: char,
     start: usize,
@@ -456,9 +463,9 @@ struct NumberSpan {
     end: usize,
 }
 
-/// Whether a character is one of a number's separators: three digits follow it, and no fourth. A list of
-/// numbers fills its brackets: `(1,234)`. `number` keeps the span of the separators around, so that each
-/// span is searched once.
+/// Returns whether a character is a thousands separator: exactly three digits follow it. A number
+/// that fills its brackets is a list of numbers: `(1,234)`. `number` caches the span around the
+/// separator, so that each span is searched only once.
 fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
     let separator = chars[at];
     let is_known = |span: &NumberSpan| span.separator == separator && (span.start..span.end).contains(&at);
@@ -476,7 +483,7 @@ fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) 
     digits(&chars[at + 1..]) == 3 && (1..=3).contains(&first) && chars[start] != '0' && !is_list
 }
 
-/// Whether an `x` multiplies: numbers stand on both sides.
+/// Returns whether an `x` is a multiplication sign: numbers are on both sides.
 fn is_sign(chars: &[char], at: usize) -> bool {
     let blank = |c: &&char| c.is_whitespace();
     let digit = |c: Option<&char>| c.is_some_and(char::is_ascii_digit);

@@ -1,4 +1,4 @@
-//! Random arithmetic terms and how they are written in symbols.
+//! Random arithmetic terms, and their notation in symbols.
 
 use super::draws::Draws;
 
@@ -10,7 +10,7 @@ pub(super) enum Operator {
     Times,
 }
 
-/// A tree of whole numbers.
+/// An arithmetic expression tree over integers.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Term {
     Number(i128),
@@ -18,8 +18,8 @@ pub(super) enum Term {
 }
 
 impl Term {
-    /// A random tree over the numbers, which stay in order; every way to split the numbers in two is equally
-    /// likely. `numbers` has at least one.
+    /// Samples a random tree over the numbers, which keep their order. Every way to split the
+    /// numbers in two is equally likely. `numbers` must not be empty.
     pub fn draw(numbers: &[i128], draws: &mut Draws) -> Term {
         if let [number] = numbers {
             return Term::Number(*number);
@@ -30,7 +30,7 @@ impl Term {
         Term::Binary(operator, Box::new(left), Box::new(Term::draw(right, draws)))
     }
 
-    /// The value. Six numbers of six digits stay far inside 128 bits.
+    /// Returns the value. Six numbers of six digits stay far within 128 bits.
     pub fn value(&self) -> i128 {
         match self {
             Term::Number(number) => *number,
@@ -42,18 +42,20 @@ impl Term {
         }
     }
 
-    /// The term with `times` for the product and parentheses only where they change the value.
+    /// Writes the term with `times` for multiplication, and parentheses only if they change the
+    /// value.
     pub fn symbols(&self, times: &str) -> String {
         self.write(times, &mut |number| number.to_string())
     }
 
-    /// The form without the numbers, such as `(a + b) * c`.
+    /// Returns the notation with letters in place of numbers, such as `(a + b) * c`.
     pub fn shape(&self) -> String {
         let mut letters = 'a'..='z';
         self.write("*", &mut |_| letters.next().unwrap_or('?').to_string())
     }
 
-    /// Puts a number that multiplies a longer term before it: `3 * (12 + 7)` for `(12 + 7) * 3`.
+    /// Moves a number that multiplies a longer term before that term: `3 * (12 + 7)` for `(12 + 7)
+    /// * 3`.
     pub fn factor_first(self) -> Term {
         match self {
             Term::Binary(Operator::Times, left, right)
@@ -65,7 +67,7 @@ impl Term {
         }
     }
 
-    /// Where parentheses stand among the numbers, such as `(··)·`.
+    /// Returns the positions of parentheses among the numbers, such as `(··)·`.
     pub fn grouping(&self) -> String {
         self.shape()
             .chars()
@@ -103,8 +105,8 @@ impl Term {
         }
     }
 
-    /// The first number and then, one by one, what is done with which number to the result so far; `None` if
-    /// the term is not of that kind.
+    /// Returns the first number, and the operator and number of each following step on the result
+    /// so far. `None` if the term is not such a chain.
     pub fn steps(&self) -> Option<(i128, Vec<(Operator, i128)>)> {
         match self {
             Term::Number(number) => Some((*number, Vec::new())),
@@ -117,7 +119,7 @@ impl Term {
         }
     }
 
-    /// The numbers, from left to right.
+    /// Returns the numbers, from left to right.
     pub fn numbers(&self) -> Vec<i128> {
         match self {
             Term::Number(number) => vec![*number],
@@ -133,7 +135,7 @@ mod tests {
     use crate::evaluate;
 
     #[test]
-    fn symbols_mean_the_value() {
+    fn symbols_evaluate_to_term_value() {
         let mut shapes = std::collections::BTreeSet::new();
         for index in 0..2000 {
             let mut draws = Draws::new(1, Purpose::Training, index);
@@ -148,7 +150,7 @@ mod tests {
                 shapes.insert(term.shape());
             }
         }
-        // Three operators in either place, and parentheses where they matter.
+        // All operators occur on both levels, with parentheses if they matter.
         for shape in ["a + b - c", "(a + b) * c", "a * (b - c)", "a - (b - c)", "a - b * c", "a * b * c"] {
             assert!(shapes.contains(shape), "{shape} not in {shapes:?}");
         }
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_what_is_done_one_by_one() {
+    fn steps_returns_left_to_right_operations() {
         let number = |n| Box::new(Term::Number(n));
         let sum = Term::Binary(Operator::Plus, number(1), number(2));
         let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));

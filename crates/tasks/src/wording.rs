@@ -1,33 +1,36 @@
-//! How an arithmetic task is put: in symbols, in words, as steps, as a story.
+//! Wordings of arithmetic tasks: in symbols, in words, as steps, or as a story.
 //!
-//! Some wordings are reserved: never used in training, so that an evaluation on them shows what carries over.
+//! Some wordings are reserved: training never uses them, so that an evaluation on them measures
+//! generalization.
 
 use super::draws::Draws;
 use super::term::{Operator, Term};
 
-/// Form of the text that stands for `{}` in a wording.
+/// Format of the text that replaces `{}` in a wording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// `(12 + 7) * 3`.
+    /// Symbols, such as `(12 + 7) * 3`.
     Symbols,
-    /// `the product of 3 and the sum of 12 and 7`.
-    /// What multiplies a phrase comes before it, as in the term.
+    /// Nested phrases, such as `the product of 3 and the sum of 12 and 7`. A number that multiplies
+    /// a phrase precedes the phrase, in the words and in the term.
     Nested,
-    /// `12 plus 7 minus 3`, where reading from left to right and precedence agree.
+    /// Spoken order, such as `12 plus 7 minus 3`, if reading from left to right agrees with
+    /// precedence.
     Spoken,
-    /// `Multiply the result by 7. Add 3.` with the first number as `{first}`; as above.
+    /// Instructions, such as `Multiply the result by 7. Add 3.`, with the first number as
+    /// `{first}`. The condition of `Spoken` applies.
     Steps,
-    /// The numbers themselves as `{a}`, `{b}`, `{c}`, for a term of exactly this shape and no negative
-    /// result.
+    /// A story with the numbers as `{a}`, `{b}`, `{c}`, for a term of exactly this shape whose
+    /// result is not negative.
     Story(&'static str),
 }
 
-/// One way to put a task.
+/// A wording of a task.
 #[derive(Debug)]
 pub(super) struct Wording {
-    /// Name in [`Task::template`](super::Task::template).
+    /// Name of the wording in [`Task::template`](super::Task::template).
     pub id: &'static str,
-    /// Whether training never uses it.
+    /// Whether the wording is never used in training.
     pub reserved: bool,
     form: Form,
     text: &'static str,
@@ -139,8 +142,8 @@ const WORDINGS: &[Wording] = &[
 ];
 
 impl Wording {
-    /// Draws a wording that fits the term: among the reserved ones or the others, in words (with `stories` or
-    /// without) or in symbols.
+    /// Samples a wording that fits the term, from the reserved wordings or from the others, in
+    /// symbols or in words. If `stories` is false, stories are excluded.
     pub fn draw(
         term: &Term,
         reserved: bool,
@@ -154,16 +157,16 @@ impl Wording {
                 && (stories || !matches!(w.form, Form::Story(_)))
         };
         let fitting: Vec<&Wording> = WORDINGS.iter().filter(|w| wanted(w) && w.fits(term)).collect();
-        // Symbols and nested words fit every term, so there is always one.
+        // Symbols and nested phrases fit every term, so the list is never empty.
         fitting[draws.below(fitting.len())]
     }
 
-    /// The term in the order in which the wording names its parts.
+    /// Returns the term in the order in which the wording names its parts.
     pub fn ordered(&self, term: Term) -> Term {
         if self.form == Form::Nested { term.factor_first() } else { term }
     }
 
-    /// Name of its form.
+    /// Returns the name of the wording's format.
     pub fn form_name(&self) -> &'static str {
         match self.form {
             Form::Symbols => "symbols",
@@ -182,7 +185,7 @@ impl Wording {
         }
     }
 
-    /// The question.
+    /// Returns the text of the question.
     pub fn render(&self, term: &Term, draws: &mut Draws) -> String {
         match self.form {
             Form::Symbols => {
@@ -204,8 +207,9 @@ impl Wording {
     }
 }
 
-/// Words a term like [`nested`], but what is added last to a phrase, or taken away, comes last: `the product
-/// of 12 and 7, minus 3`. Lists within lists are hard to read, for people too.
+/// Writes a term like [`nested`], but puts an addition or subtraction of a number at the outermost
+/// level last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are hard to
+/// read.
 fn phrase(term: &Term) -> String {
     let Term::Binary(operator, left, right) = term else { return nested(term) };
     match (operator, &**left, &**right) {
@@ -219,7 +223,8 @@ fn phrase(term: &Term) -> String {
     }
 }
 
-/// Prefix words, which need no parentheses to be unambiguous: the difference of a and b is a − b.
+/// Writes a term in prefix words, which are unambiguous without parentheses: the difference of a
+/// and b is a − b.
 fn nested(term: &Term) -> String {
     match term {
         Term::Number(number) => number.to_string(),
@@ -258,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wording_is_drawn_and_whole() {
+    fn every_wording_is_sampled_and_complete() {
         let mut seen = std::collections::BTreeSet::new();
         for index in 0..6000 {
             let (term, mut draws) = term(index, 3);
@@ -277,9 +282,9 @@ mod tests {
         assert_eq!(all.len(), WORDINGS.len(), "ids are unique");
     }
 
-    /// Trained and reserved wordings have no text in common.
+    /// Training wordings and reserved wordings have no text in common.
     #[test]
-    fn reserved_wordings_are_others() {
+    fn reserved_wordings_differ_from_training_wordings() {
         for a in WORDINGS.iter().filter(|w| w.reserved) {
             for b in WORDINGS.iter().filter(|w| !w.reserved) {
                 assert!(a.text != b.text || a.form != b.form, "{} {}", a.id, b.id);
@@ -288,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn words_say_the_term() {
+    fn words_describe_the_term() {
         let number = |n| Box::new(Term::Number(n));
         let sum = Term::Binary(Operator::Plus, number(12), number(7));
         let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
@@ -305,7 +310,7 @@ mod tests {
         let steps = find("steps-start");
         assert_eq!(steps.render(&sum, &mut draws), "Start with 12. Add 7. What is the result?");
         assert!(!steps.fits(&difference));
-        // "12 plus 7 times 3" would mean another number.
+        // "12 plus 7 times 3" would denote another number.
         assert!(
             !steps.fits(&product)
                 && !find("spoken-what-is").fits(&product)

@@ -1,4 +1,4 @@
-//! Files over which a library panics are errors, and nothing of the panic is printed.
+//! Tests that a panic of the Parquet library becomes an error without printing the panic message.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -15,8 +15,8 @@ thread_local! {
 }
 
 #[test]
-fn timestamp_beyond_any_calendar_is_an_error_without_output() {
-    // In the place of the hook that prints.
+fn out_of_range_timestamp_is_error_without_output() {
+    // Replaces the hook that prints.
     std::panic::set_hook(Box::new(|_| PRINTED.set(PRINTED.get() + 1)));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.parquet");
@@ -34,7 +34,7 @@ fn timestamp_beyond_any_calendar_is_an_error_without_output() {
     column.typed::<ByteArrayType>().write_batch(&[ByteArray::from("When?")], None, None).unwrap();
     column.close().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    // The library itself panics when it prints this one.
+    // The library itself panics when it prints this timestamp.
     column.typed::<Int64Type>().write_batch(&[i64::MAX], None, None).unwrap();
     column.close().unwrap();
     group.close().unwrap();

@@ -1,4 +1,4 @@
-//! `[cluster.learner]`: who trains, in place of the embedded engine.
+//! `[cluster.learner]`: the learner that trains in place of the embedded engine.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,51 +14,54 @@ pub enum LearnerKeys {
     Torch(TorchKeys),
 }
 
-/// `[cluster.learner] kind = "torch"`: started by the run (`start = true`), or where `url` says.
+/// `[cluster.learner] kind = "torch"`: a process group that the run starts (`start = true`) or that
+/// already runs at `url`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TorchKeys {
-    /// Address of rank 0 of a group that runs already, such as `http://127.0.0.1:29700`; empty where it is
-    /// started.
+    /// URL of rank 0 of a group that already runs, such as `http://127.0.0.1:29700`; empty if the
+    /// run starts the group.
     pub url: String,
-    /// Environment variable with the token of that group.
+    /// Environment variable that contains the token of the group at `url`.
     pub token_env: String,
-    /// Whether the run starts the group, and ends it.
+    /// Whether the run starts and stops the group.
     pub start: bool,
-    /// Python of the environment that has `levade_torch`: a program, or its path.
+    /// Python interpreter of the environment that has `levade_torch`: a program in `PATH`, or a
+    /// path.
     pub python: PathBuf,
-    /// Machines of the group. On each but the first, `levade cluster join RUN` takes part, which
-    /// `levade launch` starts.
+    /// Number of nodes, in 1..=16384. Each node but the first takes part with `levade cluster join
+    /// RUN`, which `levade launch` starts.
     pub nodes: u32,
-    /// Processes on each machine; 0 for one for each GPU, or one where there is none.
+    /// Number of processes per node; 0 for one per GPU, or one process if there are no GPUs.
     pub processes: u32,
-    /// GPUs on each machine; 0 trains on the processors.
+    /// Number of GPUs per node; 0 trains on CPUs.
     pub gpus: u32,
-    /// Threads of each process. Results can depend on it.
+    /// Number of threads per process, at least 1. Results can depend on it.
     pub threads: u32,
-    /// Precision that is computed in: weights as they are learnt are f32 in any case.
+    /// Precision of computation. The trained weights are always f32.
     pub dtype: Precision,
-    /// Ranks that share a tensor.
+    /// Tensor-parallel size: number of ranks that share a tensor.
     pub tp: u32,
-    /// Ranks that share a path.
+    /// Context-parallel size: number of ranks that share a sequence.
     pub cp: u32,
-    /// Ranks that share experts.
+    /// Expert-parallel size: number of ranks that share experts.
     pub ep: u32,
-    /// Stages of a pipeline, each with a run of the layers.
+    /// Pipeline-parallel size: number of stages, each with consecutive layers.
     pub pp: u32,
-    /// Further arguments of `levade_torch`.
+    /// Additional arguments of `levade_torch`.
     pub args: Vec<String>,
-    /// Names of environment variables that the processes get besides the usual ones.
+    /// Names of environment variables that are passed to the processes in addition to the usual
+    /// ones.
     pub environment: Vec<String>,
-    /// Longest time until a group that is started answers, in seconds.
+    /// Timeout for the first response of a group that the run starts, in seconds.
     pub start_seconds: f64,
-    /// Longest time for one micro-batch, step of the optimiser, forward pass, or writing or reading of
-    /// weights, in seconds.
+    /// Timeout for one micro-batch, optimizer step, forward pass, or writing or reading of weights,
+    /// in seconds.
     pub call_seconds: f64,
-    /// Longest time in which the group says nothing, or there is no connection to it, in seconds.
+    /// Maximum time without a message from the group or a connection to it, in seconds.
     pub silent_seconds: f64,
-    /// Times in a row that the run goes on from its newest checkpoint, with a group that is started anew,
-    /// when one has died or hangs.
+    /// Maximum number of consecutive restarts. If the group has exited or does not respond, the run
+    /// starts a new group and resumes from its newest checkpoint.
     pub restarts: u32,
 }
 
@@ -89,22 +92,22 @@ impl Default for TorchKeys {
 }
 
 impl TorchKeys {
-    /// Processes on each machine.
+    /// Returns the number of processes per node.
     pub fn of_node(&self) -> u32 {
         if self.processes > 0 { self.processes } else { self.gpus.max(1) }
     }
 
-    /// Longest time until a group answers.
+    /// Returns the timeout for the first response of a group.
     pub fn start(&self) -> Duration {
         Duration::from_secs_f64(self.start_seconds)
     }
 
-    /// Longest time for one thing.
+    /// Returns the timeout for one call.
     pub fn call(&self) -> Duration {
         Duration::from_secs_f64(self.call_seconds)
     }
 
-    /// Longest silence.
+    /// Returns the maximum time without a message.
     pub fn silence(&self) -> Duration {
         Duration::from_secs_f64(self.silent_seconds)
     }

@@ -1,4 +1,4 @@
-//! `[cluster]`: parts of a run that are elsewhere.
+//! `[cluster]`: samplers and learners outside the embedded engine.
 
 mod learner;
 mod samplers;
@@ -12,34 +12,34 @@ pub use samplers::{CorrectionDefault, InFlightKey, SamplersKeys, ServersKeys, We
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterKeys {
-    /// Whether learner and samplers have devices of their own, or the same ones by turns.
+    /// Whether learner and samplers have separate devices or share the same devices.
     pub placement: Placement,
-    /// The learner, in place of the embedded engine.
+    /// Learner, in place of the embedded engine.
     pub learner: Option<LearnerKeys>,
-    /// Who samples, in place of the embedded engine.
+    /// Samplers, in place of the embedded engine.
     pub samplers: Option<SamplersKeys>,
 }
 
-/// Devices of the learner and of the samplers.
+/// Assignment of devices to the learner and the samplers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// Devices of their own.
+    /// Learner and samplers have separate devices (disaggregated).
     #[default]
     Apart,
-    /// Devices that both have by turns: servers sleep while the learner works, and the learner lies in the
-    /// host's memory while servers sample.
+    /// Learner and samplers alternate on the same devices (colocated): servers sleep while the
+    /// learner trains, and the learner is offloaded to host memory while servers sample.
     Shared,
 }
 
 impl ClusterKeys {
-    /// Whether everything is here.
+    /// Returns whether the embedded engine both samples and trains.
     pub(super) fn is_empty(&self) -> bool {
         *self == ClusterKeys::default()
     }
 
-    /// Whether one engine samples and trains, so that what a token was drawn with is to the bit what training
-    /// computes for it.
+    /// Returns whether one engine samples and trains. Then the log-probability recorded in sampling
+    /// is bitwise equal to the one that training computes.
     pub fn is_one_engine(&self) -> bool {
         self.is_empty()
     }

@@ -1,4 +1,4 @@
-//! `[cluster.samplers]`: who samples, in place of the embedded engine.
+//! `[cluster.samplers]`: the servers that sample in place of the embedded engine.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,94 +10,97 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SamplersKeys {
-    /// Servers of vLLM.
+    /// vLLM servers.
     Vllm(ServersKeys),
-    /// Servers of SGLang.
+    /// SGLang servers.
     Sglang(ServersKeys),
 }
 
-/// `[cluster.samplers] kind = "vllm" | "sglang"`: started by the run (`start = true`), or where `urls` say.
+/// `[cluster.samplers] kind = "vllm" | "sglang"`: servers that the run starts (`start = true`) or
+/// that already run at `urls`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServersKeys {
-    /// Addresses of servers that run already, such as `http://10.0.0.7:8000`.
+    /// Base URLs of servers that already run, such as `http://10.0.0.7:8000`.
     pub urls: Vec<String>,
-    /// A file with further addresses, one a line, which is looked at again and again: a server whose line is
-    /// added joins the run, one whose line goes leaves it. None where empty.
+    /// File with additional URLs, one per line, which is reread regularly; none if empty. A server
+    /// joins the run when its line is added, and leaves the run when its line is removed.
     pub urls_file: PathBuf,
-    /// Environment variable that holds the key of these servers; none is sent where empty.
+    /// Environment variable that contains the API key of these servers; none is sent if empty.
     pub key_env: String,
-    /// Whether the run starts the servers, looks after them, and ends them.
+    /// Whether the run starts, supervises and stops the servers.
     pub start: bool,
-    /// How many are started.
+    /// Number of servers to start, in 1..=1024.
     pub count: usize,
-    /// GPUs of each that is started: the first has the first ones, and so on. 0 leaves that to the server.
+    /// Number of GPUs per started server. The first server gets the first GPUs, and so on. 0 leaves
+    /// the choice to the server.
     pub gpus: u32,
-    /// Python of the environment that has vLLM or SGLang: a program, or its path.
+    /// Python interpreter of the environment that has vLLM or SGLang: a program in `PATH`, or a
+    /// path.
     pub python: PathBuf,
-    /// Further arguments of the servers.
+    /// Additional arguments of the servers.
     pub args: Vec<String>,
-    /// Names of environment variables that they get besides the usual ones.
+    /// Names of environment variables that are passed to the servers in addition to the usual ones.
     pub environment: Vec<String>,
-    /// How new weights reach the servers.
+    /// Transfer of new weights to the servers.
     pub weights: WeightsKey,
-    /// Treatment of replies that are under way when new weights come.
+    /// Treatment of completions in flight when new weights arrive.
     pub in_flight: InFlightKey,
-    /// Weights that correct for what the samplers' numerics differ from the learner's, in phases that name
-    /// none.
+    /// Importance weights that correct for numerical differences between samplers and learner. They
+    /// apply in phases that set no correction.
     pub correction: CorrectionDefault,
-    /// Most that the log-probability of a token of a probe may differ between server and learner after each
-    /// change of weights, in nats; the mean a quarter of it.
+    /// Maximum difference between server and learner in the log-probability of a probe token after
+    /// a weight update, in nats, more than 0. The mean difference may be a quarter of it.
     pub tolerance: f32,
-    /// Longest time until a server that is started answers, in seconds.
+    /// Timeout for the first response of a server that the run starts, in seconds.
     pub start_seconds: f64,
-    /// Longest time until a server has read new weights, in seconds.
+    /// Timeout for a server to load new weights, in seconds.
     pub adopt_seconds: f64,
-    /// Longest time in which a server that is asked for tokens samples none for anybody, in seconds.
+    /// Maximum time in which a server with requests samples no token for any of them, in seconds.
     pub silent_seconds: f64,
-    /// Longest time until a server answers a question about itself, in seconds.
+    /// Timeout for a server's response to a status request, in seconds.
     pub answer_seconds: f64,
 }
 
-/// How new weights reach servers.
+/// Transfer of new weights to servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightsKey {
-    /// In a folder that they read.
+    /// The servers read the weights from a directory.
     #[default]
     Folder,
-    /// Over a process group with the learner, into their memory; the folder is written all the same, for
-    /// servers that missed that.
+    /// The learner broadcasts the weights into the servers' memory over a process group. The
+    /// directory is written as well, for servers that missed the broadcast.
     Group,
 }
 
-/// Treatment of replies that are under way when new weights come.
+/// Treatment of completions in flight when new weights arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InFlightKey {
-    /// They are aborted, and asked for again with the tokens that they have, which the new weights compute
-    /// anew.
+    /// Completions are aborted and requested again with the tokens sampled so far. The new weights
+    /// recompute these tokens.
     #[default]
     Recompute,
-    /// They go on over what the old weights have computed.
+    /// Completions continue with the KV cache of the old weights.
     Keep,
 }
 
-/// Weights of tokens in phases that name no correction.
+/// Importance weights of tokens in phases that set no correction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CorrectionDefault {
-    /// Truncated importance sampling, at most 2 a token.
+    /// Truncated importance sampling, at most 2 per token.
     #[default]
     Tis,
-    /// Tokens whose ratio is outside of 0.5 to 5 count nothing (IcePop).
+    /// Tokens whose ratio is outside of 0.5 to 5 have weight 0 (IcePop).
     Icepop,
-    /// None: ratios are taken to the policy that sampled a token.
+    /// No correction: the denominator of ratios is the policy that sampled the token.
     None,
 }
 
 impl CorrectionDefault {
-    /// The correction that it stands for.
+    /// Returns the correction that this default stands for.
     pub fn correction(self) -> Option<Correction> {
         let of = |bound| Some(Correction { level: Level::Token, bound, normalise: false });
         match self {
@@ -133,14 +136,14 @@ impl Default for ServersKeys {
 }
 
 impl ServersKeys {
-    /// Longest time until a server that is started answers.
+    /// Returns the timeout for the first response of a started server.
     pub fn start_within(&self) -> Duration {
         Duration::from_secs_f64(self.start_seconds)
     }
 }
 
 impl SamplersKeys {
-    /// Keys that all kinds have.
+    /// Returns the keys that all kinds have.
     pub fn servers(&self) -> &ServersKeys {
         match self {
             SamplersKeys::Vllm(keys) | SamplersKeys::Sglang(keys) => keys,

@@ -1,4 +1,4 @@
-//! Content of a file, whatever it is compressed with and however its text is encoded.
+//! Reads the content of a file with any supported compression and text encoding.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read};
@@ -6,9 +6,9 @@ use std::path::Path;
 
 use crate::TaskError;
 
-/// The contents of a file.
+/// Content of a file after decompression.
 pub(super) enum Content {
-    /// Text, without a byte-order mark.
+    /// Text without a byte-order mark.
     Text(String),
     /// A Parquet file.
     Parquet(Vec<u8>),
@@ -17,12 +17,13 @@ pub(super) enum Content {
 const PARQUET: &[u8] = b"PAR1";
 const GZIP: &[u8] = &[0x1F, 0x8B];
 const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
-/// After a first byte of 0x50 to 0x5F: a frame of zstd that holds no data, as pzstd begins with.
+/// Bytes after a first byte of 0x50 to 0x5F: a skippable zstd frame without data, with which pzstd
+/// starts its files.
 const ZSTD_SKIPPED: &[u8] = &[0x2A, 0x4D, 0x18];
-/// A tar archive has this here.
+/// Offset and bytes of the magic number in a tar archive.
 const TAR: (usize, &[u8]) = (257, b"ustar");
 
-/// Beginnings of files that cannot be read, with the name of the format and the way out.
+/// First bytes of formats that cannot be read, with the name of the format and what to do.
 const REFUSED: [(&[u8], &str); 15] = [
     (
         b"version https://git-lfs.github.com/spec/",
@@ -48,10 +49,10 @@ const REFUSED: [(&[u8], &str); 15] = [
 ];
 const PICKLE: &str = "is a Python pickle, which is never loaded: save it as JSON lines";
 
-/// Reads a file, and unpacks it where it is compressed.
+/// Reads a file, and decompresses it if it is compressed.
 ///
 /// # Errors
-/// When it cannot be read, is damaged, or is of no form that can be read.
+/// Returns an error if the file cannot be read, is damaged, or has an unsupported format.
 pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
     let failed = |why| TaskError::Read { path: path.to_owned(), why };
     let mut bytes = Vec::new();
@@ -60,7 +61,7 @@ pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
     content(bytes).map_err(|why| TaskError::Form { path: path.to_owned(), why })
 }
 
-/// Makes sense of bytes, or says what they are instead.
+/// Decodes bytes, or returns a description of their format as an error.
 fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
     loop {
         let unpacked = if bytes.starts_with(GZIP) {
@@ -103,7 +104,8 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
     Ok(Content::Text(text))
 }
 
-/// Members of a gzip file one after the other, with what tapes and blocks are filled up with: zeros.
+/// Reader of consecutive gzip members, which may be followed by zero padding (from tapes and
+/// blocks).
 struct Members<'b>(flate2::bufread::GzDecoder<&'b [u8]>);
 
 impl Read for Members<'_> {
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn text_in_every_encoding() {
+    fn read_decodes_all_text_encodings() {
         assert_eq!(text(ROW.as_bytes()).unwrap(), ROW);
         assert_eq!(text(format!("\u{feff}{ROW}").as_bytes()).unwrap(), ROW);
         let marked: Vec<u16> = format!("\u{feff}{ROW}").encode_utf16().collect();
@@ -212,9 +214,9 @@ mod tests {
         assert_eq!(text(&big).unwrap(), ROW);
         assert_eq!(text(&gzip(&little)).unwrap(), ROW);
         assert_eq!(text(&zstd::stream::encode_all(ROW.as_bytes(), 1).unwrap()).unwrap(), ROW);
-        // Two streams one after the other, as `cat a.gz b.gz` makes them.
+        // Two consecutive streams, as in the output of `cat a.gz b.gz`.
         assert_eq!(text(&[gzip(ROW.as_bytes()), gzip(ROW.as_bytes())].concat()).unwrap(), ROW.repeat(2));
-        // Filled up with zeros, and zstd with a frame that says how long the next one is.
+        // Padding with zeros; for zstd, with a frame that contains the length of the next frame.
         assert_eq!(text(&[gzip(ROW.as_bytes()), vec![0; 9]].concat()).unwrap(), ROW);
         let frame = zstd::stream::encode_all(ROW.as_bytes(), 1).unwrap();
         let sized =
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_named() {
+    fn unsupported_formats_are_rejected_by_name() {
         let little: Vec<u8> = ROW.encode_utf16().flat_map(u16::to_le_bytes).collect();
         let big: Vec<u8> = ROW.encode_utf16().flat_map(u16::to_be_bytes).collect();
         let packed = gzip(ROW.repeat(99).as_bytes());

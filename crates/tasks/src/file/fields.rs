@@ -1,27 +1,27 @@
-//! Fields of a row: which ones hold question and answer, and how a path leads into what is nested.
+//! Finds the fields of question and answer in a row, and resolves paths into nested fields.
 
 use serde_json::{Map, Value};
 
 use super::template;
 
-/// Where people keep questions and answers: fields that belong together, the first ones that a row has.
+/// Common pairs of fields for question and answer. The first pair whose fields a row has is used.
 const LAYOUTS: [(&str, &str); 7] = [
     ("question", "answer"),
-    // verl, and Search-R1's variant of it.
+    // Layout of verl, and Search-R1's variant of it.
     ("prompt", "reward_model.ground_truth.target"),
     ("prompt", "reward_model.ground_truth"),
-    // AgentRL: its tasks as it stores them, and names that it takes in files.
+    // Layouts of AgentRL: its stored tasks, and field names that it accepts in files.
     (QUERY_PROMPT, "task_answer.answer"),
     ("query", "answer"),
     ("q", "a"),
     ("Question", "Final answer"),
 ];
 
-/// The question in a task of AgentRL, and the instructions beside it.
+/// Fields of the question and of the instructions in a task of AgentRL.
 pub(super) const QUERY_PROMPT: &str = "query_prompt";
 pub(super) const SYSTEM_PROMPT: &str = "system_prompt";
 
-/// Names that are proposed where a field is missing, the likeliest first.
+/// Names that are suggested if a field is missing, most likely first.
 const QUESTIONS: [&str; 9] =
     ["question", "prompt", "problem", "query", "instruction", "input", "messages", "conversations", "text"];
 const ANSWERS: [&str; 14] = [
@@ -41,17 +41,17 @@ const ANSWERS: [&str; 14] = [
     "gold",
 ];
 
-/// The field that names the agent, in verl's layout and here.
+/// Field that names the agent, as in verl's layout.
 pub(super) const AGENT: &str = "agent_name";
 
-/// The fields of question and answer.
+/// Paths of the fields for question and answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Layout {
     pub question: String,
     pub answer: String,
 }
 
-/// The layouts with the fields that the recipe names in place of theirs.
+/// Returns the layouts, with the fields that the recipe sets in place of the default ones.
 fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
     let (usual_question, usual_answer) = LAYOUTS[0];
     LAYOUTS.map(|(q, a)| {
@@ -63,11 +63,11 @@ fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
 }
 
 impl Layout {
-    /// The first layout that a row has, given the fields that the recipe names; where a field is missing, the
-    /// one whose columns it has, for the error to name it.
+    /// Returns the first layout whose fields a row has, given the fields of the recipe. If a field
+    /// is missing, returns a layout whose columns the row has, so that the error names this field.
     pub fn of(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
         let layouts = layouts(question, answer);
-        // A field without a name is one that nobody looks for.
+        // An empty name means that the field is not needed.
         let has = |path: &str| path.is_empty() || find(row, path).is_some();
         let asks = |question: &str| has(question) || template::paths(question).into_iter().all(has);
         let begins = |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
@@ -77,8 +77,8 @@ impl Layout {
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
-    /// Whether a column can hold one of the fields of any layout. A file must be read as to these; others may
-    /// be left out.
+    /// Returns whether a column can contain a field of any layout. These columns must be readable;
+    /// other columns may be left out.
     pub fn may_use(column: &str, question: &str, answer: &str) -> bool {
         let leads = |path: &str| {
             path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -90,7 +90,7 @@ impl Layout {
     }
 }
 
-/// The paths of all layouts with the fields that the recipe names.
+/// Returns the paths of all layouts, with the fields that the recipe sets.
 pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
     let layouts = layouts(question, answer);
     let questions = layouts.iter().flat_map(|(question, _)| template::paths(question));
@@ -101,8 +101,8 @@ pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
     paths
 }
 
-/// The value that a path such as `reward_model.ground_truth` leads to: a field of this very name, or else a
-/// field of what is nested, an item of a list by its number from 0.
+/// Returns the value at a path such as `reward_model.ground_truth`: a field with exactly this name,
+/// or else a nested field. Items of a list are indexed from 0.
 pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Value> {
     if let Some(value) = row.get(path) {
         return Some(value);
@@ -124,7 +124,7 @@ fn within<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
     }
 }
 
-/// Paths of the fields of a row, those of nested objects after the object itself.
+/// Returns the paths of the fields of a row. Fields of a nested object follow the object itself.
 pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
     fn add(row: &Map<String, Value>, before: &str, paths: &mut Vec<String>) {
         for (name, value) in row {
@@ -140,14 +140,14 @@ pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
     found
 }
 
-/// A column of a table that no row has, because it cannot be read.
+/// A column that cannot be read and is missing in all rows.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LeftOut {
     pub column: String,
     pub why: String,
 }
 
-/// Advice where a row has no field `path`, which `key` of the recipe names.
+/// Returns advice for a row without the field `path`, which the recipe sets with `key`.
 pub(super) fn way_out(key: &str, path: &str, row: &Map<String, Value>) -> String {
     let there = paths(row);
     let usual: &[&str] = if key == "question" { &QUESTIONS } else { &ANSWERS };
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_lead_into_what_is_nested() {
+    fn find_resolves_nested_paths() {
         let row = row(json!({
             "a": {"b": 1, "b.c": 2, "d": {"e": 3}, "list": [{"x": 4}, 5]}, "a.d": {"e": 6, "f": 7}, "n": null,
         }));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_told_by_the_row() {
+    fn layout_is_detected_from_row() {
         let of = |value: Value, question, answer| {
             let layout = Layout::of(&row(value), question, answer);
             (layout.question, layout.answer)
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_fields_are_proposed() {
+    fn missing_field_suggests_similar_names() {
         let out = |key, path, value: Value| way_out(key, path, &row(value));
         assert_eq!(
             out("answer", "answer", json!({"q": 1, "anwser": 2, "solution": 3})),

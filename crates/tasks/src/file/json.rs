@@ -1,8 +1,8 @@
-//! Rows as JSON: an object on each line, objects over several lines, or one array of objects.
+//! Reads JSON rows: an object on each line, objects over several lines, or one array of objects.
 //!
-//! Numbers keep all their digits; only their exponents are spelled in one way (`1E5` is `1e+5`). Read besides
-//! what JSON allows: half a surrogate pair (`\ud83d`), which Python writes and JSON forbids; it becomes
-//! U+FFFD, and is counted.
+//! Numbers keep all their digits; only the notation of exponents is normalized (`1E5` becomes
+//! `1e+5`). In addition to JSON, lone surrogates (`\ud83d`) are accepted, which Python writes and
+//! JSON forbids. They become U+FFFD and are counted.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -14,21 +14,21 @@ use serde_json::{Deserializer, Value};
 
 use crate::Place;
 
-/// A fault of a row, and its place.
+/// An error in a row, and its location.
 #[derive(Debug, PartialEq)]
 pub(super) struct Wrong {
     pub line: usize,
     pub column: usize,
-    /// The parser's message.
+    /// Message of the parser.
     pub why: String,
 }
 
-/// A value, and its text as far as the value does not have it.
+/// A value, with the original notation of its numbers if the value does not keep it.
 #[derive(Debug, PartialEq)]
 pub(super) struct Read {
     pub value: Value,
-    /// The value with texts in place of numbers whose exponents are spelled otherwise; `None` if there are
-    /// none.
+    /// The value with strings in place of numbers whose exponents have another notation; `None` if
+    /// there are none.
     pub spelled: Option<Value>,
 }
 
@@ -41,10 +41,11 @@ impl Read {
     }
 }
 
-/// Gives the rows of a text one by one. Returns how many halves of surrogate pairs were replaced.
+/// Passes the rows of a text to `each` one by one. Returns the number of lone surrogates that were
+/// replaced.
 ///
 /// # Errors
-/// When a row is not JSON, or when `each` fails.
+/// Returns an error if a row is not JSON, or if `each` fails.
 pub(super) fn rows<E>(
     text: &str,
     wrong: &dyn Fn(Wrong) -> E,
@@ -60,15 +61,15 @@ pub(super) fn rows<E>(
     }
     let (mut rest, mut line, mut halves) = (text, 1, 0);
     while !rest.is_empty() {
-        // Files that were joined have the byte-order marks of each.
+        // Concatenated files have a byte-order mark each.
         rest = rest.trim_start_matches('\u{feff}');
         let end = rest.find('\n').unwrap_or(rest.len());
         let mut row = &rest[..end];
         if !row.trim().is_empty() {
             let (value, replaced) = match value(row, line) {
                 Ok(read) => read,
-                // An object may go on over the next lines. If it does not, its first line is where it is
-                // wrong.
+                // An object may continue on the next lines. If it does not, the error is in its
+                // first line.
                 Err(first) => match first_value(rest).filter(|long| long.len() > end) {
                     Some(long) => {
                         row = long;
@@ -80,7 +81,7 @@ pub(super) fn rows<E>(
             halves += replaced;
             each(Place::Line(line), value)?;
         }
-        // To the end of the line on which the row ends.
+        // Skips to the end of the line on which the row ends.
         let next = rest[row.len()..].find('\n').map_or(rest.len(), |end| row.len() + end + 1);
         if !rest[row.len()..next].trim().is_empty() {
             let line = line + row.matches('\n').count();
@@ -93,17 +94,17 @@ pub(super) fn rows<E>(
     Ok(halves)
 }
 
-/// The value that a text begins with, if there is a whole one.
+/// Returns the complete value at the start of a text, or `None` if there is none.
 fn first_value(text: &str) -> Option<&str> {
     let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
     values.next()?.ok()?;
     Some(&text[..values.byte_offset()])
 }
 
-/// A text as one value, and how many halves of surrogate pairs were replaced. `line` is the first line's
-/// number.
+/// Parses a text as one value. Also returns the number of lone surrogates that were replaced.
+/// `line` is the number of the first line.
 fn value(text: &str, line: usize) -> Result<(Read, usize), Wrong> {
-    // Whether it is JSON is asked of the text as it stands, so that columns are right.
+    // The original text is validated, so that columns in errors are right.
     let checked = serde_json::from_str::<IgnoredAny>(text);
     let (plain, halves) = match checked {
         Ok(_) => plain(text),
@@ -115,7 +116,7 @@ fn value(text: &str, line: usize) -> Result<(Read, usize), Wrong> {
     Ok((Read { value, spelled }, halves))
 }
 
-/// Returns the value of a text within a row, by the rules of rows.
+/// Parses JSON within a field by the rules of rows.
 ///
 /// # Errors
 /// Returns an error if the text is not JSON.
@@ -124,17 +125,18 @@ pub(super) fn lenient(text: &str) -> serde_json::Result<Value> {
     serde_json::from_str(&plain(text).0)
 }
 
-/// Returns how many halves of surrogate pairs a valid text has.
+/// Returns the number of lone surrogates in valid JSON.
 pub(super) fn halves(text: &str) -> usize {
     plain(text).1
 }
 
-/// Returns a text without byte-order marks before it.
+/// Returns a text without leading byte-order marks.
 pub(super) fn without_mark(text: &str) -> &str {
     text.trim_start_matches('\u{feff}')
 }
 
-/// JSON of which no object has a name twice: readers would choose between the values in silence.
+/// Validates that no object has a duplicate name, because parsers would silently choose one of the
+/// values.
 struct UniqueNames;
 
 impl<'de> Deserialize<'de> for UniqueNames {
@@ -179,7 +181,7 @@ impl<'de> Visitor<'de> for UniqueNames {
         Ok(self)
     }
 
-    // Numbers that are no integers of 64 bits are tables of one field here.
+    // Here, serde_json represents numbers other than 64-bit integers as maps with one field.
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self, A::Error> {
         let mut names = HashSet::new();
         while let Some(name) = fields.next_key::<String>()? {
@@ -208,11 +210,11 @@ fn explained(text: &str, line: usize, error: &serde_json::Error) -> Wrong {
     Wrong { line: line + below, column, why }
 }
 
-/// A valid text in which every surrogate has its pair. Also how many had not.
+/// Replaces lone surrogates in valid JSON. Also returns their number.
 fn plain(text: &str) -> (Cow<'_, str>, usize) {
     let bytes = text.as_bytes();
     let (mut plain, mut kept, mut halves, mut at) = (String::new(), 0, 0, 0);
-    // A valid text has backslashes within strings only.
+    // In valid JSON, backslashes occur only within strings.
     while let Some(found) = text[at..].find('\\') {
         at += found;
         match surrogate(bytes, at) {
@@ -234,8 +236,8 @@ fn plain(text: &str) -> (Cow<'_, str>, usize) {
     (Cow::Owned(plain), halves)
 }
 
-/// Returns a valid text with quotation marks around the numbers whose exponents serde_json spells otherwise,
-/// or `None` if there are none.
+/// Puts quotation marks around the numbers in valid JSON whose exponents serde_json writes in
+/// another notation. Returns `None` if there are none.
 fn exponents_as_text(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let (mut spelled, mut kept, mut at) = (String::new(), 0, 0);
@@ -267,7 +269,7 @@ fn exponents_as_text(text: &str) -> Option<String> {
     (kept > 0).then(|| spelled + &text[kept..])
 }
 
-/// The half of a surrogate pair that is escaped at a place.
+/// Returns the surrogate that is escaped at an offset.
 fn surrogate(bytes: &[u8], at: usize) -> Option<u32> {
     let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_keep_their_digits() {
+    fn json_numbers_keep_all_digits() {
         for (number, want) in [
             ("2", "2"),
             ("-7", "-7"),
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn exponents_keep_their_spelling_beside() {
+    fn exponents_keep_original_notation() {
         let spelled = |text: &str| {
             let mut found = Vec::new();
             rows(text, &shown, &mut |_, row| {
@@ -353,14 +355,14 @@ mod tests {
     }
 
     #[test]
-    fn joined_files_keep_their_marks() {
+    fn concatenated_files_with_byte_order_marks_parse() {
         let found = read("\u{feff}{\"a\": 1}\n\u{feff}{\"a\": 2}\n\u{feff}").unwrap().0;
         let places: Vec<&str> = found.iter().map(|(place, _)| place.as_str()).collect();
         assert_eq!(places, ["line 1", "line 2"]);
     }
 
     #[test]
-    fn half_a_pair_is_replaced_and_counted() {
+    fn lone_surrogates_are_replaced_and_counted() {
         let (found, halves) =
             read(r#"{"q": "\ud83d 1 \uDE00 \ud83d\ude00 \\ud83d \ud83d\ud83d\ude00"}"#).unwrap();
         assert_eq!(found[0].1, json!({"q": "\u{fffd} 1 \u{fffd} 😀 \\ud83d \u{fffd}😀"}));
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_on_lines_over_lines_and_in_an_array() {
+    fn rows_parse_from_lines_and_arrays() {
         let places = |text: &str| -> Vec<(String, Value)> { read(text).unwrap().0 };
         let row = |place: &str, a: u32| (place.to_owned(), json!({"a": a}));
         assert_eq!(places("{\"a\": 1}\r\n\n  {\"a\":2} \n"), [row("line 1", 1), row("line 3", 2)]);
@@ -382,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_where_they_are() {
+    fn json_errors_have_line_and_column() {
         for (text, want) in [
             ("{\"a\": 1}\n{\"a\": \"é\", b: 2}", "2:13: key must be a string"),
             ("{\"a\": 1\n{\"a\": 2}\n", "1:7: EOF while parsing an object"),

@@ -1,14 +1,16 @@
-//! Fields that hold JSON as a text, as people save what Arrow or a table has no column for.
+//! Opens fields that contain JSON as a string, which is common if Arrow or a table has no column
+//! type for a value.
 
 use serde_json::{Map, Value};
 
 use super::json;
 
-/// Returns the messages that a text is the JSON of: a list of objects with a role, of the JSON of such
-/// objects, or a table with such a list alone. `None` if the text is a question as it stands.
+/// Parses messages from a string: JSON of a list of objects with a role, a list of JSON strings of
+/// such objects, or an object with only such a list. Returns `None` if the string is a plain
+/// question.
 ///
 /// # Errors
-/// Returns what the text must be if it was meant as such a list, and is none.
+/// Returns the expected form if the string was meant as a list of messages but is not valid.
 pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
     let text = json::without_mark(text);
     if !text.trim_start().starts_with(['[', '{', '"', 'a', '(']) {
@@ -27,7 +29,7 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
     }
 }
 
-/// Whether a text begins as the JSON of a message or a list of messages.
+/// Returns whether a text starts like the JSON of a message or a list of messages.
 fn begins_messages(text: &str) -> bool {
     let start = text.trim_start().trim_start_matches('[').trim_start();
     let name = start.strip_prefix('{').map(str::trim_start);
@@ -35,7 +37,7 @@ fn begins_messages(text: &str) -> bool {
     name.is_some_and(|name| names.iter().any(|known| name.starts_with(known)))
 }
 
-/// The list of messages in a value that was read from a text.
+/// Returns the list of messages in a parsed value.
 fn listed(value: Value) -> Result<Option<Value>, &'static str> {
     match value {
         Value::Array(items) => {
@@ -50,7 +52,7 @@ fn listed(value: Value) -> Result<Option<Value>, &'static str> {
                 _ => Err("a list of which each item is a message, with `role` and `content`"),
             }
         }
-        // The JSON of a text that is JSON itself.
+        // JSON of a string that is itself JSON.
         Value::String(text) => messages(&text),
         Value::Object(mut fields) if fields.len() == 1 => {
             let inner = ["messages", "conversations", "prompt"].iter().find_map(|name| fields.remove(*name));
@@ -69,7 +71,7 @@ fn is_message(item: &Value) -> bool {
     has(&["role", "from"]) && has(&["content", "value", "tool_calls"])
 }
 
-/// Whether a text is a list of messages as Python prints it.
+/// Returns whether a text is a list of messages in Python's notation.
 fn is_python(text: &str) -> bool {
     let text = text.trim();
     let within = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
@@ -80,11 +82,11 @@ fn is_python(text: &str) -> bool {
             || text.contains("'from'") && text.contains("'value'"))
 }
 
-/// Replaces the field that a path leads through by what it is the JSON of, if that is a table or a list.
-/// Returns the column's name and text if it was.
+/// Replaces the column of a nested path by its value if it is the JSON of an object or a list.
+/// Returns the column's name and original text if it was replaced.
 ///
 /// # Errors
-/// Returns the column and what it must be if it is a table as Python prints it.
+/// Returns the column and its expected form if it is an object in Python's notation.
 pub(super) fn open_column<'p>(
     row: &mut Map<String, Value>,
     path: &'p str,
@@ -107,7 +109,8 @@ pub(super) fn open_column<'p>(
     }
 }
 
-/// Replaces options that are the JSON of a list or a table by these. Returns their text if they were.
+/// Replaces options that are the JSON of a list or an object by their value. Returns the original
+/// text if they were replaced.
 pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option<String> {
     let Some(Value::String(text)) = row.get(column) else { return None };
     let value = json::lenient(text).ok().filter(|value| value.is_array() || value.is_object())?;
@@ -116,12 +119,14 @@ pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option
     Some(text)
 }
 
-/// Whether an answer prints a list of right answers, rather than of tests.
+/// Returns whether an answer is the notation of a list of right answers, and not of a list of
+/// tests.
 pub(super) fn is_list_of_answers(answer: &str) -> bool {
     is_printed(answer, '[', ']') && !answer.contains("assert")
 }
 
-/// Whether a text is a list or a table of texts as JSON or Python prints it, within the brackets.
+/// Returns whether a text is a list or object of strings in JSON or Python notation, within the
+/// given brackets.
 pub(super) fn is_printed(text: &str, open: char, close: char) -> bool {
     let inside = text.trim().strip_prefix(open).and_then(|text| text.strip_suffix(close));
     inside.is_some_and(|inside| inside.trim_start().starts_with(['\'', '"']))
@@ -134,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_of_messages_is_a_list_of_messages() {
+    fn json_text_of_messages_is_parsed() {
         let chat = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
         let items: Vec<String> = chat.as_array().unwrap().iter().map(Value::to_string).collect();
         let call = json!([{"role": "assistant", "tool_calls": []}, {"role": "tool", "content": "x"}]);
@@ -156,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_that_look_like_json_stay_texts() {
+    fn questions_similar_to_json_stay_unchanged() {
         for text in [
             "[1, 2, 3]",
             "[]",
@@ -186,13 +191,13 @@ mod tests {
         assert!(messages("[{\"role\": \"user\", \"content\": \"a\"}, 5]").is_err());
     }
     #[test]
-    fn half_a_surrogate_pair_in_json_of_messages_is_replaced() {
+    fn lone_surrogate_in_json_messages_is_replaced() {
         let text = r#"[{"role": "user", "content": "a \ud83d b"}]"#;
         assert_eq!(messages(text).unwrap().unwrap()[0]["content"], "a \u{fffd} b");
     }
 
     #[test]
-    fn columns_that_are_json_of_tables_are_opened() {
+    fn json_columns_of_objects_are_opened() {
         let row = |text: &str| Map::from_iter([("extra_info".to_owned(), Value::from(text))]);
         let mut json = row("{\"a\": 18446744073709551617}");
         assert_eq!(open_column(&mut json, "extra_info.").unwrap().unwrap().0, "extra_info");

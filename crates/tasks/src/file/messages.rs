@@ -1,12 +1,12 @@
-//! A list of messages as the question of a row: chat rows, in the shapes that data sets have them.
+//! Parses a list of messages, the question of a chat row, in the layouts of common data sets.
 
 use levade_text::{Message, Role, ToolCall};
 use serde_json::{Map, Value};
 
-/// Messages in OpenAI's shape (`role`, `content`), or ShareGPT's (`from`, `value`).
+/// Parses messages in OpenAI's layout (`role`, `content`) or ShareGPT's (`from`, `value`).
 ///
 /// # Errors
-/// Says which message is wrong, and how.
+/// Returns the number of the invalid message and the problem if a message is invalid.
 pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
     let numbered = items.iter().enumerate();
     let messages: Result<Vec<Message>, String> =
@@ -25,7 +25,7 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
 
 fn message(item: &Value) -> Result<Message, String> {
     let fields = item.as_object().ok_or("is not an object")?;
-    // Columns that some messages of a file have and others lack are null in the others.
+    // Arrow fills columns that a message lacks with null.
     let field =
         |names: &[&str]| names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null()));
     let role = field(&["role", "from"]).ok_or_else(|| format!("has no `role`; it has {}", names(fields)))?;
@@ -62,7 +62,7 @@ fn role_of(role: &Value) -> Result<Role, String> {
     }
 }
 
-/// A text, or the texts of its parts.
+/// Returns the text of a message, or the texts of its parts.
 fn content_of(content: &Value) -> Result<String, String> {
     match content {
         Value::String(text) => Ok(text.clone()),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn chats_in_every_shape() {
+    fn messages_parse_all_layouts() {
         let want = [
             Message::system("Be brief."),
             Message::user("1 + 1?"),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_messages_are_rejected() {
         let user = json!({"role": "user", "content": "?"});
         for (chat, why) in [
             (json!([]), "there is no message"),

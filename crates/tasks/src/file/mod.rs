@@ -1,9 +1,10 @@
-//! Tasks from files: JSON lines, JSON arrays, Parquet, CSV and TSV, also compressed with gzip or zstd.
+//! Tasks from files: JSON Lines, JSON arrays, Parquet, CSV and TSV, also compressed with gzip or
+//! zstd.
 //!
-//! The content of a file decides how it is read, not its name; only tables (CSV, TSV) are told by their
-//! names. Numbers stay as they are written. A row that lacks what it must have is an error that names file,
-//! row and field. A task keeps its whole row; a column of a table that cannot be read is left out, with a
-//! note.
+//! The format of a file is detected from its content; only tables (CSV, TSV) are recognized by
+//! their names. Numbers keep their digits. If a row lacks a required field, the error contains the
+//! file, the row and the field. A task keeps its complete row. A column that cannot be read is left
+//! out, with a note.
 
 mod content;
 mod fields;
@@ -30,35 +31,35 @@ use super::{Matching, Place, QuestionKey, Skipped, Task, TaskError, TaskRow};
 pub use options::{AnswerFrom, FileOptions, HeldOut};
 pub use paths::{Paths, without_endings};
 
-/// The tasks of a source of files.
+/// Tasks of a source of files.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FileTasks {
-    /// Tasks that are not held out, in the order of the rows.
+    /// Tasks that are not held out, in row order.
     pub rest: Vec<Task>,
-    /// Tasks that are kept apart from training, in an order that depends on the split alone.
+    /// Held-out tasks, which are never trained on, in an order that depends only on the split.
     pub held_out: Vec<Task>,
-    /// Rows left out because they repeat an earlier row.
+    /// Number of rows left out because they repeat an earlier row.
     pub repeated: usize,
-    /// Counts of the annotations of all rows, where they were read.
+    /// Counts of converted and skipped annotations over all rows; 0 if annotations were not read.
     pub demonstrations: DemonstrationCounts,
     /// Notes for the user on how the files were read.
     pub notes: Vec<String>,
 }
 
-/// How many solutions became demonstrations, and why the others did not.
+/// Number of solutions that became demonstrations, and of those that did not, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DemonstrationCounts {
-    /// Became one.
+    /// Number of solutions that became demonstrations.
     pub converted: usize,
-    /// See [`Skipped::NoCalls`].
+    /// Number of solutions skipped as [`Skipped::NoCalls`].
     pub no_calls: usize,
-    /// See [`Skipped::TooManyCalls`].
+    /// Number of solutions skipped as [`Skipped::TooManyCalls`].
     pub too_many_calls: usize,
-    /// See [`Skipped::Unreadable`].
+    /// Number of solutions skipped as [`Skipped::Unreadable`].
     pub unreadable: usize,
-    /// See [`Skipped::Disagrees`].
+    /// Number of solutions skipped as [`Skipped::Disagrees`].
     pub disagrees: usize,
-    /// See [`Skipped::NoAnswer`].
+    /// Number of solutions skipped as [`Skipped::NoAnswer`].
     pub no_answer: usize,
 }
 
@@ -76,25 +77,25 @@ impl DemonstrationCounts {
 }
 
 impl FileOptions {
-    /// Reads the files as [`load_by`](Self::load_by) does, by the rules of new runs.
+    /// Reads the files like [`load_by`](Self::load_by), by the rules of new runs.
     ///
     /// # Errors
-    /// Those of [`load_by`](Self::load_by).
+    /// Returns the errors of [`load_by`](Self::load_by).
     pub fn load(&self, split_seed: u64) -> Result<FileTasks, TaskError> {
         self.load_by(split_seed, Matching::default())
     }
 
-    /// Reads the files and holds out what the split says. Every row is checked, also those that `limit`
-    /// leaves out. `matching` says which rows are repeats.
+    /// Reads the files and holds out the questions of the split. Every row is checked, also rows
+    /// that `limit` leaves out. `matching` determines which rows are repeats.
     ///
-    /// Which questions are held out depends on the questions and on `split_seed` alone: those of the smallest
-    /// hashes. Neither the order of files and rows nor the seed of a run matters, and rows that are added
-    /// change little.
+    /// The held-out questions are those with the smallest hashes of question and `split_seed`. The
+    /// order of files and rows and the seed of a run have no effect, and additional rows change few
+    /// of the held-out questions.
     ///
     /// # Errors
-    /// When a file cannot be read or there are no rows; when a row is not an object or lacks what it must
-    /// have (which row, what it has instead); when too many rows are to be held out, or rows are to come so
-    /// often that there would be too many tasks.
+    /// Returns an error if a file cannot be read, if there are no rows, or if a row is not an
+    /// object or lacks a required field (with the row and its fields). Also returns an error if too
+    /// many rows would be held out, or if `repeat` would make too many tasks.
     pub fn load_by(&self, split_seed: u64, matching: Matching) -> Result<FileTasks, TaskError> {
         let files = self.path.files()?;
         let mut loader = Loader::new(self, files.len() > 1, split_seed, matching);
@@ -141,7 +142,8 @@ impl FileOptions {
         }
     }
 
-    /// Reads all rows, also those that repeat others or hold no task, with notes for the user.
+    /// Reads all rows, also rows that repeat another row or contain no task, with notes for the
+    /// user.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read, or there are no rows.
@@ -157,13 +159,13 @@ impl FileOptions {
         Ok((rows, loader.tasks.notes))
     }
 
-    /// Whether a field leads to the question or the expected answer.
+    /// Returns whether a field contains the question or the expected answer.
     pub fn uses(&self, field: &str) -> bool {
         template::paths(&self.question).contains(&field) || self.answer == field
     }
 
-    /// The tasks to train on, of those that no source holds out: in random order, as many and as often as the
-    /// options say.
+    /// Returns the training tasks from tasks that no source holds out: in random order, limited by
+    /// `limit` and repeated `repeat` times.
     pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
         Draws::new(seed, Purpose::Shuffle, 0).shuffle(&mut rest);
         rest.truncate(self.limit.unwrap_or(usize::MAX));
@@ -171,67 +173,69 @@ impl FileOptions {
     }
 }
 
-/// A row of a file, and the task that it is by itself.
+/// A row of a file, with the task that it contains.
 #[derive(Debug)]
 pub struct FileRow {
-    /// Name of the row: that of the file, and the number of the row.
+    /// Identifier of the row: the name of the file, and the number of the row.
     pub id: String,
-    /// Its fields.
+    /// Fields of the row.
     pub fields: TaskRow,
-    /// The task, or why the row holds none.
+    /// Task of the row, or the reason why the row contains none.
     pub task: Result<Task, TaskError>,
 }
 
 impl FileRow {
-    /// Returns the value of the field that a path leads to.
+    /// Returns the value of the field at a path.
     pub fn field(&self, path: &str) -> Option<&Value> {
         fields::find(&self.fields, path)
     }
 }
 
-/// Most tasks of a source whose rows are repeated: each is a task of its own in memory.
+/// Maximum number of tasks of a source whose rows are repeated. Each repetition is a separate task
+/// in memory.
 const MOST_REPEATED: usize = 1 << 24;
 
 /// A row of a file.
 struct Row<'f> {
-    /// The file's number among those of the source.
+    /// Index of the file in its source.
     number: usize,
     path: &'f Path,
     place: Place,
     fields: Map<String, Value>,
-    /// The fields with their numbers as texts where `fields` spells these otherwise, if it does.
+    /// Fields with numbers as strings in their original notation, if `fields` changes the notation
+    /// of any number.
     spelled: Option<Value>,
-    /// Whether columns that cannot be read are left out of it.
+    /// Whether columns that cannot be read are missing in the row.
     is_partial: bool,
 }
 
-/// Files being read.
+/// State of reading the files of a source.
 struct Loader<'o> {
     options: &'o FileOptions,
     source: String,
     several: bool,
-    /// Where question and answer are, once a row was seen.
+    /// Fields of question and answer, determined from the first row.
     layout: Option<Layout>,
     matching: Matching,
-    /// Rows so far, by their keys.
+    /// Keys of the rows read so far.
     known: HashSet<QuestionKey>,
-    /// Columns that held JSON as a text.
+    /// Columns that contained JSON as a string.
     opened: BTreeSet<String>,
-    /// Halves of surrogate pairs in JSON as a text.
+    /// Number of lone surrogates in JSON strings.
     halves: usize,
-    /// Rows with empty items among their right answers.
+    /// Number of rows with empty items among their right answers.
     blanks: usize,
-    /// Rows whose answer is a text that prints a list of texts.
+    /// Number of rows whose answer is a string in the notation of a list of strings.
     printed: usize,
-    /// Rows that list choices which their question does not show.
+    /// Number of rows with choices that their question does not show.
     unseen_choices: usize,
-    /// The rank of each task in the split, and its place among the tasks.
+    /// Rank of each task in the split, and its index in `tasks`.
     ranked: Vec<(u64, usize)>,
     split_seed: u64,
     tasks: FileTasks,
-    /// Columns of which it was said that they are left out.
+    /// Columns already reported as left out.
     left_out: BTreeSet<String>,
-    /// All rows, if they are wanted in place of tasks.
+    /// All rows, if rows are requested instead of tasks.
     all: Option<Vec<FileRow>>,
 }
 
@@ -343,7 +347,7 @@ impl<'o> Loader<'o> {
             }
             _ => key,
         };
-        // Rows of which something is left out may differ in it.
+        // Rows with missing columns may differ in these columns.
         if self.known.insert(known) || (row.is_partial && self.matching != Matching::Questions) {
             self.unseen_choices += usize::from(template::hides_choices(&task, &row.fields));
             self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
@@ -355,7 +359,7 @@ impl<'o> Loader<'o> {
         Ok(())
     }
 
-    /// Returns the task that a row holds, without the row itself.
+    /// Returns the task of a row, without the row itself.
     fn read(&mut self, row: &mut Row<'_>) -> Result<Task, TaskError> {
         let options = self.options;
         let (path, place) = (row.path, row.place);
@@ -413,7 +417,7 @@ impl<'o> Loader<'o> {
     }
 }
 
-/// Returns the id of the task of a row: the name of its source, and the number of the row.
+/// Returns the ID of a row's task: the name of its source, and the number of the row.
 fn id_of(source: &str, several: bool, row: &Row<'_>) -> String {
     let number = row.place.number();
     if several { format!("{source}-{}-{number}", row.number) } else { format!("{source}-{number}") }

@@ -1,4 +1,4 @@
-//! Options of a source of files, and how a row becomes a task.
+//! Options of a source of files, and the conversion of rows to tasks.
 
 use std::fmt;
 
@@ -14,37 +14,39 @@ use super::template::{self, Part};
 use super::{DemonstrationCounts, Paths, Row};
 use crate::{Task, TaskError, annotated};
 
-/// Which files, and how to read them.
+/// Options of a source of files: which files to read, and which fields contain question and answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileOptions {
-    /// A file, a folder of files, a pattern such as `train-*.parquet`, or a list of these.
+    /// A file, a directory of files, a pattern such as `train-*.parquet`, or a list of these.
     pub path: Paths,
-    /// The field with the question, a text or a list of messages; a path such as `extra_info.question` leads
-    /// into nested fields, and a template such as `"{Body} {Question}"` makes it of several. Rows of verl's
-    /// layout that have no `question` have it in `prompt`.
+    /// Field with the question, a string or a list of messages. A path such as
+    /// `extra_info.question` selects nested fields. A template such as `"{Body} {Question}"`
+    /// combines several fields. Rows in verl's layout without `question` have the question in
+    /// `prompt`.
     #[serde(default = "question_field")]
     pub question: String,
-    /// The field with the answer, or with a list of right answers. Rows of verl's layout that have no
-    /// `answer` have it in `reward_model.ground_truth`.
+    /// Field with the expected answer, or with a list of right answers; empty if scorers need no
+    /// answer. Rows in verl's layout without `answer` have the answer in
+    /// `reward_model.ground_truth`.
     #[serde(default = "answer_field")]
     pub answer: String,
-    /// The part of that field that is the answer.
+    /// Part of the answer field that is the answer.
     #[serde(default)]
     pub answer_from: AnswerFrom,
-    /// How many questions are kept apart from training, or all, of a source that is only evaluated on. What
-    /// any source keeps apart is trained on from none.
+    /// Number of questions that are held out from training, or `"all"` for a source that is only
+    /// used for evaluation. Questions that any source holds out are never trained on.
     #[serde(default)]
     pub held_out: HeldOut,
-    /// Train on at most this many rows.
+    /// Maximum number of training rows; unlimited by default.
     #[serde(default)]
     pub limit: Option<usize>,
-    /// How often each training row comes in one round through the tasks, so that a small file weighs against
-    /// a large one.
+    /// Number of repetitions of each training row in one pass over the tasks, at least 1, so that a
+    /// small file can have the weight of a large one.
     #[serde(default = "once")]
     pub repeat: usize,
-    /// Read demonstrations off the calculator annotations of the answer field (see [`annotated`]), with at
-    /// most this many calls each.
+    /// Maximum number of calls in a demonstration that is read from the calculator annotations of
+    /// the answer field (see [`annotated`]). By default, annotations are not read.
     #[serde(default)]
     pub annotated_calls: Option<usize>,
 }
@@ -61,23 +63,24 @@ fn answer_field() -> String {
     "answer".to_owned()
 }
 
-/// The part of the answer field that is the answer.
+/// Part of the answer field that is the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerFrom {
-    /// All of it.
+    /// The complete field.
     #[default]
     Whole,
-    /// The text after the last `####`, to the end of its line; the rest is the solution (GSM8K).
+    /// The text after the last `####`, up to the end of its line. The remaining text is the
+    /// solution (GSM8K).
     Hashes,
 }
 
-/// How many questions of a source are kept apart from training.
+/// Number of questions of a source that are held out from training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeldOut {
-    /// So many.
+    /// This number of questions.
     Count(usize),
-    /// All: a source that is only evaluated on. Written `"all"`.
+    /// All questions: the source is only used for evaluation. Written as `"all"`.
     All,
 }
 
@@ -132,7 +135,7 @@ impl<'de> Deserialize<'de> for HeldOut {
 }
 
 impl FileOptions {
-    /// Files whose fields are found by themselves, all of them for training.
+    /// Creates options for files with default fields, all of them for training.
     pub fn new(path: impl Into<Paths>) -> Self {
         FileOptions {
             path: path.into(),
@@ -146,8 +149,8 @@ impl FileOptions {
         }
     }
 
-    /// The task that a row holds, without the row itself. Counts demonstrations, and in `blanks` the lists of
-    /// right answers with empty items.
+    /// Returns the task of a row, without the row itself. Updates the counts of demonstrations, and
+    /// in `blanks` the number of lists of right answers with empty items.
     pub(super) fn task(
         &self,
         row: &Row<'_>,
@@ -200,7 +203,7 @@ impl FileOptions {
     }
 }
 
-/// The question of a row, and the messages before and with it, where there are any.
+/// Returns the question of a row, and its messages if it is a conversation.
 fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
     if let Some(parts) = template(row, path)? {
         let question = filled(row, &parts)?;
@@ -247,7 +250,7 @@ fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError>
     }
 }
 
-/// The parts of a question that is made of several fields; `None` if it is one field.
+/// Returns the parts of a question template, or `None` if the question is a single field.
 fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>>, TaskError> {
     if row.fields.contains_key(question) {
         return Ok(None);
@@ -258,8 +261,8 @@ fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>
     })
 }
 
-/// Returns a template with the fields of a row, as they are. White space of the template at its ends is left
-/// out, as are line breaks beside fields that are empty there.
+/// Fills a template with the fields of a row. White space at the ends of the template is removed,
+/// and so are line breaks next to empty fields at its ends.
 fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
     let spelled = row.spelled.as_ref().and_then(Value::as_object);
     let (mut question, mut end) = (String::new(), 0);
@@ -295,16 +298,17 @@ fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
     Ok(question)
 }
 
-/// The answer that a whole field is; `None` if the field is empty. A number that an f64 or an integer of 64
-/// bits would print with other digits is a text in its own digits, as `spelled` has them; within lists and
-/// tables all numbers are numbers. Counts `blanks`, the lists with empty items.
+/// Returns the answer if it is the complete field, or `None` if the field is empty. If an f64 or a
+/// 64-bit integer would print a number with other digits, the answer is a string with the digits in
+/// `spelled`. Within lists and objects, numbers stay numbers. Increments `blanks` for a list with
+/// empty items.
 fn whole(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
     let is_blank =
         |value: &Value| value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty());
     let is_one = |value: &Value| !value.is_array() && !value.is_object();
     match field {
         value if is_blank(value) => None,
-        // An empty text among the right answers would make silence right.
+        // With an empty string among the right answers, an empty completion would be right.
         Value::Array(items) if items.iter().all(is_one) => {
             let answers: Vec<Value> = items.iter().filter(|item| !is_blank(item)).cloned().collect();
             *blanks += usize::from(answers.len() < items.len() && !answers.is_empty());
@@ -318,7 +322,7 @@ fn whole(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
     }
 }
 
-/// Returns whether the number prints with the same digits once it was read by any other program.
+/// Returns whether the number keeps its digits after any other program has read it.
 fn prints_alike(number: &Number) -> bool {
     let integer = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
     let float = || number.as_f64().filter(|_| number.is_f64()).and_then(Number::from_f64);

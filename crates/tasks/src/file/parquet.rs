@@ -1,5 +1,5 @@
-//! Rows of a Parquet file, in the shapes that Python's `datasets` gives them: structs are objects, lists are
-//! lists, what is absent is null.
+//! Reads rows of a Parquet file in the layout of Python's `datasets`: structs are objects, lists
+//! are lists, absent values are null.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,11 +17,12 @@ use super::fields::LeftOut;
 use super::temporal::Shape;
 use crate::Place;
 
-/// Passes the rows of a file to `each` one by one, with whether columns were left out. A column is left out
-/// if it cannot be read or shares its name with another one, unless it is `needed`.
+/// Passes the rows of a file to `each` one by one, with whether columns were left out. A column is
+/// left out if it cannot be read or shares its name with another column, unless it is `needed`.
 ///
 /// # Errors
-/// When the file is damaged or compressed with brotli, or when `each` fails. `form` is told what the file is.
+/// Returns an error if the file is damaged or compressed with brotli, or if `each` fails. `form`
+/// makes an error from a description of the file.
 pub(super) fn rows<E>(
     bytes: Vec<u8>,
     needed: &dyn Fn(&str) -> bool,
@@ -45,7 +46,8 @@ pub(super) fn rows<E>(
     }
     let mut read = whole(&bytes, needed, &left_out);
     if matches!(&read, Err(Unread::Damaged(_))) {
-        // One that nobody needs may be what the library stumbles over: each is tried by itself.
+        // The library may fail on a column that is not needed, so each of these columns is tried
+        // separately.
         for Column { name, .. } in columns.into_iter().filter(|column| !needed(&column.name)) {
             let alone = read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
             if let Err(Unread::Damaged(why)) = alone {
@@ -69,14 +71,14 @@ pub(super) fn rows<E>(
     Ok(left_out)
 }
 
-/// A column as the footer of a file tells of it.
+/// A column as the footer of a file describes it.
 struct Column {
     name: String,
     is_brotli: bool,
 }
 
 fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
-    // The library ends in a panic over some files that break the format.
+    // The library panics on some malformed files.
     let read = caught(|| {
         let reader = SerializedFileReader::new(bytes.clone()).map_err(|error| error.to_string())?;
         let file = reader.metadata();
@@ -95,15 +97,16 @@ fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
 
 type Rows = Vec<Map<String, Value>>;
 
-/// Why rows cannot be read.
+/// Reason why rows cannot be read.
 enum Unread {
     /// The file is damaged, or the library cannot read it.
     Damaged(String),
-    /// A column that is needed holds a value without a form in JSON.
+    /// A needed column contains a value that JSON cannot represent.
     Column { name: String, why: String },
 }
 
-/// All rows but for columns that are left out, and the columns that have no form in JSON.
+/// Returns all rows without the columns that are left out, and the columns that JSON cannot
+/// represent.
 fn whole(
     bytes: &Bytes,
     needed: &dyn Fn(&str) -> bool,
@@ -115,8 +118,8 @@ fn whole(
     Ok((rows, unshown))
 }
 
-/// Gives the rows of some columns one by one; at the end, columns that have no form in JSON and are not
-/// needed, which rows may lack.
+/// Passes the rows of some columns to `each` one by one. Returns the columns that JSON cannot
+/// represent and that are not needed; rows may lack them.
 fn read_columns(
     bytes: &Bytes,
     wanted: &dyn Fn(&str) -> bool,
@@ -140,7 +143,7 @@ fn read_columns(
                 if unshown.iter().any(|left_out| left_out.column == name) {
                     continue;
                 }
-                // Within a column that is needed other members may be.
+                // Members of a needed column can be unneeded.
                 let is_needed = needed(&name);
                 let as_null = is_needed && !matches!(field, Field::Bytes(_));
                 match value(field, shape.member(&name), as_null) {
@@ -158,7 +161,7 @@ fn read_columns(
     read.unwrap_or_else(|panic| Err(Unread::Damaged(panic)))
 }
 
-/// What a field holds, if that has no form in JSON.
+/// Description of a value that JSON cannot represent.
 struct Unshown(String);
 
 fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, Unshown> {
@@ -171,8 +174,9 @@ fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, 
         .collect()
 }
 
-/// Takes the members that are null out of the arguments of calls, the parts of messages and the descriptions
-/// of tools. Arrow gives all structs of a column the members of each, so null is how it writes an absent one.
+/// Removes null members from the arguments of calls, the parts of messages and the descriptions of
+/// tools. In Arrow, all structs of a column have the same members, so null represents an absent
+/// member.
 fn without_absent(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(without_absent),
@@ -230,7 +234,8 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
         Field::UShort(value) => Value::from(value),
         Field::UInt(value) => Value::from(value),
         Field::ULong(value) => Value::from(value),
-        // In the digits of its own precision: 0.1 of 32 bits is not 0.10000000149011612.
+        // The digits are those of the value's own precision: a 32-bit 0.1 is not
+        // 0.10000000149011612.
         Field::Float16(value) => float(value.to_f64(), &value.to_string()),
         Field::Float(value) => float(f64::from(value), &value.to_string()),
         Field::Double(value) => float(value, &value.to_string()),
@@ -274,13 +279,13 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
     })
 }
 
-/// Parses a decimal, which keeps its digits.
+/// Parses a decimal and keeps its digits.
 fn decimal(digits: &str) -> Value {
     digits.parse().map_or_else(|_| Value::from(digits), Value::Number)
 }
 
-/// A number by its shortest digits; infinity, which JSON does not have, as a text. NaN is how pandas writes
-/// that there is none.
+/// Converts a number by its shortest digits. Infinity, which JSON cannot represent, becomes a
+/// string. NaN becomes null, because pandas uses it for absent values.
 fn float(value: f64, shortest: &str) -> Value {
     if value.is_nan() {
         return Value::Null;
@@ -299,7 +304,7 @@ mod tests {
 
     use super::*;
 
-    /// Values of every kind that rows have.
+    /// Columns with values of every kind.
     const KINDS: &str = "message rows {
         optional binary text (UTF8);
         required int64 whole;
@@ -357,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_what_was_written() {
+    fn parquet_values_round_trip() {
         let error = read(written(2), &["bytes"]).unwrap_err();
         assert!(error.contains("its column \"bytes\" holds bytes that are no text"), "{error}");
         let (found, left_out) = read(written(2), &["text"]).unwrap();
@@ -382,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_is_null_and_repeated_names_are_no_columns() {
+    fn nan_is_null_and_duplicate_columns_are_omitted() {
         assert_eq!(float(f64::NAN, "NaN"), Value::Null);
         let schema = "message rows { required int64 a; required int64 b; required int64 b; }";
         let schema = Arc::new(parse_message_type(schema).unwrap());
@@ -403,14 +408,14 @@ mod tests {
     }
 
     #[test]
-    fn column_with_moments_beyond_calendars_is_left_out() {
+    fn column_with_out_of_range_timestamps_is_omitted() {
         let schema = "message rows { required int64 whole; required int64 when (TIMESTAMP(MICROS, true)); }";
         let schema = Arc::new(parse_message_type(schema).unwrap());
         let mut file = Vec::new();
         let mut writer =
             SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
         let mut group = writer.next_row_group().unwrap();
-        // The second moment is later than any year that is written.
+        // The second timestamp is later than the last year that is supported.
         for values in [[1, 2], [0, i64::MAX]] {
             let mut column = group.next_column().unwrap().unwrap();
             column.typed::<Int64Type>().write_batch(&values, None, None).unwrap();
@@ -428,8 +433,8 @@ mod tests {
     }
 
     #[test]
-    fn brotli_is_named() {
-        // The footer of a file that says so of one column.
+    fn brotli_file_is_rejected() {
+        // The footer of a file with one brotli column.
         let brotli = (0..).map(|at| {
             let mut file = written(1);
             file[at] = 8;
@@ -457,22 +462,23 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_an_error() {
+    fn damaged_file_returns_error() {
         let file = written(1);
         assert!(read(file[..file.len() - 20].to_vec(), &[]).unwrap_err().contains("Corrupt footer"));
         let mut refused = 0;
         for at in (0..file.len()).step_by(3) {
             let mut damaged = file.clone();
             damaged[at] ^= 0x55;
-            // Some damage is to values, and shows as other values; none ends the process.
+            // Some damage only changes values; no damage may abort the process.
             refused += usize::from(read(damaged, &[]).is_err());
         }
         assert!(refused > 20, "{refused}");
     }
 
-    /// Columns of days and times in every unit, with a zone and without, within a struct and a list, too.
+    /// Columns of dates and times in every unit, with and without a time zone, also within a struct
+    /// and a list.
     #[test]
-    fn moments_are_read_alike_whatever_their_type() {
+    fn timestamps_read_equally_in_all_units() {
         let schema = "message rows {
             required int32 day (DATE);
             required int64 ns (TIMESTAMP(NANOS, false));
@@ -533,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_members_of_calls_and_parts_are_left_out() {
+    fn absent_members_of_calls_and_parts_are_removed() {
         let call = |arguments: Value| json!({"id": null, "function": {"name": "f", "arguments": arguments}});
         let mut chat = json!([
             {"role": "user", "content": [{"type": "text", "text": "hi", "image": null}], "tool_calls": null},

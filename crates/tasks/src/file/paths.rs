@@ -1,4 +1,4 @@
-//! Which files a source of tasks names: a file, a folder, a pattern, or several of them.
+//! Finds the files of a task source: a file, a directory, a pattern, or several of them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,28 +8,29 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::TaskError;
 
-/// Names of files that a folder is searched for; what else lies there (a README, checksums) is not data.
+/// Extensions of data files in a directory. Other files, such as a README or checksums, are
+/// ignored.
 const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "csv", "tsv"];
-/// Characters that make a path a pattern, unless it is there under this very name.
+/// Characters that make a path a pattern, unless a file with exactly this name exists.
 const PATTERN: [char; 3] = ['*', '?', '['];
 const COMPRESSED: [&str; 4] = ["gz", "gzip", "zst", "zstd"];
 
-/// One path or several: each a file, a folder, or a pattern with `*`, `?`, `[…]` or `**`.
+/// One or more paths, each a file, a directory, or a pattern with `*`, `?`, `[…]` or `**`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths(Vec<PathBuf>);
 
 impl Paths {
-    /// The paths as they were given.
+    /// Returns the paths as given in the options.
     pub fn as_slice(&self) -> &[PathBuf] {
         &self.0
     }
 
-    /// The first one, which stands for all in messages.
+    /// Returns the first path, which represents all paths in messages.
     pub fn first(&self) -> &Path {
         self.0.first().map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// The name of the tasks: the first path without its folder and its endings.
+    /// Returns the name of the tasks: the first path without its directory and its extensions.
     pub fn name(&self) -> String {
         let stem = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -41,15 +42,15 @@ impl Paths {
             stem.trim_matches(|c: char| !c.is_alphanumeric()).to_owned()
         };
         let first = self.first();
-        // Of `folder/*.parquet` the folder is what tells.
+        // For `folder/*.parquet`, the name is that of the directory.
         let named = std::iter::once(first).chain(first.ancestors().skip(1)).map(stem);
         named.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "tasks".to_owned())
     }
 
-    /// The files, each once, those of a folder or pattern in the order of their names.
+    /// Returns the files without duplicates; files of a directory or pattern are sorted by name.
     ///
     /// # Errors
-    /// When a path leads to no file.
+    /// Returns an error if a path matches no file.
     pub fn files(&self) -> Result<Vec<PathBuf>, TaskError> {
         let mut files: Vec<PathBuf> = Vec::new();
         for path in &self.0 {
@@ -69,7 +70,7 @@ impl<P: Into<PathBuf>> From<P> for Paths {
     }
 }
 
-/// The files of one path. Something that is there under the very name is not taken for a pattern.
+/// Returns the files of one path. A path that exists is not treated as a pattern.
 fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     let text = path.to_string_lossy();
     let no_file = |why: String| TaskError::NoFile { path: path.to_owned(), why };
@@ -100,7 +101,7 @@ fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
             None => Ok(vec![path.to_owned()]),
         };
     }
-    // As in a shell: copies of editors and notebooks are no data.
+    // As in a shell, hidden files are ignored: backups of editors and notebooks are not data.
     let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
     let matches =
         glob::glob_with(&text, options).map_err(|why| no_file(format!("is not a pattern: {why}")))?;
@@ -121,21 +122,21 @@ fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     Ok(files)
 }
 
-/// Name of the program that makes the data files of a recipe, in the recipe's folder.
+/// Name of the program that creates the data files of a recipe, in the recipe's directory.
 const PREPARE: &str = "prepare.py";
 
-/// Folders above a data file in which [`PREPARE`] is looked for.
+/// Number of parent directories of a data file in which [`PREPARE`] is searched.
 const MAX_LEVELS: usize = 3;
 
-/// Returns how a data file that is missing is made, to append to an error, if a recipe comes with a program
-/// for it.
+/// Returns how to create a missing data file, as the end of an error message, if the recipe has a
+/// program for it.
 fn prepared_by(path: &Path) -> Option<String> {
     let folders = path.ancestors().skip(1).take(MAX_LEVELS);
     let prepare = folders.map(|folder| folder.join(PREPARE)).find(|prepare| prepare.is_file())?;
     Some(format!("; {PREPARE} beside the recipe makes its data files: python3 {}", prepare.display()))
 }
 
-/// The ending that says what is in a file, below one that says how it is compressed.
+/// Returns the extension for the format of a file, without an extension for compression.
 pub(super) fn ending(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let mut endings = name.rsplit('.');
@@ -144,11 +145,11 @@ pub(super) fn ending(path: &Path) -> String {
     ending.to_owned()
 }
 
-/// Files that describe the data beside them, as the library `datasets` writes them.
+/// Metadata files next to the data, as written by the library `datasets`.
 const DESCRIPTIONS: [&str; 4] =
     ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
 
-/// Returns a file that is named after a split to evaluate on, if another is named after one to train on.
+/// Returns a file named after an evaluation split if another file is named after a training split.
 pub(super) fn mixed_split(files: &[PathBuf]) -> Option<&Path> {
     let named = |file: &&PathBuf, splits: &[&str]| {
         let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -165,7 +166,7 @@ fn is_data(path: &Path) -> bool {
     !is_other && ENDINGS.contains(&ending(path).as_str())
 }
 
-/// Returns the name of a file without its ending, and without one of compression.
+/// Returns a file name without its extension and without an extension for compression.
 pub fn without_endings(name: &str) -> &str {
     let cut = |name: &str| name.rfind('.').filter(|at| *at > 0).unwrap_or(name.len());
     let stem = &name[..cut(name)];
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_a_folder_a_pattern_and_a_list() {
+    fn paths_find_files_directories_and_patterns() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         fs::create_dir_all(root.join("data/deep")).unwrap();
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(files(&["data/**/*.csv*"]).unwrap(), ["data/deep/c.csv.gz"]);
         assert_eq!(files(&["data/deep"]).unwrap(), ["data/deep/c.csv.gz"]);
         assert_eq!(files(&["x[1].json"]).unwrap(), ["x[1].json"]);
-        // Reading says what is wrong with it.
+        // The error is reported when the file is read.
         assert_eq!(files(&["none.json"]).unwrap(), ["none.json"]);
         assert!(files(&["data/*.tsv"]).unwrap_err().ends_with("*.tsv matches no file"));
         std::fs::write(root.join("prepare.py"), "").unwrap();
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_files_and_descriptions_are_not_read() {
+    fn directory_skips_hidden_and_metadata_files() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         fs::create_dir_all(root.join(".ipynb_checkpoints")).unwrap();
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_files_without_endings() {
+    fn source_name_omits_extensions() {
         for (path, name) in [
             ("a/sums.jsonl", "sums"),
             ("a/sums.v2.jsonl.gz", "sums.v2"),
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_written_as_a_text() {
+    fn single_path_serializes_as_string() {
         for text in [r#""a.json""#, r#"["a.json","b.json"]"#] {
             let paths: Paths = serde_json::from_str(text).unwrap();
             assert_eq!(serde_json::to_string(&paths).unwrap(), text);

@@ -1,4 +1,4 @@
-//! Rows of a table with a header: CSV, or TSV.
+//! Reads rows of a table with a header (CSV or TSV).
 
 use std::collections::{BTreeSet, HashSet};
 use std::io::Read;
@@ -9,11 +9,12 @@ use serde_json::{Map, Value};
 use super::fields::LeftOut;
 use crate::Place;
 
-/// Gives the rows of a table one by one; every value is a text. Columns that share a name are left out.
+/// Passes the rows of a table to `each` one by one. Every value is a string. Columns with duplicate
+/// names are left out.
 ///
 /// # Errors
-/// When a row has another number of fields than the header, a quote is never closed, two columns that are
-/// `needed` have one name, or `each` fails.
+/// Returns an error if the number of fields in a row differs from the header, a quote is not
+/// closed, a `needed` column has a duplicate name, or `each` fails.
 pub(super) fn rows<E>(
     text: &str,
     tabs: bool,
@@ -24,7 +25,7 @@ pub(super) fn rows<E>(
     if text.trim_matches(['\r', '\n']).is_empty() {
         return Ok(Vec::new());
     }
-    // A row that begins past the end is there, unless the end lies within quotes.
+    // The appended row is found after the end of the text, unless the text ends within quotes.
     let input = text.as_bytes().chain(&b"\n."[..]);
     let delimiter = if tabs { b'\t' } else { delimiter(text) };
     let mut builder = ReaderBuilder::new();
@@ -35,7 +36,7 @@ pub(super) fn rows<E>(
         )));
     }
     let mut reader = builder.quoting(!tabs || quotes_fields(text)).from_reader(input);
-    // The reader's own count is off by the breaks of Windows and by empty lines.
+    // The reader's line numbers are wrong for Windows line breaks and empty lines.
     let (mut at, mut line) = (0, 1);
     let names = reader.headers().map_err(|error| wrong(unreadable(&error)))?.clone();
     let mut seen = HashSet::new();
@@ -72,13 +73,13 @@ pub(super) fn rows<E>(
     )))
 }
 
-/// Whether each quote that begins a field of a TSV file ends with the field. Many such files have no quotes
-/// around fields, but texts that begin with one: `"Hi" he said`.
+/// Returns whether each quote at the start of a TSV field is closed at the end of the field. Many
+/// TSV files do not quote fields, but contain texts that start with a quote: `"Hi" he said`.
 fn quotes_fields(text: &str) -> bool {
     quotes(text, b'\t') == Quotes::Closed
 }
 
-/// Returns the line in which text stands behind the closing quote of a field, if it does in any.
+/// Returns the line in which text follows the closing quote of a field, or `None`.
 fn behind_quote(text: &str, delimiter: u8) -> Option<usize> {
     match quotes(text, delimiter) {
         Quotes::TextBehind(at) => Some(1 + breaks(&text[..at])),
@@ -86,14 +87,14 @@ fn behind_quote(text: &str, delimiter: u8) -> Option<usize> {
     }
 }
 
-/// How the quotes around fields end.
+/// How the quotes around fields are closed.
 #[derive(Debug, PartialEq, Eq)]
 enum Quotes {
-    /// Each with its field.
+    /// Every quote is closed at the end of its field.
     Closed,
-    /// The last one does not.
+    /// The last quote is not closed.
     Open,
-    /// Text stands behind one, at this offset.
+    /// Text follows a closing quote, at this offset.
     TextBehind(usize),
 }
 
@@ -117,16 +118,16 @@ fn quotes(text: &str, delimiter: u8) -> Quotes {
     if is_quoted { Quotes::Open } else { Quotes::Closed }
 }
 
-/// Returns how many line breaks a text has, of any system.
+/// Returns the number of line breaks in a text, of any operating system.
 fn breaks(text: &str) -> usize {
     text.matches('\n').count() + text.matches('\r').count() - text.matches("\r\n").count()
 }
 
-/// The delimiter by the header: a comma; semicolons, which spreadsheets write where the comma is that of
-/// decimals; or tabs.
+/// Returns the delimiter of the header: a comma; a semicolon, which spreadsheets use if the comma
+/// is the decimal separator; or a tab.
 fn delimiter(text: &str) -> u8 {
     let header = text.trim_start_matches(['\r', '\n']).lines().next().unwrap_or_default();
-    // Within quotes they are text.
+    // Delimiters within quotes are text.
     let outside: String = header.split('"').step_by(2).collect();
     [b',', b';', b'\t'].into_iter().find(|known| outside.contains(char::from(*known))).unwrap_or(b',')
 }
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_have_a_header() {
+    fn table_rows_use_header_names() {
         let want = |lines: [&str; 2]| {
             let rows = [
                 json!({"question": "1, 2\nor 3?", "answer": "1.10"}),
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_what_parts_fields() {
+    fn delimiter_is_detected_from_header() {
         let row = json!({"question, in words": "1; 2?", "answer": "1,5"});
         for text in [
             "\"question, in words\";answer\n\"1; 2?\";1,5\n",
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_tsv_keep_quotes_that_enclose_no_field() {
+    fn tsv_keeps_quotes_within_fields() {
         for (text, question) in [
             ("question\tanswer\n\"Hi\" he said\t1\n", "\"Hi\" he said"),
             ("question\tanswer\n\"never closed\t1\n", "\"never closed"),
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_are_closed() {
+    fn unclosed_quotes_are_rejected() {
         assert_eq!(read("question,answer\n?,\"1\"\"\"", false).unwrap()[0].1["answer"], "1\"");
         assert_eq!(read("question,answer\r\n5\" pipe,1\r\n", false).unwrap().len(), 1);
         assert_eq!(read("question,answer\n", false).unwrap(), []);

@@ -1,8 +1,9 @@
-//! Questions that are made of several fields: `"{Body} {Question}"`.
+//! Question templates, which combine several fields: `"{Body} {Question}"`.
 //!
-//! `{PATH}` stands for a field of the row, `{{` and `}}` for braces. A list becomes lettered lines (`A. …`),
-//! as the scorer `choice` counts its options; a table with `text` and `label` has the names of its labels, a
-//! list of tables with a label and a text those of theirs, and any other table those of its fields.
+//! `{PATH}` stands for a field of the row, `{{` and `}}` for braces. A list becomes lettered lines
+//! (`A. …`), in the order in which the scorer `choice` counts options. An object with `text` and
+//! `label` uses its labels, a list of objects with a label and a text uses their labels, and any
+//! other object uses its field names.
 
 use levade_reward::{OPTION_LABELS, OPTION_TEXTS, lettered};
 use serde_json::{Map, Value};
@@ -10,22 +11,22 @@ use serde_json::{Map, Value};
 use super::json_text;
 use crate::Task;
 
-/// Fields that list the options of a question, as the scorer `choice` knows them.
+/// Fields that list the options of a question, as in the scorer `choice`.
 pub(super) const CHOICES: [&str; 2] = ["choices", "options"];
 
-/// Part of a template.
+/// Part of a question template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part<'t> {
-    /// Text that stays.
+    /// Literal text.
     Text(&'t str),
-    /// The path of a field.
+    /// Path of a field.
     Field(&'t str),
 }
 
-/// Returns the parts of a template; `None` if the text names no field, and is the path of a field itself.
+/// Parses a template. Returns `None` if the text contains no field, and is a path itself.
 ///
 /// # Errors
-/// Returns what is wrong if a brace has no other half, or there is no name in a pair of them.
+/// Returns a description of the problem if a brace is not matched or encloses no name.
 pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
     if !template.contains(['{', '}']) {
         return Ok(None);
@@ -70,15 +71,15 @@ pub(super) fn paths(question: &str) -> Vec<&str> {
     }
 }
 
-/// Returns a value as text of a question: a text as it is, a list as lettered lines.
+/// Converts a value to the text of a question: a string unchanged, a list as lettered lines.
 ///
 /// # Errors
-/// Returns what it must be if it has no such form.
+/// Returns the expected form if the value cannot be converted.
 pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
     const NEEDED: &str = "a text, a number, or a list or table of texts, where a question is made of it";
     let line = |name: &str, value: &Value| {
         let text = scalar(value).ok_or(NEEDED)?;
-        // Sets such as AQuA bring the letters along: `A)21`.
+        // Options in data sets such as AQuA include their letters: `A)21`.
         let has_name = text
             .trim_start_matches('(')
             .strip_prefix(name)
@@ -129,29 +130,29 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
     Ok(lines.join("\n"))
 }
 
-/// Whether a row lists options of which neither its question nor a message shows the first two.
+/// Returns whether a row lists options and neither its question nor a message shows the first two.
 pub(super) fn hides_choices(task: &Task, row: &Map<String, Value>) -> bool {
     let listed = CHOICES.iter().find_map(|name| shown(row.get(*name)?).ok());
     let Some(listed) = listed.filter(|listed| listed.lines().count() > 1) else { return false };
     let texts: Vec<&str> = task.messages.iter().map(|turn| &*turn.content).chain([&*task.question]).collect();
-    // Without the letter.
+    // The text of an option without its letter.
     let mut options = listed.lines().take(2).map(|line| line.split_once(". ").map_or(line, |(_, text)| text));
     !options.all(|option| texts.iter().any(|text| text.contains(option.trim())))
 }
 
-/// The field that lists the options in most rows.
+/// Returns the field that lists the options in most rows.
 pub(super) fn name_of_choices<'r>(mut rows: impl Iterator<Item = &'r Map<String, Value>>) -> &'static str {
     let found = rows.find_map(|row| CHOICES.into_iter().find(|name| row.contains_key(*name)));
     found.unwrap_or(CHOICES[0])
 }
 
-/// The text of an option that comes as a table of its own.
+/// Returns the text of an option that is an object.
 fn option_text(item: &Value) -> &Value {
     let field = |name: &&str| item.get(*name).filter(|value| !value.is_null());
     OPTION_TEXTS.iter().find_map(field).unwrap_or(item)
 }
 
-/// Returns the label of an option that comes as a table of its own, with its text.
+/// Returns the label of an option that is an object with a text.
 fn option_label(item: &Value) -> Option<String> {
     OPTION_LABELS.iter().find_map(|name| scalar(item.get(*name)?))
 }
@@ -164,7 +165,7 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// The letter of an option, or its number after Z.
+/// Returns the letter of an option, or its number after Z.
 fn letter(at: usize) -> String {
     match u8::try_from(at).ok().filter(|at| *at < 26) {
         Some(at) => char::from(b'A' + at).to_string(),
@@ -179,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_name_fields_and_keep_braces() {
+    fn template_parses_fields_and_escaped_braces() {
         let all = parts("{Body} Q: {extra.question}{{x}}").unwrap().unwrap();
         assert_eq!(
             all,
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_become_lettered_lines() {
+    fn list_values_become_lettered_lines() {
         for (value, want) in [
             (json!(["red", " green ", 3]), "A. red\nB. green\nC. 3"),
             (json!({"text": ["x", "y"], "label": ["1", "2"]}), "1. x\n2. y"),

@@ -1,9 +1,9 @@
-//! Questions made of several fields of a row.
+//! Tests of questions that combine several fields of a row.
 
 use super::*;
 
 #[test]
-fn questions_are_made_of_several_fields() {
+fn template_combines_several_fields() {
     let rows = concat!(
         "{\"Body\": \"Tom has 3 bags.\", \"Question\": \"How many?\", \"Answer\": 3}\n",
         "{\"Body\": \"Ann has 4 bags.\", \"Question\": \"How many?\", \"Answer\": 4}\n",
@@ -24,14 +24,14 @@ fn questions_are_made_of_several_fields() {
         let error = options.load(0).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
-    // The columns of a template are read, those of others may be left out.
+    // Columns of a template must be readable; other columns can be left out.
     let (_folder, mut options) = named("sums.csv", "a,b,note,note\n1,2,x,y\n");
     (options.question, options.answer) = ("{a}+{b}?".into(), String::new());
     assert_eq!(options.load(0).unwrap().rest[0].question, "1+2?");
 }
 
 #[test]
-fn choices_are_shown_by_a_template_and_missed_without() {
+fn unseen_choices_are_noted_without_template() {
     let row = json!({"question": "Which?", "choices": ["red", "green"], "answer": 1}).to_string();
     let (_folder, mut options) = file(&row);
     let notes = options.load(0).unwrap().notes;

@@ -1,20 +1,21 @@
-//! Dates and times of Parquet files as texts, in one form whatever their unit: `2026-01-02`, `03:04:05`,
-//! `2026-01-02 03:04:05`, with a fraction if there is one and with `+00:00` if the type has a zone.
+//! Converts dates and times of Parquet files to strings in one format for all units: `2026-01-02`,
+//! `03:04:05`, `2026-01-02 03:04:05`, with a fraction if there is one, and with `+00:00` if the
+//! type has a time zone.
 
 use parquet::basic::{ConvertedType, LogicalType, Repetition, TimeUnit, Type as Physical};
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
-/// Dates and times in the values of a column.
+/// Positions of dates and times in the values of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// The value is no date or time, and has none in it.
+    /// The value is not a date or time, and contains none.
     Other,
-    /// The value is one.
+    /// The value is a date or time.
     Temporal(Temporal),
-    /// A struct, by the names of its members.
+    /// A struct, with the shapes of its members by name.
     Struct(Vec<(String, Shape)>),
-    /// A list.
+    /// A list, with the shape of its elements.
     List(Box<Shape>),
     /// A map: keys and values.
     Map(Box<(Shape, Shape)>),
@@ -54,32 +55,32 @@ impl Shape {
         }
     }
 
-    /// The shape of a member of a struct.
+    /// Returns the shape of a member of a struct.
     pub fn member(&self, name: &str) -> &Shape {
         match self {
             Shape::Struct(members) => {
                 members.iter().find(|(member, _)| member == name).map_or(&Shape::Other, |(_, shape)| shape)
             }
-            // Lists of structs of the oldest writers.
+            // Lists of structs from old writers.
             Shape::List(element) => element.member(name),
             _ => &Shape::Other,
         }
     }
 
-    /// The shape of the elements of a list.
+    /// Returns the shape of the elements of a list.
     pub fn element(&self) -> &Shape {
         if let Shape::List(element) = self { element } else { self }
     }
 
-    /// The shapes of the keys and values of a map.
+    /// Returns the shapes of the keys and values of a map.
     pub fn entry(&self) -> (&Shape, &Shape) {
         if let Shape::Map(entry) = self { (&entry.0, &entry.1) } else { (&Shape::Other, &Shape::Other) }
     }
 
-    /// Returns the text of a date or time; `None` if the field is none.
+    /// Returns the text of a date or time, or `None` if the field is neither.
     ///
     /// # Errors
-    /// Returns what the field holds if that is no date or time of the years 0 to 9999.
+    /// Returns a description of the value if it is not in the years 0 to 9999.
     pub fn text(&self, field: &Field) -> Option<Result<String, String>> {
         let kind = match (self, field) {
             (Shape::Temporal(kind), _) => *kind,
@@ -103,25 +104,25 @@ impl Shape {
     }
 }
 
-/// A kind of moment.
+/// A kind of date or time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Temporal {
-    /// Days since 1970.
+    /// Days since 1970-01-01.
     Date,
-    /// Time of a day, in units of which there are so many in a second.
+    /// Time of day, with the number of units per second.
     Time(i64),
-    /// Moment, likewise, and whether it has a zone.
+    /// Timestamp, with the number of units per second, and whether it has a time zone.
     Timestamp(i64, bool),
 }
 
 const MILLIS: i64 = 1_000;
 const MICROS: i64 = 1_000_000;
 const NANOS: i64 = 1_000_000_000;
-/// Last year that is written; beyond it no calendar of Python goes.
+/// Last supported year, the limit of Python's `datetime`.
 const LAST_YEAR: i64 = 9999;
 
 impl Temporal {
-    /// Returns the kind that a column of this type has; `None` if it is no date or time.
+    /// Returns the kind of a column of this type, or `None` if the type is not a date or time.
     pub fn of(kind: &Type) -> Option<Self> {
         if !kind.is_primitive() {
             return None;
@@ -144,10 +145,10 @@ impl Temporal {
             (ConvertedType::DATE, _) => Some(Temporal::Date),
             (ConvertedType::TIME_MILLIS, _) => Some(Temporal::Time(MILLIS)),
             (ConvertedType::TIME_MICROS, _) => Some(Temporal::Time(MICROS)),
-            // The format defines these as moments of UTC.
+            // The Parquet format defines these as UTC.
             (ConvertedType::TIMESTAMP_MILLIS, _) => Some(Temporal::Timestamp(MILLIS, true)),
             (ConvertedType::TIMESTAMP_MICROS, _) => Some(Temporal::Timestamp(MICROS, true)),
-            // The library gives these in milliseconds.
+            // The library returns these in milliseconds.
             (_, Physical::INT96) => Some(Temporal::Timestamp(MILLIS, false)),
             _ => None,
         }
@@ -156,7 +157,7 @@ impl Temporal {
     /// Returns the text of a number of days or units.
     ///
     /// # Errors
-    /// Returns what the number is if it is no date or time of the years 0 to 9999.
+    /// Returns a description of the value if it is not in the years 0 to 9999.
     pub fn text(self, value: i64) -> Result<String, String> {
         let beyond = || format!("holds {value}, a time beyond any calendar");
         match self {
@@ -175,7 +176,7 @@ impl Temporal {
     }
 }
 
-/// The date of a day since 1970 in the Gregorian calendar (Hinnant, "chrono-Compatible Low-Level Date
+/// Returns the Gregorian date of a day since 1970-01-01 (Hinnant, "chrono-Compatible Low-Level Date
 /// Algorithms", `civil_from_days`).
 fn date(days: i64) -> Option<String> {
     let shifted = days.checked_add(719_468)?;
@@ -183,7 +184,7 @@ fn date(days: i64) -> Option<String> {
     let day_of_era = shifted.rem_euclid(146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    // Months count from March.
+    // Months are counted from March.
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
@@ -206,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_of_old_writers_have_kinds() {
+    fn columns_of_old_writers_have_temporal_kinds() {
         let of = |converted: ConvertedType, physical: Physical| {
             let kind = Type::primitive_type_builder("t", physical).with_converted_type(converted).build();
             Temporal::of(&kind.unwrap())
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_have_one_form_for_all_units() {
+    fn temporal_text_is_equal_for_all_units() {
         let seconds = 1_767_323_045;
         for (unit, fraction, want) in [
             (MILLIS, 0, "2026-01-02 03:04:05"),

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::TaskRow;
 
-/// A file with these contents, as options that read it; the folder lives as long as the first.
+/// Writes a file, and returns options that read it. The file exists as long as the returned
+/// directory guard.
 fn named(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
@@ -37,7 +38,7 @@ fn answers(tasks: &FileTasks) -> Vec<Value> {
 }
 
 #[test]
-fn reads_rows() {
+fn load_reads_rows_as_tasks() {
     let (_folder, options) =
         file("{\"question\": \"1+1?\", \"answer\": \" 2 \"}\n\n{\"question\": \"2+2?\", \"answer\": 4}");
     let tasks = options.load(0).unwrap().rest;
@@ -47,7 +48,7 @@ fn reads_rows() {
 }
 
 #[test]
-fn reads_annotated_solutions() {
+fn load_converts_annotated_solutions() {
     let (_folder, mut options) = file(concat!(
         "{\"q\": \"A?\", \"a\": \"It is 1+1 = <<1+1=2>>2.\\n#### 2\"}\n",
         "{\"q\": \"B?\", \"a\": \"It is <<1+1=3>>3.\\n#### 1,003 \"}\n",
@@ -66,7 +67,7 @@ fn reads_annotated_solutions() {
 }
 
 #[test]
-fn numbers_are_expected_as_they_are_written() {
+fn expected_numbers_keep_their_notation() {
     let numbers =
         ["18446744073709551617", "1.10", "1e400", "-0", "0.1000", "7", "[1.10, 2, \"\", null, \" x \"]"];
     let row = |(i, number)| format!("{{\"question\": \"{i}?\", \"answer\": {number}}}\n");
@@ -82,7 +83,7 @@ fn numbers_are_expected_as_they_are_written() {
     ];
     let got = answers(&options.load(0).unwrap());
     assert_eq!(got[..6], want);
-    // Within lists and tables numbers are numbers.
+    // Within lists and objects, numbers stay numbers.
     assert_eq!(got[6].to_string(), "[1.10,2,\" x \"]");
     let of = |number: &str| {
         let (_folder, options) = file(&format!("{{\"question\": \"?\", \"answer\": {number}}}\n"));
@@ -97,7 +98,7 @@ fn numbers_are_expected_as_they_are_written() {
 }
 
 #[test]
-fn answers_may_be_several_or_of_any_shape() {
+fn answers_accept_lists_and_objects() {
     let row = |answer: &str| format!("{{\"question\": \"?\", \"answer\": {answer}}}");
     for (answer, want) in [
         ("[\"Beijing\", \" Peking\"]", json!(["Beijing", " Peking"])),
@@ -121,7 +122,7 @@ fn answers_may_be_several_or_of_any_shape() {
 }
 
 #[test]
-fn rows_of_verl_are_known() {
+fn verl_rows_are_recognized() {
     let row = json!({
         "data_source": "x",
         "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}],
@@ -135,7 +136,7 @@ fn rows_of_verl_are_known() {
     assert!(
         tasks.notes[0].ends_with("read with question = \"prompt\", answer = \"reward_model.ground_truth\"")
     );
-    // A single turn of the user is a question like any other.
+    // A single user turn is the same question as its text.
     let alone =
         json!({"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}});
     let (_folder, single) = file(&alone.to_string());
@@ -148,7 +149,7 @@ fn rows_of_verl_are_known() {
 }
 
 #[test]
-fn rows_of_agent_r1_are_known() {
+fn agent_r1_rows_are_recognized() {
     let row = json!({
         "data_source": "hotpotqa/hotpot_qa",
         "prompt": [{"role": "user", "content": "Question: Who founded Rome?"}],
@@ -167,7 +168,7 @@ fn rows_of_agent_r1_are_known() {
 }
 
 #[test]
-fn rows_of_agentrl_are_known() {
+fn agentrl_rows_are_recognized() {
     let stored = json!({
         "tid": "0f", "split": "train", "description": "Who?", "task_id": "17",
         "system_prompt": "Research.", "query_prompt": "Your task is to answer: Who?",
@@ -179,7 +180,7 @@ fn rows_of_agentrl_are_known() {
     let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
     assert_eq!((task.question.as_str(), &task.answer), ("Your task is to answer: Who?", &json!("Romulus")));
     assert_eq!(task.messages, [Message::system("Research."), Message::user("Your task is to answer: Who?")]);
-    // What tools and scorers go by.
+    // Fields that tools and scorers use.
     assert_eq!(Value::Object((*task.row).clone()), stored);
     for (row, note) in [
         (
@@ -198,17 +199,17 @@ fn rows_of_agentrl_are_known() {
 }
 
 #[test]
-fn a_task_keeps_its_whole_row() {
+fn task_keeps_complete_row() {
     let row = r#"{"question": "1+1?", "extra": {"id": 18446744073709551617, "rate": 1.10, "n": 7, "tags": ["a"]}, "answer": " 2 "}"#;
     let (_folder, options) = file(row);
     let tasks = options.load(0).unwrap();
     let kept = &tasks.rest[0].row;
     assert_eq!(serde_json::to_string(&**kept).unwrap(), row.replace(": ", ":").replace(", ", ","));
     assert!(kept["extra"]["id"].is_number() && kept["extra"]["rate"].is_number());
-    // Clones share it, also those of a task that is trained on several times.
+    // Clones share the row, also those of a task that is trained on several times.
     let repeated = FileOptions { repeat: 3, ..options.clone() }.training(tasks.rest.clone(), 1);
     assert!(repeated.iter().all(|task| std::ptr::eq(&*task.row, &**kept)));
-    // The record holds it, and reads tasks that were recorded without.
+    // A recorded task contains the row, and tasks recorded without a row can still be read.
     let recorded = serde_json::to_value(&tasks.rest[0]).unwrap();
     assert_eq!(serde_json::from_value::<Task>(recorded.clone()).unwrap(), tasks.rest[0]);
     let Value::Object(mut earlier) = recorded else { panic!() };
@@ -229,7 +230,7 @@ fn a_task_keeps_its_whole_row() {
 }
 
 #[test]
-fn files_of_every_form_hold_the_same_tasks() {
+fn all_file_formats_yield_same_tasks() {
     let lines = "{\"question\": \"1?\", \"answer\": \"2\"}\n{\"question\": \"3?\", \"answer\": \"4\"}\n";
     let array = "[{\"question\": \"1?\", \"answer\": \"2\"},\n{\"question\": \"3?\", \"answer\": \"4\"}]";
     let table = "question,answer\n1?,2\n3?,4\n";
@@ -254,14 +255,14 @@ fn files_of_every_form_hold_the_same_tasks() {
 }
 
 #[test]
-fn several_files_are_one_source() {
+fn several_files_form_one_source() {
     let (folder, mut options) = file("{\"question\": \"1?\", \"answer\": 2}\n");
     let more = r#"[{"question": "3?", "answer": 4}, {"question": " 1? ", "answer": 2}]"#;
     fs::write(folder.path().join("more.json"), more).unwrap();
     options.path = folder.path().join("*.json*").into();
     let tasks = options.load(0).unwrap();
     let asked: Vec<_> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
-    // By the names of the files; the row that asks the same again is left out.
+    // In the order of the file names; the row that repeats a question is left out.
     assert_eq!(asked, ["3?", " 1? "]);
     assert_eq!(tasks.repeated, 1);
     let ids: BTreeSet<_> = tasks.rest.iter().map(|task| &task.id).collect();
@@ -269,7 +270,7 @@ fn several_files_are_one_source() {
 }
 
 #[test]
-fn half_a_surrogate_pair_is_noted() {
+fn lone_surrogate_is_reported_in_notes() {
     let (_folder, options) = file(r#"{"question": "What is \ud83d 1 + 1?", "answer": 2}"#);
     let tasks = options.load(0).unwrap();
     assert_eq!(tasks.rest[0].question, "What is \u{fffd} 1 + 1?");
@@ -285,7 +286,7 @@ fn rows(numbers: impl Iterator<Item = u32>) -> String {
 }
 
 #[test]
-fn what_is_held_out_is_up_to_the_questions() {
+fn held_out_questions_depend_only_on_questions() {
     let (folder, mut options) = file(&rows((0..100).map(|i| i % 90)));
     options.held_out = HeldOut::Count(20);
     let all = options.load(7).unwrap();
@@ -294,7 +295,8 @@ fn what_is_held_out_is_up_to_the_questions() {
     assert_eq!(options.load(7).unwrap(), all);
     assert_ne!(questions(&options.load(8).unwrap().held_out), questions(&all.held_out));
 
-    // In another order, with blanks behind, in another file: the same questions, in the same order.
+    // Another order of rows, trailing blanks and another file hold out the same questions in the
+    // same order.
     let path = folder.path().join("other.jsonl");
     let blank = rows((0..90).rev()).replace("?\"", "? \"");
     fs::write(&path, blank).unwrap();
@@ -302,7 +304,7 @@ fn what_is_held_out_is_up_to_the_questions() {
     let asked = |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
     assert_eq!(asked(&other.load(7).unwrap()), asked(&all));
 
-    // Rows that are added take the place of few.
+    // Additional rows replace only few held-out questions.
     fs::write(&path, rows(0..99)).unwrap();
     let kept = other.load(7).unwrap();
     let kept = questions(&kept.held_out).intersection(&questions(&all.held_out)).count();
@@ -314,7 +316,7 @@ fn what_is_held_out_is_up_to_the_questions() {
 }
 
 #[test]
-fn training_is_in_random_order() {
+fn training_order_is_random_and_deterministic() {
     let (_folder, mut options) = file(&rows(0..90));
     let rest = options.load(0).unwrap().rest;
     let train = |options: &FileOptions, seed| options.training(rest.clone(), seed);
@@ -330,7 +332,7 @@ fn training_is_in_random_order() {
 }
 
 #[test]
-fn counts_and_all_are_written_as_they_are_read() {
+fn held_out_round_trips_count_and_all() {
     for text in ["200", "\"all\""] {
         let held_out: HeldOut = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&held_out).unwrap(), text);
@@ -342,7 +344,7 @@ fn counts_and_all_are_written_as_they_are_read() {
 }
 
 #[test]
-fn tasks_may_expect_nothing() {
+fn tasks_without_expected_answer_load() {
     let nothing = |mut options: FileOptions| {
         options.answer = String::new();
         options.load(0).unwrap()
@@ -350,7 +352,7 @@ fn tasks_may_expect_nothing() {
     let (_folder, options) = file("{\"question\": \"Be kind?\", \"rubric\": \"kindness\"}\n");
     let tasks = nothing(options);
     assert_eq!((answers(&tasks), &tasks.rest[0].row["rubric"]), (vec![Value::Null], &json!("kindness")));
-    // Rows of verl's layout are read all the same.
+    // Rows in verl's layout need no answer either.
     let (_folder, options) =
         file("{\"prompt\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"data_source\": \"x\"}\n");
     let tasks = nothing(options);
@@ -361,7 +363,7 @@ fn tasks_may_expect_nothing() {
 }
 
 #[test]
-fn bad_files_are_named() {
+fn invalid_files_are_rejected_by_name() {
     let nothing = |_: &mut FileOptions| {};
     refused("", nothing, "/sums.jsonl has no rows");
     refused("\n \n", nothing, "/sums.jsonl has no rows");
@@ -445,7 +447,7 @@ fn bad_files_are_named() {
 }
 
 #[test]
-fn rows_are_repeats_if_they_are_equal_as_a_whole() {
+fn only_equal_rows_are_repeats() {
     let row = |more: &str| format!("{{\"question\": \"How many?\", \"answer\": 1{more}}}\n");
     let asked = |content: &str| {
         format!(
@@ -491,7 +493,7 @@ fn rows_are_repeats_if_they_are_equal_as_a_whole() {
 }
 
 #[test]
-fn json_texts_of_messages_are_read_as_messages() {
+fn json_text_of_messages_loads_as_messages() {
     let chat = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
     let (prompt, model) = (chat.to_string(), json!({"style": "rule", "ground_truth": "2"}));
     let lines = json!({"prompt": prompt, "reward_model": model.to_string()}).to_string();
@@ -515,13 +517,13 @@ fn json_texts_of_messages_are_read_as_messages() {
     let (_folder, options) = file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
     let error = options.load(0).unwrap_err().to_string();
     assert!(error.ends_with("this is how Python prints one: save it with json.dumps"), "{error}");
-    // A question about JSON is one.
+    // A question about JSON stays a question.
     let (_folder, options) = file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
     assert_eq!(options.load(0).unwrap().rest[0].question, "[{\"name\": 1}] has how many?");
 }
 
 #[test]
-fn options_that_are_json_texts_are_read_as_options() {
+fn json_text_of_options_loads_as_options() {
     let rows = "question,choices,answer\nWhich?,\"[\"\"red\"\", \"\"green\"\"]\",A\n";
     let (_folder, mut options) = named("rows.csv", rows);
     options.question = "{question}\n{choices}".into();
@@ -538,7 +540,7 @@ fn options_that_are_json_texts_are_read_as_options() {
 }
 
 #[test]
-fn texts_of_rows_keep_their_white_space() {
+fn row_texts_keep_white_space() {
     let row = r#"{"a": "    return 1\n", "b": "", "n": 1E5, "answer": " 2\n"}"#;
     let (_folder, mut options) = file(row);
     for (question, want) in [
@@ -553,7 +555,7 @@ fn texts_of_rows_keep_their_white_space() {
 }
 
 #[test]
-fn empty_items_among_right_answers_are_left_out_with_a_note() {
+fn empty_right_answers_are_omitted_with_note() {
     let (_folder, options) = file(
         "{\"question\": \"a?\", \"answer\": [\"x\", \"\", null]}\n{\"question\": \"b?\", \"answer\": [[\"x\", \"\"]]}",
     );

@@ -1,7 +1,7 @@
-//! Commands of LaTeX in the signs that plain text has for them: `\frac{1}{2}` is `1/2`, `90^\circ` is `90°`,
-//! `\sqrt{2}` is `√2`, `2\pi` is `2π`. Other commands stay.
+//! Replaces LaTeX commands by plain text: `\frac{1}{2}` becomes `1/2`, `90^\circ` becomes `90°`,
+//! `\sqrt{2}` becomes `√2`, `2\pi` becomes `2π`. Other commands are kept.
 
-/// Signs by the names of commands, in small letters.
+/// Signs by command name, in lower case.
 const SIGNS: [(&str, &str); 52] = [
     ("times", "*"),
     ("cdot", "*"),
@@ -56,7 +56,7 @@ const SIGNS: [(&str, &str); 52] = [
     ("omega", "ω"),
     ("textdegree", "°"),
 ];
-/// Names of commands that only change how their argument looks.
+/// Names of commands that only change the font of their argument.
 const FONTS: [&str; 18] = [
     "text",
     "textbf",
@@ -80,7 +80,7 @@ const FONTS: [&str; 18] = [
 const FRACTION: &str = "\\frac";
 const ROOT: &str = "\\sqrt";
 
-/// Returns a text in small letters with signs in place of commands.
+/// Replaces commands in a lower-case text by plain text.
 pub(super) fn plain(text: &str) -> String {
     let commands: Vec<char> = without_commands(text).chars().collect();
     let mut found = without_arguments(&commands).replace("{,}", ",");
@@ -90,8 +90,7 @@ pub(super) fn plain(text: &str) -> String {
     found
 }
 
-/// Returns a text with signs in place of commands that have no argument, and with the arguments of those that
-/// only change how these look.
+/// Replaces commands without arguments by their signs, and font commands by their arguments.
 fn without_commands(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
@@ -130,7 +129,7 @@ fn without_commands(text: &str) -> String {
     found
 }
 
-/// Splits a text that begins with braces into what they hold and what follows.
+/// Splits a text that starts with braces into the content of the braces and the remaining text.
 fn braced(text: &str) -> Option<(&str, &str)> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -147,7 +146,7 @@ fn braced(text: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// Returns a text with fractions and roots as plain text has them.
+/// Replaces fractions and roots by plain text.
 fn without_arguments(chars: &[char]) -> String {
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
@@ -162,7 +161,7 @@ fn without_arguments(chars: &[char]) -> String {
             at += 1;
             continue;
         };
-        // Neither digits nor letters beside it are a part of it.
+        // Adjacent digits and letters must not become part of the fraction or root.
         let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
         let is_power = found.ends_with('^') || chars.get(end) == Some(&'^');
         if is_word(found.chars().last()) && is_word(written.chars().next()) {
@@ -177,7 +176,7 @@ fn without_arguments(chars: &[char]) -> String {
     found
 }
 
-/// Returns where the arguments of a command begin that stands at a place.
+/// Returns the index of the arguments if `command` starts at index `at`, and `None` otherwise.
 fn behind(chars: &[char], at: usize, command: &str) -> Option<usize> {
     if chars[at] != '\\' {
         return None;
@@ -199,7 +198,7 @@ fn root(chars: &[char], arguments: usize) -> Option<(String, usize)> {
     Some((format!("√{}", grouped(&radicand, is_factor(&radicand))), end))
 }
 
-/// Whether a text is one number or one letter.
+/// Returns whether a text is a single number or a single letter.
 fn is_factor(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_digit()) || text.chars().count() == 1
 }
@@ -208,7 +207,8 @@ fn grouped(text: &str, is_simple: bool) -> String {
     if is_simple { text.to_owned() } else { format!("({text})") }
 }
 
-/// Returns the argument of a command and where it ends: what braces hold, or one character.
+/// Returns the argument of a command and its end index. The argument is the content of braces, or
+/// one character.
 fn argument(chars: &[char], mut at: usize) -> Option<(String, usize)> {
     while chars.get(at)?.is_whitespace() {
         at += 1;

@@ -1,7 +1,7 @@
-//! Marks of turns, tags and references of HTML in a text.
+//! Removes turn markers, HTML tags and HTML character references from a text.
 //!
-//! Tags of turns and blocks break a line; those that only change how words look are left out. `<` and `[`
-//! that begin no tag stay.
+//! Tags of turns and blocks become line breaks; tags that only change the look of words are
+//! removed. `<` and `[` that start no tag are kept.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -10,7 +10,8 @@ use super::{ANSWER_NAMES, QUESTION_NAMES, is_label_text};
 
 /// Maximum length of a tag, in bytes.
 const MAX_TAG: usize = 200;
-/// Names of tags that break a line without being closed: turns and ends of chat templates, and HTML.
+/// Names of tags that become a line break even if they are not closed: turns and ends of chat
+/// templates, and HTML.
 const ALONE: [&str; 19] = [
     "bos",
     "eos",
@@ -32,17 +33,17 @@ const ALONE: [&str; 19] = [
     "end_of_text",
     "endoftext",
 ];
-/// Names of tags, also in square brackets, that do so.
+/// Names of such tags that can also be in square brackets.
 const ALONE_IN_BRACKETS: [&str; 3] = ["inst", "examples", "s"];
-/// Names of tags that only change how the words between them look.
+/// Names of tags that only change the look of the words between them.
 const INLINE: [&str; 20] = [
     "b", "i", "u", "em", "strong", "span", "font", "a", "mark", "small", "big", "tt", "code", "del", "ins",
     "center", "cite", "kbd", "var", "abbr",
 ];
-/// Words that switch the reasoning of a model on or off.
+/// Words that switch a model's reasoning on or off.
 const SWITCHES: [&str; 3] = ["/no_think", "/nothink", "/think"];
 
-/// Names of HTML character references, each with the character.
+/// Names of HTML character references, each with its character.
 const REFERENCES: [(&str, char); 38] = [
     ("quot", '"'),
     ("apos", '\''),
@@ -84,8 +85,8 @@ const REFERENCES: [(&str, char); 38] = [
     ("shy", '\u{AD}'),
 ];
 
-/// Returns a text with line breaks in place of tags that mark turns, questions, answers and blocks, and with
-/// characters in place of references of HTML.
+/// Replaces tags that mark turns, questions, answers and blocks by line breaks, and HTML character
+/// references by characters.
 pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
     let text = without_switches(text);
     if !text.contains(['<', '[', '&']) {
@@ -113,14 +114,14 @@ pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
     Cow::Owned(without_references(&found))
 }
 
-/// Returns what a tag holds, if it is one.
+/// Returns the content of a tag, or `None` if the tag is not closed.
 fn inside(tag: &str) -> Option<&str> {
     let end = if tag.starts_with('<') { '>' } else { ']' };
     let at = tag.char_indices().take(MAX_TAG).find(|(_, c)| *c == end)?.0;
     Some(&tag[1..at])
 }
 
-/// Returns the name of a tag in small letters, and whether the tag closes another.
+/// Returns the name of a tag in lower case, and whether it is a closing tag.
 fn name(inside: &str) -> Option<(String, bool)> {
     let (name, closes) = inside.strip_prefix('/').map_or((inside, false), |name| (name, true));
     let end = name.find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c))).unwrap_or(name.len());
@@ -130,7 +131,7 @@ fn name(inside: &str) -> Option<(String, bool)> {
     (is_name && is_tag).then(|| (name.to_lowercase(), closes))
 }
 
-/// Returns the names of all tags that open, and of all that close.
+/// Returns the names of all opening tags, and of all closing tags.
 fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
     let (mut opened, mut closed) = (HashSet::new(), HashSet::new());
     for (at, _) in text.match_indices(['<', '[']) {
@@ -145,7 +146,7 @@ fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
     (opened, closed)
 }
 
-/// Returns what stands in place of a tag; `None` if it is none.
+/// Returns the replacement of a tag, or `None` if the text is not a tag.
 fn mark(inside: &str, tag: &str, opened: &HashSet<String>, closed: &HashSet<String>) -> Option<&'static str> {
     let is_bar = |c: char| c == '|' || c == '｜';
     if inside.chars().count() > 2 && inside.starts_with(is_bar) && inside.ends_with(is_bar) {
@@ -169,7 +170,7 @@ fn mark(inside: &str, tag: &str, opened: &HashSet<String>, closed: &HashSet<Stri
     }
 }
 
-/// Returns a text with line breaks in place of words that switch reasoning.
+/// Replaces words that switch reasoning by line breaks.
 fn without_switches(text: &str) -> Cow<'_, str> {
     if !text.contains("think") {
         return Cow::Borrowed(text);
@@ -191,7 +192,7 @@ fn without_switches(text: &str) -> Cow<'_, str> {
     Cow::Owned(found)
 }
 
-/// Returns a text with characters in place of references of HTML: `&#39;`, `&#x27;`, `&eacute;`.
+/// Replaces HTML character references by characters: `&#39;`, `&#x27;`, `&eacute;`.
 fn without_references(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
@@ -213,7 +214,7 @@ fn without_references(text: &str) -> String {
     found + rest
 }
 
-/// Returns the character of a reference, by its name or number.
+/// Returns the character of a reference with this name or number.
 fn referred(name: &str) -> Option<char> {
     let Some(number) = name.strip_prefix('#') else {
         return REFERENCES.iter().find(|(known, _)| *known == name).map(|(_, character)| *character);
