@@ -1,4 +1,4 @@
-//! Chat APIs of other providers: they take messages and return messages.
+//! Chat APIs of external providers, which take messages and return messages.
 
 use std::time::Duration;
 
@@ -57,6 +57,6 @@ pub struct ChatCompletion {
     pub prompt_tokens: usize,
     /// Number of completion tokens that the API reports; 0 if it reports none.
     pub tokens: usize,
-    /// Number of reasoning tokens among them.
+    /// Number of reasoning tokens among the completion tokens.
     pub reasoning_tokens: usize,
 }
