@@ -40,7 +40,8 @@ pub struct ExternalCall {
 }
 
 impl ExternalCall {
-    /// Returns the full history of call `at` of `calls`, including its completion.
+    /// Returns the full history of the call at index `at`, including its completion. Empty if there is
+    /// no such call.
     pub fn history(calls: &[ExternalCall], at: usize) -> Vec<Message> {
         let Some(call) = calls.get(at) else { return Vec::new() };
         // A call only continues an earlier one.
