@@ -85,7 +85,7 @@ async fn opening_limit_truncates_prompt_that_exceeds_context_and_budget() {
         let reader = open(context, budget(most), right).await.unwrap();
         assert_eq!(reader.head().prompt.len(), 10, "{context} {most}");
     }
-    // One that is too long to be rendered otherwise.
+    // A long prompt, which is rendered only because of the opening limit.
     let cast = Cast::new([Arc::new(party("solver", CONTEXT, budget(20)))], recorder());
     let request = Request { opening: right, ..question(&"What? ".repeat(500)) };
     assert_eq!(cast.call("solver", request).await.unwrap().head().prompt.len(), 10);
