@@ -54,7 +54,7 @@ pub struct Player {
 /// Agent of a run.
 #[derive(Clone)]
 pub struct Agent {
-    /// Name in the recipe, which its segments have.
+    /// Name of the agent in the recipe and in recorded segments.
     pub name: String,
     /// Policies that play the agent, at least one.
     pub players: Vec<Player>,

@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Program that makes attempts.
 #[derive(Clone)]
 pub struct Program {
-    /// The program and its arguments.
+    /// Command: the program and its arguments.
     pub command: Vec<String>,
     /// Working directory of the program. Empty for that of this process.
     pub folder: PathBuf,
