@@ -6,7 +6,7 @@ use levade_tree::{Segment, Trajectory, TreeError};
 /// Error of a demonstration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DemonstrationError {
-    /// Starts with the model's turn, or has none.
+    /// The conversation has no assistant turn, or only one at its start.
     #[error("a demonstration needs an assistant's turn, with another turn before it")]
     NoTurn,
     /// The conversation continues after the last assistant turn.

@@ -62,7 +62,7 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
                 }))
             })
             .map_err(|why| ApiError::new(ErrorKind::Unavailable, why));
-        // The receiver is there, and holds any number.
+        // The channel is open and unbounded, so sending does not fail.
         let _ = sender.send(said);
         receiver
     }

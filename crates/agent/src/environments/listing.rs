@@ -12,7 +12,8 @@ use super::{ANSWER, Environment, EnvironmentError, EnvironmentOptions};
 /// Maximum number of tasks per request.
 const PAGE: usize = 100;
 
-/// First seed of held-out tasks. It exceeds all seeds of training.
+/// Minimum derived seed of held-out tasks. It exceeds all seeds of training that are derived from a
+/// run's seed.
 const HELD_OUT: u64 = 2_000_000_000;
 
 /// Tasks of an environment.

@@ -237,7 +237,8 @@ pub struct Common<'o> {
     pub worker: &'o WorkerOptions,
 }
 
-/// Maximum number of tasks of a source. The seeds of two sources differ by multiples of it.
+/// Maximum number of tasks of a source. First seeds that are derived from different seeds of runs are a
+/// multiple of it apart.
 pub(super) const MOST: usize = 1_000_000;
 
 impl EnvironmentOptions {
