@@ -6,10 +6,10 @@ use levade_tree::{Segment, Trajectory, TreeError};
 /// Error of a demonstration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DemonstrationError {
-    /// The conversation has no assistant turn, or only one at its start.
+    /// The conversation has no assistant turn after its opening messages, of which it needs at least one.
     #[error("a demonstration needs an assistant's turn, with another turn before it")]
     NoTurn,
-    /// The conversation continues after the last assistant turn.
+    /// The conversation ends with a turn of another role than the assistant.
     #[error("a demonstration must end with an assistant's turn, but this one ends with a turn of the {0}")]
     Trailing(&'static str),
     /// The conversation cannot be rendered in the model's format.

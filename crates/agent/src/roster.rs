@@ -81,7 +81,7 @@ impl Roster {
         Roster(agents)
     }
 
-    /// Returns the agents in the order of the constructor.
+    /// Returns the agents in the order of the recipe.
     pub fn agents(&self) -> &[Agent] {
         &self.0
     }

@@ -439,7 +439,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn held_text_is_sent_without_loss(parts in proptest::collection::vec("[abé ]{0,4}", 0..8), stop in "[abé]{1,3}") {
+        fn no_text_is_lost(parts in proptest::collection::vec("[abé ]{0,4}", 0..8), stop in "[abé]{1,3}") {
             let whole: String = parts.concat();
             prop_assume!(!whole.contains(&stop));
             let stops = [stop];

@@ -3,13 +3,12 @@
 //! Some frameworks send a short question without tools ("say hello") before the conversation of the
 //! task. Its completion does not contribute to the attempt's success, so it must not be trained with
 //! the attempt's reward. A call is a probe if all of the following hold:
-//! probe if all of this holds:
+//!
 //! - Its request has no tools, and its messages are one user message and instructions.
 //! - Its agent makes its first call with tools later. An agent that never uses tools has no probes.
-//! - Its agent has called with tools since, for the first time. An agent that never uses tools has no probes.
+//! - No later call continues it.
 //! - Its question is unrelated to the task: no question of the agent's calls with tools contains it, or
 //!   is contained in it. A plan, a title or a summary that precedes the conversation quotes the task.
-//!   or is contained in it. A plan, a title or a summary that precedes the conversation quotes the task.
 //!
 //! Segments of a probe are assigned to the agent [`probe_agent`], which is never trained. To train such
 //! calls, a recipe assigns them to a separate agent, with `match = { has_tools = false }`.

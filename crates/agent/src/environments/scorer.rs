@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use super::{Environment, EnvironmentOptions, Environments};
 
 /// Scorer that returns the score of the task's environment. An environment that led the attempt
-/// reported the score at the end; another one is requested to score the final answer.
+/// reported the score at the end; other environments are called to score the final
+/// answer.
 #[derive(Debug, Clone)]
 pub struct EnvironmentScorer {
     environments: Environments,

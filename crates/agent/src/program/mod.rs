@@ -173,7 +173,8 @@ impl Program {
     }
 }
 
-/// Returns `name` with all characters replaced that are not valid in a URL and in a key. Never empty.
+/// Replaces the characters of `name` that a URL or a key cannot contain with `_`. The result is never
+/// empty.
 fn in_url(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     let name: String = name.chars().map(plain).collect();

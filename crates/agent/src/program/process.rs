@@ -1,8 +1,8 @@
 //! Runs the program of an attempt: in a separate process, or as a request to a worker.
 //!
 //! A worker reads one line of JSON for each attempt, with all data that a program finds in its
-//! environment. When the attempt is done, it prints one line: `{"attempt": NAME, "answer": …, "reward":
-//! …}`, or with `"error"`. Other lines are ignored.
+//! environment. When the attempt is done, it prints one line:
+//! `{"attempt": NAME, "answer": …, "reward": …}`, or with `"error"`. Other lines are ignored.
 
 use std::time::Duration;
 
