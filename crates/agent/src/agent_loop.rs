@@ -16,7 +16,7 @@ use crate::teacher::Teacher;
 pub struct AttemptContext {
     /// Name for tools and logs, unique to this try.
     pub name: String,
-    /// The task.
+    /// Task of the attempt.
     pub task: Task,
     /// Messages that open the conversation: instructions and task, in the layout of the recipe.
     pub messages: Vec<Message>,
@@ -46,7 +46,7 @@ pub struct AttemptContext {
 /// Attempt that a loop has made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// All tokens.
+    /// All prompt and sampled tokens of the attempt.
     pub trajectory: Trajectory,
     /// End of the attempt, its errors and its measurements.
     pub outcome: Outcome,

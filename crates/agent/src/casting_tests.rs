@@ -38,7 +38,7 @@ fn player_of_other_agent_follows_mixture_in_evaluations() {
 }
 
 #[test]
-fn party_of_untrained_agent_has_fixed_sampling_in_tool_loop_only() {
+fn untrained_sampling_is_fixed_only_in_tool_loop() {
     let context = testing::context(vec![mixture("own", &[false], 0)]);
     let party = |caller| {
         let casting = Casting::new(&context, caller).unwrap();

@@ -340,7 +340,7 @@ impl Held {
             return text.to_owned();
         }
         let longest = stops.iter().map(String::len).max().unwrap_or(0);
-        // Of the stop strings that end in the new text, the first one ends the completion.
+        // If several stop strings end in the new text, the first one ends the completion.
         let earliest = (self.0.len() + 1).saturating_sub(longest);
         self.0.push_str(text);
         let begun = (earliest..self.0.len()).filter(|&at| self.0.is_char_boundary(at)).find(|&at| {
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn last_stop_is_longest_of_those_ending_last() {
+    fn last_stop_prefers_latest_end_then_longest() {
         let last = |stops: &[&str], text: &str| {
             let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
             last_stop(&stops, text)

@@ -34,7 +34,7 @@ pub struct ExternalCall {
     pub prompt_tokens: usize,
     /// Number of completion tokens that the API reports.
     pub tokens: usize,
-    /// Error that ended the call.
+    /// Error that ended the call. `None` if the call did not fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
 }

@@ -259,7 +259,7 @@ async fn stop_string_is_part_of_message_if_client_keeps_it() {
 }
 
 #[tokio::test]
-async fn history_continues_completion_with_or_without_its_stop_string() {
+async fn history_matches_completion_with_optional_stop_string() {
     for content in ["So. ", "So. STOP"] {
         let attempt = Attempt::of("So. STOP", FinishReason::StopString);
         let mut request = question();

@@ -25,7 +25,7 @@ pub struct Party {
     pub format: Option<Arc<Format>>,
     /// Limits of one call.
     pub limits: PartyLimits,
-    /// Sampling parameters.
+    /// Sampling parameters, and whether the recipe or the client sets them.
     pub sampling: SamplingRule,
     /// Maximum number of prompt tokens, and what happens to longer prompts.
     pub budget: Budget,
@@ -66,7 +66,7 @@ pub enum SamplingRule {
 /// Party that summarizes turns, with its instruction.
 #[derive(Clone)]
 pub struct Summarizer {
-    /// The party.
+    /// Party that writes the summaries.
     pub party: Arc<Party>,
     /// Maximum number of tokens of a summary.
     pub max_tokens: usize,
@@ -77,9 +77,9 @@ pub struct Summarizer {
 /// Parts of a party with [`Backend::Tokens`].
 #[derive(Clone, Copy)]
 pub struct TokenBackend<'a> {
-    /// The sampler.
+    /// Sampler that generates the completions.
     pub sampler: &'a Arc<dyn Sampler>,
-    /// The chat format.
+    /// Chat format of the conversations.
     pub format: &'a Arc<Format>,
     /// Maximum number of tokens of prompt and completion together.
     pub context: usize,

@@ -78,7 +78,7 @@ pub struct CallRecord {
     pub tokens: usize,
     /// Reason for the end of the completion.
     pub finish: FinishReason,
-    /// Error that ended the call.
+    /// Error that ended the call. `None` if the call did not fail.
     pub error: Option<String>,
     /// Turn in the conversation. `None` if the call is not part of it.
     pub turn: Option<u32>,
@@ -91,7 +91,7 @@ pub struct CallRecord {
 /// Everything that a recorder has recorded.
 #[derive(Debug, Default)]
 pub struct Recorded {
-    /// All tokens.
+    /// All prompt and sampled tokens of the attempt.
     pub trajectory: Trajectory,
     /// Turns at which the chat template renders recorded history differently.
     pub drift: Vec<Drift>,
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn closed_waits_for_close_and_returns_after_it() {
+    async fn closed_returns_only_after_close() {
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let wait = Duration::from_secs(60);
         assert!(tokio::time::timeout(wait, recorder.closed()).await.is_err());
