@@ -46,7 +46,7 @@ pub struct AttemptContext {
 /// Attempt that a loop has made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// All prompt and sampled tokens of the attempt.
+    /// All tokens of prompts and completions, sampled or demonstrated.
     pub trajectory: Trajectory,
     /// End of the attempt, its errors and its measurements.
     pub outcome: Outcome,

@@ -77,7 +77,7 @@ async fn opening_limit_truncates_only_longer_prompts() {
 }
 
 #[tokio::test]
-async fn opening_limit_truncates_prompt_that_exceeds_context_and_budget() {
+async fn opening_limit_truncates_prompt_over_context_or_budget() {
     let n = whole().await.len();
     let budget = |most| Budget { most, ..Budget::NONE };
     let right = limit(10, Truncation::Right);

@@ -239,7 +239,7 @@ async fn tool_call_ids_number_calls_of_completion() {
 }
 
 #[tokio::test]
-async fn stop_string_is_part_of_message_if_client_keeps_it() {
+async fn message_includes_stop_string_on_request() {
     for keeps_stop in [false, true] {
         let attempt = Attempt::of("So. STOP", FinishReason::StopString);
         let mut request = question();

@@ -91,7 +91,7 @@ pub struct CallRecord {
 /// Everything that a recorder has recorded.
 #[derive(Debug, Default)]
 pub struct Recorded {
-    /// All prompt and sampled tokens of the attempt.
+    /// All tokens of prompts and completions, except for calls of chat APIs.
     pub trajectory: Trajectory,
     /// Turns at which the chat template renders recorded history differently.
     pub drift: Vec<Drift>,

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn find_package_names_the_directory_if_there_is_none() {
+    fn find_package_names_missing_directory() {
         let folder = tempfile::tempdir().unwrap();
         let error = find_package(Some(folder.path())).unwrap_err().to_string();
         assert!(error.contains("holds no package; give the folder python/levade_torch"), "{error}");
