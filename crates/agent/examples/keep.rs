@@ -1,4 +1,4 @@
-//! The supervisor process alone, as tests of tools start it.
+//! Standalone supervisor process, which tests of tools start.
 
 use std::process::ExitCode;
 

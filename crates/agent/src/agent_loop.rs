@@ -1,4 +1,4 @@
-//! The contract of agent loops, which make attempts at tasks.
+//! Interface of agent loops, which make attempts at tasks.
 
 use std::sync::Arc;
 
@@ -16,43 +16,44 @@ use crate::teacher::Teacher;
 pub struct AttemptContext {
     /// Name for tools and logs, unique to this try.
     pub name: String,
-    /// The task.
+    /// Task of the attempt.
     pub task: Task,
     /// Messages that open the conversation: instructions and task, in the layout of the recipe.
     pub messages: Vec<Message>,
     /// Seed of the run.
     pub seed: u64,
-    /// The attempt's own stream of random numbers, unique in the run.
+    /// Random stream of the attempt, unique in the run.
     pub stream: u64,
-    /// Whether the attempt belongs to an evaluation. A trained policy then plays the attempt's own agent if
-    /// its mixture has any.
+    /// Whether the attempt belongs to an evaluation. If the mixture of the attempt's own agent has a
+    /// trained policy, such a policy then plays the agent.
     pub is_evaluation: bool,
     /// Sampling parameters of the phase or the evaluation, for trained policies. The maximum number of tokens
     /// is that of the agent's limits.
     pub params: SamplingParams,
-    /// Whether agents change `params` by their own sampling rules, as they do in training.
+    /// Whether agents modify `params` by their own sampling rules, as they do in training.
     pub has_own_sampling: bool,
-    /// Name of the agent that the attempt is of.
+    /// Name of the attempt's own agent.
     pub agent: String,
-    /// The agents of the run.
+    /// Agents of the run.
     pub roster: Arc<Roster>,
     /// Limits of the attempt.
     pub limits: Limits,
-    /// Teacher that answers in place of trained policies. Its completions become demonstrations.
+    /// Teacher that answers in place of trained policies. Its completions become demonstrations. `None`
+    /// if the policies act.
     pub teacher: Option<Teacher>,
 }
 
 /// Attempt that a loop has made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// All tokens.
+    /// All tokens of prompts and completions, sampled or demonstrated.
     pub trajectory: Trajectory,
-    /// How the attempt ended.
+    /// End of the attempt, its errors and its measurements.
     pub outcome: Outcome,
 }
 
 impl Attempt {
-    /// Returns an attempt without tokens that broke in `source`.
+    /// Creates an attempt without tokens that failed in `source`.
     pub fn broken(source: &str, why: impl Into<String>) -> Self {
         let why = why.into();
         let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::begun() };
@@ -61,7 +62,7 @@ impl Attempt {
     }
 }
 
-/// Makes attempts.
+/// Agent loop, which makes attempts.
 ///
 /// Every token that a model saw or sampled is in the trajectory of the attempt, exactly as it was. Each
 /// segment names the agent that acted and the policy that answered.

@@ -1,16 +1,16 @@
-//! Attempts of the tool loop: a model and its tools take turns on one task.
+//! Attempts of the tool loop: a model and its tools act in turn on one task.
 //!
 //! # Guarantees
 //! - Every token that the model saw or sampled is in the trajectory. A completion that a timeout interrupts
 //!   is in it with the tokens sampled so far.
 //! - Every wait has a timeout. Time in which the sampler's device trains does not count.
-//! - Tool sessions are closed in any case.
+//! - Tool sessions are closed in any case, even if the attempt fails.
 //! - An attempt never fails other attempts: its errors are in its [`Outcome`].
-//! - No text of a model breaks an attempt. If the chat template renders recorded history differently, that is
-//!   counted, and the conversation forks if the format asks for it.
+//! - No text of a model breaks an attempt. If the chat template renders recorded history differently,
+//!   the drift is counted, and the conversation forks if the format requires it.
 //!
-//! A teacher can answer in place of the trained policy (`taught`). Rewards are out of scope, as is the
-//! selection of tasks.
+//! A teacher can answer in place of the trained policy (`taught`). Rewards and the selection of tasks
+//! are out of scope.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use crate::{AgentLoop, Attempt, AttemptContext};
 /// Timeout for calls in flight to end after the loop has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Agent loop of agents that are no programs: the tool loop.
+/// Agent loop of agents that are not programs: the tool loop.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BuiltInLoop;
 
@@ -46,12 +46,12 @@ impl AgentLoop for BuiltInLoop {
     }
 
     fn can_be_taught(&self, agent: &Agent) -> bool {
-        // Agents that tools ask would act by their own policies.
+        // Agents that tools call would act by their own policies.
         agent.tools.helpers().is_empty()
     }
 }
 
-/// Makes one attempt. Errors are in its outcome, with everything recorded before.
+/// Makes one attempt. Its errors are in its outcome, with everything recorded before.
 async fn attempt(context: AttemptContext) -> Attempt {
     let played = context.own_agent().and_then(|agent| Ok((agent, context.player(agent)?)));
     let (agent, player) = match played {
@@ -116,7 +116,8 @@ fn note_recorded(outcome: &mut Outcome, recorded: &Recorded) {
     outcome.drift.extend(of_helpers);
 }
 
-/// Returns the note of a call whose prompt a context policy truncated.
+/// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for other
+/// calls.
 pub(crate) fn context_cut(call: &CallRecord) -> Option<ContextCut> {
     match call.origin {
         Some(Origin::Forked(Fork { reason, .. })) if reason.is_cut() => {
@@ -127,7 +128,7 @@ pub(crate) fn context_cut(call: &CallRecord) -> Option<ContextCut> {
     }
 }
 
-/// Opens the tools of an attempt, and runs its loop.
+/// Opens the tools of an attempt and runs its loop.
 async fn open_and_loop(
     context: &AttemptContext,
     (agent, player): (&Agent, &Player),
@@ -161,7 +162,7 @@ async fn open_and_loop(
         outcome.trouble("tools", error.to_string());
     }
     if let Err(error) = tools.close().await {
-        // The attempt itself is complete; an error of the loop matters more than one after it.
+        // The attempt itself is complete. An error of the loop takes precedence over one after it.
         outcome.trouble("tools", error.to_string());
         outcome.error = Some(error.to_string());
     }

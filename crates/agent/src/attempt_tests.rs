@@ -1,4 +1,4 @@
-//! Tests of the agent loop, with a sampler that says what it is told to and with the simulated policy.
+//! Tests of the tool loop, with a scripted sampler and with the simulated policy.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,18 +34,18 @@ mod helped;
 #[path = "fitting_tests.rs"]
 mod fitting;
 
-/// Scripted reply.
+/// Scripted completion.
 #[derive(Clone)]
 pub(super) enum Reply {
-    /// Exact tokens, whatever the limit.
+    /// Exact tokens, even beyond the limit.
     Tokens(Vec<u32>, FinishReason),
-    /// A sampler that breaks.
+    /// The sampler fails.
     Breaks,
-    /// A sampler that never answers.
+    /// The sampler never responds.
     Hangs,
-    /// One that draws these tokens and then no more.
+    /// The sampler sends these tokens, and then no more.
     Stalls(Vec<u32>),
-    /// A sampler that finds the prompt too long.
+    /// The sampler rejects the prompt as too long.
     TooLong,
 }
 
@@ -106,8 +106,8 @@ impl Sampler for Scripted {
     }
 }
 
-/// A tool that counts how often it is open, whose calls say what else they bring, and that writes in its
-/// evidence what they were for.
+/// Tool that counts its open sessions. The arguments of its calls specify their rewards and final
+/// answers, and its evidence has the data of the attempt.
 struct Counted(Arc<AtomicUsize>);
 
 struct CountedSession {
@@ -115,7 +115,7 @@ struct CountedSession {
     attempt: ToolContext,
 }
 
-/// Returns a tool of this name, without arguments.
+/// Returns the specification of a tool of this name, without arguments.
 fn spec(name: &str) -> ToolSpec {
     let parameters = json!({ "type": "object" });
     ToolSpec { name: name.into(), description: String::new(), parameters }
@@ -212,7 +212,7 @@ pub(super) const CALL: &str =
     "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
 
 #[tokio::test]
-async fn a_call_is_answered_and_every_token_recorded() {
+async fn tool_call_gets_result_and_tokens_are_recorded() {
     let bench = bench(&[says(CALL), says("It is 5.")]);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!(outcome.final_text, "It is 5.");
@@ -229,7 +229,7 @@ async fn a_call_is_answered_and_every_token_recorded() {
     let sampled = &trajectory.segments()[1];
     assert_eq!((sampled.temperature, sampled.filtered), (0.9, false));
     assert_eq!(sampled.versions[0].version, 4);
-    // What the sampler saw is what is recorded, and the budget shrinks with what was drawn.
+    // The recorded tokens are those that the sampler received, and sampled tokens reduce the budget.
     let requests = bench.sampler.requests.lock().unwrap();
     assert_eq!(whole[..requests[1].prompt.len()], requests[1].prompt);
     let mut streams = CallStreams::new(11);
@@ -241,7 +241,7 @@ async fn a_call_is_answered_and_every_token_recorded() {
 }
 
 #[tokio::test]
-async fn bad_calls_become_observations() {
+async fn invalid_calls_become_observations() {
     let bench = bench(&[
         says(
             "<tool_call>{oops</tool_call><tool_call>{\"name\": \"abacus\"}</tool_call>\
@@ -266,11 +266,11 @@ async fn bad_calls_become_observations() {
 }
 
 #[tokio::test]
-async fn limits_end_an_attempt() {
+async fn limits_end_attempt() {
     let bench = bench(&[says(CALL), says(CALL), says(&format!("Now: {CALL}<tool_call>{{"))]);
     let outcome = bench.run().await.outcome;
     assert_eq!((outcome.finish, outcome.turns), (Finish::MaxTurns, 3));
-    // Calls that nobody reads the answer of are not made, but malformed ones still count.
+    // Calls whose results no turn would read are not made, but malformed calls still count.
     assert_eq!((outcome.calls.ok, outcome.calls.malformed), (2, 1));
     let by_turn: Vec<_> = outcome.calls_by_turn.iter().map(|(turn, calls)| (*turn, calls.total())).collect();
     assert_eq!(by_turn, [(0, 1), (1, 1), (2, 1)]);
@@ -295,7 +295,7 @@ async fn limits_end_an_attempt() {
 }
 
 #[tokio::test]
-async fn long_prompts_are_cut_as_asked() {
+async fn first_prompt_is_truncated_by_opening_limit() {
     let whole = bench(&[says("5")]).run().await.trajectory.segments()[0].tokens.clone();
     let n = whole.len();
     let kept = |truncation| {
@@ -319,14 +319,14 @@ async fn long_prompts_are_cut_as_asked() {
 }
 
 #[tokio::test]
-async fn what_breaks_is_in_the_outcome() {
+async fn sampler_failure_is_reported_in_outcome() {
     let attempt = bench(&[says(CALL), Reply::Breaks]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     assert_eq!(
         attempt.outcome.error.as_deref(),
         Some("the scripted sampler stopped; see its log for the reason")
     );
-    // What happened before is kept.
+    // Everything before the failure is kept.
     assert_eq!((attempt.trajectory.segments().len(), attempt.outcome.calls.ok), (3, 1));
 
     let attempt = bench(&[Reply::Hangs]).run().await;
@@ -340,13 +340,13 @@ async fn what_breaks_is_in_the_outcome() {
 }
 
 #[tokio::test]
-async fn what_was_drawn_before_a_deadline_is_kept() {
-    // Of the reply: the attempt breaks.
+async fn tokens_sampled_before_timeout_are_kept() {
+    // The timeout of a completion fails the attempt.
     let attempt = bench(&[Reply::Stalls(vec![65, 66])]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     assert_eq!(attempt.trajectory.segments()[1].tokens, [65, 66]);
 
-    // Of the attempt: it ends there, and is as good as any that was cut.
+    // The timeout of the attempt ends it, like any other limit that truncates attempts.
     let mut bench = bench(&[says(CALL), Reply::Stalls(vec![67, 68, 69])]);
     bench.agent.limits.reply = Duration::from_secs(60);
     bench.agent.limits.attempt = Duration::from_millis(200);
@@ -359,7 +359,7 @@ async fn what_was_drawn_before_a_deadline_is_kept() {
     assert_eq!(sampled[1].versions, [levade_tree::VersionRun { version: 4, len: 3 }]);
 }
 
-/// A sampler whose device trains for the first second.
+/// Sampler whose device trains during the first second.
 struct Training(Instant);
 
 #[async_trait]
@@ -386,7 +386,7 @@ impl Sampler for Training {
 }
 
 #[tokio::test(start_paused = true)]
-async fn time_in_which_the_device_trains_does_not_count() {
+async fn timeout_excludes_time_of_device_training() {
     let waits = async |millis| {
         let sampler = Training(Instant::now());
         within(&sampler, Duration::from_millis(100), sleep(Duration::from_millis(millis))).await.is_some()
@@ -396,7 +396,7 @@ async fn time_in_which_the_device_trains_does_not_count() {
 }
 
 #[tokio::test]
-async fn sampled_tokens_are_kept_whatever_they_are() {
+async fn arbitrary_sampled_tokens_are_recorded() {
     let odd = vec![65, IM_START, 0xff, 0xfe, 66];
     let mut tokens: Vec<u32> = CALL.bytes().map(u32::from).collect();
     tokens.extend(&odd);
@@ -411,7 +411,7 @@ async fn sampled_tokens_are_kept_whatever_they_are() {
 }
 
 #[tokio::test]
-async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
+async fn demonstration_has_tokens_of_equivalent_attempt() {
     let bench = bench(&[says(CALL), says("It is 5.")]);
     let attempt = bench.run().await;
     let mut conversation = messages();
@@ -428,7 +428,7 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     let kinds: Vec<_> = demonstration.segments().iter().map(|s| s.kind).collect();
     assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
 
-    // What a task opens with is given, also where the assistant says it.
+    // Messages that open the task are context, including those of the assistant.
     let shown =
         [Message::user("1+1?"), Message::assistant("2"), Message::user("2+3?"), Message::assistant("5")];
     let demonstration = demonstrate(bench.format().chat(), &specs, &shown, 3).unwrap();
@@ -452,13 +452,13 @@ fn with_template(template: &str, options: ChatOptions, asked: Options, replies: 
 }
 
 #[tokio::test]
-async fn calls_and_answers_inside_thoughts_do_not_count() {
+async fn calls_and_answers_in_reasoning_are_ignored() {
     let outcome = bench(&[says(&format!("<think>{CALL}</think>5"))]).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("5", 0));
     let outcome =
         bench(&[says(&format!("<think>{CALL}</think>{CALL}")), says("<think>5")]).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
-    // A thought that the prompt begins; after a result it begins none.
+    // The prompt starts the reasoning, but not after a tool result.
     let options = ChatOptions::default;
     let outcome = with_template(ALWAYS_THINKS, options(), Options::default(), &[says(&format!("{CALL} 5"))])
         .run()
@@ -471,7 +471,7 @@ async fn calls_and_answers_inside_thoughts_do_not_count() {
 }
 
 #[tokio::test]
-async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
+async fn template_drift_is_counted_or_forks_conversation() {
     let replies = [says(&format!("hm</think>{CALL}")), says(CALL), says("5")];
     let options = |history| Options { history, ..Options::default() };
     let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Append), &replies);
@@ -488,7 +488,8 @@ async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
     let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Template), &replies);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
-    // The second reply is kept as it is, so the first branch goes on.
+    // The template renders the second completion unchanged, so the conversation continues without
+    // another fork.
     let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
     assert_eq!(turns, [(1, true)]);
     let leaves = trajectory.leaves();
@@ -508,13 +509,13 @@ async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
     let streams = streams(&bench);
     assert!(streams[0] != streams[1] && streams[1] != streams[2] && streams[0] != streams[2], "{streams:?}");
-    // What the sampler saw is what is recorded.
+    // The recorded tokens are those that the sampler received.
     let prompt = bench.sampler.requests.lock().unwrap()[2].prompt.clone();
     assert!(trajectory.path_tokens(leaves[1]).starts_with(&prompt));
 }
 
 #[tokio::test]
-async fn calls_without_tags_are_counted_apart() {
+async fn bare_calls_are_counted_separately() {
     let json = "{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}";
     let replies = [says(&format!("```json\n{json}\n```")), says("5")];
     let outcome = bench(&replies).run().await.outcome;
@@ -525,10 +526,10 @@ async fn calls_without_tags_are_counted_apart() {
     assert_eq!((outcome.calls_by_turn[0].1.bare, outcome.final_text.as_str()), (1, "5"));
 }
 
-/// Over several turns, the log-probabilities of a real policy equal those of a training forward to the bit,
-/// and an attempt does not depend on what runs beside it.
+/// Over several turns, the log-probabilities of a real policy equal those of a training forward pass
+/// bit for bit, and an attempt does not depend on concurrent attempts.
 #[tokio::test]
-async fn attempts_of_a_real_policy_are_exact_and_independent() {
+async fn real_policy_attempts_are_exact_and_independent() {
     let simulator =
         Arc::new(Simulator::new(SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() }));
     let mut bench = bench(&[]);

@@ -8,11 +8,12 @@ fn calls(tool: &str, arguments: &[Value]) -> String {
 }
 
 #[tokio::test]
-async fn tools_earn_measure_end_and_say_what_they_know() {
+async fn tools_report_rewards_metrics_final_answers_and_evidence() {
     let earns = calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
     let ends = calls("counted", &[json!({"reward": 1}), json!({"answer": "5"}), json!({"answer": "6"})]);
     let attempt = bench(&[says(&earns), says(CALL), says(&ends)]).run().await;
-    // In the last turn nobody reads answers, and this tool does nothing that counts without.
+    // No turn would read the results of the last turn, so its calls of this tool are not made: they
+    // have no other effect.
     assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
     assert_eq!(attempt.outcome.earned_by_turn, [(0, 0.375)]);
 
@@ -28,7 +29,7 @@ async fn tools_earn_measure_end_and_say_what_they_know() {
     assert_eq!(Value::Object(outcome.evidence), known);
 }
 
-/// A scripted reply first; what follows is a real policy's.
+/// Sampler that sends a scripted completion first, and then those of a simulated policy.
 struct Then(Scripted, Simulator);
 
 #[async_trait]
@@ -52,7 +53,7 @@ impl Sampler for Then {
 }
 
 #[tokio::test]
-async fn calls_that_run_at_once_give_the_attempt_of_calls_that_wait() {
+async fn concurrent_calls_match_sequential_calls() {
     let sums: Vec<Value> = ["2+3", "1/0", "7*6", "2^10"].map(|sum| json!({ "expression": sum })).to_vec();
     let mut attempts = Vec::new();
     for (parallel, most) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
@@ -61,7 +62,7 @@ async fn calls_that_run_at_once_give_the_attempt_of_calls_that_wait() {
         let scripted = Scripted { replies, ..Scripted::default() };
         let config = SimulatorConfig { vocabulary: VOCABULARY, context: 4096, ..SimulatorConfig::default() };
         let simulator = Simulator::new(config);
-        // No turn is drawn with older weights than the one before.
+        // No turn is sampled with older weights than the previous turn.
         simulator.publish(4).await.unwrap();
         bench.player().backend = Backend::Tokens(Arc::new(Then(scripted, simulator)));
         bench.agent.limits.tokens = 600;

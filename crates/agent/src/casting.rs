@@ -1,7 +1,8 @@
-//! Who answers the calls of an attempt: the player of each agent, and its party.
+//! Resolves the agents of an attempt to the players and parties that answer their calls.
 //!
-//! Agent loops do not decide who answers. They ask [`Casting`] for the [`Party`] of an agent, which follows
-//! from the roster, from the mixture of policies that plays the agent, and from a teacher if there is one.
+//! Agent loops do not determine which party answers. They request the [`Party`] of an agent from
+//! [`Casting`], which derives it from the roster, from the mixture of policies that plays the agent,
+//! and from the teacher, if any.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,11 +29,11 @@ pub(crate) enum Caller {
     Program,
 }
 
-/// Rules by which the agents of one attempt get their parties.
+/// Rules that determine the parties of the agents of one attempt.
 pub(crate) struct Casting<'a> {
     context: &'a AttemptContext,
     caller: Caller,
-    /// Answers in place of trained policies.
+    /// Teacher that answers in place of trained policies.
     teacher: Option<Arc<dyn ChatApi>>,
 }
 
@@ -40,16 +41,17 @@ impl<'a> Casting<'a> {
     /// Creates the rules for the attempt of `context`.
     ///
     /// # Errors
-    /// Returns a message if the task's row must have the replies of a teacher but does not.
+    /// Returns a message if the task's row lacks the completions of a teacher that it must have.
     pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
         let teacher = context.teacher.as_ref().map(|teacher| teacher.of(&context.task)).transpose()?;
         Ok(Casting { context, caller, teacher })
     }
 
-    /// Returns the party that answers the calls of an agent that `player` plays.
+    /// Returns the party that answers the calls of `agent` when `player` plays it.
     ///
     /// # Errors
-    /// Returns a message if the roster lacks the agent's summarizer, or a player of it.
+    /// Returns a message if the roster lacks the agent's summarizer, or if the summarizer has no
+    /// player.
     pub fn party(&self, agent: &Agent, player: &Player) -> Result<Party, String> {
         let summarizer = match player.context_policy.summarises() {
             true => Some(Arc::new(self.summarizer(agent, player)?)),
@@ -63,7 +65,7 @@ impl<'a> Casting<'a> {
     }
 
     fn without_summarizer(&self, agent: &Agent, player: &Player) -> Party {
-        // The tool loop has one agent, whose completions are those that the teacher demonstrates.
+        // The tool loop has only one agent, whose completions the teacher demonstrates.
         let teacher = self.teacher.as_ref().filter(|_| player.is_trained || !self.is_program());
         let backend = match (teacher, &player.backend) {
             (Some(teacher), Backend::Tokens(_)) => Backend::Messages(Arc::clone(teacher)),
@@ -71,7 +73,7 @@ impl<'a> Casting<'a> {
         };
         let sampling = match player.is_trained || !self.is_program() {
             true => {
-                // An evaluation has limits of its own for the attempt's agent.
+                // An evaluation has separate limits for the attempt's own agent.
                 let is_own = agent.name == self.context.agent;
                 let limits = if is_own { &self.context.limits } else { &agent.limits };
                 let max_tokens = limits.tokens;
@@ -82,7 +84,8 @@ impl<'a> Casting<'a> {
                 ..SamplingParams::default()
             }),
         };
-        // In the tool loop the sampler enforces the length of its context, and says so in the finish reason.
+        // In the tool loop the sampler enforces its context length, and reports it in the finish
+        // reason.
         let context = if self.is_program() { player.context } else { usize::MAX };
         Party {
             agent: agent.name.clone(),
@@ -97,8 +100,8 @@ impl<'a> Casting<'a> {
         }
     }
 
-    /// Returns the summarizer of an agent: the agent that its context policy names, or its own player under
-    /// another name.
+    /// Returns the summarizer of an agent: the agent that its context policy names, or its own player
+    /// under another name.
     ///
     /// # Errors
     /// Returns a message if there is no agent of that name.
@@ -119,7 +122,7 @@ impl<'a> Casting<'a> {
             }
             of_client => of_client,
         };
-        // A teacher demonstrates the completions of the tool loop, and no summaries.
+        // A teacher demonstrates the completions of the tool loop, but no summaries.
         let backend = if self.is_program() { party.backend } else { player.backend.clone() };
         let party = Party { agent: name, backend, sampling, budget: Budget::NONE, ..party };
         let (max_tokens, instruction) = (summary.tokens, summary.instruction.clone());
@@ -128,7 +131,7 @@ impl<'a> Casting<'a> {
 }
 
 impl AttemptContext {
-    /// Creates the context of an attempt of the first of these agents, at an empty task.
+    /// Creates the context of an attempt of the first of `agents`, at an empty task.
     ///
     /// # Panics
     /// Panics if there is no agent.
@@ -149,21 +152,22 @@ impl AttemptContext {
         }
     }
 
-    /// Returns the agent that the attempt is of.
+    /// Returns the attempt's own agent.
     ///
     /// # Errors
-    /// Returns a message if the roster lacks it.
+    /// Returns a message if the roster lacks the agent.
     pub fn own_agent(&self) -> Result<&Agent, String> {
         let known = || self.roster.agents().iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>();
         let missing = || format!("there is no agent {:?}; there are: {}", self.agent, known().join(", "));
         self.roster.find(&self.agent).ok_or_else(missing)
     }
 
-    /// Returns the policy that plays an agent in this attempt. An evaluation measures trained policies: one
-    /// of them plays the attempt's own agent if its mixture has any. Other agents are played as in training.
+    /// Returns the policy that plays an agent in this attempt. An evaluation measures trained policies:
+    /// if the mixture of the attempt's own agent has any, one of them plays that agent. Other agents
+    /// are played as in training.
     ///
     /// # Errors
-    /// Returns a message if the agent has no such player.
+    /// Returns a message if the mixture has no policy at the selected index.
     pub fn player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
         let picked = agent.pick.as_ref().map_or(0, |pick| pick(self.seed, self.stream));
         let is_measured = self.is_evaluation && agent.name == self.agent;
@@ -187,7 +191,8 @@ impl AttemptContext {
         }
     }
 
-    /// Returns what the tools of an agent know of the attempt. `deadline` is the time that it has.
+    /// Returns the attempt's data for the tools of an agent. `deadline` is the time left for the
+    /// attempt.
     pub(crate) fn for_tools(&self, agent: &Agent, deadline: Duration) -> ToolContext {
         ToolContext {
             attempt: self.name.clone(),

@@ -38,7 +38,7 @@ fn player_of_other_agent_follows_mixture_in_evaluations() {
 }
 
 #[test]
-fn party_of_untrained_agent_has_fixed_sampling_in_tool_loop_only() {
+fn untrained_sampling_is_fixed_only_in_tool_loop() {
     let context = testing::context(vec![mixture("own", &[false], 0)]);
     let party = |caller| {
         let casting = Casting::new(&context, caller).unwrap();
@@ -63,7 +63,7 @@ fn missing_agent_and_player_are_named_in_errors() {
 }
 
 #[test]
-fn trained_agents_of_a_program_have_their_own_sampling_and_token_limit() {
+fn trained_program_agents_have_own_sampling_and_limits() {
     let own = mixture("own", &[true], 0);
     let mut other = mixture("other", &[true], 0);
     other.limits.tokens = 50;
@@ -77,7 +77,8 @@ fn trained_agents_of_a_program_have_their_own_sampling_and_token_limit() {
         (params.temperature, params.max_tokens)
     };
     assert_eq!((fixed(&context, 0), fixed(&context, 1)), ((0.9, 1000), (0.25, 50)));
-    // Evaluations sample all agents alike, and can limit the attempt's own agent.
+    // Evaluations use the same sampling parameters for all agents, and can limit the attempt's own
+    // agent.
     let mut context = AttemptContext { has_own_sampling: false, ..context };
     context.limits.tokens = 10;
     assert_eq!((fixed(&context, 0), fixed(&context, 1)), ((0.9, 10), (0.9, 50)));

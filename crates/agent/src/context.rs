@@ -1,42 +1,44 @@
-//! Context policies of agents: how long their prompts may be, and who sums up what no longer fits.
+//! Context policies of agents: the maximum length of prompts, and the agent that summarizes what no
+//! longer fits.
 
 use levade_conversation::{Budget, Overflow};
 
-/// How an agent is kept within its context.
+/// Policy that keeps an agent within its context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextPolicy {
-    /// Most tokens of a prompt, and what happens to longer ones.
+    /// Maximum number of prompt tokens, and what happens to longer prompts.
     pub budget: Budget,
-    /// Way to ask for summaries, with [`Overflow::Summarise`].
+    /// Options of summaries, which [`Overflow::Summarise`] requires.
     pub summary: SummaryOptions,
 }
 
-/// Way to ask for a summary.
+/// Options of summaries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SummaryOptions {
-    /// The agent that is asked, by name; the agent itself, as `NAME.summary`, where it is empty.
+    /// Name of the agent that writes the summaries. If empty, the agent itself writes them, as
+    /// `NAME.summary`.
     pub agent: String,
-    /// Whether summaries that the agent writes itself are trained.
+    /// Whether summaries that the agent itself writes are trained.
     pub train: bool,
-    /// Most tokens of a summary.
+    /// Maximum number of tokens of a summary.
     pub tokens: usize,
-    /// Words before the text to be summarised.
+    /// Text that precedes the text to be summarized.
     pub instruction: String,
 }
 
 impl ContextPolicy {
-    /// No policy: the model refuses what is longer than its context.
+    /// No policy: the model rejects prompts that exceed its context.
     pub const NONE: ContextPolicy = ContextPolicy {
         budget: Budget::NONE,
         summary: SummaryOptions { agent: String::new(), train: false, tokens: 0, instruction: String::new() },
     };
 
-    /// Whether summaries are asked for.
+    /// Returns whether the policy requests summaries.
     pub fn summarises(&self) -> bool {
         self.budget.overflow == Overflow::Summarise
     }
 
-    /// The name of the agent that writes the summaries for `agent`.
+    /// Returns the name of the agent that writes the summaries for `agent`.
     pub fn summariser(&self, agent: &str) -> String {
         match self.summary.agent.as_str() {
             "" => summary_agent(agent),
@@ -45,7 +47,7 @@ impl ContextPolicy {
     }
 }
 
-/// The name under which an agent summarises for itself.
+/// Returns the name under which an agent writes its own summaries: `AGENT.summary`.
 pub fn summary_agent(agent: &str) -> String {
     format!("{agent}.summary")
 }

@@ -1,34 +1,35 @@
-//! Conversations that somebody else wrote, as trajectories to imitate.
+//! Converts conversations that were written elsewhere to trajectories for imitation.
 
 use levade_text::{Chat, Message, Role, TextError, ToolSpec};
 use levade_tree::{Segment, Trajectory, TreeError};
 
-/// Faults of a demonstration.
+/// Error of a demonstration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DemonstrationError {
-    /// Starts with the model's turn, or has none.
+    /// The conversation has no assistant turn after its opening messages, of which it needs at least one.
     #[error("a demonstration needs an assistant's turn, with another turn before it")]
     NoTurn,
-    /// Goes on after the last thing there is to imitate.
+    /// The conversation ends with a turn of another role than the assistant.
     #[error("a demonstration must end with an assistant's turn, but this one ends with a turn of the {0}")]
     Trailing(&'static str),
-    /// Cannot be written in the model's format.
+    /// The conversation cannot be rendered in the model's format.
     #[error("{0}")]
     Text(#[from] TextError),
-    /// Cannot be put into a conversation.
+    /// The demonstration cannot be added to a conversation.
     #[error("{0}")]
     Conversation(#[from] levade_conversation::ConversationError),
-    /// Has segments that do not fit together.
+    /// The demonstration has inconsistent segments.
     #[error("{0}")]
     Tree(#[from] TreeError),
 }
 
-/// The tokens of a conversation as the agent loop would have recorded it, the assistant's turns demonstrated
-/// instead of sampled. The first `opening` messages are what the task opens with: an assistant's turn among
-/// them is given, not imitated.
+/// Returns the tokens of a conversation as the agent loop would have recorded it, with the assistant's
+/// turns demonstrated instead of sampled. The first `opening` messages open the task: an assistant turn
+/// among them is context and not imitated.
 ///
 /// # Errors
-/// When there is nothing to imitate, or the conversation cannot be written in the model's format.
+/// Returns an error if there is no turn to imitate, if the conversation does not end with an assistant
+/// turn, or if it cannot be rendered in the model's format.
 pub fn demonstrate(
     chat: &Chat,
     tools: &[ToolSpec],

@@ -20,16 +20,17 @@ async fn made(replies: &[&str], context: ContextPolicy, turns: u32) -> (Attempt,
     (attempt, asked)
 }
 
-/// Long enough that two turns of it are beyond 1000 tokens, of which the tools' descriptions take most.
+/// Returns the number of tokens of the first prompt. With two more turns it exceeds 1000 tokens, most
+/// of which describe the tools.
 async fn opening() -> usize {
     let (_, asked) = made(&["5"], ContextPolicy::NONE, 9).await;
     asked[0].prompt.len()
 }
 
 #[tokio::test]
-async fn old_turns_are_dropped_and_the_record_has_what_the_model_saw() {
+async fn old_turns_are_dropped_and_actual_prompts_recorded() {
     let most = opening().await + 500;
-    // Calls that differ: equal ones could be continued from wherever they stand.
+    // The calls differ, because equal calls could be continued from any of their positions.
     let calls: Vec<String> = (0..6).map(|at| CALL.replace('2', &at.to_string())).collect();
     let replies: Vec<&str> = calls.iter().map(String::as_str).chain(["It is 5."]).collect();
     let (Attempt { trajectory, outcome }, asked) =
@@ -40,7 +41,7 @@ async fn old_turns_are_dropped_and_the_record_has_what_the_model_saw() {
     let cut = outcome.cuts[0].turn as usize;
     assert!(asked[cut].prompt.len() < asked[cut - 1].prompt.len());
     assert!(asked.iter().all(|request| request.prompt.len() <= most));
-    // Every reply stands on the path that it was drawn from.
+    // Every completion follows the prompt from which it was sampled.
     let sampled: Vec<&Segment> =
         trajectory.segments().iter().filter(|segment| segment.kind == Kind::Sampled).collect();
     for (segment, request) in sampled.iter().zip(&asked) {
@@ -54,7 +55,7 @@ async fn old_turns_are_dropped_and_the_record_has_what_the_model_saw() {
 }
 
 #[tokio::test]
-async fn a_summary_is_asked_for_and_recorded_apart() {
+async fn summary_is_requested_and_recorded_separately() {
     let most = opening().await + 400;
     let replies = [CALL, CALL, CALL, CALL, "Two and three were added.", "It is 5."];
     let (Attempt { trajectory, outcome }, asked) = made(&replies, policy(Overflow::Summarise, most), 9).await;
@@ -69,7 +70,7 @@ async fn a_summary_is_asked_for_and_recorded_apart() {
     assert_eq!(summary.params.max_tokens, 50);
     assert!(text(last).contains("2+3?\n\nSummary of the part"), "{}", text(last));
     assert!(text(last).contains("left out:\nTwo and three were added.<|im_end|>"), "{}", text(last));
-    // Summaries count to none of the attempt's own tokens.
+    // Tokens of summaries do not count as the attempt's own.
     let own: usize = replies.iter().map(|reply| reply.len() + 1).sum::<usize>() - (replies[4].len() + 1);
     assert_eq!(outcome.sampled_tokens, own);
     assert_eq!(outcome.cuts.len(), 1);
@@ -77,7 +78,7 @@ async fn a_summary_is_asked_for_and_recorded_apart() {
 }
 
 #[tokio::test]
-async fn without_a_policy_the_budget_ends_the_attempt() {
+async fn budget_ends_attempt_without_context_policy() {
     let most = opening().await + 300;
     let replies = [CALL, CALL, CALL, CALL, "It is 5."];
     let (Attempt { outcome, .. }, asked) = made(&replies, policy(Overflow::Fail, most), 9).await;

@@ -1,4 +1,4 @@
-//! Agents of the tool loop as helpers, which toolboxes of other agents ask.
+//! Helpers: agents of the tool loop that toolboxes of other agents call.
 
 use std::sync::{Arc, Weak};
 
@@ -11,17 +11,17 @@ use levade_tree::{Outcome, Trajectory};
 use crate::roster::{Limits, Roster};
 use crate::{AgentLoop, AttemptContext, BuiltInLoop};
 
-/// Returns the messages that open a conversation about a task.
+/// Function that returns the initial messages of a conversation about a task.
 pub type Opens = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
 
-/// An agent that toolboxes of other agents ask.
+/// Agent that toolboxes of other agents call.
 #[derive(Clone)]
 pub struct HelperAgent {
     /// Name of the agent.
     pub agent: String,
-    /// The agents of the run. Weak, since their tools have this helper.
+    /// Agents of the run. The reference is weak, because their tools have this helper.
     pub roster: Weak<Roster>,
-    /// Returns the messages that open a conversation about a task.
+    /// Returns the initial messages of a conversation about a task.
     pub opens: Opens,
 }
 
@@ -42,7 +42,7 @@ impl Helper for HelperAgent {
             seed,
             stream,
             is_evaluation: false,
-            // Those of the agent that asks, changed by this agent's own rules.
+            // Parameters of the calling agent, which this agent's sampling rules modify.
             params,
             has_own_sampling: true,
             agent: self.agent.clone(),

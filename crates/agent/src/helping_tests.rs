@@ -3,8 +3,8 @@ use crate::HelperAgent;
 use crate::roster::Roster;
 use levade_tools::{CondenseKeys, Condensed, HelperSlot, SubAgent};
 
-/// Returns a helper that samples these replies and has a calculator, with the slot and the roster that it
-/// is in.
+/// Returns a helper that samples these completions and has a calculator, with the slot and the roster
+/// that contain the helper.
 fn helper(name: &str, replies: &[Reply]) -> (Bench, HelperSlot, Arc<Roster>) {
     let mut bench = bench(replies);
     bench.agent.name = name.into();
@@ -43,14 +43,14 @@ fn asked(bench: &Bench) -> Vec<SampleRequest> {
 }
 
 #[tokio::test]
-async fn an_agent_asks_another_one_whose_conversation_is_a_branch() {
+async fn helper_conversation_becomes_branch_of_attempt() {
     let (clerk, slot, _roster) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
     let both = format!("{}{}", call(json!("2+3?")), call(json!(7)));
     let solver = asks(&[says(&both), says(&call(json!("Why?"))), says("5")], &slot, None);
     let attempt = solver.run().await;
     let outcome = &attempt.outcome;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "5"));
-    // Three turns of its own, whose tokens alone count.
+    // The attempt has three turns, and only their tokens count.
     assert_eq!(outcome.turns, 3);
     let own: usize =
         by(&attempt, "solver").iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.tokens.len()).sum();
@@ -59,12 +59,12 @@ async fn an_agent_asks_another_one_whose_conversation_is_a_branch() {
     assert!(helped.iter().all(|segment| segment.policy == "clerk's"));
     assert_eq!(helped.iter().filter(|segment| segment.kind == Kind::Sampled).count(), 3);
     assert_eq!(helped.iter().filter(|segment| segment.parent.is_none()).count(), 2, "two conversations");
-    // No turn is two agents' own, and none is lost.
+    // Each turn belongs to one agent, and none is missing.
     let mut turns: Vec<u32> =
         attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.turn).collect();
     turns.sort_unstable();
     assert_eq!(turns, [0, 1, 2, 3, 4, 5]);
-    // The calls of both are counted, each by its turn.
+    // The calls of both agents are counted, each by its turn.
     assert_eq!((outcome.calls.ok, outcome.calls.bad_arguments), (3, 1));
     for (turn, _) in &outcome.calls_by_turn {
         assert!(turns.contains(turn));
@@ -79,7 +79,7 @@ async fn an_agent_asks_another_one_whose_conversation_is_a_branch() {
     assert!(text(&theirs[0]).contains("You help.") && text(&theirs[0]).contains("2+3?"));
     assert!(!text(&theirs[2]).contains("2+3?"), "each request is for itself");
     assert!(theirs.iter().all(|request| request.params.temperature == 0.5));
-    // Nobody shares draws.
+    // No two requests share a random stream.
     let mut streams: Vec<u64> = read.iter().chain(&theirs).map(|request| request.stream).collect();
     streams.sort_unstable();
     streams.dedup();
@@ -89,14 +89,14 @@ async fn an_agent_asks_another_one_whose_conversation_is_a_branch() {
         (&known[0]["request"], &known[0]["answer"], &known[1]["answer"]),
         (&json!("2+3?"), &json!("It is 5."), &json!("No idea."))
     );
-    // Everything again is the same.
+    // A repetition yields the same attempt.
     let (_, again, _roster) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
     let other = asks(&[says(&both), says(&call(json!("Why?"))), says("5")], &again, None).run().await;
     assert_eq!(other, attempt);
 }
 
 #[tokio::test]
-async fn a_helper_that_is_cut_failed_and_one_that_breaks_breaks_the_attempt() {
+async fn truncated_helper_fails_call_and_broken_helper_attempt() {
     let (_clerk, slot, _roster) = helper("clerk", &[says(CALL), says(CALL), says(CALL)]);
     let solver = asks(&[says(&call(json!("2+3?"))), says("Well.")], &slot, None);
     let attempt = solver.run().await;
@@ -111,7 +111,7 @@ async fn a_helper_that_is_cut_failed_and_one_that_breaks_breaks_the_attempt() {
     assert!(error.starts_with("the agent clerk broke: "), "{error}");
     assert_eq!(by(&broken, "clerk").iter().filter(|segment| segment.kind == Kind::Sampled).count(), 1);
 
-    // Without agents, as where tools are looked at alone, the call says so.
+    // Without running agents, as when tools are inspected on their own, the call fails with a message.
     let alone = asks(&[says(&call(json!("2+3?"))), says("Well.")], &HelperSlot::new("clerk"), None);
     let attempt = alone.run().await;
     assert_eq!((attempt.outcome.error, attempt.outcome.calls.failed), (None, 1));
@@ -119,7 +119,7 @@ async fn a_helper_that_is_cut_failed_and_one_that_breaks_breaks_the_attempt() {
 }
 
 #[tokio::test]
-async fn long_answers_are_condensed_and_short_ones_are_not() {
+async fn only_long_tool_results_are_summarized() {
     let numbers: Vec<String> = (10..60).map(|number| number.to_string()).collect();
     let long = CALL.replace("2+3", &numbers.join("+"));
     let (browser, slot, _roster) = helper("browser", &[says("Five."), says(CALL), says(CALL), says(CALL)]);
@@ -134,7 +134,7 @@ async fn long_answers_are_condensed_and_short_ones_are_not() {
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "Done."));
     let read = asked(&solver);
     let text = |at: usize| solver.text(&read[at].prompt);
-    // The sum is 1725: four characters.
+    // The sum is 1725, which has four characters.
     assert!(text(1).contains('5') && text(2).contains("Five.") && !text(2).contains("1725"));
     assert!(text(3).contains("[… 2 characters are left out here …]"), "{}", text(3));
     assert_eq!(outcome.tool_metrics["calculator/condensed"], 1.0);

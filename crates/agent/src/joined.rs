@@ -1,9 +1,9 @@
-//! Outcomes of helpers as part of that of the attempt which they helped.
+//! Adds the outcomes of helpers to that of the attempt that they helped.
 
 use levade_tree::{CallCounts, ContextCut, Drift, Outcome};
 
-/// Adds what happened in a helper's conversation, which is `first` turns after the beginning of the attempt's
-/// record, to an outcome. Calls of its tools are counted in `calls`.
+/// Adds the events of a helper's conversation, which starts `first` turns after the start of the
+/// attempt's recorded conversation, to an outcome. Calls of the helper's tools are counted in `calls`.
 pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, helped: Outcome) {
     let Outcome { calls: own, calls_by_turn, earned_by_turn, tool_metrics, drift, cuts, troubles, .. } =
         helped;
@@ -21,7 +21,7 @@ pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, he
     }
 }
 
-/// A sum that the record can hold: of large numbers it may be infinite.
+/// Clamps a sum to finite values, which the store requires. A sum of large numbers may be infinite.
 pub(crate) fn finite(sum: f64) -> f64 {
     sum.clamp(f64::MIN, f64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Roster of a run: its agents, and the policies that play them.
+//! Roster of a run: its agents and the policies that play them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,26 +11,27 @@ use levade_tools::ToolSet;
 
 use crate::context::ContextPolicy;
 
-/// Selects one of the policies of a mixture, by its index, from the seed and the stream of an attempt.
+/// Function that returns the index of a policy in a mixture, from the seed and the stream of an
+/// attempt.
 pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
 
-/// Changes the sampling parameters of a phase into those of an agent.
+/// Function that converts the sampling parameters of a phase into those of an agent.
 pub type Samples = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
 
-/// Limits of an attempt: those of the agent that its task names.
+/// Limits of an attempt. They come from the agent that the task names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum number of turns, at least 1.
     pub turns: u32,
     /// Maximum number of sampled tokens over all turns, at least 1.
     pub tokens: usize,
-    /// Timeout of one completion, without the time in which the sampler's device trains.
+    /// Timeout of one completion, excluding the time in which the sampler's device trains.
     pub reply: Duration,
-    /// Timeout of the attempt, counted in the same way.
+    /// Timeout of the attempt, which excludes the same time.
     pub attempt: Duration,
 }
 
-/// A policy that plays an agent.
+/// Policy that plays an agent.
 #[derive(Clone)]
 pub struct Player {
     /// Name of the policy.
@@ -41,8 +42,8 @@ pub struct Player {
     pub format: Option<Arc<Format>>,
     /// Maximum number of tokens of prompt and completion together. `usize::MAX` for a chat API.
     pub context: usize,
-    /// Whether its completions in this role are trained. The recipe then decides how they are sampled,
-    /// whatever a program requests.
+    /// Whether the policy's completions in this role are trained. If so, the recipe determines the
+    /// sampling parameters, regardless of what a program requests.
     pub is_trained: bool,
     /// Limit of the first prompt in the tool loop.
     pub opening: OpeningLimit,
@@ -50,23 +51,23 @@ pub struct Player {
     pub context_policy: ContextPolicy,
 }
 
-/// An agent of a run.
+/// Agent of a run.
 #[derive(Clone)]
 pub struct Agent {
-    /// Name in the recipe, which its segments have.
+    /// Name of the agent in the recipe and in recorded segments.
     pub name: String,
-    /// The policies that play it, at least one.
+    /// Policies that play the agent, at least one.
     pub players: Vec<Player>,
-    /// Selects the player of an attempt. `None` if there is one player.
+    /// Selects the player of an attempt. `None` if there is only one player.
     pub pick: Option<Pick>,
     /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in every
     /// attempt.
     pub limits: Limits,
-    /// How its completions are sampled in training.
+    /// Sampling parameters of its completions in training.
     pub samples: Samples,
     /// Tools in the tool loop.
     pub tools: ToolSet,
-    /// Calls of a program that are attributed to this agent although they do not name it.
+    /// Rule by which calls of a program are attributed to this agent although they do not name it.
     pub when: When,
 }
 
@@ -85,14 +86,14 @@ impl Roster {
         &self.0
     }
 
-    /// Returns the agent with this name.
+    /// Returns the agent with this name, if any.
     pub fn find(&self, name: &str) -> Option<&Agent> {
         self.0.iter().find(|agent| agent.name == name)
     }
 }
 
 impl Agent {
-    /// Creates an agent that one policy plays, without tools.
+    /// Creates an agent without tools that one policy plays.
     pub fn new(name: &str, player: Player, limits: Limits) -> Self {
         Agent {
             name: name.to_owned(),
@@ -107,7 +108,7 @@ impl Agent {
 }
 
 impl Player {
-    /// Creates the player of a trained policy, whose prompts only `context` limits.
+    /// Creates the player of a trained policy whose prompts are limited only by `context`.
     pub fn new(policy: &str, sampler: Arc<dyn Sampler>, format: Arc<Format>, context: usize) -> Self {
         Player {
             policy: policy.to_owned(),
@@ -120,8 +121,8 @@ impl Player {
         }
     }
 
-    /// Waits for `future` on the clock of the player's policy: time in which its device trains does not
-    /// count. Returns `None` after `timeout`.
+    /// Waits for `future` on the clock of the player's policy, which excludes the time in which its
+    /// device trains. Returns `None` if `timeout` expires.
     pub(crate) async fn within<T>(&self, timeout: Duration, future: impl Future<Output = T>) -> Option<T> {
         match &self.backend {
             Backend::Tokens(sampler) => within(&**sampler, timeout, future).await,

@@ -1,4 +1,4 @@
-//! Talks: a user and the tool loop take turns, with the tools live.
+//! Talks: interactive conversations of a user with an agent, whose tools stay open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::AttemptContext;
 use crate::casting::{Caller, Casting};
 use crate::tool_loop::{Broken, LoopLimits, LoopObserver, ToolLoop, add_opening};
 
-/// Talk of a user with an agent. Tools stay open until the talk is closed.
+/// Interactive conversation of a user with an agent. Tools stay open until the talk is closed.
 pub struct Talk {
     context: AttemptContext,
     limits: LoopLimits,
@@ -24,22 +24,22 @@ pub struct Talk {
 
 impl Talk {
     /// Opens the tools of the agent of `context`, and starts a conversation with its messages.
-    /// `limits.tokens` is the maximum number of tokens of one completion, and `limits.turns` that of
-    /// completions for one message.
+    /// `limits.tokens` is the maximum number of tokens of one completion, and `limits.turns` the
+    /// maximum number of completions for one message of the user.
     ///
     /// # Errors
     /// Returns a message if the agent has no policy, or if a tool cannot be opened.
     pub async fn open(context: AttemptContext) -> Result<Self, String> {
         let agent = context.own_agent()?;
         let limits = LoopLimits { turns: context.limits.turns, opening: context.player(agent)?.opening };
-        // A user may take any time.
+        // A user can take any time.
         let tools = agent.tools.open(&context.for_tools(agent, Duration::MAX)).await;
         let tools = tools.map_err(|error| error.to_string())?;
         let (cast, history) = (cast(&context)?, context.messages.clone());
         Ok(Talk { context, limits, cast, tools, history })
     }
 
-    /// Starts a new conversation, with the messages that the first one started with.
+    /// Starts a new conversation with the initial messages.
     ///
     /// # Errors
     /// Returns a message if the agent has no policy.
@@ -49,9 +49,9 @@ impl Talk {
         Ok(())
     }
 
-    /// Appends a message of the user, and lets the model use its tools until it has an answer. If the
-    /// returned future is dropped, the completion is aborted; [`interrupt`](Self::interrupt) then adds its
-    /// text.
+    /// Appends a message of the user, and runs the tool loop until the model has an answer or a limit
+    /// is reached. If the returned future is dropped, the completion is aborted;
+    /// [`interrupt`](Self::interrupt) then adds its text to the conversation.
     ///
     /// # Errors
     /// Returns a message if the model or a tool fails.

@@ -1,11 +1,11 @@
 //! Demonstrations by a teacher: a chat API acts in place of a trained policy.
 //!
-//! The loop is the same as for any attempt ([`can_be_taught`](crate::AgentLoop::can_be_taught)), over a party
-//! whose backend is the teacher. A teacher answers in messages. Each of its completions is then written as
-//! the trained policy would have written it after its own prompt: reasoning, text and tool calls in the
-//! format of its chat, encoded by its tokenizer. These tokens are
-//! [demonstrated](levade_tree::Kind::Demonstrated), in a tree like that of any attempt, and imitated like any
-//! demonstration.
+//! The loop is the same as for any attempt ([`can_be_taught`](crate::AgentLoop::can_be_taught)), over a
+//! party whose backend is the teacher. A teacher returns messages. Each of its completions is then
+//! rendered as the trained policy would have written it after its own prompt: reasoning, text and tool
+//! calls in the format of its chat, encoded by its tokenizer. These tokens are
+//! [demonstrated](levade_tree::Kind::Demonstrated), in a tree like that of any attempt, and trained
+//! like any demonstration.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use levade_tree::{Finish, Outcome, Trajectory};
 use crate::agent_loop::Attempt;
 use crate::demonstrate::DemonstrationError;
 
-/// A reply, and what it was a reply to.
+/// Completion of a teacher, with its prompt.
 pub(crate) struct Exchange {
     pub messages: Vec<Message>,
     pub tools: Vec<ToolSpec>,
@@ -26,7 +26,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Whole replies among the calls of an agent that others answered.
+    /// Returns the complete responses among the external calls of an agent.
     pub(crate) fn of(calls: &[ExternalCall], agent: &str) -> Vec<Exchange> {
         let whole = |call: &ExternalCall| {
             call.agent == agent && call.fault.is_none() && call.finish == FinishReason::StopId
@@ -40,18 +40,18 @@ impl Exchange {
     }
 }
 
-/// A party of a conversation: how it is written, and the names of agent and policy.
+/// Trained policy that imitates a teacher: its chat format, and the names of agent and policy.
 pub(crate) struct Pupil<'a> {
     pub format: &'a Arc<Format>,
     pub agent: &'a str,
     pub policy: &'a str,
 }
 
-/// Writes replies down as demonstrations for these parties. Returns their tokens, and how many are to be
-/// imitated.
+/// Renders completions of teachers as demonstrations for the given pupils. Returns the trajectory, and
+/// the number of demonstrated tokens.
 ///
 /// # Errors
-/// When a conversation cannot be written in the format of its party.
+/// Returns an error if a conversation cannot be rendered in the format of its pupil.
 pub(crate) fn taught<'a>(
     lessons: impl IntoIterator<Item = (Pupil<'a>, Vec<Exchange>)>,
 ) -> Result<(Trajectory, usize), DemonstrationError> {
@@ -69,8 +69,8 @@ pub(crate) fn taught<'a>(
     Ok((conversation.into_trajectory(), count))
 }
 
-/// The attempt of an outcome and of what was taught in it. Templates take time, so they are rendered away
-/// from the async workers.
+/// Creates the attempt from an outcome and the demonstrations that `written` renders. Rendering takes
+/// time, so it runs outside of the async workers.
 pub(crate) async fn finished(
     mut outcome: Outcome,
     written: impl FnOnce() -> Result<(Trajectory, usize), DemonstrationError> + Send + 'static,

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use super::*;
 use crate::{Agent, AgentLoop, AttemptContext, BuiltInLoop, Teacher, testing};
 
-/// Says these messages, one to a query, and keeps what it was asked.
+/// Chat API that returns these messages, one for each query, and stores the queries.
 struct Script(Mutex<Vec<Message>>, Mutex<Vec<ChatQuery>>);
 
 impl ChatApi for Script {
@@ -66,7 +66,7 @@ async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<ChatQuery>) {
 }
 
 #[tokio::test]
-async fn replies_of_a_teacher_become_demonstrations_in_the_pupils_format() {
+async fn teacher_completions_become_demonstrations_in_pupil_format() {
     let (Attempt { trajectory, outcome }, asked) =
         taught_by(vec![call("2+3"), Message::assistant("It is 5.")]).await;
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "It is 5."));
@@ -88,7 +88,7 @@ async fn replies_of_a_teacher_become_demonstrations_in_the_pupils_format() {
 }
 
 #[tokio::test]
-async fn a_teacher_that_is_gone_breaks_the_attempt_and_not_the_process() {
+async fn unavailable_teacher_fails_only_its_attempt() {
     let (Attempt { trajectory, outcome }, _) = taught_by(vec![call("2+3")]).await;
     assert_eq!(outcome.finish, Finish::Failed);
     assert_eq!(outcome.error.as_deref(), Some("the teacher is gone"));
@@ -96,7 +96,7 @@ async fn a_teacher_that_is_gone_breaks_the_attempt_and_not_the_process() {
 }
 
 #[tokio::test]
-async fn calls_through_the_gateway_become_a_tree() {
+async fn gateway_calls_become_tree() {
     let said = |after, shared, messages: &[&str], reply: &str| ExternalCall {
         agent: "solver".into(),
         policy: "student".into(),

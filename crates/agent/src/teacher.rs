@@ -1,8 +1,9 @@
-//! Teachers write the completions of attempts that are imitated: a chat API, or the authors of the tasks.
+//! Teachers, which write the completions that a policy imitates: a chat API, or the authors of the
+//! tasks.
 //!
 //! In the second case the row of a task has the completions of an attempt, and nothing else: the tools
-//! themselves answer every call in them, and every attempt is scored. So a demonstration that fails its task
-//! is found and left out.
+//! of the attempt answer every call in them, and every attempt is scored. A demonstration that fails
+//! its task is therefore detected and left out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,25 +16,26 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use levade_tasks::Task;
 
-/// A writer of replies that are to be imitated.
+/// Source of completions to imitate.
 #[derive(Clone)]
 pub enum Teacher {
-    /// A policy of others, which is asked.
+    /// Chat API of an external policy.
     Asked(Arc<dyn ChatApi>),
-    /// The row of each task, which has the replies in the field of this name.
+    /// Field of this name in the row of each task, which has the completions.
     Written(String),
 }
 
 impl Teacher {
-    /// A teacher that answers a conversation by a rule, or says why it cannot.
+    /// Creates a teacher that answers a conversation by `rule`. The rule returns a message if it has no
+    /// answer.
     pub fn by_rule(rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static) -> Self {
         Teacher::Asked(Arc::new(Rule(rule)))
     }
 
-    /// Whoever writes the replies of one attempt at a task.
+    /// Returns the chat API that writes the completions of one attempt at a task.
     ///
     /// # Errors
-    /// When its row should have them, and has not.
+    /// Returns a message if the task's row must have the completions but does not.
     pub(crate) fn of(&self, task: &Task) -> Result<Arc<dyn ChatApi>, String> {
         match self {
             Teacher::Asked(responder) => Ok(Arc::clone(responder)),
@@ -42,7 +44,7 @@ impl Teacher {
     }
 }
 
-/// A rule that answers conversations.
+/// Chat API that answers conversations by a rule.
 struct Rule<F>(F);
 
 impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rule<F> {
@@ -60,17 +62,18 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
                 }))
             })
             .map_err(|why| ApiError::new(ErrorKind::Unavailable, why));
-        // The receiver is there, and holds any number.
+        // The channel is open and unbounded, so sending does not fail.
         let _ = sender.send(said);
         receiver
     }
 }
 
-/// The replies of a field, in order: a list of texts, or of messages as chat APIs have them. Turns of tools
-/// and users between them are left out, since an attempt brings its own; calls without an id get one.
+/// Returns the completions in a field of a task's row, in order. The field is a list of texts, or of
+/// messages in the format of chat APIs. Turns of tools and users between them are left out, because the
+/// attempt has its own. Tool calls without an id get one.
 ///
 /// # Errors
-/// When the row has no such field, or it holds something else.
+/// Returns a message if the row has no such field, or if the field is not a list of completions.
 pub fn written(task: &Task, field: &str) -> Result<Vec<Message>, String> {
     let found = task.row.get(field).ok_or_else(|| format!("its row has no field `{field}`"))?;
     let wrong = |why: String| format!("its field `{field}` {why}");
@@ -100,10 +103,10 @@ fn message(item: &Value) -> Result<Message, String> {
     message.check_calls().map(|()| message)
 }
 
-/// Says the replies of a task, one to a query.
+/// Creates a chat API that returns the completions of a task, one for each query.
 ///
 /// # Errors
-/// When [`written`] finds none.
+/// Returns the message of [`written`] if it fails.
 fn said(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
     let (replies, next, field) = (written(task, field)?, AtomicUsize::new(0), field.to_owned());
     let rule = move |_: &[Message]| {
@@ -124,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_read_as_people_write_them() {
+    fn written_parses_texts_and_messages() {
         let call = json!({ "function": { "name": "python", "arguments": { "code": "print(1)" } } });
         let task = task(json!([
             { "role": "assistant", "content": "Let me see.", "tool_calls": [call.clone(), call] },
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_holds_no_replies_is_named() {
+    fn written_names_field_without_completions() {
         for (replies, why) in [
             (json!("one"), "is no list of replies"),
             (json!([]), "has no reply"),

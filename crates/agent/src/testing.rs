@@ -11,7 +11,7 @@ use levade_tools::{ToolSet, Toolbox};
 use crate::AttemptContext;
 use crate::roster::{Agent, Limits, Player};
 
-/// Returns a player of the policy `policy`, which `sampler` answers for.
+/// Returns a player of the policy `policy`, whose completions come from `sampler`.
 pub(crate) fn player(policy: &str, sampler: Arc<dyn Sampler>) -> Player {
     let format = Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), Options::default()));
     Player::new(policy, sampler, format, 4096)

@@ -1,4 +1,4 @@
-//! The tool loop: a model and its tools take turns until the model has an answer or a limit is reached.
+//! Tool loop: a model and its tools act in turn until the model has an answer or a limit is reached.
 
 use levade_call::{ApiError, Cast, End, ErrorKind, Event, Input, OpeningLimit, Request, Token};
 use levade_policy::{FinishReason, PolicyError};
@@ -9,7 +9,7 @@ use tracing::debug;
 
 use crate::joined::{finite, join};
 
-/// Reason for an attempt to break.
+/// Reason for which an attempt failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("{0}")]
@@ -25,7 +25,7 @@ pub(crate) enum Broken {
 }
 
 impl Broken {
-    /// Returns the part of the attempt that broke.
+    /// Returns the name of the part that failed.
     pub fn source(&self) -> &'static str {
         match self {
             Broken::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
@@ -38,18 +38,18 @@ impl Broken {
     }
 }
 
-/// Observer of a tool loop, for programs that show it live.
+/// Observer of a tool loop, for programs that display the loop live.
 pub trait LoopObserver: Send {
-    /// A completion starts. `opens_reasoning` says whether its prompt starts its reasoning.
+    /// Notifies that a completion starts. `opens_reasoning` is whether its prompt starts its reasoning.
     fn start(&mut self, opens_reasoning: bool);
 
-    /// Tokens were sampled.
+    /// Notifies that tokens were sampled.
     fn tokens(&mut self, tokens: &[Token]);
 
-    /// The completion has ended.
+    /// Notifies that the completion has ended.
     fn end(&mut self);
 
-    /// Tools have answered the calls of the completion.
+    /// Notifies that tools have returned the results of the completion's calls.
     fn results(&mut self, results: &[Observation]);
 }
 
@@ -67,26 +67,26 @@ pub(crate) struct ToolLoop<'a> {
     /// Name of the agent.
     pub agent: &'a str,
     pub cast: &'a Cast,
-    /// Tools in the prompt. They stay the same for the complete conversation.
+    /// Tools in the prompt. They are the same for the entire conversation.
     pub specs: &'a [ToolSpec],
     pub limits: LoopLimits,
-    /// What has happened so far.
+    /// Outcome of the attempt so far.
     pub outcome: &'a mut Outcome,
-    /// Tool calls of helpers.
+    /// Number of tool calls of helpers.
     pub helped: &'a mut CallCounts,
     pub observer: Option<&'a mut dyn LoopObserver>,
 }
 
 impl ToolLoop<'_> {
-    /// Runs the loop, and appends its messages to `history`, the last completion included.
+    /// Runs the loop and appends its messages to `history`, including the last completion.
     ///
     /// # Errors
-    /// Returns an error if a call fails, if a helper breaks, or if a tool after whose failure the attempt
-    /// must not continue does not work.
+    /// Returns an error if a call fails, if a helper fails, or if a tool fails that the attempt cannot
+    /// continue without.
     pub async fn run(&mut self, history: &mut Vec<Message>, tools: &mut OpenTools) -> Result<Finish, Broken> {
         for index in 0.. {
             let end = match self.call(history, index == 0).await {
-                // The task fits, but the tool results no longer do.
+                // The task fits into the context, but the tool results no longer do.
                 Err(error) if index > 0 && error.kind == ErrorKind::TooLong => return Ok(Finish::Context),
                 called => called?,
             };
@@ -131,7 +131,7 @@ impl ToolLoop<'_> {
         Ok(Finish::MaxTurns)
     }
 
-    /// Asks for the next completion.
+    /// Requests the next completion.
     async fn call(&mut self, history: &[Message], is_first: bool) -> Result<End, ApiError> {
         let request = Request {
             tools: self.specs.to_vec(),
@@ -153,7 +153,7 @@ impl ToolLoop<'_> {
         completed
     }
 
-    /// Adds the conversations of helpers to the record.
+    /// Adds the conversations of helpers to the recorded conversation.
     fn adopt(&mut self, results: &mut [Observation]) -> Result<(), Broken> {
         let mut broken = None;
         for Branch { agent, trajectory, outcome } in results.iter_mut().flat_map(|one| one.branches.drain(..))
@@ -167,7 +167,7 @@ impl ToolLoop<'_> {
     }
 }
 
-/// Appends what tools say at the start to the last message.
+/// Appends the opening text of the tools to the last message.
 pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
     let (Some(opening), Some(last)) = (opening, history.last_mut()) else { return };
     let parts = match last.content.parts() {
@@ -180,11 +180,12 @@ pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
 
 /// Complete turn of the model.
 struct Completed {
-    /// Turn in the conversation; without tokens, the number of turns before.
+    /// Turn in the conversation. If the completion is not recorded as tokens, the number of earlier
+    /// turns.
     turn: u32,
     parsed: Parsed,
     reasoning: String,
-    /// Message that continues the history: the text as the model wrote it.
+    /// Message that continues the history, with the text exactly as the model wrote it.
     message: Message,
 }
 
@@ -208,11 +209,12 @@ impl Completed {
     }
 }
 
-/// Notes what calls brought besides their observations. Returns the final answer of the first that ended
-/// the attempt.
+/// Adds failures, metrics and rewards of tool calls to the outcome. Returns the final answer of the
+/// first call that ended the attempt, if any.
 ///
 /// # Errors
-/// When a tool did not work after which the attempt is not to go on: which, and why.
+/// Returns a message if a tool failed that the attempt cannot continue without. It names the tool and
+/// the failure.
 pub(crate) fn learn_from(
     outcome: &mut Outcome,
     turn: u32,

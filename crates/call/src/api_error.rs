@@ -9,7 +9,7 @@ use levade_text::TextError;
 /// Kind of an [`ApiError`]. Each API has its own status codes and names for these kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The request is malformed, or asks for something that does not exist.
+    /// The request is malformed, or refers to something that does not exist.
     Invalid,
     /// The prompt does not fit the context.
     TooLong,
@@ -17,13 +17,13 @@ pub enum ErrorKind {
     TooLarge,
     /// The key is missing or wrong.
     Unauthorized,
-    /// The key is valid, but for something else.
+    /// The key is valid, but does not permit this request.
     Forbidden,
     /// A limit of the attempt is reached.
     Limit,
-    /// The path, model or earlier response does not exist.
+    /// The URL path, the model or an earlier response does not exist.
     NotFound,
-    /// The path does not support the HTTP method.
+    /// The URL path does not support the HTTP method.
     Method,
     /// The type or encoding of the body is not supported.
     MediaType,
@@ -60,13 +60,13 @@ impl ErrorKind {
         }
     }
 
-    /// Returns whether a repeated request fails in the same way in any case.
+    /// Returns whether every retry of the request fails in the same way.
     pub fn is_final(self) -> bool {
         matches!(self, ErrorKind::Limit | ErrorKind::Gone)
     }
 }
 
-/// Error of a call. The message contains what is wrong, its value and the way out.
+/// Error of a call. The message states what is wrong, the wrong value and how to correct it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
@@ -79,7 +79,7 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// Creates an error that concerns no single field.
+    /// Creates an error that is not about a single field of the request.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         ApiError { kind, message: message.into(), param: None }
     }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_samplers_have_their_kinds() {
+    fn policy_errors_map_to_kinds() {
         for (error, kind) in [
             (PolicyError::Invalid("x".into()), ErrorKind::Invalid),
             (PolicyError::PromptTooLong { prompt: 9, context: 8 }, ErrorKind::TooLong),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn only_limits_and_closed_attempts_are_final() {
+    fn is_final_holds_only_for_limit_and_gone() {
         assert!(ErrorKind::Limit.is_final() && ErrorKind::Gone.is_final());
         let retried = [
             ErrorKind::NotFound,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_conversations_have_their_kinds() {
+    fn conversation_errors_map_to_kinds() {
         let drift = ConversationError::Drift { turn: 1, recorded: "a".into(), printed: "b".into() };
         let message = drift.to_string();
         assert_eq!(ApiError::from(drift), ApiError::field("messages", message));

@@ -2,7 +2,7 @@
 
 use crate::api_error::{ApiError, ErrorKind};
 
-/// Runs `work` on a thread for blocking work.
+/// Runs `work` on a thread of Tokio's blocking pool.
 ///
 /// # Errors
 /// Returns an [`ErrorKind::Internal`] error if the work panics.

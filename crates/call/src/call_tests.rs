@@ -51,7 +51,7 @@ async fn open(context: usize, budget: Budget, opening: Option<OpeningLimit>) -> 
     cast.call("solver", Request { opening, ..question("What is 12 * 3?") }).await
 }
 
-/// Prompt of the first call, without any limit.
+/// Returns the prompt of the first call without any limit.
 async fn whole() -> Vec<u32> {
     open(CONTEXT, Budget::NONE, None).await.unwrap().head().prompt.clone()
 }
@@ -77,7 +77,7 @@ async fn opening_limit_truncates_only_longer_prompts() {
 }
 
 #[tokio::test]
-async fn opening_limit_truncates_prompt_that_exceeds_context_and_budget() {
+async fn opening_limit_truncates_prompt_over_context_or_budget() {
     let n = whole().await.len();
     let budget = |most| Budget { most, ..Budget::NONE };
     let right = limit(10, Truncation::Right);
@@ -85,7 +85,7 @@ async fn opening_limit_truncates_prompt_that_exceeds_context_and_budget() {
         let reader = open(context, budget(most), right).await.unwrap();
         assert_eq!(reader.head().prompt.len(), 10, "{context} {most}");
     }
-    // One that is too long to be rendered otherwise.
+    // A long prompt, which is rendered only because of the opening limit.
     let cast = Cast::new([Arc::new(party("solver", CONTEXT, budget(20)))], recorder());
     let request = Request { opening: right, ..question(&"What? ".repeat(500)) };
     assert_eq!(cast.call("solver", request).await.unwrap().head().prompt.len(), 10);
@@ -95,7 +95,7 @@ async fn opening_limit_truncates_prompt_that_exceeds_context_and_budget() {
 }
 
 #[tokio::test]
-async fn prompt_over_budget_or_context_is_rejected_without_opening_limit() {
+async fn oversized_prompt_is_rejected_without_opening_limit() {
     let n = whole().await.len();
     for overflow in [Overflow::Fail, Overflow::DropOldest] {
         let budget = |most| Budget { most, overflow, keep: 1 };
@@ -105,7 +105,7 @@ async fn prompt_over_budget_or_context_is_rejected_without_opening_limit() {
             assert_eq!(error.kind, ErrorKind::TooLong, "{overflow:?} {context} {most}: {error}");
         }
     }
-    // The completion has what the prompt leaves of the context.
+    // The completion is limited to the rest of the context.
     for (context, tokens) in [(n + 1, 1), (n + 3, 3), (CONTEXT, 4)] {
         let end = open(context, Budget::NONE, None).await.unwrap().completion().await.unwrap();
         assert_eq!((end.prompt_tokens, end.tokens), (n, tokens), "{context}");
@@ -130,7 +130,7 @@ async fn cast_calls_agents_by_name() {
 }
 
 #[tokio::test]
-async fn recorder_reports_calls_and_what_limits_leave() {
+async fn recorder_reports_calls_and_remaining_limits() {
     let cast = Cast::new([Arc::new(party("solver", CONTEXT, Budget::NONE))], recorder());
     let recorder = cast.recorder();
     assert_eq!((recorder.ended_calls(), recorder.left_calls(), recorder.left_tokens()), (0, 9, 100));
@@ -155,7 +155,7 @@ async fn recorder_reports_calls_and_what_limits_leave() {
 }
 
 #[tokio::test]
-async fn number_of_completions_is_bounded() {
+async fn call_rejects_n_out_of_range() {
     let cast = Cast::new([Arc::new(party("solver", CONTEXT, Budget::NONE))], recorder());
     for (n, is_accepted) in [(0, false), (1, true), (128, true), (129, false)] {
         let called = cast.call("solver", Request { n, ..question("?") }).await;

@@ -1,4 +1,4 @@
-//! Starts calls: of a party, or of an agent by its name in a cast.
+//! Starts calls of a party, or of an agent by its name in a [`Cast`].
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::transcript::Reader;
 /// Maximum number of completions of one call.
 const MAX_COMPLETIONS: usize = 128;
 
-/// Parties of an attempt. Each agent has one: which policy of a mixture plays it is decided before.
+/// Parties of an attempt, one for each agent. The policy that plays an agent is selected before.
 #[derive(Clone)]
 pub struct Cast {
     parties: Arc<[Arc<Party>]>,
@@ -27,12 +27,12 @@ pub struct Cast {
 }
 
 impl Cast {
-    /// Creates a cast whose calls `recorder` records. The first party is that of the task's agent.
+    /// Creates a cast whose calls `recorder` records. The first party belongs to the task's agent.
     pub fn new(parties: impl IntoIterator<Item = Arc<Party>>, recorder: Arc<Recorder>) -> Self {
         Cast { parties: parties.into_iter().collect(), recorder }
     }
 
-    /// Returns the parties in their order.
+    /// Returns the parties in the order in which they were passed.
     pub fn parties(&self) -> &[Arc<Party>] {
         &self.parties
     }
@@ -55,7 +55,7 @@ impl Cast {
         })
     }
 
-    /// Starts a call of an agent, and returns a reader of its events.
+    /// Starts a call of an agent and returns a reader of its events.
     ///
     /// # Errors
     /// See [`call`]. Returns an [`ErrorKind::NotFound`] error if the cast has no such agent.
@@ -69,8 +69,8 @@ impl Cast {
 /// are recorded in any case.
 ///
 /// # Errors
-/// Returns an error if the request is invalid, exceeds a limit, or is not accepted by the party. Then nothing
-/// is recorded, except for the prompt with
+/// Returns an error if the request is invalid, exceeds a limit, or is rejected by the party. In that
+/// case nothing is recorded, except for the prompt with
 /// [`PromptRecording::BeforeSampling`](crate::PromptRecording::BeforeSampling).
 pub async fn call(
     recorder: &Arc<Recorder>,
@@ -81,7 +81,8 @@ pub async fn call(
     start(recorder, party, request, options, true).await
 }
 
-/// Starts a call that counts toward the limits of the attempt, or a summary.
+/// Starts a call. `is_counted` is whether the call counts toward the limits of the attempt; summaries
+/// do not.
 async fn start(
     recorder: &Arc<Recorder>,
     party: &Arc<Party>,
@@ -103,7 +104,8 @@ async fn start(
     }
 }
 
-/// Asks for a summary of a text, in a recorded call that does not count toward the limits of the attempt.
+/// Requests a summary of a text, in a recorded call that does not count toward the limits of the
+/// attempt.
 ///
 /// # Errors
 /// Returns the error with which the call failed.
@@ -117,11 +119,12 @@ fn summarize(
         let messages = vec![Message::user(format!("{instruction}\n\n{text}"))];
         let mut request = Request::new(Input::Messages(messages));
         request.sampling.max_tokens = Some(*max_tokens);
-        // The call that needs the summary has the permit. Waiting for another could block all calls.
+        // The call that needs the summary holds the permit. Waiting for another permit could block all
+        // calls.
         let reader = start(&recorder, party, request, CallOptions::default(), false).await?;
         let end = reader.completion().await?;
         add(&recorder.options.metrics.summaries, 1);
-        // Without the white space around the text.
+        // The message of the recorded completion lacks the white space around the text.
         let message = end.reply.map_or(end.message, |reply| reply.message());
         Ok(message.content.as_str().to_owned())
     }

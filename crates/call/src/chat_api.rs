@@ -1,4 +1,4 @@
-//! Chat APIs of other providers: they take messages and return messages.
+//! Chat APIs of external providers, which take messages and return messages.
 
 use std::time::Duration;
 
@@ -38,11 +38,11 @@ pub struct ChatQuery {
 /// Part of a completion.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChatDelta {
-    /// More reasoning.
+    /// Next part of the reasoning.
     Reasoning(String),
-    /// More text.
+    /// Next part of the text.
     Text(String),
-    /// The complete completion; the last part.
+    /// The complete completion. This is the last part.
     Done(Box<ChatCompletion>),
 }
 
@@ -51,12 +51,12 @@ pub enum ChatDelta {
 pub struct ChatCompletion {
     /// Assistant message, with its tool calls and reasoning.
     pub message: Message,
-    /// Reason for its end.
+    /// Reason for the end of the completion.
     pub finish: FinishReason,
     /// Number of prompt tokens that the API reports; 0 if it reports none.
     pub prompt_tokens: usize,
     /// Number of completion tokens that the API reports; 0 if it reports none.
     pub tokens: usize,
-    /// Number of reasoning tokens among them.
+    /// Number of reasoning tokens among the completion tokens.
     pub reasoning_tokens: usize,
 }

@@ -1,4 +1,5 @@
-//! Parses a completion into the parts that its client receives, token by token and as a whole.
+//! Parses a completion into the parts that its client receives: token by token, and again as a complete
+//! text.
 //!
 //! Text that could be the start of a stop string is held back, so that no client receives a stop string.
 
@@ -16,31 +17,31 @@ pub(crate) struct CompletionParser {
     told: Told,
 }
 
-/// What a client is told, and has been told.
+/// Output for the client: counts of what was sent, and text that is held back.
 #[derive(Clone, Default)]
 struct Told {
     is_text: bool,
     speech: Held,
     thought: Held,
     stops: Vec<String>,
-    /// Whether the stop string that ends the reply is told of.
+    /// Whether the client receives the stop string that ended the completion.
     keeps_stop: bool,
-    /// Beginning of the ids of its calls.
+    /// Prefix of the ids of tool calls.
     prefix: String,
     calls: usize,
-    /// Calls that can be read, of which so many are told.
+    /// Number of well-formed tool calls. The client receives at most `most_calls` of them.
     readable: usize,
     most_calls: Option<usize>,
-    /// Whether something was said.
+    /// Whether text of the message was sent.
     spoken: bool,
-    /// Whether a call that cannot be read was said last.
+    /// Whether the last piece was a malformed tool call.
     broken: bool,
-    /// White space at the beginning of the reply or behind speech, which is part of speech unless a thought
-    /// or a call follows; `None` behind these.
+    /// White space at the start of the completion or after text of the message. It belongs to the text
+    /// unless reasoning or a tool call follows. `None` after these.
     blank: Option<String>,
     tokens: usize,
     thought_tokens: usize,
-    /// All text of a reply that is no chat.
+    /// Complete text of a completion that is not a chat.
     text: String,
 }
 
@@ -98,12 +99,12 @@ impl CompletionParser {
         CompletionParser { source, told }
     }
 
-    /// Limits the number of tool calls that the client receives.
+    /// Limits the number of tool calls that the client receives to `most`.
     pub(crate) fn set_max_calls(&mut self, most: usize) {
         self.told.most_calls = Some(most);
     }
 
-    /// Includes the stop string that ends the completion.
+    /// Makes the client receive the stop string that ends the completion.
     pub(crate) fn keep_stop(&mut self) {
         self.told.keeps_stop = true;
     }
@@ -125,9 +126,9 @@ impl CompletionParser {
         self.told.tell(pieces)
     }
 
-    /// Ends the parser. Returns the pieces that the client has not received yet, and the complete completion.
-    /// `reply` is the recorded completion of a chat, and `turn` how it is parsed. Without `turn`, all text is
-    /// the message.
+    /// Ends the parser. Returns the pieces that the client has not received yet, and the complete
+    /// completion. `reply` is the recorded completion of a chat, and `turn` the way to parse it.
+    /// Without `turn`, all text is the message.
     pub(crate) fn end(
         self,
         reply: Option<Reply>,
@@ -136,7 +137,8 @@ impl CompletionParser {
     ) -> (Vec<Piece>, End) {
         let stopped = finish == FinishReason::StopString;
         let mut told = self.told;
-        // A whole reply is read once more: a tag at its end can make a thought of what came before.
+        // A complete completion is parsed again: a tag at its end can turn the text before it into
+        // reasoning.
         let mut whole = Told {
             stops: told.stops.clone(),
             prefix: told.prefix.clone(),
@@ -160,7 +162,7 @@ impl CompletionParser {
             joined(parts)
         });
         let said = reply.as_ref().map_or(told.text.as_str(), |reply| reply.said.as_str());
-        // It stands in a call, or across tags.
+        // The stop string is within a tool call or spans tags.
         let stopped_by = stopped_by.or_else(|| stopped.then(|| last_stop(&told.stops, said)).flatten());
         let text = match &stopped_by {
             None => said,
@@ -190,7 +192,7 @@ impl CompletionParser {
     }
 }
 
-/// Joins pieces of one kind, and leaves out those that no client is told of.
+/// Joins adjacent pieces of one kind, and omits pieces that clients do not receive.
 fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut parts: Vec<Piece> = Vec::new();
     for piece in pieces {
@@ -242,7 +244,7 @@ impl Told {
                         told.push(Piece::Call(Ok(ToolCall { id, ..call })));
                     }
                 }
-                // A call that cannot be read is text, on lines of its own.
+                // A malformed tool call becomes text, on lines of its own.
                 Piece::Call(Err(malformed)) => {
                     self.blank = None;
                     self.calls += 1;
@@ -261,7 +263,8 @@ impl Told {
                         Some(blank) if text.trim().is_empty() => blank.push_str(&text),
                         blank => *blank = None,
                     }
-                    // No client is told of it, but it ends what tokens before it may belong to.
+                    // Clients do not receive this piece, but it ends the part that earlier tokens can
+                    // belong to.
                     told.push(Piece::Aside(text));
                 }
             }
@@ -269,7 +272,7 @@ impl Told {
         told
     }
 
-    /// Tells of text of the message.
+    /// Sends text of the message.
     fn say(&mut self, text: &str, told: &mut Vec<Piece>) {
         self.thought.leave(Piece::Thought, told);
         self.spoken |= !text.is_empty();
@@ -277,15 +280,15 @@ impl Told {
         told.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Speech));
     }
 
-    /// Tells of what is held back before a call.
+    /// Sends the text held back before a tool call.
     fn leave(&mut self, told: &mut Vec<Piece>) {
         (self.blank, self.broken) = (None, false);
         self.thought.leave(Piece::Thought, told);
         self.speech.leave(Piece::Speech, told);
     }
 
-    /// Ends the reply: what was held back, and the stop string that ended it, if that stands in the message
-    /// or in a thought.
+    /// Ends the completion. Returns the text held back, and the stop string that ended the completion
+    /// if it is in the message or in the reasoning.
     fn finish(&mut self, stopped: bool) -> (Vec<Piece>, Option<String>) {
         let mut rest = Vec::new();
         if let Some(blank) = self.blank.take().filter(|blank| !blank.is_empty()) {
@@ -304,15 +307,17 @@ impl Told {
     }
 }
 
-/// The stop string that ends last in a text; the only one there is, if the text has none of them.
+/// Returns the stop string that ends last in `text`. If the text contains none, returns the only stop
+/// string, or `None` if there are several.
 fn last_stop(stops: &[String], text: &str) -> Option<String> {
     let ends = stops.iter().filter_map(|stop| Some((text.rfind(stop.as_str())? + stop.len(), stop)));
     let only = || stops.first().filter(|_| stops.len() == 1);
     ends.max_by_key(|(end, stop)| (*end, stop.len())).map(|(_, stop)| stop).or_else(only).cloned()
 }
 
-/// The part of a text before the stop string that ended it; all of it where the string is not there. That is
-/// the last one, or the first of several that overlap: a token ended the reply that completed all of them.
+/// Returns the part of `text` before the stop string that ended the completion, or all of `text` if it
+/// does not contain the stop string. The last occurrence counts, or the first of several that overlap:
+/// one token completed all of them and ended the completion.
 pub fn before_stop<'a>(text: &'a str, stop: &str) -> &'a str {
     let Some(mut at) = text.rfind(stop) else { return text };
     let last = stop.chars().next_back().map_or(0, char::len_utf8);
@@ -324,18 +329,18 @@ pub fn before_stop<'a>(text: &'a str, stop: &str) -> &'a str {
     &text[..at]
 }
 
-/// Text held back because a stop string may be under way at its end.
+/// Text held back because its end can be the start of a stop string.
 #[derive(Debug, Clone, Default)]
 struct Held(String);
 
 impl Held {
-    /// Adds text; gives what no stop string can begin in.
+    /// Adds text. Returns and removes the part in which no stop string can start.
     fn push(&mut self, text: &str, stops: &[String]) -> String {
         if stops.is_empty() {
             return text.to_owned();
         }
         let longest = stops.iter().map(String::len).max().unwrap_or(0);
-        // Of all that end in what is new, the first is the one to stop at.
+        // If several stop strings end in the new text, the first one ends the completion.
         let earliest = (self.0.len() + 1).saturating_sub(longest);
         self.0.push_str(text);
         let begun = (earliest..self.0.len()).filter(|&at| self.0.is_char_boundary(at)).find(|&at| {
@@ -345,12 +350,13 @@ impl Held {
         self.0.drain(..begun.unwrap_or(self.0.len())).collect()
     }
 
-    /// Gives the rest, since text of another kind follows.
+    /// Sends the rest, because text of another kind follows.
     fn leave(&mut self, kind: fn(String) -> Piece, told: &mut Vec<Piece>) {
         told.extend(Some(std::mem::take(&mut self.0)).filter(|text| !text.is_empty()).map(kind));
     }
 
-    /// The rest, up to the stop string where one has ended the reply, and which that was.
+    /// Returns the rest. If a stop string ended the completion, returns the text before it, and the
+    /// stop string.
     fn end(&mut self, stops: &[String], stopped: bool) -> (String, Option<String>) {
         let rest = std::mem::take(&mut self.0);
         if !stopped {
@@ -371,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_part_of_a_stop_string_is_told() {
+    fn no_part_of_stop_string_is_sent() {
         let stops = ["STOP".to_owned(), "\n\n".to_owned()];
         let mut held = Held::default();
         let told: Vec<String> =
@@ -396,11 +402,11 @@ mod tests {
     }
 
     #[test]
-    fn of_stop_strings_that_overlap_the_first_counts() {
+    fn before_stop_takes_first_of_overlapping_occurrences() {
         for (text, stop, want) in [
             ("a\n\n\n", "\n\n", "a"),
             ("a\n\n\n\n\nb", "\n\n", "a"),
-            // Those before came when there were too few tokens.
+            // Earlier occurrences came before the minimum number of tokens.
             ("x\n\ny\n\n", "\n\n", "x\n\ny"),
             ("éaéaé", "éaé", ""),
             ("none", "STOP", "none"),
@@ -411,13 +417,13 @@ mod tests {
     }
 
     #[test]
-    fn last_stop_is_the_longest_that_ends_last() {
+    fn last_stop_prefers_latest_end_then_longest() {
         let last = |stops: &[&str], text: &str| {
             let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
             last_stop(&stops, text)
         };
         for (stops, text, want) in [
-            // A long one that begins first may end last.
+            // A long stop string that starts first can end last.
             (&["bcd", "c"][..], "abcd", Some("bcd")),
             (&["c", "bc"], "abc", Some("bc")),
             (&["a", "b"], "b a", Some("a")),
@@ -433,7 +439,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_lost(parts in proptest::collection::vec("[abé ]{0,4}", 0..8), stop in "[abé]{1,3}") {
+        fn no_text_is_lost(parts in proptest::collection::vec("[abé ]{0,4}", 0..8), stop in "[abé]{1,3}") {
             let whole: String = parts.concat();
             prop_assume!(!whole.contains(&stop));
             let stops = [stop];

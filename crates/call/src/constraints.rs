@@ -1,4 +1,4 @@
-//! Grammars of the output formats that requests ask for.
+//! Grammars of the output formats that requests specify.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::blocking::blocking;
 use crate::metrics::{CallMetrics, add};
 use crate::request::{Constraint, Request, ToolChoice};
 
-/// Returns the request field that asks for an output format, if one does.
+/// Returns the name of the request field that specifies an output format, if any.
 pub(crate) fn field(call: &Request) -> Option<&'static str> {
     match (&call.constraint, &call.tool_choice) {
         (Some(_), _) => Some("response_format"),
@@ -20,12 +20,13 @@ pub(crate) fn field(call: &Request) -> Option<&'static str> {
     }
 }
 
-/// Returns the grammar of the output format that a request asks for. Keywords of tools' schemas that no
-/// grammar can hold a call to are left out and counted, unless their tool is strict.
+/// Returns the grammar of the output format that a request specifies. Keywords of a tool's schema that
+/// a grammar cannot enforce are left out and counted, unless the tool is strict.
 ///
 /// # Errors
-/// Returns an error if there is no such tool, no grammar of such a form, or a keyword in the schema of a
-/// reply or of a strict tool that no grammar can hold it to.
+/// Returns an error if a forced tool does not exist, if no grammar of the model's tool calls is known,
+/// if a grammar cannot enforce a keyword in the schema of the completion or of a strict tool, or if the
+/// request specifies both a format and a forced tool call.
 pub(crate) async fn grammar(
     metrics: &CallMetrics,
     call: &Request,
@@ -46,7 +47,7 @@ pub(crate) async fn grammar(
     }
 }
 
-/// Returns the grammar of a reply that keeps to a schema.
+/// Returns the grammar of a completion that matches a JSON schema.
 async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
     let followed = blocking(move || followed_schema(&schema)).await?;
     let (schema, left_out) = followed.map_err(|why| ApiError::new(ErrorKind::Internal, why))?;
@@ -62,7 +63,7 @@ async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
     }
 }
 
-/// Returns the grammar of calls of the tools that may be called.
+/// Returns the grammar of calls of the tools that `tool_choice` allows.
 async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> Result<Grammar, ApiError> {
     let tools: Vec<ToolSpec> = match &call.tool_choice {
         ToolChoice::Named(name) => call.tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
@@ -101,7 +102,7 @@ async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> R
     Ok(Grammar::Lark(found.lark))
 }
 
-/// Describes a keyword and its place, for an error.
+/// Describes a keyword and its position in the schema, for an error message.
 fn place(found: &LeftOut) -> String {
     let path = if found.path.is_empty() { "the top" } else { &found.path };
     match found.keyword.as_str() {
@@ -116,7 +117,7 @@ mod tests {
     use crate::request::Input;
 
     #[test]
-    fn field_is_that_which_asks_for_a_format() {
+    fn field_returns_source_of_output_format() {
         let request = |constraint: Option<Constraint>, tool_choice: ToolChoice| {
             field(&Request { constraint, tool_choice, ..Request::new(Input::Text(String::new())) })
         };

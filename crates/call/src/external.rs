@@ -28,19 +28,20 @@ pub struct ExternalCall {
     pub tools: Option<Vec<ToolSpec>>,
     /// Assistant message, possibly incomplete.
     pub reply: Message,
-    /// Reason for its end.
+    /// Reason for the end of the completion.
     pub finish: FinishReason,
     /// Number of prompt tokens that the API reports.
     pub prompt_tokens: usize,
     /// Number of completion tokens that the API reports.
     pub tokens: usize,
-    /// Error that ended the call.
+    /// Error that ended the call. `None` if the call did not fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
 }
 
 impl ExternalCall {
-    /// Returns the full history of call `at` of `calls`, including its completion.
+    /// Returns the full history of the call at index `at`, including its completion. Empty if there is
+    /// no such call.
     pub fn history(calls: &[ExternalCall], at: usize) -> Vec<Message> {
         let Some(call) = calls.get(at) else { return Vec::new() };
         // A call only continues an earlier one.
@@ -52,7 +53,7 @@ impl ExternalCall {
         messages
     }
 
-    /// Returns the tools of call `at` of `calls`.
+    /// Returns the tools of the call at index `at`.
     pub fn tools(calls: &[ExternalCall], at: usize) -> &[ToolSpec] {
         let upto = &calls[..calls.len().min(at + 1)];
         upto.iter().rev().find_map(|call| call.tools.as_deref()).unwrap_or_default()
@@ -64,8 +65,8 @@ impl ExternalCall {
 pub(crate) struct Histories(HashMap<u128, (usize, usize)>);
 
 impl Histories {
-    /// Returns the index of the call that `messages` continue, and the number of shared messages. Then adds
-    /// `messages` and `reply` as the history of call `at`.
+    /// Returns the index of the call that `messages` continue, and the number of shared messages. Then
+    /// adds `messages` and `reply` as the history of the call at index `at`.
     pub(crate) fn note(
         &mut self,
         at: usize,
@@ -131,14 +132,14 @@ mod tests {
 
     #[test]
     fn history_ignores_call_that_is_not_earlier() {
-        // A damaged record must not lead to an endless recursion.
+        // A damaged record must not cause an endless recursion.
         let calls = [call(Some(0), 1, &["a", "b"], None), call(Some(2), 1, &["c", "d"], None)];
         assert_eq!(texts(&calls, 0), ["a", "b"]);
         assert_eq!(texts(&calls, 1), ["c", "d"]);
     }
 
     #[test]
-    fn tools_are_those_of_last_call_that_lists_them() {
+    fn tools_come_from_last_call_that_lists_them() {
         let calls =
             [call(None, 0, &["a"], None), call(None, 0, &["b"], Some("add")), call(None, 0, &["c"], None)];
         let calls = [&calls[..], &[call(None, 0, &["d"], Some("sub"))]].concat();
@@ -158,7 +159,7 @@ mod tests {
             (Some(1), 5)
         );
         assert_eq!(histories.note(3, &[user("a"), user("x")], &reply), (Some(0), 1));
-        // The same messages after others are another prefix.
+        // The same messages in another order are another prefix.
         assert_eq!(histories.note(4, &[user("b"), user("a")], &reply), (None, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! Prompts of conversations that fit their party's context.
+//! Fits the prompt of a conversation to its party's context.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use crate::party::{Party, Summarizer};
 use crate::recorder::Recorder;
 use crate::request::OpeningLimit;
 
-/// Function that asks a summarizer for a summary of a text.
+/// Function that requests a summary of a text from a summarizer.
 pub(crate) type Summarize<'a> =
     &'a (dyn Fn(Arc<Summarizer>, String) -> BoxFuture<'a, Result<String, ApiError>> + Send + Sync);
 
-/// Prompt of a call, with what happened to it.
+/// Prompt of a call that fits.
 pub(crate) struct Fitted {
     pub prepared: Box<Prepared>,
-    /// Whether the opening limit truncated it.
+    /// Whether the opening limit truncated the prompt.
     pub is_truncated: bool,
 }
 
-/// Renders the prompt of a conversation, and truncates it by the party's context policy and by `opening`.
-/// `summarize` asks for summaries of turns that no longer fit.
+/// Renders the prompt of a conversation, and truncates it by the party's context policy and by
+/// `opening`. `summarize` requests summaries of turns that no longer fit.
 ///
 /// # Errors
 /// Returns an error if the prompt cannot be rendered, if it is too long and cannot be truncated, or if a
@@ -41,7 +41,7 @@ pub(crate) async fn fit(
     let (agent, policy, budget) = (party.agent.as_str(), party.policy.as_str(), party.budget);
     let request = PromptRequest { agent, policy, format: backend.format, messages, tools };
     let mut fitting = recorder.state().conversation.fitting(&request, budget);
-    // A policy that truncates prompts must see them.
+    // A policy that truncates prompts needs them in full.
     let max_tokens = match budget.overflow {
         Overflow::Fail if opening.is_none() => backend.context.min(budget.most),
         _ => usize::MAX,
@@ -83,7 +83,7 @@ pub(crate) async fn fit(
     }
 }
 
-/// Truncates the first prompt of an attempt.
+/// Truncates the first prompt of an attempt to `limit`, and checks that it has at most `budget` tokens.
 fn open(mut prepared: Box<Prepared>, limit: OpeningLimit, budget: usize) -> Result<Fitted, ApiError> {
     let found = prepared.prompt.len();
     let too_long = |found: usize, max: usize, key: &str| {

@@ -1,7 +1,7 @@
-//! Calls of parties with a sampler: from the admitted request to the recorded completion.
+//! Executes calls of parties with a sampler, from the request to the recorded completion.
 //!
-//! A call runs in its own task, which writes a [`Transcript`]. So a client that disconnects ends nothing at
-//! once, and sampled tokens are recorded in any case.
+//! A call runs in its own task, which writes a [`Transcript`]. A dropped connection therefore does not
+//! cancel the call immediately, and sampled tokens are recorded in any case.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,13 +43,13 @@ struct Generation {
     is_json: bool,
     /// Whether completions include the stop string that ended them.
     keeps_stop: bool,
-    /// Question of a call that may be a probe.
+    /// Question of the request, if the call may be a probe.
     question: Option<String>,
     /// Whether the call counts toward the limits of the attempt. Summaries do not.
     is_counted: bool,
     started: Instant,
     batch: Option<Batch>,
-    /// Released when all tokens are sampled.
+    /// Released when the call ends, or when its batch waits for further calls.
     permit: Mutex<Option<Box<dyn Send + Sync>>>,
     /// Held until the call has ended.
     _guard: CallGuard,
@@ -61,7 +61,7 @@ struct Choice {
     prompt: Prompt,
     params: SamplingParams,
     stream: SampleStream,
-    /// Prefix of the ids of its tool calls.
+    /// Prefix of the ids of the completion's tool calls.
     call_prefix: String,
 }
 
@@ -72,11 +72,11 @@ struct Sampled {
     completion: Completion,
     params: SamplingParams,
     parser: CompletionParser,
-    /// How it is parsed as a message. `None` if it is text.
+    /// How the completion is parsed as a message. `None` if it is plain text.
     parsing: Option<ChatParsing>,
-    /// Whether its text is sent at the end only.
+    /// Whether the text of the completion is sent only at the end.
     withholds: bool,
-    /// Why it is not complete.
+    /// Error that ended the completion early.
     error: Option<ApiError>,
 }
 
@@ -226,7 +226,7 @@ fn sampling_params(request: &Request, party: &Party, format: &Format) -> Samplin
     params
 }
 
-/// Converts an inconsistency of the record, which no request can cause.
+/// Converts an inconsistency of the recorded conversation to an error. No request can cause one.
 fn internal(error: TreeError) -> ApiError {
     ApiError::new(ErrorKind::Internal, error.to_string())
 }
@@ -239,21 +239,21 @@ async fn rejected(batch: Option<&Batch>) {
     }
 }
 
-/// Sampled tokens, in parts. Each part is text of the message, or no part of it is.
+/// Sampled tokens, in parts. A part either has text of the message, or has none.
 #[derive(Default)]
 struct Parts {
     parts: Vec<(Vec<Piece>, Vec<Token>)>,
-    /// Tokens whose text is not complete yet.
+    /// Tokens whose text is incomplete.
     pending: Vec<Token>,
 }
 
-/// Returns whether pieces contain text of the message.
+/// Returns whether `pieces` contain text of the message.
 fn has_text(pieces: &[Piece]) -> bool {
     pieces.iter().any(|piece| matches!(piece, Piece::Speech(_)))
 }
 
 impl Parts {
-    /// Parses tokens, and adds them to the completion.
+    /// Parses tokens, and appends them to the parts and to `completion`.
     fn add(
         &mut self,
         parser: &mut CompletionParser,
@@ -279,7 +279,7 @@ impl Parts {
         completion.top.extend(top);
     }
 
-    /// Returns the parts. The last one may have no text yet.
+    /// Returns the parts. Tokens whose text is incomplete form the last part, which has no pieces.
     fn into_parts(mut self) -> Vec<(Vec<Piece>, Vec<Token>)> {
         if !self.pending.is_empty() {
             self.parts.push((Vec::new(), self.pending));
@@ -294,8 +294,8 @@ impl Generation {
         let metrics = Arc::clone(&self.recorder.options.metrics);
         let _ending = self.transcript.ending();
         add(&metrics.running, 1);
-        // Sampled at once, but recorded in their order, so that the record does not depend on which ends
-        // first.
+        // The completions are sampled concurrently, but recorded in order, so that the record does not
+        // depend on which of them ends first.
         let mut sampled: FuturesOrdered<_> = choices.into_iter().map(|choice| self.sample(choice)).collect();
         let mut failed = None;
         while let Some(sampled) = sampled.next().await {
@@ -315,10 +315,11 @@ impl Generation {
         }
     }
 
-    /// Samples one completion, as far as it gets.
+    /// Samples one completion until it ends, fails or is aborted.
     ///
     /// # Errors
-    /// Returns an error if another prompt of the batch is rejected: then the completion is not recorded.
+    /// Returns an error if another call of the batch is rejected. In that case the completion is not
+    /// recorded.
     async fn sample(&self, choice: Choice) -> Result<Sampled, ApiError> {
         let Choice { index, prompt, params, mut stream, call_prefix } = choice;
         let chat = self.format.chat();
@@ -331,7 +332,7 @@ impl Generation {
         };
         let is_chat = matches!(prompt, Prompt::Chat(_)) && !self.is_json;
         let parsing = Some(parsing).filter(|_| is_chat);
-        // Only a complete completion shows whether it is a tool call without tags.
+        // Only at its end does a completion show whether it is a tool call without tags.
         let withholds = parsing.is_some() && chat.reads_bare_calls() && !calls_are_text;
         let mut parser = match &parsing {
             Some(parsing) => CompletionParser::chat(parsing, &params.stop_strings, &call_prefix),
@@ -363,7 +364,7 @@ impl Generation {
         Ok(Sampled { index, prompt, completion, params, parser, parsing, withholds, error })
     }
 
-    /// Records a completion, also one that failed, and writes its end to the transcript.
+    /// Records a completion, including one that failed, and writes its end to the transcript.
     fn end(&self, sampled: Sampled) -> Result<(), ApiError> {
         let Sampled { index, prompt, completion, params, parser, parsing, withholds, error } = sampled;
         let (rest, end) =
@@ -414,7 +415,7 @@ impl Generation {
                     }
                     let mut parts = Parts::default();
                     parts.add(parser, completion, (tokens, logprobs, top, version));
-                    // Tokens that are ready are sent together: each event wakes all readers.
+                    // Tokens that are ready are sent together, because each event wakes all readers.
                     while let Some(event) = stream.next().now_or_never() {
                         let Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) = event else {
                             after = Some(event);
@@ -440,7 +441,8 @@ impl Generation {
         }
     }
 
-    /// Writes log-probabilities of prompt tokens, after the first `read` of them. Returns their number.
+    /// Writes log-probabilities of the prompt tokens that follow the first `read`. Returns the number
+    /// of tokens written.
     fn push_prompt(&self, choice: usize, read: usize, logprobs: &[f32], top: &[TopLogprobs]) -> usize {
         // No token predicts the first one.
         let first = usize::from(read == 0);
@@ -457,7 +459,8 @@ impl Generation {
         count
     }
 
-    /// Records a completion, and parses it completely.
+    /// Records a completion. Returns the pieces that readers have not received yet, and the complete
+    /// completion.
     fn record(
         &self,
         prompt: Prompt,
@@ -472,7 +475,7 @@ impl Generation {
         let mut state = self.recorder.state();
         let conversation: &mut Conversation = &mut state.conversation;
         let mut reply = None;
-        // An empty completion that failed or was aborted leaves no trace.
+        // An empty completion that failed or was aborted is not added to the conversation.
         if tokens > 0 || (error.is_none() && finish != FinishReason::Aborted) {
             match prompt {
                 Prompt::Chat(prepared) => {
@@ -534,7 +537,7 @@ mod tests {
         "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
 
     #[test]
-    fn tokens_of_text_exclude_those_of_reasoning_and_tool_calls() {
+    fn message_tokens_exclude_reasoning_and_tool_calls() {
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
         let parsing =
             ChatParsing { chat, in_thought: false, tools: Vec::new().into(), calls_are_text: false };

@@ -1,5 +1,5 @@
-//! Tests of calls over a sampler with scripted events: what it is asked for, what readers see and what is
-//! recorded.
+//! Tests of calls over a sampler with scripted events: its requests, the events of readers, and the
+//! record.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -21,11 +21,12 @@ use crate::{
 
 type Events = Vec<Result<SampleEvent, PolicyError>>;
 
-/// Sampler that sends the same events for every request, with a pause before each, and keeps the requests.
+/// Sampler that sends the same events for every request, with a pause before each, and stores the
+/// requests.
 #[derive(Default)]
 struct Script {
     events: Events,
-    /// Whether it sends nothing more after its events, not even that it has ended.
+    /// Whether the stream stays open after the events, without an end.
     hangs: bool,
     requests: Mutex<Vec<SampleRequest>>,
 }
@@ -61,7 +62,7 @@ impl Sampler for Script {
     }
 }
 
-/// Events of a completion, in three parts.
+/// Returns the events of a completion, in three parts.
 fn completion(text: &str, finish: FinishReason) -> Events {
     let mut ids: Vec<u32> = text.bytes().map(u32::from).collect();
     if finish == FinishReason::StopId {
@@ -116,7 +117,7 @@ impl Attempt {
         Attempt { cast: Cast::new([Arc::new(party)], recorder), sampler, metrics }
     }
 
-    /// An attempt whose model writes this text in every call.
+    /// Creates an attempt whose model writes `text` in every call.
     fn of(text: &str, finish: FinishReason) -> Self {
         Self::scripted(Script { events: completion(text, finish), ..Script::default() })
     }
@@ -125,7 +126,7 @@ impl Attempt {
         Self::new(sampler, SamplingRule::Default(SamplingParams::default()))
     }
 
-    /// Makes a call. Returns its end, with all pieces that readers saw.
+    /// Makes a call. Returns its end and all pieces that readers received.
     async fn call(&self, request: Request) -> (End, Vec<Piece>) {
         let mut told = Vec::new();
         let reader = self.cast.call("solver", request).await.unwrap();
@@ -148,7 +149,7 @@ fn tools() -> Vec<ToolSpec> {
 }
 
 #[tokio::test]
-async fn empty_completion_is_recorded_only_if_it_ended() {
+async fn empty_completion_is_recorded_only_if_complete() {
     let stopped = || Err(PolicyError::Stopped("a sampler".into()));
     for (events, hangs, has_tokens, segments) in [
         (vec![Ok(SampleEvent::Finished(FinishReason::StopId))], false, false, 2),
@@ -172,7 +173,7 @@ async fn empty_completion_is_recorded_only_if_it_ended() {
 }
 
 #[tokio::test]
-async fn log_probabilities_of_prompt_may_come_in_parts() {
+async fn prompt_logprobs_arrive_in_parts() {
     let prompt: Vec<u32> = (1..=8).collect();
     let known: Vec<f32> = (1..8).map(|index| -(index as f32)).collect();
     for parts in [vec![7], vec![3, 4], vec![1, 1, 5]] {
@@ -194,7 +195,7 @@ async fn log_probabilities_of_prompt_may_come_in_parts() {
             }
         }
         assert_eq!(ids, prompt, "{parts:?}");
-        // Nothing predicts the first token.
+        // The first token has no log-probability.
         assert!(logprobs[0].is_nan() && logprobs[1..] == known[..], "{parts:?}: {logprobs:?}");
     }
 }
@@ -219,14 +220,14 @@ async fn metrics_count_each_call_once() {
 }
 
 #[tokio::test]
-async fn ids_of_tool_calls_count_calls_of_completion() {
+async fn tool_call_ids_number_calls_of_completion() {
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     let text = [call, call, "<tool_call>\n{oops}\n</tool_call>", call].join("\n");
     let attempt = Attempt::of(&text, FinishReason::StopId);
     let (end, told) = attempt.call(Request { tools: tools(), ..question() }).await;
     let ids: Vec<&str> = end.message.tool_calls.iter().map(|call| call.id.as_str()).collect();
     let prefix = &ids[0][..8];
-    // The third cannot be read.
+    // The third call is malformed.
     assert_eq!(ids, [0, 1, 3].map(|index| format!("{prefix}{index}")));
     let streamed = told.iter().filter_map(|piece| match piece {
         Piece::Call(Ok(call)) => Some(call.id.as_str()),
@@ -238,7 +239,7 @@ async fn ids_of_tool_calls_count_calls_of_completion() {
 }
 
 #[tokio::test]
-async fn stop_string_is_part_of_message_if_client_keeps_it() {
+async fn message_includes_stop_string_on_request() {
     for keeps_stop in [false, true] {
         let attempt = Attempt::of("So. STOP", FinishReason::StopString);
         let mut request = question();
@@ -258,7 +259,7 @@ async fn stop_string_is_part_of_message_if_client_keeps_it() {
 }
 
 #[tokio::test]
-async fn history_continues_completion_with_or_without_its_stop_string() {
+async fn history_matches_completion_with_optional_stop_string() {
     for content in ["So. ", "So. STOP"] {
         let attempt = Attempt::of("So. STOP", FinishReason::StopString);
         let mut request = question();
@@ -319,7 +320,7 @@ async fn completion_continues_reasoning_that_prompt_opens() {
 }
 
 #[tokio::test]
-async fn recipe_that_fixes_sampling_drops_forced_calls_and_keeps_log_probabilities() {
+async fn fixed_sampling_drops_forced_calls_and_keeps_logprobs() {
     let fixed = SamplingRule::Fixed(SamplingParams { max_tokens: 50, ..SamplingParams::default() });
     let script = Script { events: completion("So.", FinishReason::StopId), ..Script::default() };
     let attempt = Attempt::new(script, fixed);
@@ -335,7 +336,7 @@ async fn recipe_that_fixes_sampling_drops_forced_calls_and_keeps_log_probabiliti
 }
 
 #[tokio::test]
-async fn only_required_calls_may_be_several() {
+async fn only_required_choice_permits_several_calls() {
     let attempt = Attempt::of("So.", FinishReason::StopId);
     let named = || ToolChoice::Named("add".into());
     for (tool_choice, parallel_calls) in
@@ -351,7 +352,7 @@ async fn only_required_calls_may_be_several() {
 }
 
 #[tokio::test]
-async fn requests_that_contradict_themselves_are_rejected_by_field() {
+async fn contradictory_requests_are_rejected_by_field() {
     let attempt = Attempt::of("So.", FinishReason::StopId);
     let named = |name: &str| ToolChoice::Named(name.into());
     for (request, param, message) in [

@@ -1,11 +1,11 @@
-//! Options with which a call starts, and batches: calls that are recorded together or not at all.
+//! Options of a call, and batches: calls that are recorded together or not at all.
 
 use tokio::sync::watch;
 
-/// How a call is started, in addition to its request.
+/// Options of a call in addition to its request.
 #[derive(Default)]
 pub struct CallOptions {
-    /// Value that is dropped when the call has ended, or when its batch waits for further calls.
+    /// Guard that is dropped when the call has ended, or when its batch waits for further calls.
     pub permit: Option<Box<dyn Send + Sync>>,
     /// Batch of the call.
     pub batch: Option<Batch>,
@@ -41,7 +41,7 @@ impl Batch {
 }
 
 impl BatchOutcome {
-    /// Tells all calls whether every one of them has started.
+    /// Notifies all calls of the batch whether every call has started.
     pub fn send(&self, all_started: bool) {
         self.0.send_replace(Some(all_started));
     }

@@ -1,4 +1,4 @@
-//! Parties: who answers the calls of an agent.
+//! Parties: the backends that answer the calls of agents, with their limits and sampling rules.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use levade_policy::{Sampler, SamplingParams};
 use crate::api_error::ApiError;
 use crate::chat_api::ChatApi;
 
-/// Party that answers the calls of an agent, and the rules for it.
+/// Backend that answers the calls of an agent, with its limits and sampling rule.
 #[derive(Clone)]
 pub struct Party {
     /// Name of the agent in recorded segments. Empty for calls outside of attempts.
@@ -25,18 +25,18 @@ pub struct Party {
     pub format: Option<Arc<Format>>,
     /// Limits of one call.
     pub limits: PartyLimits,
-    /// Sampling parameters.
+    /// Sampling parameters, and whether the recipe or the client sets them.
     pub sampling: SamplingRule,
     /// Maximum number of prompt tokens, and what happens to longer prompts.
     pub budget: Budget,
-    /// Party that summarizes turns that no longer fit, if the budget asks for summaries.
+    /// Party that summarizes turns that no longer fit. `None` if `budget` requests no summaries.
     pub summarizer: Option<Arc<Summarizer>>,
 }
 
 /// Source of a party's completions.
 #[derive(Clone)]
 pub enum Backend {
-    /// Sampler, every token of which is recorded.
+    /// Sampler. Every sampled token is recorded.
     Tokens(Arc<dyn Sampler>),
     /// Chat API that takes messages and returns messages.
     Messages(Arc<dyn ChatApi>),
@@ -53,33 +53,33 @@ pub struct PartyLimits {
     pub timeout: Duration,
 }
 
-/// Who decides the sampling parameters of a party.
+/// Source of the sampling parameters of a party.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SamplingRule {
-    /// The recipe: a request can only lower `max_tokens` and add stop strings, stop tokens and
+    /// The recipe. A request can only lower `max_tokens` and add stop strings, stop tokens and
     /// `top_logprobs`.
     Fixed(SamplingParams),
-    /// The client; these are the values of options that it does not set.
+    /// The client. These values are the defaults of options that it does not set.
     Default(SamplingParams),
 }
 
-/// Party that summarizes turns, with the way to ask it.
+/// Party that summarizes turns, with its instruction.
 #[derive(Clone)]
 pub struct Summarizer {
-    /// The party.
+    /// Party that writes the summaries.
     pub party: Arc<Party>,
     /// Maximum number of tokens of a summary.
     pub max_tokens: usize,
-    /// Text before the turns in the request.
+    /// Text that precedes the turns in the request.
     pub instruction: String,
 }
 
 /// Parts of a party with [`Backend::Tokens`].
 #[derive(Clone, Copy)]
 pub struct TokenBackend<'a> {
-    /// The sampler.
+    /// Sampler that generates the completions.
     pub sampler: &'a Arc<dyn Sampler>,
-    /// The chat format.
+    /// Chat format of the conversations.
     pub format: &'a Arc<Format>,
     /// Maximum number of tokens of prompt and completion together.
     pub context: usize,
@@ -111,8 +111,8 @@ impl Party {
     /// Returns the sampler of a party with [`Backend::Tokens`].
     ///
     /// # Errors
-    /// Returns an [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) error if a chat API answers, which has no
-    /// tokens.
+    /// Returns an [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) error if the backend is a chat API,
+    /// which has no tokens.
     pub fn tokens(&self) -> Result<TokenBackend<'_>, ApiError> {
         match (&self.backend, &self.format) {
             (Backend::Tokens(sampler), Some(format)) => {
@@ -129,7 +129,7 @@ impl Party {
         }
     }
 
-    /// Returns the sampling parameters that the recipe fixes, if it does.
+    /// Returns the sampling parameters that the recipe fixes, or `None` if the client sets them.
     pub fn fixed(&self) -> Option<&SamplingParams> {
         match &self.sampling {
             SamplingRule::Fixed(params) => Some(params),

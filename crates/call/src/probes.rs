@@ -1,35 +1,36 @@
-//! Probes: calls by which a program finds out whether the model answers, before its task begins.
+//! Probes: calls with which a program checks that the model responds, before its task starts.
 //!
-//! Some frameworks send a short question without tools ("say hello") before the conversation of the task. Its
-//! reply has no part in the attempt's success, and must not be trained with the attempt's reward. A call is a
-//! probe if all of this holds:
+//! Some frameworks send a short question without tools ("say hello") before the conversation of the
+//! task. Its completion does not contribute to the attempt's success, so it must not be trained with
+//! the attempt's reward. A call is a probe if all of the following hold:
 //!
-//! - It tells the model of no tool, and its messages are one user message and instructions.
-//! - Its agent has called with tools since, for the first time. An agent that never uses tools has no probes.
+//! - Its request has no tools, and its messages are one user message and instructions.
+//! - Its agent makes its first call with tools later. An agent that never uses tools has no probes.
 //! - No later call continues it.
-//! - Its question has nothing to do with the task: no question of the agent's calls with tools contains it,
-//!   or is contained in it. A plan, a title or a summary that precedes the conversation quotes the task.
+//! - Its question is unrelated to the task: no question of the agent's calls with tools contains it, or
+//!   is contained in it. A plan, a title or a summary that precedes the conversation quotes the task.
 //!
-//! Segments of a probe belong to the agent [`probe_agent`], which is never trained. To train such calls, a
-//! recipe gives them an agent of their own, with `match = { has_tools = false }`.
+//! Segments of a probe are assigned to the agent [`probe_agent`], which is never trained. To train such
+//! calls, a recipe assigns them to a separate agent, with `match = { has_tools = false }`.
 
 use std::collections::BTreeSet;
 
 use levade_text::{Message, Role, ToolSpec};
 use levade_tree::{SegmentId, Trajectory};
 
-/// Returns the name of the agent that the probes of an agent belong to.
+/// Returns the name of the agent to which the probes of `agent` are assigned: `AGENT.probe`.
 pub fn probe_agent(agent: &str) -> String {
     format!("{agent}.probe")
 }
 
-/// A reply that may answer a probe.
+/// Completion of a call that may be a probe.
 #[derive(Debug)]
 struct Candidate {
     agent: String,
     question: String,
     segment: SegmentId,
-    /// Whether a call with tools of its agent has to do with the question.
+    /// Whether a later call of its agent with tools has a question that contains this one, or is
+    /// contained in it.
     belongs: bool,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Probes {
 }
 
 impl Probes {
-    /// Notes a call that begins. Returns its question if the call may be a probe.
+    /// Records a call that starts. Returns its question if the call may be a probe.
     pub(crate) fn begins(&mut self, agent: &str, messages: &[Message], tools: &[ToolSpec]) -> Option<String> {
         let mut questions = messages.iter().filter(|message| message.role == Role::User);
         if !tools.is_empty() {
@@ -62,12 +63,12 @@ impl Probes {
         may_be.then(|| question.to_owned())
     }
 
-    /// Notes the reply to a call that may be a probe.
+    /// Records the completion of a call that may be a probe.
     pub(crate) fn replied(&mut self, agent: &str, question: String, segment: SegmentId) {
         self.candidates.push(Candidate { agent: agent.to_owned(), question, segment, belongs: false });
     }
 
-    /// Gives the segments of probes to agents of their own. Returns the turns of their calls.
+    /// Assigns the segments of probes to separate agents. Returns the turns of the probes.
     pub(crate) fn set_apart(self, trajectory: &mut Trajectory) -> Vec<u32> {
         let continued: BTreeSet<SegmentId> =
             trajectory.segments().iter().filter_map(|segment| segment.parent).collect();
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_bare_question_before_calls_with_tools_may_be_a_probe() {
+    fn probe_candidates_are_bare_questions_before_tool_calls() {
         let user = |text: &str| Message::user(text);
         let system = Message::system("Be brief.");
         let tool =

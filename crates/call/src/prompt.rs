@@ -1,4 +1,4 @@
-//! Prompts of calls: rendered from messages, encoded from text, or given as token ids.
+//! Prompts of calls: rendered from messages, encoded from text, or passed as token ids.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::request::{Input, OpeningLimit};
 pub(crate) enum Prompt {
     /// Rendered from messages.
     Chat(Box<Prepared>),
-    /// Encoded or given token ids.
+    /// Token ids, encoded from text or passed by the client.
     Ids(Arc<[u32]>),
 }
 
@@ -43,7 +43,7 @@ impl Prompt {
     }
 }
 
-/// Creates the prompt of a call. Returns whether the opening limit truncated it.
+/// Creates the prompt of a call. Also returns whether the opening limit truncated the prompt.
 pub(crate) async fn prompt(
     recorder: &Arc<Recorder>,
     party: &Arc<Party>,
@@ -74,7 +74,7 @@ pub(crate) async fn prompt(
     }
 }
 
-/// Checks that there are messages, and that the model can read their parts.
+/// Checks that there are messages, and that the model supports all their parts.
 fn check_messages(messages: &[Message]) -> Result<(), ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field("messages", "there are no messages; give at least one"));

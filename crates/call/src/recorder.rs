@@ -64,11 +64,11 @@ pub struct CallRecord {
     pub agent: String,
     /// Name of the model in API responses.
     pub model: String,
-    /// Whether a chat API answered.
+    /// Whether the completion comes from a chat API.
     pub external: bool,
-    /// Whether it is a summary that a context policy requested.
+    /// Whether the call is a summary that a context policy requested.
     pub summary: bool,
-    /// Whether it is a probe, whose completion is not trained.
+    /// Whether the call is a probe, whose completion is not trained.
     pub probe: bool,
     /// Origin of the prompt. `None` for prompts of token ids, and for chat APIs.
     pub origin: Option<Origin>,
@@ -78,7 +78,7 @@ pub struct CallRecord {
     pub tokens: usize,
     /// Reason for the end of the completion.
     pub finish: FinishReason,
-    /// Error that ended the call.
+    /// Error that ended the call. `None` if the call did not fail.
     pub error: Option<String>,
     /// Turn in the conversation. `None` if the call is not part of it.
     pub turn: Option<u32>,
@@ -91,7 +91,7 @@ pub struct CallRecord {
 /// Everything that a recorder has recorded.
 #[derive(Debug, Default)]
 pub struct Recorded {
-    /// All tokens.
+    /// All tokens of prompts and completions, except for calls of chat APIs.
     pub trajectory: Trajectory,
     /// Turns at which the chat template renders recorded history differently.
     pub drift: Vec<Drift>,
@@ -128,7 +128,7 @@ pub(crate) struct State {
     pub streams: CallStreams,
     pub left_calls: u32,
     pub left_tokens: usize,
-    /// Newest weight version of each policy so far. No later call is answered by an older one.
+    /// Newest weight version of each policy so far. No later call samples with an older version.
     pub versions: HashMap<String, u64>,
     pub recorded: Recorded,
     /// Histories of calls of chat APIs.
@@ -233,8 +233,7 @@ impl Recorder {
         }
     }
 
-    /// Waits until a call has no reader left, and none has come back within the grace period, or until the
-    /// recorder closes.
+    /// Waits until a call has had no reader for the grace period, or until the recorder closes.
     pub(crate) async fn abandoned(&self, transcript: &Transcript) {
         let left = async {
             loop {
@@ -281,7 +280,8 @@ impl Recorder {
         self.state().recorded.calls.iter().any(|call| call.turn == Some(turn))
     }
 
-    /// Adds the trajectory of a helper's conversation as a branch. Returns the turn of its first call here.
+    /// Adds the trajectory of a helper's conversation as a branch. Returns the turn of its first call
+    /// in this conversation.
     ///
     /// # Errors
     /// Returns an error if the trajectory is inconsistent.
@@ -293,7 +293,7 @@ impl Recorder {
     /// recorded with the tokens sampled so far. A call that does not end within `timeout` is not recorded.
     pub async fn close(self: &Arc<Self>, timeout: Duration) -> Recorded {
         {
-            // Under the lock, so that no call is admitted afterwards.
+            // The lock ensures that no call is admitted afterwards.
             let _state = self.state();
             self.closed.store(true, Ordering::Release);
         }
@@ -305,7 +305,8 @@ impl Recorder {
             let attempt = &self.options.name;
             tracing::warn!(attempt, left, ?timeout, "calls that did not end are not recorded");
         }
-        // Comparing the conversation with its template takes time, so that runs outside of the async workers.
+        // Comparing the conversation with its template takes time, so it runs outside of the async
+        // workers.
         let recorder = Arc::clone(self);
         let drift = tokio::task::spawn_blocking(move || recorder.state().conversation.finish()).await;
         let mut state = self.state();
@@ -343,7 +344,7 @@ mod tests {
     use crate::transcript::Head;
 
     #[tokio::test(start_paused = true)]
-    async fn call_is_abandoned_only_if_no_reader_returns_in_time() {
+    async fn call_is_abandoned_after_grace_without_readers() {
         let grace = Duration::from_secs(10);
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let options = RecorderOptions { grace, ..recorder.options.clone() };
@@ -378,7 +379,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn closed_waits_for_close_and_returns_after_it() {
+    async fn closed_returns_only_after_close() {
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let wait = Duration::from_secs(60);
         assert!(tokio::time::timeout(wait, recorder.closed()).await.is_err());

@@ -1,4 +1,4 @@
-//! Calls of parties with a chat API: relayed in messages, and recorded as messages.
+//! Relays calls to chat APIs, and records them as messages.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -193,7 +193,7 @@ impl Relay {
         }
     }
 
-    /// Returns the completion as far as it has arrived.
+    /// Returns the part of the completion that has arrived, as aborted.
     fn so_far(&self) -> ChatCompletion {
         ChatCompletion {
             message: self.reply.clone(),

@@ -75,10 +75,11 @@ pub struct SamplingOptions {
     pub ignore_eos: bool,
     /// Random seed.
     pub seed: Option<u64>,
-    /// Number of alternatives to report beside each token's log-probability. `None` reports no
+    /// Number of alternatives to report in addition to each token's log-probability. `None` reports no
     /// log-probabilities.
     pub logprobs: Option<usize>,
-    /// The same for tokens of the prompt.
+    /// Number of alternatives to report for each prompt token. `None` reports no prompt
+    /// log-probabilities.
     pub prompt_logprobs: Option<usize>,
 }
 
@@ -215,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn truncation_removes_excess_where_it_says() {
+    fn truncation_removes_excess_at_its_position() {
         for (truncation, max_tokens, want) in [
             (Truncation::Left, 4, Some(&[3, 4, 5, 6][..])),
             (Truncation::Right, 4, Some(&[0, 1, 2, 3])),

@@ -1,7 +1,7 @@
 //! Events of a call, for any number of readers.
 //!
-//! Each reader receives all events from the first. So a client that repeats a call after its connection broke
-//! gets the complete response.
+//! Each reader receives all events from the first. A client that repeats a call after a broken
+//! connection therefore gets the complete response.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,87 +12,88 @@ use tokio::sync::watch;
 
 use crate::api_error::{ApiError, ErrorKind};
 
-/// A token of a reply.
+/// A token of a prompt or a completion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     /// Id in the vocabulary.
     pub id: u32,
-    /// Behaviour log-probability.
+    /// Behavior log-probability: that under the distribution that sampled the token.
     pub logprob: f32,
-    /// The likeliest tokens in its place, where they were asked for.
+    /// The most likely tokens at its position. Empty unless the request asks for alternatives.
     pub top: TopLogprobs,
-    /// Version of the weights that drew it; 0 for tokens of a prompt.
+    /// Version of the weights that sampled the token. 0 for prompt tokens.
     pub version: u64,
 }
 
-/// End of a reply.
+/// End of a completion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct End {
-    /// The reply as a client is told it, with its thought.
+    /// Assistant message as the client receives it, with its reasoning.
     pub message: Message,
-    /// Parts of `message` in the order in which the model wrote them: text, thoughts and tool calls.
+    /// Parts of `message` in the order in which the model wrote them: text, reasoning and tool calls.
     /// Adjacent parts of one kind are joined.
     pub parts: Vec<Piece>,
-    /// Text of the reply as it stands, without the stop string that ended it.
+    /// Raw text of the completion, without the stop string that ended it unless the client keeps stop
+    /// strings.
     pub text: String,
     /// The recorded completion of a chat. `None` for prompts of token ids, for chat APIs, and for an aborted
     /// completion without tokens.
     pub reply: Option<Reply>,
-    /// Why it ended.
+    /// Reason for the end of the completion.
     pub finish: FinishReason,
-    /// Whether it calls tools.
+    /// Whether the completion calls tools.
     pub calls: bool,
-    /// The stop string that ended it, where one did.
+    /// Stop string that ended the completion, if any.
     pub stopped_by: Option<String>,
-    /// Number of the tokens of its prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Number of its tokens.
+    /// Number of completion tokens.
     pub tokens: usize,
-    /// Number of its tokens within thoughts.
+    /// Number of completion tokens within reasoning.
     pub thought_tokens: usize,
 }
 
-/// Event of a call, in the order of its happening.
+/// Event of a call. Events are stored in the order in which they occur.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Tokens of the prompt with their log-probabilities, where these were asked for; that of the first is no
-    /// number.
+    /// Prompt tokens with their log-probabilities, if the request asks for them. That of the first
+    /// token is NaN.
     Prompt {
-        /// The reply before which they stand, from 0.
+        /// Index of the completion that the prompt belongs to, from 0.
         choice: usize,
-        /// The tokens.
+        /// Prompt tokens that follow those of earlier events.
         tokens: Vec<Token>,
     },
-    /// Part of a reply.
+    /// Part of a completion.
     Delta {
         /// The reply, from 0.
         choice: usize,
-        /// Text, thoughts and calls that it completes.
+        /// Text, reasoning and tool calls that the tokens complete.
         pieces: Vec<Piece>,
-        /// Tokens that were drawn.
+        /// Sampled tokens. Empty for a chat API.
         tokens: Vec<Token>,
     },
-    /// A reply has ended.
+    /// A completion has ended.
     Ended {
         /// The reply, from 0.
         choice: usize,
-        /// All of it.
+        /// The complete completion.
         end: Box<End>,
     },
-    /// The call has failed; the last event.
+    /// The call has failed. This is the last event.
     Failed(ApiError),
-    /// All replies have ended; the last event.
+    /// All completions have ended. This is the last event.
     Done,
 }
 
 impl Event {
-    /// Whether nothing comes after it.
+    /// Returns whether no event follows.
     pub fn is_last(&self) -> bool {
         matches!(self, Event::Failed(_) | Event::Done)
     }
 }
 
-/// Splits a message into its parts, in the order in which APIs list them: thought, text, tool calls.
+/// Splits a message into its parts, in the order in which APIs list them: reasoning, text, tool calls.
 pub fn parts_of(message: &Message) -> Vec<Piece> {
     let filled = |text: &&str| !text.is_empty();
     let thought = message.reasoning_content.as_deref().filter(filled);
@@ -102,19 +103,19 @@ pub fn parts_of(message: &Message) -> Vec<Piece> {
     texts.chain(message.tool_calls.iter().cloned().map(|call| Piece::Call(Ok(call)))).collect()
 }
 
-/// Tokens of the text that a client is shown, one list for each uninterrupted part of it. Tokens of thoughts
-/// and tool calls are left out.
+/// Tokens of the text that a client receives, one list for each uninterrupted part of the text. Tokens
+/// of reasoning and tool calls are left out.
 #[derive(Debug, Default, Clone)]
 pub struct MessageTokens {
     parts: Vec<Vec<Token>>,
     /// Whether further text belongs to the last part.
     open: bool,
-    /// Tokens of which a later part says what they belong to.
+    /// Tokens that belong to a part that is not known yet.
     pending: Vec<Token>,
 }
 
 impl MessageTokens {
-    /// Adds a part of a reply.
+    /// Adds a part of a completion.
     pub fn add(&mut self, pieces: &[Piece], tokens: &[Token]) {
         self.pending.extend_from_slice(tokens);
         if pieces.iter().any(|piece| matches!(piece, Piece::Speech(_))) {
@@ -132,53 +133,54 @@ impl MessageTokens {
         }
     }
 
-    /// Takes the tokens of each part that arrived since the last call.
+    /// Returns the tokens of each part of the text since the last call, and removes them.
     pub fn take(&mut self) -> Vec<Vec<Token>> {
         self.open = false;
         std::mem::take(&mut self.parts)
     }
 }
 
-/// Things known about a call from its start.
+/// Data known from the start of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
-    /// An id for the response.
+    /// Id of the response.
     pub id: String,
-    /// Name of the model that answers.
+    /// Name of the model in the response.
     pub model: String,
-    /// Seconds since 1970.
+    /// Start of the call as a Unix timestamp, in seconds.
     pub created: u64,
-    /// Ids of the prompt.
+    /// Token ids of the prompt. Empty for a chat API.
     pub prompt: Vec<u32>,
     /// Whether the prompt starts the completion's reasoning.
     pub opens_reasoning: bool,
     /// Whether the opening limit truncated the prompt.
     pub is_truncated: bool,
-    /// How the prompt came about; `None` for prompts in ids or text.
+    /// Origin of the prompt. `None` for prompts of token ids or text, and for chat APIs.
     pub origin: Option<Origin>,
-    /// Number of replies.
+    /// Number of completions.
     pub n: usize,
 }
 
 /// Events of a call so far, for any number of readers.
 #[derive(Debug)]
 pub struct Transcript {
-    /// Things known from the start.
+    /// Data known from the start of the call.
     pub head: Head,
     events: Mutex<Vec<Arc<Event>>>,
     count: watch::Sender<usize>,
     readers: watch::Sender<Readers>,
 }
 
-/// Who reads a transcript.
+/// Readers of a transcript.
 #[derive(Debug, Clone, Copy, Default)]
 struct Readers {
     now: usize,
-    /// Whether one has read the last event.
+    /// Whether a client has received the last event.
     satisfied: bool,
 }
 
-/// Ends a transcript when it is dropped, where nobody has: a task that dies must not leave clients waiting.
+/// Guard that ends a transcript when it is dropped, unless the transcript has ended. If the task that
+/// writes the transcript panics, readers therefore do not wait forever.
 pub struct Ending(Arc<Transcript>);
 
 impl Drop for Ending {
@@ -195,7 +197,7 @@ impl Drop for Ending {
 }
 
 impl Transcript {
-    /// A guard that its writer holds until the last event.
+    /// Returns a guard for the writer, which it drops after the last event.
     pub fn ending(self: &Arc<Self>) -> Ending {
         Ending(Arc::clone(self))
     }
@@ -221,19 +223,20 @@ impl Transcript {
         self.events().get(at).cloned()
     }
 
-    /// A reader of all events, from the first.
+    /// Creates a reader of all events, from the first.
     pub fn read(self: &Arc<Self>) -> Reader {
         self.readers.send_modify(|readers| readers.now += 1);
         Reader { transcript: Arc::clone(self), count: self.count.subscribe(), at: 0 }
     }
 
-    /// Whether its last event was read by somebody. A call of which nobody was told the end may be asked for
-    /// again.
+    /// Returns whether a client has received the last event. If none has, a client may repeat the call
+    /// to get its response.
     pub fn was_read(&self) -> bool {
         self.readers.borrow().satisfied
     }
 
-    /// Whether a reply of it failed, or was given up before its end: that is no answer for who asks again.
+    /// Returns whether a completion failed or was aborted. A repeated call must then not be answered
+    /// from this transcript.
     pub fn is_broken(&self) -> bool {
         let events = self.events();
         events.iter().any(|event| match &**event {
@@ -243,24 +246,24 @@ impl Transcript {
         })
     }
 
-    /// Whether somebody reads it now.
+    /// Returns whether the transcript has a reader now.
     pub fn is_being_read(&self) -> bool {
         self.readers.borrow().now > 0
     }
 
-    /// Waits until nobody reads any more.
+    /// Waits until there is no reader.
     pub async fn abandoned(&self) {
-        // The sender lives as long as `self`, so this does not fail.
+        // The sender exists as long as `self`, so this does not fail.
         let _ = self.readers.subscribe().wait_for(|readers| readers.now == 0).await;
     }
 
-    /// Waits until somebody reads again.
+    /// Waits until there is a reader.
     pub(crate) async fn joined(&self) {
         let _ = self.readers.subscribe().wait_for(|readers| readers.now > 0).await;
     }
 }
 
-/// A reader of a transcript. Dropping it before the last event counts as a connection that broke.
+/// Reader of a transcript. Dropping it before [`Reader::satisfied`] counts as a broken connection.
 #[derive(Debug)]
 pub struct Reader {
     transcript: Arc<Transcript>,
@@ -274,7 +277,7 @@ impl Reader {
         &self.transcript
     }
 
-    /// Returns what is known from the start of the call.
+    /// Returns the data known from the start of the call.
     pub fn head(&self) -> &Head {
         &self.transcript.head
     }
@@ -306,14 +309,14 @@ impl Reader {
         completed.ok_or_else(|| ApiError::new(ErrorKind::Internal, "the call has ended without a completion"))
     }
 
-    /// The next event, where it is there.
+    /// Returns the next event if it is available, without waiting.
     pub fn ready(&mut self) -> Option<Arc<Event>> {
         let event = self.transcript.event(self.at)?;
         self.at += 1;
         Some(event)
     }
 
-    /// Whether the last event was handed out.
+    /// Returns whether the last event has been returned.
     pub fn is_at_end(&self) -> bool {
         self.at
             .checked_sub(1)
@@ -321,7 +324,7 @@ impl Reader {
             .is_some_and(|event| event.is_last())
     }
 
-    /// The next event; `None` after the last.
+    /// Waits for the next event. Returns `None` after the last one.
     pub async fn next(&mut self) -> Option<Arc<Event>> {
         loop {
             if let Some(event) = self.ready() {
@@ -335,7 +338,7 @@ impl Reader {
         }
     }
 
-    /// Notes that the client has been sent everything.
+    /// Marks the transcript as completely received by a client.
     pub fn satisfied(&mut self) {
         self.transcript.readers.send_modify(|readers| readers.satisfied = true);
     }
@@ -370,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_reader_is_told_everything() {
+    async fn every_reader_receives_all_events() {
         let transcript = transcript();
         let mut early = transcript.read();
         transcript.push(delta(1));
@@ -397,7 +400,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_dies_while_writing_leaves_no_reader_waiting() {
+    async fn panicking_writer_fails_transcript_for_readers() {
         let transcript = transcript();
         let mut reader = transcript.read();
         let ending = transcript.ending();
@@ -417,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_leaves_early_has_not_read_it() {
+    async fn transcript_is_unread_if_reader_leaves_early() {
         let transcript = transcript();
         transcript.push(delta(1));
         let mut reader = transcript.read();

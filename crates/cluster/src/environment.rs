@@ -10,24 +10,24 @@ use tokio::process::Command;
 /// A Python environment to install.
 #[derive(Debug, Clone)]
 pub struct Environment {
-    /// The directory of the environment.
+    /// Directory of the environment.
     pub dir: PathBuf,
-    /// The directory of the package `levade_torch` (see [`find_package`]).
+    /// Directory of the package `levade_torch` (see [`find_package`]).
     pub package: PathBuf,
-    /// The Python interpreter to start from: a program or its path.
+    /// Python interpreter that creates the environment: a program name or a path.
     pub python: String,
-    /// A further package index for PyTorch, besides PyPI.
+    /// Additional package index for PyTorch, besides PyPI.
     pub torch_index: Option<String>,
     /// Timeout for the installation.
     pub timeout: Duration,
 }
 
-/// The directory of the package in a checkout.
+/// Directory of the package, relative to a checkout.
 pub const PACKAGE: &str = "python/levade_torch";
 
 impl Environment {
-    /// Creates the environment with uv, or with venv and pip if uv is not installed. What an earlier
-    /// installation left is used. Returns the path of its interpreter.
+    /// Creates the environment with uv, or with venv and pip if uv is not installed. Reuses the results
+    /// of an earlier installation. Returns the path of the environment's interpreter.
     ///
     /// # Errors
     /// Returns an error if a command fails or the timeout expires.
@@ -43,7 +43,7 @@ impl Environment {
         })?
     }
 
-    /// Creates a bare environment, installs the package and imports it.
+    /// Creates an empty environment, installs the package and imports it.
     async fn run_steps(&self, host: &Host) -> anyhow::Result<PathBuf> {
         let python = self.dir.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
         let has_uv =
@@ -64,7 +64,7 @@ impl Environment {
         if let Some(index) = &self.torch_index {
             install.extend(["--extra-index-url", index]);
             if has_uv {
-                // Without it, uv asks only one index for a package.
+                // Without this option, uv queries only one index for a package.
                 install.extend(["--index-strategy", "unsafe-best-match"]);
             }
         }
@@ -86,11 +86,11 @@ async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the directory of the package: the given one, or that of the checkout which the working directory
-/// or this binary is in.
+/// Returns the directory of the package: `given`, or the package in the checkout that contains the
+/// working directory or this binary.
 ///
 /// # Errors
-/// Returns an error if there is no package.
+/// Returns an error if no package is found.
 pub fn find_package(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let is_it = |folder: &PathBuf| folder.join("pyproject.toml").is_file();
     let found = match given {
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn find_package_names_the_directory_if_there_is_none() {
+    fn find_package_names_missing_directory() {
         let folder = tempfile::tempdir().unwrap();
         let error = find_package(Some(folder.path())).unwrap_err().to_string();
         assert!(error.contains("holds no package; give the folder python/levade_torch"), "{error}");

@@ -1,4 +1,4 @@
-//! Joining a learner's process group as another machine than the one that trains.
+//! Runs the learner processes of a machine other than the one that trains.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,63 +11,63 @@ use levade_run::cluster_learner::{FOLDER, torchrun};
 use levade_run::{Host, display, unusable};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// A machine's part in the learner of a run.
+/// Part of a machine in the learner of a run.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// The run directory. It need not exist yet.
+    /// Run directory. It need not exist yet.
     pub run: PathBuf,
-    /// Number of the machine, from 1. Machine 0 trains.
+    /// Index of the machine, from 1. Machine 0 trains.
     pub node: u32,
     /// Timeout for the first start of the learner.
     pub wait: Duration,
 }
 
-/// Why a machine has left a run.
+/// Reason for which a machine has left a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     /// The run has ended.
     Over,
-    /// Another process has taken this part.
+    /// Another process has taken over this part.
     Replaced,
-    /// This process was asked to stop.
+    /// This process has received a request to stop.
     Stopped,
 }
 
-/// Interval between two looks at the files.
+/// Interval between checks of the run's files.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long this machine's processes continue after a request to stop. The run, which receives the same
-/// request, may need them to reach a point where it can stop.
+/// Time for which this machine's processes continue after a request to stop. The run receives the same
+/// request, and may need the processes to reach a point at which it can stop.
 const STOPPING: Duration = Duration::from_secs(100);
 
-/// The next thing to do.
+/// Next action of this process.
 enum Next {
     Follow(Order),
     Leave(Left),
 }
 
-/// Files through which the run speaks.
+/// Files through which the run sends orders to its machines.
 struct Run {
     folder: PathBuf,
-    /// When it was over before, in a folder that is about to be gone on with: until the run begins anew,
-    /// nothing there is meant for this process.
+    /// End time of an earlier run in this directory, if this run resumes it. Until the run starts
+    /// again, its files contain no order for this process.
     before: Option<SystemTime>,
-    /// Number of this machine.
+    /// Index of this machine.
     node: u32,
-    /// Name of this process among those that have had this machine's part.
+    /// Name of this process among the processes that have had this machine's part.
     name: String,
 }
 
 impl Run {
-    /// The run in a folder, in which this process takes the part of a machine.
+    /// Opens the run in the directory `root`, and takes the part of machine `node` for this process.
     fn of(root: &Path, node: u32) -> io::Result<Self> {
         let (folder, name) = (root.join(FOLDER), torchrun::random()?);
         order::take(&folder, node, &name)?;
         Ok(Run { before: order::over(&folder), folder, node, name })
     }
 
-    /// Whether another process has this machine's part now: a launcher has started one, because it has lost
-    /// this one out of its sight.
+    /// Returns whether another process has taken this machine's part: a launcher has started a second
+    /// process, because it has lost track of this one.
     fn is_taken(&self) -> bool {
         order::is_taken(&self.folder, self.node, &self.name)
     }
@@ -76,20 +76,21 @@ impl Run {
         order::over(&self.folder).is_some_and(|at| Some(at) != self.before)
     }
 
-    /// The newest order, if any.
+    /// Returns the newest order, if any.
     fn order(&self) -> io::Result<Option<Order>> {
         let is_old = self.before.is_some() && order::over(&self.folder) == self.before;
         if is_old { Ok(None) } else { Order::read(&self.folder) }
     }
 }
 
-/// Waits for the run to start its learner, runs this machine's processes of it, and starts them again
-/// whenever the run does, until the run ends. Each item of `stops` is a request to stop: the first lets the
-/// processes continue until the run has stopped, the second ends them at once.
+/// Waits until the run starts its learner, runs this machine's processes of it, and restarts them
+/// whenever the run restarts its learner, until the run ends. Each item of `stops` is a request to
+/// stop: after the first, the processes continue until the run has stopped; the second ends them at
+/// once.
 ///
 /// # Errors
-/// Returns an error if the run does not start its learner in time, its group has no such machine, or the
-/// processes cannot be started.
+/// Returns an error if the run does not start its learner in time, if its group has no such machine, or
+/// if the processes cannot be started.
 pub async fn join(part: &Part, host: &Host, mut stops: UnboundedReceiver<()>) -> anyhow::Result<Left> {
     if part.node == 0 {
         return Err(unusable("--node 0 is the machine that trains (`levade train`); others count from 1"));
@@ -112,7 +113,7 @@ pub async fn join(part: &Part, host: &Host, mut stops: UnboundedReceiver<()>) ->
         };
         say(&format!("its processes start (log: {})", display::path(&log)));
         let mut environment = order.whole_environment();
-        // Only the first machine serves, but each asks for a token.
+        // Only the first machine serves requests, but every process requires a token.
         environment.push((torchrun::TOKEN.into(), format!("{}-of-no-use-here", order.start)));
         let environment = (environment, log.as_path());
         let mut processes = torchrun::serve(&order, part.node, &root, environment, host.supervisor()).await?;
@@ -141,7 +142,7 @@ pub async fn join(part: &Part, host: &Host, mut stops: UnboundedReceiver<()>) ->
     }
 }
 
-/// Waits for another order than the last one.
+/// Waits for an order that differs from the last one, or for a reason to leave.
 async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Next> {
     let longest = match last {
         Some(order) => Duration::from_secs_f64(order.patience),
@@ -175,7 +176,8 @@ async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Ne
     }
 }
 
-/// Waits until there is another order, the run is over, or this machine's part is another's.
+/// Waits until there is another order, the run has ended, or another process has taken this machine's
+/// part.
 async fn superseded(run: &Run, order: &Order) {
     loop {
         sleep(POLL_INTERVAL).await;
@@ -196,13 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_end_of_the_run_is_not_the_end_of_this_one() {
+    fn earlier_end_of_run_is_ignored() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join(FOLDER);
         std::fs::create_dir_all(&folder).unwrap();
         order("first").write(&folder).unwrap();
         order::end(&folder).unwrap();
-        // Of a run that stopped, and now begins again: neither its end nor its order counts.
+        // These files belong to a run that stopped and now resumes: neither its end nor its order
+        // counts.
         let run = Run::of(root.path(), 1).unwrap();
         assert!(!run.is_over() && run.order().unwrap().is_none());
         order::clear(&folder).unwrap();
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_has_nothing_left_to_do_is_over_again() {
+    fn resumed_run_without_work_ends_again() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join(FOLDER);
         std::fs::create_dir_all(&folder).unwrap();
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_that_came_last_has_the_part_of_a_machine() {
+    fn latest_process_takes_part_of_machine() {
         let root = tempfile::tempdir().unwrap();
         let (first, other) = (Run::of(root.path(), 1).unwrap(), Run::of(root.path(), 2).unwrap());
         assert!(!first.is_taken());

@@ -2,10 +2,10 @@
 //! [`Environment`] installs the Python packages that they need.
 //!
 //! # Guarantees
-//! - A machine that has joined starts its processes again whenever the run starts its learner again, and
-//!   leaves when the run ends.
-//! - Of two processes with the same part of a run, the later one keeps it. The earlier one leaves.
-//! - Every wait has a deadline that names what it waits for.
+//! - A machine that has joined restarts its processes whenever the run restarts its learner, and leaves
+//!   when the run ends.
+//! - If two processes take the same part of a run, the later one keeps it. The earlier one leaves.
+//! - Every wait has a timeout, whose error names what was awaited.
 //!
 //! # Example
 //! Takes part in a run as machine 1.

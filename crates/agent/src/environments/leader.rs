@@ -7,13 +7,13 @@ use async_trait::async_trait;
 use super::Environments;
 use crate::{Agent, AgentLoop, Attempt, AttemptContext, Program};
 
-/// Has the environment of a task lead the attempt: it asks the model through the attempt's endpoint, and says
-/// at the end what the attempt is worth.
+/// Agent loop of attempts that the environment of the task leads. The environment calls the model
+/// through the attempt's endpoint, and reports the reward at the end.
 #[derive(Clone)]
 pub struct Leader {
-    /// The endpoint. The command is not used.
+    /// Program that opens the endpoint. Its command is not used.
     pub program: Program,
-    /// The environments of the run.
+    /// Environments of the run.
     pub environments: Environments,
 }
 

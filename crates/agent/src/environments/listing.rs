@@ -1,4 +1,4 @@
-//! Tasks of environments, and which of them are held out.
+//! Lists the tasks of environments, and splits them into training and held-out tasks.
 
 use std::collections::HashSet;
 
@@ -9,26 +9,27 @@ use serde_json::{Map, Value, json};
 use super::options::{Common, MOST, ReasoningGymOptions};
 use super::{ANSWER, Environment, EnvironmentError, EnvironmentOptions};
 
-/// Most tasks that are asked for at once.
+/// Maximum number of tasks per request.
 const PAGE: usize = 100;
 
-/// Where seeds of held-out tasks begin, beyond all of training.
+/// Minimum derived seed of held-out tasks. It exceeds all seeds of training that are derived from a
+/// run's seed.
 const HELD_OUT: u64 = 2_000_000_000;
 
-/// The tasks of an environment.
+/// Tasks of an environment.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Listed {
-    /// Tasks to train on.
+    /// Training tasks.
     pub train: Vec<Task>,
-    /// Tasks that are kept apart, in an order that depends on the split alone.
+    /// Held-out tasks, in an order that depends only on the split seed.
     pub held_out: Vec<Task>,
-    /// Tasks left out because an earlier one asks the same.
+    /// Number of tasks left out because an earlier task is the same.
     pub repeated: usize,
-    /// The packages that they come from, with their versions.
+    /// Packages that the tasks come from, with their versions.
     pub package: String,
 }
 
-/// A task as a process tells of it.
+/// A task as an environment process reports it.
 #[derive(Deserialize)]
 struct Told {
     name: String,
@@ -39,21 +40,22 @@ struct Told {
     row: Map<String, Value>,
 }
 
-/// A stretch of tasks of one seed.
+/// Range of tasks that one seed yields.
 struct Stretch<'o> {
-    /// The data set, where there are several.
+    /// Name of the data set. `None` if the environment has only one.
     dataset: Option<&'o str>,
     seed: u64,
     count: usize,
 }
 
 impl Environment {
-    /// Lists the tasks. Those to train on follow from `seed`, those that are kept apart from `split_seed`,
-    /// where the environment makes tasks from seeds. Where it has a list, `split_seed` says which of it are
-    /// kept apart.
+    /// Lists the tasks. If the environment generates tasks from seeds, training tasks follow from
+    /// `seed` and held-out tasks from `split_seed`. If the environment has a fixed list, `split_seed`
+    /// selects the held-out tasks.
     ///
     /// # Errors
-    /// When the environment cannot be loaded or listed, or has too few tasks to keep so many apart.
+    /// Returns an error if the environment cannot be loaded or listed, or if it has too few tasks to
+    /// hold out so many.
     pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<Listed, EnvironmentError> {
         let Common { train, held_out, seeds, .. } = self.options.common();
         let mut listed = Listed::default();
@@ -97,7 +99,7 @@ impl Environment {
         Ok(listed)
     }
 
-    /// How many tasks of which seed come from where.
+    /// Returns the ranges of tasks that together have `count` tasks: one range for each data set.
     fn stretches(&self, count: usize, seed: u64) -> Vec<Stretch<'_>> {
         match &self.options {
             EnvironmentOptions::ReasoningGym(ReasoningGymOptions { datasets, .. }) => {
@@ -113,7 +115,8 @@ impl Environment {
         }
     }
 
-    /// The tasks of a stretch, page by page; fewer where the environment has no more.
+    /// Returns the tasks of a range, page by page. There are fewer tasks if the environment has no
+    /// more.
     async fn stretch(
         &self,
         stretch: &Stretch<'_>,
@@ -169,8 +172,8 @@ impl Environment {
     }
 }
 
-/// `count` things divided by shares; what is left over goes to the largest remainders, the first of equal
-/// ones.
+/// Divides `count` in proportion to `shares`. The remainder goes to the largest fractional parts, and
+/// to the first of equal ones.
 fn shared(count: usize, shares: &[f64]) -> Vec<usize> {
     let sum: f64 = shares.iter().sum();
     let exact: Vec<f64> = shares.iter().map(|share| share / sum * count as f64).collect();
@@ -189,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_add_up_to_the_whole() {
+    fn shared_counts_add_up_to_total() {
         assert_eq!(shared(10, &[1.0, 1.0]), [5, 5]);
         assert_eq!(shared(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
         assert_eq!(shared(3, &[3.0, 1.0]), [2, 1]);

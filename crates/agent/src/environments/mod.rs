@@ -1,23 +1,23 @@
 //! Runs third-party environments: reasoning-gym, verifiers, gymnasium, OpenEnv.
 //!
-//! An environment is a source of tasks that also scores attempts. Some lead their attempts ([`Leader`]): they
-//! call the model through the attempt's endpoint, as programs do, so everything is recorded without knowledge
-//! of the environment. Their rewards come with the last line of the attempt, each for the turn or the agent
-//! that earned it. For other environments (reasoning-gym) any agent makes the attempts, and the environment
-//! scores the final answers ([`EnvironmentScorer`]).
+//! An environment is a source of tasks that also scores attempts. Some environments lead their attempts
+//! ([`Leader`]): they call the model through the attempt's endpoint, as programs do, so everything is
+//! recorded without knowledge of the environment. Their rewards are in the last line of the attempt,
+//! each assigned to the turn or the agent that earned it. For other environments (reasoning-gym), any
+//! agent makes the attempts, and the environment scores the final answers ([`EnvironmentScorer`]).
 //!
-//! Each environment runs in the user's Python (3.10 or later, with the environment's own packages), in worker
-//! processes of [`levade_process`] with modules in files of this directory. One process has many attempts at
-//! once.
+//! Each environment runs in the user's Python (3.10 or later, with the environment's own packages), in
+//! worker processes of [`levade_process`], from the Python modules in the directory `worker`. One
+//! process runs many attempts concurrently.
 //!
 //! # Guarantees
-//! - **Any process scores any answer.** A task is identified by what produces it again (data set, seed,
-//!   index), never by the memory of a process.
-//! - **Processes** have the user's rights, get named environment variables only, and end with their
+//! - **Any process scores any answer.** A task is identified by the values that reproduce it (data set,
+//!   seed, index), never by the memory of a process.
+//! - **Processes** have the user's rights, receive only named environment variables, and end with their
 //!   supervisor.
-//! - **Loading, listing, scoring and attempts have deadlines.** A process that does not stop a late request
-//!   is ended, and fails the requests that it has.
-//! - **A reward that is not a finite number** breaks its attempt and never counts.
+//! - **Loading, listing, scoring and attempts have timeouts.** A process that does not cancel a late
+//!   request is stopped, and its other requests fail.
+//! - **A reward that is not a finite number** fails its attempt and never counts.
 
 mod leader;
 mod listing;
@@ -44,7 +44,7 @@ pub use scorer::EnvironmentScorer;
 /// Placeholder of the expected answer in demonstrations.
 const ANSWER: &str = "{answer}";
 
-/// The files of a process, each after those that it imports.
+/// Python modules of a worker process, each after those that it imports.
 const MODULES: [(&str, &str); 8] = [
     ("numbers", include_str!("worker/numbers.py")),
     ("chat", include_str!("worker/chat.py")),
@@ -56,23 +56,23 @@ const MODULES: [(&str, &str); 8] = [
     ("serve", include_str!("worker/serve.py")),
 ];
 
-/// The environments of a run, each with its processes. Clones share them.
+/// Environments of a run, each with its processes. Clones share the processes.
 #[derive(Clone, Default)]
 pub struct Environments(Arc<Vec<Environment>>);
 
-/// An environment with its processes, which are started as they are needed.
+/// Environment with its worker processes, which are started on demand.
 pub struct Environment {
     options: EnvironmentOptions,
     workers: Arc<Pool>,
 }
 
-/// Errors of an environment: whose, and what it said.
+/// Error of an environment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the environment {name}: {why}")]
 pub struct EnvironmentError {
-    /// The name of the source.
+    /// Name of the source.
     pub name: String,
-    /// Words of its own, or how its process ended.
+    /// Message of the environment, or how its process ended.
     pub why: String,
 }
 
@@ -83,13 +83,13 @@ impl fmt::Debug for Environments {
 }
 
 impl Environments {
-    /// Environments with these options. Nothing is started yet.
+    /// Creates environments with these options. No process is started yet.
     pub fn new(options: impl IntoIterator<Item = EnvironmentOptions>, supervisor: &Supervisor) -> Self {
         let all = options.into_iter().map(|options| Environment::new(options, supervisor));
         Environments(Arc::new(all.collect()))
     }
 
-    /// The environment of this name.
+    /// Returns the environment with this name, if any.
     pub fn find(&self, name: &str) -> Option<&Environment> {
         self.0.iter().find(|one| one.name() == name)
     }
@@ -102,7 +102,7 @@ impl Environment {
             command: python_command(&worker.python),
             dir: worker.folder.clone(),
             passes: worker.environment.clone(),
-            // Whatever an environment takes from a set is the same in every process.
+            // Iteration over a set then has the same order in every process.
             variables: vec![("PYTHONHASHSEED".into(), "0".into())],
         };
         let first = json!({ "key": "attempt", "source": options.told() });
@@ -111,7 +111,7 @@ impl Environment {
         Environment { options, workers }
     }
 
-    /// The name of the source.
+    /// Returns the name of the source.
     pub fn name(&self) -> &str {
         self.options.common().name
     }
@@ -120,10 +120,11 @@ impl Environment {
         EnvironmentError { name: self.name().to_owned(), why: why.into() }
     }
 
-    /// Gives an order that is no attempt, and waits for the answer.
+    /// Sends a request other than an attempt, and waits for the response.
     ///
     /// # Errors
-    /// When the process cannot be started or ends, the environment refuses, or does not answer in time.
+    /// Returns an error if the process cannot be started or ends, if the environment rejects the
+    /// request, or if it does not respond within `worker.seconds`.
     async fn ask(&self, what: &str, mut order: Value) -> Result<Value, EnvironmentError> {
         order["do"] = json!(what);
         let limit = Duration::from_secs_f64(self.options.common().worker.seconds);

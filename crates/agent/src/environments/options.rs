@@ -1,26 +1,27 @@
-//! Options of environments, one kind each.
+//! Options of environments, one type for each kind.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// The process that an environment runs in.
+/// Options of the processes that an environment runs in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerOptions {
-    /// The interpreter, by its name or path: that of the virtual environment with the packages.
+    /// Python interpreter, as a name or path: that of the virtual environment with the packages.
     pub python: String,
-    /// The folder that it runs in, and imports from; that of the recipe where not given.
+    /// Working directory, from which modules are imported. Default: the directory of the recipe.
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the [usual
+    /// Names of environment variables that a process receives in addition to the [usual
     /// ones](levade_policy::environment::PASSED).
     pub environment: Vec<String>,
-    /// Most processes.
+    /// Maximum number of processes.
     pub processes: usize,
-    /// Most attempts that a process has at once.
+    /// Maximum number of concurrent attempts per process.
     pub attempts: usize,
-    /// Longest time to load the environment and list 100 tasks of it, or to score an answer, in seconds.
+    /// Timeout for loading the environment and listing 100 of its tasks, and for scoring an answer, in
+    /// seconds.
     pub seconds: f64,
 }
 
@@ -37,48 +38,50 @@ impl Default for WorkerOptions {
     }
 }
 
-/// `kind = "reasoning_gym"`: tasks of reasoning-gym's data sets, scored by these.
+/// `kind = "reasoning_gym"`: tasks of reasoning-gym's data sets, which also score the answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReasoningGymOptions {
-    /// The name of the source, `reasoning_gym` where empty.
+    /// Name of the source. Empty for `reasoning_gym`.
     #[serde(default)]
     pub name: String,
-    /// The data sets that share the tasks.
+    /// Data sets among which the tasks are divided.
     pub datasets: Vec<DatasetOptions>,
-    /// Tasks to train on.
+    /// Number of training tasks.
     #[serde(default = "thousand")]
     pub train: usize,
-    /// Tasks that are kept apart.
+    /// Number of held-out tasks.
     #[serde(default)]
     pub held_out: usize,
-    /// Seed of the tasks to train on; follows from the run's seed where not given.
+    /// Seed of the training tasks. `None` derives it from the run's seed.
     #[serde(default)]
     pub seed: Option<u32>,
-    /// Seed of the tasks that are kept apart; follows from `eval.split_seed` where not given.
+    /// Seed of the held-out tasks. `None` derives it from `eval.split_seed`.
     #[serde(default)]
     pub held_out_seed: Option<u32>,
-    /// The tag that the answer stands in, `<answer>…</answer>`; the whole reply where empty.
+    /// Name of the tag that contains the answer, `<answer>…</answer>`. If empty, the entire completion
+    /// is the answer.
     #[serde(default = "answer")]
     pub tag: String,
-    /// Demonstrations for imitation, where `{answer}` stands for the data set's own answer; none where empty.
+    /// Template of demonstrations, in which `{answer}` is replaced by the data set's own answer. Empty
+    /// for no demonstrations.
     #[serde(default)]
     pub demonstration: String,
-    /// The agent that does these tasks; that of `[agent]` where empty.
+    /// Agent that solves these tasks. Empty for the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// The process that makes and scores them.
+    /// Processes that generate and score the tasks.
     #[serde(default)]
     pub worker: WorkerOptions,
 }
 
-/// A data set of reasoning-gym.
+/// Data set of reasoning-gym.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetOptions {
-    /// Name in reasoning-gym.
+    /// Name of the data set in reasoning-gym.
     pub name: String,
-    /// The share of the tasks that it makes, relative to those of the others.
+    /// Weight of the data set's tasks, relative to the weights of the other data sets.
     #[serde(default = "one")]
     pub share: f64,
     /// Options of the data set.
@@ -90,103 +93,104 @@ pub struct DatasetOptions {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifiersOptions {
-    /// The name of the source, `environment` where empty.
+    /// Name of the source. Empty for the value of `environment`.
     #[serde(default)]
     pub name: String,
-    /// The environment, as `verifiers` calls it: the id of its taskset.
+    /// Id of the taskset by which `verifiers` names the environment.
     pub environment: String,
     /// Configuration of the environment, as in the table `env` of verifiers' recipes.
     #[serde(default)]
     pub config: Map<String, Value>,
-    /// Most tasks to train on.
+    /// Maximum number of training tasks.
     #[serde(default = "thousand")]
     pub train: usize,
-    /// Tasks that are kept apart.
+    /// Number of held-out tasks.
     #[serde(default)]
     pub held_out: usize,
-    /// The agent that does these tasks; that of `[agent]` where empty.
+    /// Agent that solves these tasks. Empty for the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// The process that it runs in.
+    /// Processes that the environment runs in.
     #[serde(default)]
     pub worker: WorkerOptions,
 }
 
-/// `kind = "gymnasium"`: a text world, stepped by replies.
+/// `kind = "gymnasium"`: a text environment, whose actions are completions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GymnasiumOptions {
-    /// The name of the source, `environment` where empty.
+    /// Name of the source. Empty for the value of `environment`.
     #[serde(default)]
     pub name: String,
-    /// The environment's id, after `module:` where a module must be imported that registers it.
+    /// Id of the environment. The prefix `module:` imports a module that registers the environment.
     pub environment: String,
-    /// Further arguments of `gymnasium.make`.
+    /// Additional arguments of `gymnasium.make`.
     #[serde(default)]
     pub config: Map<String, Value>,
-    /// Words for the actions, in order, where these are numbers; the numbers themselves where empty.
+    /// Names of the actions, in order, if the actions are numbers. Empty if the model writes the
+    /// numbers.
     #[serde(default)]
     pub actions: Vec<String>,
-    /// The tag that an action stands in; the whole reply where empty.
+    /// Name of the tag that contains an action. If empty, the entire completion is the action.
     #[serde(default)]
     pub tag: String,
-    /// The field of an observation that the model reads; all of it where empty.
+    /// Field of an observation that the model reads. If empty, the model reads the entire observation.
     #[serde(default)]
     pub observation: String,
-    /// Seeds to train on.
+    /// Number of seeds to train on.
     #[serde(default = "thousand")]
     pub train: usize,
-    /// Seeds that are kept apart.
+    /// Number of held-out seeds.
     #[serde(default)]
     pub held_out: usize,
-    /// First seed to train on; follows from the run's seed where not given.
+    /// First seed to train on. `None` derives it from the run's seed.
     #[serde(default)]
     pub seed: Option<u32>,
-    /// First seed that is kept apart; follows from `eval.split_seed` where not given.
+    /// First held-out seed. `None` derives it from `eval.split_seed`.
     #[serde(default)]
     pub held_out_seed: Option<u32>,
-    /// The agent that does these tasks; that of `[agent]` where empty.
+    /// Agent that solves these tasks. Empty for the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// The process that it runs in.
+    /// Processes that the environment runs in.
     #[serde(default)]
     pub worker: WorkerOptions,
 }
 
-/// `kind = "openenv"`: a server of OpenEnv, stepped by replies.
+/// `kind = "openenv"`: a server of OpenEnv, whose actions are completions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenEnvOptions {
-    /// The name of the source, `openenv` where empty.
+    /// Name of the source. Empty for `openenv`.
     #[serde(default)]
     pub name: String,
-    /// Where the server is.
+    /// URL of the server, with `http://` or `https://`.
     pub url: String,
-    /// The tasks: arguments of `reset`, a table each; a `seed` each where there are none.
+    /// Tasks: arguments of `reset`, one table for each task. If empty, each task is a `seed`.
     #[serde(default)]
     pub resets: Vec<Map<String, Value>>,
-    /// The tag that an action stands in; the whole reply where empty.
+    /// Name of the tag that contains an action. If empty, the entire completion is the action.
     #[serde(default)]
     pub tag: String,
-    /// The field of an observation that the model reads; all of it where empty.
+    /// Field of an observation that the model reads. If empty, the model reads the entire observation.
     #[serde(default)]
     pub observation: String,
-    /// Most tasks to train on.
+    /// Maximum number of training tasks.
     #[serde(default = "thousand")]
     pub train: usize,
-    /// Tasks that are kept apart.
+    /// Number of held-out tasks.
     #[serde(default)]
     pub held_out: usize,
-    /// First seed to train on; follows from the run's seed where not given.
+    /// First seed to train on. `None` derives it from the run's seed.
     #[serde(default)]
     pub seed: Option<u32>,
-    /// First seed that is kept apart; follows from `eval.split_seed` where not given.
+    /// First held-out seed. `None` derives it from `eval.split_seed`.
     #[serde(default)]
     pub held_out_seed: Option<u32>,
-    /// The agent that does these tasks; that of `[agent]` where empty.
+    /// Agent that solves these tasks. Empty for the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// The process that talks to it.
+    /// Processes that connect to the server.
     #[serde(default)]
     pub worker: WorkerOptions,
 }
@@ -210,34 +214,35 @@ pub enum EnvironmentOptions {
     ReasoningGym(ReasoningGymOptions),
     /// An environment of verifiers.
     Verifiers(VerifiersOptions),
-    /// A world of gymnasium.
+    /// An environment of gymnasium.
     Gymnasium(GymnasiumOptions),
     /// A server of OpenEnv.
     OpenEnv(OpenEnvOptions),
 }
 
-/// Options that all kinds have.
+/// Options that environments of all kinds have.
 #[derive(Debug, Clone, Copy)]
 pub struct Common<'o> {
-    /// The name of the source.
+    /// Name of the source.
     pub name: &'o str,
-    /// Tasks to train on, at most.
+    /// Maximum number of training tasks.
     pub train: usize,
-    /// Tasks that are kept apart.
+    /// Number of held-out tasks.
     pub held_out: usize,
-    /// Seeds of both, where given.
+    /// Seeds of the training tasks and of the held-out tasks. `None` derives the seed.
     pub seeds: [Option<u32>; 2],
-    /// The agent that does the tasks; empty for that of `[agent]`.
+    /// Agent that solves the tasks. Empty for the agent of `[agent]`.
     pub agent: &'o str,
-    /// The process.
+    /// Options of the processes.
     pub worker: &'o WorkerOptions,
 }
 
-/// The most tasks of a source: seeds of two sources are so far apart.
+/// Maximum number of tasks of a source. First seeds that are derived from different seeds of runs are a
+/// multiple of it apart.
 pub(super) const MOST: usize = 1_000_000;
 
 impl EnvironmentOptions {
-    /// Options that all kinds have.
+    /// Returns the options that environments of all kinds have.
     pub fn common(&self) -> Common<'_> {
         fn named<'o>(name: &'o str, or: &'o str) -> &'o str {
             if name.is_empty() { or } else { name }
@@ -264,12 +269,12 @@ impl EnvironmentOptions {
         }
     }
 
-    /// Whether it leads its attempts: then their agent is of kind `environment`.
+    /// Returns whether the environment leads its attempts. If so, their agent is of kind `environment`.
     pub fn leads(&self) -> bool {
         !matches!(self, EnvironmentOptions::ReasoningGym(_))
     }
 
-    /// Whether tasks are made from seeds, and not listed one by one.
+    /// Returns whether tasks are generated from seeds, as opposed to listed.
     pub(super) fn is_seeded(&self) -> bool {
         match self {
             EnvironmentOptions::ReasoningGym(_) | EnvironmentOptions::Gymnasium(_) => true,
@@ -278,7 +283,7 @@ impl EnvironmentOptions {
         }
     }
 
-    /// The source as its process is told of it.
+    /// Returns the options that the environment's process receives.
     pub(super) fn told(&self) -> Value {
         match self {
             EnvironmentOptions::ReasoningGym(o) => json!({ "kind": "reasoning_gym", "datasets": o.datasets }),
@@ -303,7 +308,7 @@ impl EnvironmentOptions {
         }
     }
 
-    /// The first value that is out of range: its key, the value, and the values that it may have.
+    /// Returns the first value that is out of range: its key, the value, and the valid range.
     pub fn wrong(&self) -> Option<(&'static str, String, &'static str)> {
         let Common { train, held_out, worker, .. } = self.common();
         let wrong = |ok: bool, key, value: String, range| (!ok).then_some((key, value, range));

@@ -1,4 +1,4 @@
-//! Scores that environments give.
+//! Scorer whose scores come from environments.
 
 use async_trait::async_trait;
 use levade_reward::{Evidence, ProgramScorer, Said, ScoreError, Scorer};
@@ -7,15 +7,16 @@ use serde_json::{Value, json};
 
 use super::{Environment, EnvironmentOptions, Environments};
 
-/// Takes what the environment of a task says that an attempt is worth: at the end of one that it led, or when
-/// asked about an answer.
+/// Scorer that returns the score of the task's environment. An environment that led the attempt
+/// reported the score at the end; other environments are called to score the final
+/// answer.
 #[derive(Debug, Clone)]
 pub struct EnvironmentScorer {
     environments: Environments,
 }
 
 impl EnvironmentScorer {
-    /// Scores of these environments.
+    /// Creates a scorer that uses these environments.
     pub fn new(environments: Environments) -> Self {
         EnvironmentScorer { environments }
     }

@@ -1,4 +1,4 @@
-//! Environment variables of a program.
+//! Environment variables of programs.
 
 use levade_gateway::Session;
 use levade_policy::environment::passed;
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 use super::Program;
 use crate::AttemptContext;
 
-/// Longest value that a variable can have on Linux, with some to spare.
+/// Maximum length of a variable's value, in bytes, somewhat below that of Linux.
 const LONGEST: usize = 100_000;
 
-/// Variables with which clients reach the endpoint without the proxies of this machine.
+/// Variables that make clients reach the endpoint without the proxies of this machine.
 pub(super) const DIRECT: [(&str, &str); 2] =
     [("NO_PROXY", "127.0.0.1,localhost,::1"), ("no_proxy", "127.0.0.1,localhost,::1")];
 
 impl Program {
-    /// All variables of the program in an attempt.
+    /// Returns all environment variables of the program in an attempt.
     pub(super) fn environment(
         &self,
         session: &Session,
@@ -28,8 +28,9 @@ impl Program {
         variables.extend(DIRECT.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let task = task_of(context).to_string();
         let ours = [
-            // Every client reads its own; those of Anthropic add /v1 themselves. Their SDKs take one key:
-            // a client that finds ANTHROPIC_AUTH_TOKEN, too, passes both on, and fails.
+            // Every client reads its own variables. Those of Anthropic append /v1 themselves, and their
+            // SDKs accept only one key: a client that also finds ANTHROPIC_AUTH_TOKEN sends both, and
+            // fails.
             ("OPENAI_BASE_URL", v1.as_str()),
             ("OPENAI_API_BASE", &v1),
             ("OPENAI_API_KEY", key),
@@ -48,7 +49,7 @@ impl Program {
             variables.push(("LEVADE_REWARD_URL".into(), format!("{base}/reward")));
             variables.push(("LEVADE_REWARD_KEY".into(), session.reward_key().to_owned()));
         }
-        // Agents that were written before the project was called Levade read these.
+        // Agents written before the project was named Levade read these variables.
         let earlier = |(name, value): &(String, String)| {
             Some((format!("DRESSAGE_{}", name.strip_prefix("LEVADE_")?), value.clone()))
         };
@@ -58,8 +59,8 @@ impl Program {
     }
 }
 
-/// The task as a program is told of it: its id, its question, all fields of its row, and the messages that a
-/// recipe makes of it. The expected answer is not among them unless the row has it.
+/// Returns the task as a program receives it: its id, its question, all fields of its row, and the
+/// messages that the recipe creates from it. The expected answer is included only if the row has it.
 pub(super) fn task_of(context: &AttemptContext) -> Value {
     let task = &context.task;
     json!({

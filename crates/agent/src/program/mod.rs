@@ -1,13 +1,15 @@
-//! Runs agents that are programs: any command that calls an API of OpenAI's or Anthropic's kind.
+//! Runs agents that are programs: any command that calls an OpenAI- or Anthropic-compatible API.
 //!
-//! A program makes one attempt, or stays alive as a worker that makes many. For each attempt it gets an
-//! endpoint and a key in its environment or its request; behind them, the gateway records every token.
+//! A program makes one attempt, or keeps running as a worker that makes many. For each attempt it
+//! receives an endpoint and a key, in its environment or in its request. The gateway behind the
+//! endpoint records every token.
 //!
 //! # Guarantees
-//! - **Named environment variables**: the program gets no others.
-//! - **A deadline ends the program** with everything that it has started, and so does the end of this process
-//!   ([`levade_process`]).
-//! - **Output** is read to the end and kept in part, so it blocks nothing and does not fill the memory.
+//! - **Named environment variables**: the program receives no other variables.
+//! - **A timeout stops the program** with all processes that it has started, and so does the end of
+//!   this process ([`levade_process`]).
+//! - **Output** is read completely and stored in part, so that it neither blocks the program nor fills
+//!   the memory.
 //! - **An attempt never fails other attempts**: its errors are in its outcome.
 //!
 //! Out of scope: HTTP (`levade-gateway`), and the use of rewards.
@@ -36,30 +38,32 @@ use crate::roster::{Agent, Player};
 use crate::taught::{self, Exchange, Pupil};
 use crate::{AgentLoop, Attempt, AttemptContext, Backend};
 
-/// How long calls under way may take to end once the program has ended.
+/// Timeout for calls in flight to end after the program has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A program that makes attempts.
+/// Program that makes attempts.
 #[derive(Clone)]
 pub struct Program {
-    /// The program and its arguments.
+    /// Command: the program and its arguments.
     pub command: Vec<String>,
-    /// The folder that it runs in; this process' where empty.
+    /// Working directory of the program. Empty for that of this process.
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the [usual
+    /// Names of environment variables that the program receives in addition to the [usual
     /// ones](levade_policy::environment::PASSED).
     pub passes: Vec<String>,
-    /// Starts the program.
+    /// Supervisor that starts the program.
     pub supervisor: Supervisor,
-    /// Answers its calls.
+    /// Gateway that answers the program's calls.
     pub gateway: Gateway,
-    /// Where the gateway listens, as `http://HOST:PORT`.
+    /// Address of the gateway, as `http://HOST:PORT`.
     pub address: String,
-    /// Whether it may give its own rewards.
+    /// Whether the program may report its own rewards.
     pub rewards: bool,
-    /// Whether it calls other agents by their names as models, as the seats of an environment do.
+    /// Whether the program calls other agents by using their names as models, as the seats of an
+    /// environment do.
     pub has_seats: bool,
-    /// Processes that stay alive and take attempts by the line. `None` starts a process for each attempt.
+    /// Processes that keep running and take attempts as lines. `None` starts a process for each
+    /// attempt.
     pub workers: Option<Arc<Pool>>,
 }
 
@@ -75,11 +79,11 @@ impl AgentLoop for Program {
     }
 }
 
-/// An open session of the gateway, through which the programs of one attempt call their models.
+/// Open session of the gateway, through which the programs of one attempt call their models.
 struct Opened<'a> {
     session: Arc<Session>,
-    /// The agents as which the program may call, each with the policy that plays it. Calls that name no
-    /// agent are attributed to the first, the attempt's own.
+    /// Agents as which the program can call, each with the policy that plays it. Calls that name no
+    /// agent are attributed to the first one, the attempt's own agent.
     played: Vec<(&'a Agent, &'a Player)>,
 }
 
@@ -110,7 +114,7 @@ impl Program {
         attempt
     }
 
-    /// Returns the attempt that a teacher has made, with its completions as demonstrations.
+    /// Returns the attempt that a teacher has made, with the teacher's completions as demonstrations.
     async fn lesson(
         &self,
         context: &AttemptContext,
@@ -138,8 +142,8 @@ impl Program {
     /// Opens the gateway's session of an attempt.
     ///
     /// # Errors
-    /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's row has
-    /// no replies for a teacher.
+    /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's row
+    /// lacks the completions of a teacher.
     fn open<'a>(&self, context: &'a AttemptContext) -> Result<Opened<'a>, String> {
         let own = context.own_agent()?;
         let mut agents: Vec<&Agent> = context.roster.agents().iter().collect();
@@ -169,7 +173,8 @@ impl Program {
     }
 }
 
-/// A name as it may stand in a URL and in a key.
+/// Replaces the characters of `name` that a URL or a key cannot contain with `_`. The result is never
+/// empty.
 fn in_url(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     let name: String = name.chars().map(plain).collect();

@@ -1,4 +1,4 @@
-//! From the end of a program and what was recorded of it to an attempt.
+//! Creates attempts from the end of a program and the calls that were recorded.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use super::Program;
 use crate::attempt::context_cut;
 use crate::{Attempt, Limits};
 
-/// Key of a program's own account among an attempt's evidence.
+/// Key of the program's entry in an attempt's evidence.
 const EVIDENCE: &str = "program";
 
-/// The attempt that a program has made.
+/// Returns the attempt that a program has made.
 pub(super) fn attempt(
     program: &Program,
     limits: &Limits,
@@ -34,7 +34,7 @@ pub(super) fn attempt(
     if let Some(error) = &recorded.comparison_error {
         outcome.trouble("chat template", error.as_str());
     }
-    // A program answers the calls of a reply before it asks for the next.
+    // A program executes the tool calls of a completion before it requests the next one.
     let asked = calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
     outcome.calls.ok = asked.iter().map(|call| call.calls as u32).sum();
     let name = program.command.first().map_or("", String::as_str);
@@ -51,7 +51,8 @@ pub(super) fn attempt(
                     let longest = limits.attempt;
                     outcome.trouble(name, format!("was not done within {longest:?}, and was stopped"));
                 }
-                // Most programs fail where a call is refused, and that the recipe decided.
+                // Most programs fail if a call is rejected, and the recipe sets the limit that rejects
+                // it.
                 Some(_) if refused("limit") => outcome.finish = cut(limits, &calls),
                 Some(_) if refused("too_long") => outcome.finish = Finish::Context,
                 Some(code) => {
@@ -81,7 +82,7 @@ pub(super) fn attempt(
         "refused": recorded.refused,
         "forks": recorded.counts,
     });
-    // In messages, since others have no ids that mean anything here.
+    // External calls are recorded as messages, because their token ids have no meaning here.
     if let (false, Ok(external)) = (recorded.external.is_empty(), serde_json::to_value(&recorded.external)) {
         match levade_tools::too_deep(&external) {
             Some(why) => outcome.trouble(name, format!("what models of others said is not recorded: {why}")),
@@ -92,8 +93,8 @@ pub(super) fn attempt(
     Attempt { trajectory: recorded.trajectory, outcome }
 }
 
-/// Returns why a program that had no call answered is no attempt, with the last lines that it wrote: many
-/// programs report a wrong configuration and exit with 0.
+/// Returns why a program without answered calls makes no attempt, with the last lines of its output:
+/// many programs report a wrong configuration and exit with 0.
 fn silent(refused: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
     let why = match refused.is_empty() {
         true => {
@@ -114,7 +115,7 @@ fn silent(refused: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> Stri
     }
 }
 
-/// A call as it is told of: who asked whom, how the prompt came about, and how it ended.
+/// Returns a call for the evidence: its agent and model, the origin of its prompt, and its end.
 fn called(call: &CallRecord) -> Value {
     let origin = match call.origin {
         None if call.external => "in messages".to_owned(),
@@ -145,7 +146,7 @@ fn broken(outcome: &mut Outcome, source: &str, why: String) {
     outcome.finish = Finish::Failed;
 }
 
-/// The limit at which the calls of a program were refused.
+/// Returns the limit that rejected the calls of a program.
 fn cut(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     let cut = calls.last().map(|call| call.finish);
     if matches!(cut, Some(FinishReason::Length)) || calls.len() < limits.turns as usize {
@@ -155,8 +156,8 @@ fn cut(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     }
 }
 
-/// The answer that a program's last line gives: that of `{"answer": …}`, or the line itself. A line that
-/// gives a reward alone is no answer.
+/// Returns the final answer in a program's last line: the field `answer` of a JSON object, or the line
+/// itself. A JSON object that has a reward but no answer contains no answer.
 fn answer(line: Option<&str>) -> Option<String> {
     let line = line?;
     match serde_json::from_str::<Value>(line) {
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn summaries_are_no_turns_of_the_attempt() {
+    fn summaries_do_not_count_as_turns() {
         let ended = Output { code: Some(0), stdout: Tail::default(), stderr: Tail::default() };
         let calls = vec![call(0, false, "4?"), call(1, true, "so far: 4?"), call(2, false, "5")];
         let recorded = Recorded { calls, ..Recorded::default() };
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_what_programs_print_last() {
+    fn answer_is_parsed_from_last_line() {
         for (line, want) in [
             (None, None),
             (Some("72"), Some("72")),

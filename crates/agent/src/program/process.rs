@@ -1,8 +1,8 @@
-//! Runs the program of an attempt: in a process of its own, or as a request to a worker.
+//! Runs the program of an attempt: in a separate process, or as a request to a worker.
 //!
-//! A worker reads one line of JSON for each attempt, with all that a program finds in its environment, and
-//! prints one when it is done: `{"attempt": NAME, "answer": …, "reward": …}`, or with `"error"`. Other
-//! lines are ignored.
+//! A worker reads one line of JSON for each attempt, with all data that a program finds in its
+//! environment. When the attempt is done, it prints one line:
+//! `{"attempt": NAME, "answer": …, "reward": …}`, or with `"error"`. Other lines are ignored.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::AttemptContext;
 /// Placeholder of the question in the arguments of a program.
 const QUESTION: &str = "{question}";
 
-/// Time in which a worker must let go of an attempt that was stopped; then the worker is ended.
+/// Time within which a worker must stop a cancelled attempt. After it, the worker is stopped.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// Creates workers of a program: at most `count`, with at most `attempts` at once each. They are started
-/// when they are needed, and read the line `first` before all attempts.
+/// Creates a pool of at most `count` workers of a program, each with at most `attempts` concurrent
+/// attempts. Workers are started on demand, and read the line `first` before all attempts.
 pub fn workers(
     supervisor: &Supervisor,
     mut launch: Launch,
@@ -42,11 +42,11 @@ pub fn workers(
 }
 
 impl Program {
-    /// Runs the program of an attempt until it ends, `stop` completes or its timeout passes. The output of
-    /// a program that was stopped has no exit code.
+    /// Runs the program of an attempt until it ends, `stop` completes or its timeout expires. The
+    /// output of a program that was stopped has no exit code.
     ///
     /// # Errors
-    /// Returns an error if the program cannot be started, or its worker ends.
+    /// Returns an error if the program cannot be started, or if its worker ends.
     pub(super) async fn execute(
         &self,
         context: &AttemptContext,
@@ -89,8 +89,9 @@ impl Program {
     }
 }
 
-/// Returns the request to a worker for an attempt. A worker makes many attempts, so the request has what is
-/// in the `variables` of a process that makes one, and the limits and agents of the attempt.
+/// Returns the request to a worker for an attempt. A worker makes many attempts, so the request
+/// contains the `variables` that a process for one attempt has in its environment, and the limits and
+/// agents of the attempt.
 fn request(
     variables: &[(String, String)],
     context: &AttemptContext,
@@ -113,7 +114,7 @@ fn request(
     })
 }
 
-/// Returns the answer of a worker as the output of a program.
+/// Converts the answer of a worker to the output of a program.
 fn to_output(answer: Value) -> Output {
     match answer["error"].as_str() {
         Some(error) => Output { code: Some(1), stdout: Tail::default(), stderr: error.into() },

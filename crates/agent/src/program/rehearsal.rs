@@ -1,4 +1,4 @@
-//! A first start of a program, to see whether it loads and calls the model.
+//! Trial runs of a program, which check whether the program loads and calls the model.
 
 use levade_call::Recorded;
 use levade_process::{Output, telling_lines};
@@ -6,23 +6,24 @@ use levade_process::{Output, telling_lines};
 use super::{PATIENCE, Program};
 use crate::AttemptContext;
 
-/// What a program did when it was started once.
+/// Result of a trial run of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rehearsal {
-    /// Calls of the model that were answered.
+    /// Number of calls of the model that were answered.
     pub answered: usize,
-    /// Calls that were refused, by reason.
+    /// Reasons for rejected calls.
     pub refused: Vec<String>,
-    /// Exit code, beyond 128 with the signal that ended it; `None` if the program was still running and was
-    /// stopped.
+    /// Exit code; 128 plus the signal number if a signal ended the program. `None` if the program was
+    /// still running and was stopped.
     pub code: Option<i32>,
-    /// Lines that it printed and that tell most, on standard error if it wrote there.
+    /// Most informative lines of the output: of standard error, or of standard output if standard error
+    /// has none.
     pub printed: String,
 }
 
 impl Program {
-    /// Starts the program for a task as in an attempt, and stops it at the latest when `enough` is done or
-    /// its time is over. Nothing is recorded.
+    /// Starts the program for a task as in an attempt, and stops it when `enough` completes or the
+    /// timeout expires, if it has not ended before. Nothing is recorded.
     ///
     /// # Errors
     /// Returns a message if the roster lacks an agent.
@@ -40,7 +41,7 @@ impl Program {
         let refused = refused.into_keys().map(|kind| kind.to_string()).collect();
         let Output { code, stdout, stderr } = match ended {
             Ok(ended) => ended,
-            // It could not be started, or its worker ended.
+            // The program could not be started, or its worker ended.
             Err(why) => return Ok(Rehearsal { answered, refused, code: Some(1), printed: why }),
         };
         let mut streams = [stderr, stdout].into_iter().map(|stream| telling_lines(&stream.text()));

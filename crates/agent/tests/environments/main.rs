@@ -1,6 +1,6 @@
-//! Environments in processes under a supervisor: what they list and score, and what becomes of those that
-//! break. The package is a small one of reasoning-gym's interface, beside the recipe, so that no other need
-//! be installed.
+//! Tests of environments in processes under a supervisor: their tasks and scores, and the handling of
+//! processes that fail. The Python package is a small one with reasoning-gym's interface, in the
+//! directory of the recipe, so that nothing needs to be installed.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -19,7 +19,8 @@ use levade_tree::{AttemptId, Component, Outcome, Trajectory};
 use serde_json::{Map, json};
 use tempfile::TempDir;
 
-/// Sums whose scores go wrong as the answer asks for; `shaky` gives another task each time.
+/// Data set of sums whose scoring fails in the way that the answer names. `shaky` generates another
+/// task each time.
 const PACKAGE: &str = r#"
 import os, random, time
 
@@ -64,7 +65,7 @@ fn folder() -> TempDir {
     folder
 }
 
-/// The supervisor process, which is an example of this crate.
+/// Returns the supervisor process, which is an example of this crate.
 fn supervisor() -> Supervisor {
     let test = std::env::current_exe().unwrap();
     let supervisor = test.ancestors().nth(2).unwrap().join("examples/keep");
@@ -112,7 +113,7 @@ async fn score(environments: &Environments, task: &Task, text: &str) -> Result<f
 }
 
 #[tokio::test]
-async fn tasks_follow_from_seeds_and_shares_and_are_scored_by_their_data_set() {
+async fn tasks_follow_seeds_and_are_scored_by_dataset() {
     let folder = folder();
     let environments = environments(options(folder.path(), &[("sums", 3.0), ("more", 1.0)]));
     let first = listed(&environments, 1, 1).await.unwrap();
@@ -120,7 +121,7 @@ async fn tasks_follow_from_seeds_and_shares_and_are_scored_by_their_data_set() {
     let kinds =
         |tasks: &[Task], kind: &str| tasks.iter().filter(|task| task.kind.as_deref() == Some(kind)).count();
     assert_eq!((kinds(&first.train, "sums"), kinds(&first.held_out, "sums")), (9, 3));
-    // Both data sets draw alike, and what one has asked the other does not ask again.
+    // Both data sets generate tasks alike, and a task of the first is not repeated by the second.
     assert_eq!(kinds(&first.train, "more") + kinds(&first.held_out, "more") + first.repeated, 4);
     let other = listed(&environments, 2, 1).await.unwrap();
     assert_eq!(other.held_out, first.held_out, "they follow from the split alone");
@@ -134,7 +135,7 @@ async fn tasks_follow_from_seeds_and_shares_and_are_scored_by_their_data_set() {
         (format!("<answer>{answer}</answer> or <answer>0x</answer>"), 0.0),
         (answer.to_owned(), 0.25),
         (String::new(), 0.25),
-        // The data set fails at it, and not at its own answer.
+        // The data set fails to score this answer, but not its own answer.
         ("<answer>raise</answer>".to_owned(), 0.0),
     ] {
         assert_eq!(score(&environments, task, &text).await.unwrap(), want, "{text:?}");
@@ -142,7 +143,7 @@ async fn tasks_follow_from_seeds_and_shares_and_are_scored_by_their_data_set() {
 }
 
 #[tokio::test]
-async fn a_score_that_is_none_is_an_error_that_says_so() {
+async fn invalid_score_is_reported_as_error() {
     let folder = folder();
     let environments = environments(options(folder.path(), &[("sums", 1.0)]));
     let task = &listed(&environments, 1, 1).await.unwrap().train[0];
@@ -159,7 +160,7 @@ async fn a_score_that_is_none_is_an_error_that_says_so() {
 }
 
 #[tokio::test]
-async fn an_environment_that_hangs_is_ended_at_its_deadline() {
+async fn hanging_environment_is_stopped_at_timeout() {
     let folder = folder();
     let mut options = options(folder.path(), &[("sums", 1.0)]);
     let task = listed(&environments(options.clone()), 1, 1).await.unwrap().train.remove(0);
@@ -172,7 +173,7 @@ async fn an_environment_that_hangs_is_ended_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_refused_before_anything_is_sampled() {
+async fn unusable_options_are_rejected_before_sampling() {
     let folder = folder();
     let refused = async |options| listed(&environments(options), 1, 1).await.unwrap_err();
     let error = refused(options(folder.path(), &[("sum", 1.0)])).await;
@@ -204,7 +205,7 @@ async fn what_cannot_be_used_is_refused_before_anything_is_sampled() {
     assert!(error.contains("pip install 'verifiers>=0.4'") && error.contains("nobody-has-this"), "{error}");
 }
 
-/// Actions in replies, by the worker's own code: of a world that stands for gymnasium's.
+/// Parses actions in completions with the worker's own code, for a stand-in of a gymnasium environment.
 const ACTIONS: &str = r#"
 import re, sys, types
 package = types.ModuleType("levade_worker")
@@ -234,7 +235,7 @@ else:
 "#;
 
 #[test]
-fn the_action_that_a_reply_names_is_found() {
+fn action_is_parsed_from_completion() {
     let worlds = include_str!("../../src/environments/worker/worlds.py");
     let script = ACTIONS.replace("WORLDS", &format!("{worlds:?}"));
     let ran = std::process::Command::new("python3").args(["-c", &script]).output().unwrap();
