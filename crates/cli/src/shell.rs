@@ -1,4 +1,5 @@
-//! `levade completions` and `levade man`: files for the shell, generated from the definitions of the commands.
+//! Implements `levade completions` and `levade man`, which generate files for the shell from the command
+//! definitions.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -180,7 +180,3 @@ fn in_url(name: &str) -> String {
     let name: String = name.chars().map(plain).collect();
     if name.is_empty() { "_".into() } else { name }
 }
-
-#[cfg(test)]
-#[path = "program_tests.rs"]
-mod tests;
