@@ -111,6 +111,14 @@ def asked(load: Path, *command) -> dict:
     return json.loads(done.stdout)
 
 
+def measured(load: Path, server: Server, address: str, connections: int, seconds: float, stream: list[str]) -> dict:
+    """Latency and throughput of `load calls`, with the processor time that the server takes for a call."""
+    before = server.seconds()
+    one = asked(load, "calls", address, connections, seconds, *stream)
+    one["cpu_ms"] = (server.seconds() - before) / (one["calls"] + connections) * 1e3
+    return one
+
+
 def spread(values: list[float], digits: int = 2) -> str:
     """Median (least–most)."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
@@ -130,9 +138,7 @@ def beside(a: argparse.Namespace, folder: str) -> None:
             for connections in (1, a.connections):
                 for stream in ([], ["stream"]):
                     for name, (program, at) in sides.items():
-                        before = program.seconds()
-                        one = asked(a.load, "calls", at, connections, a.seconds, *stream)
-                        one["cpu_ms"] = (program.seconds() - before) / (one["calls"] + connections) * 1e3
+                        one = measured(a.load, program, at, connections, a.seconds, stream)
                         found.setdefault((name, connections, bool(stream)), []).append(one)
             print(f"round {number + 1} of {a.rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
     finally:
@@ -170,19 +176,17 @@ def beside(a: argparse.Namespace, folder: str) -> None:
 
 def compare_builds(a: argparse.Namespace) -> None:
     """Prints latency and processor time of the build before, over those of this one: above 1 is faster now."""
-    sides = {"after": (a.load, *levade(a.load)), "before": (a.before, *levade(a.before))}
+    sides: dict[str, tuple] = {}
     ratios: dict[tuple, list[float]] = {}
     try:
+        for name, load in (("after", a.load), ("before", a.before)):
+            sides[name] = (load, *levade(load))
         for number in range(a.rounds):
-            for stream in (False, True):
-                found = {}
-                for name in ("after", "before") if number % 2 else ("before", "after"):
-                    load, server, address = sides[name]
-                    start = server.seconds()
-                    one = asked(load, "calls", address, a.connections, a.seconds, *(["stream"] if stream else []))
-                    found[name] = one["p50_ms"], (server.seconds() - start) / (one["calls"] + a.connections)
-                for index, figure in enumerate(("p50", "processor time of a call")):
-                    ratio = found["before"][index] / found["after"][index]
+            for stream in ([], ["stream"]):
+                order = ("after", "before") if number % 2 else ("before", "after")
+                found = {name: measured(*sides[name], a.connections, a.seconds, stream) for name in order}
+                for figure in ("p50_ms", "cpu_ms"):
+                    ratio = found["before"][figure] / found["after"][figure]
                     ratios.setdefault((figure, "streams" if stream else "whole"), []).append(ratio)
             print(f"round {number + 1} of {a.rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
     finally:

@@ -1,20 +1,27 @@
-//! Passes the commit to the binary, for `levade --version`.
+//! Passes the text of `levade --version` to the binary: the release, the commit and the platform.
 //!
-//! `LEVADE_COMMIT` names the commit when there is no repository, as in a source package.
+//! `LEVADE_COMMIT` names the commit if there is no repository, as in a source package.
 
+use std::env::var;
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=LEVADE_COMMIT");
-    let commit = std::env::var("LEVADE_COMMIT").ok().or_else(|| git(&["rev-parse", "--short=8", "HEAD"]));
-    // Each commit, checkout and merge adds a line to the log of HEAD.
+    // Each commit, checkout and merge adds a line to the log of HEAD. A missing file would rebuild always.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
         println!("cargo::rerun-if-changed={log}");
-    } else {
-        println!("cargo::rerun-if-changed=build.rs");
     }
-    println!("cargo::rustc-env=LEVADE_COMMIT={}", commit.unwrap_or_default());
+    let commit = var("LEVADE_COMMIT").ok().or_else(|| git(&["rev-parse", "--short=8", "HEAD"]));
+    let commit = commit.map_or("unknown commit".to_owned(), |commit| format!("commit {commit}"));
+    let cargo = |name: &str| var(name).unwrap_or_default();
+    println!(
+        "cargo::rustc-env=LEVADE_VERSION={} ({commit}, {} {})",
+        cargo("CARGO_PKG_VERSION"),
+        cargo("CARGO_CFG_TARGET_OS"),
+        cargo("CARGO_CFG_TARGET_ARCH")
+    );
 }
 
 /// Returns what `git` prints, or `None` if it fails or is not installed.

@@ -58,7 +58,6 @@ mod table;
 mod terms;
 mod tools;
 mod train;
-mod version;
 mod watch;
 
 #[global_allocator]
@@ -66,7 +65,7 @@ static ALLOCATOR: allocator::OrEnd = allocator::OrEnd;
 
 /// Trains language-model agents with reinforcement learning, on this machine, from one recipe.
 #[derive(Parser)]
-#[command(name = "levade", version, long_version = version::long(), max_term_width = 110, after_help = EXAMPLES)]
+#[command(name = "levade", version, long_version = env!("LEVADE_VERSION"), max_term_width = 110, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -2,7 +2,7 @@
 //! definitions.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Command;
@@ -40,12 +40,9 @@ pub fn completions(args: &Completions, mut command: Command) -> anyhow::Result<E
 }
 
 pub fn man(args: &Man, command: Command) -> anyhow::Result<ExitCode> {
-    write_pages(&args.dir, command)
-        .map_err(|error| unusable(format!("cannot write manual pages to {}: {error}", args.dir.display())))?;
+    let Man { dir } = args;
+    std::fs::create_dir_all(dir)
+        .and_then(|()| clap_mangen::generate_to(command, dir))
+        .map_err(|error| unusable(format!("cannot write manual pages to {}: {error}", dir.display())))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn write_pages(dir: &Path, command: Command) -> std::io::Result<()> {
-    std::fs::create_dir_all(dir)?;
-    clap_mangen::generate_to(command, dir)
 }

@@ -310,7 +310,7 @@ mod tests {
 
     /// Advice names large parts, and following it helps.
     #[test]
-    fn advice_names_the_largest_purpose() {
+    fn memory_error_suggests_option_of_largest_part() {
         let config = ModelConfig { context: 1 << 24, ..tiny_config() };
         let options =
             EngineOptions { batch_tokens: 100, kv_memory_mb: 1, context: 256, ..EngineOptions::default() };

@@ -330,12 +330,12 @@ pub enum Charge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefer {
-    /// In task order.
+    /// Groups are trained on in task order.
     #[default]
     Oldest,
-    /// In the order in which the groups were completed.
+    /// Groups are trained on in the order in which they were completed.
     FirstDone,
-    /// Groups sampled by the newest weights first.
+    /// Groups whose tokens were sampled by the newest weights are trained on first.
     Freshest,
 }
 

@@ -359,14 +359,23 @@ fn pull_says_where_a_model_is_and_what() {
 #[test]
 fn completions_and_manual_pages_name_every_command() {
     let place = Place::new();
-    for shell in ["bash", "zsh", "fish"] {
+    let help = stdout(&place.levade().arg("--help").output().unwrap());
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let listed = listed.take_while(|line| !line.is_empty()).filter(|line| line.starts_with("  "));
+    let commands: Vec<&str> = listed.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains(&"train") && commands.contains(&"man"), "{commands:?}");
+    for (shell, option) in [("bash", "--resume"), ("zsh", "--resume"), ("fish", "-l resume")] {
         let script = stdout(&place.levade().args(["completions", shell]).output().unwrap());
-        assert!(["train", "inspect", "resume"].iter().all(|part| script.contains(part)), "{shell}");
+        for part in commands.iter().chain([&option]) {
+            assert!(script.contains(part), "{shell}: {part}");
+        }
     }
     let output = place.levade().args(["man", "pages"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    for page in ["levade.1", "levade-train.1", "levade-sandbox-serve.1"] {
-        let text = fs::read_to_string(place.path("pages").join(page)).unwrap();
+    let pages = commands.iter().filter(|command| **command != "help");
+    let pages = pages.map(|command| format!("levade-{command}.1"));
+    for page in pages.chain(["levade.1".into(), "levade-sandbox-serve.1".into()]) {
+        let text = fs::read_to_string(place.path("pages").join(&page)).unwrap();
         assert!(text.contains(".TH"), "{page}: {text}");
     }
     fs::write(place.path("file"), "").unwrap();

@@ -90,7 +90,8 @@ pub(super) fn plain(text: &str) -> String {
     found
 }
 
-/// Replaces commands without arguments by their signs, and font commands by their arguments.
+/// Replaces LaTeX commands without arguments by the symbols that they print, and font commands by their
+/// arguments.
 fn without_commands(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
