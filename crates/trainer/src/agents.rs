@@ -1,4 +1,4 @@
-//! The agents of a run by name, and which of them does a task.
+//! The agents of a run by name, and the choice of the agent that performs a task.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,34 +18,34 @@ use levade_tree::DEFAULT;
 use crate::TrainerError;
 use crate::policies::Policies;
 
-/// Parts that an agent of a recipe works with.
+/// Components of an agent that the caller provides.
 #[derive(Clone)]
 pub struct AgentParts {
     /// Name in the recipe.
     pub name: String,
-    /// How each policy that plays the agent is asked, in the order of the recipe.
+    /// Backend of each policy that plays the agent, in the order of the recipe.
     pub answers: Vec<Answers>,
-    /// Selects the policy that plays the agent in an attempt. `None` if there is one.
+    /// Selects the policy that plays the agent in an attempt. `None` if there is only one policy.
     pub pick: Option<Pick>,
     /// Tools of the agent.
     pub tools: ToolSet,
     /// Calls of a program that are attributed to the agent although they do not name it.
     pub when: When,
-    /// An agent loop in place of the built-in one.
+    /// An agent loop that replaces the built-in one. `None` for the built-in loop.
     pub custom: Option<Arc<dyn AgentLoop>>,
 }
 
-/// How a policy that plays an agent is asked.
+/// The interface through which an agent's policy generates completions.
 #[derive(Clone)]
 pub enum Answers {
-    /// In tokens, which this chat makes of messages.
+    /// Token-level sampling. This chat renders messages as tokens.
     Policy(Arc<Chat>),
-    /// In messages.
+    /// A chat API that takes and returns messages.
     Api(Arc<dyn ChatApi>),
 }
 
 impl AgentParts {
-    /// Creates the parts of an agent of the built-in loop that one policy plays.
+    /// Creates the parts of an agent that uses the built-in loop and one policy.
     pub fn new(name: &str, chat: Arc<Chat>, tools: ToolSet) -> Self {
         AgentParts {
             name: name.to_owned(),
@@ -58,29 +58,29 @@ impl AgentParts {
     }
 }
 
-/// An agent of a run that does tasks.
+/// An agent that performs tasks of a run.
 #[derive(Clone)]
 pub struct NamedAgent {
     /// The agent, with its players and tools.
     pub agent: Agent,
-    /// Chat format of its first player.
+    /// Chat format of the agent's first player.
     pub format: Arc<Format>,
-    /// Sampler of its first player.
+    /// Sampler of the agent's first player.
     pub sampler: Arc<dyn Sampler>,
-    /// Its keys in the recipe: how it is instructed and sampled.
+    /// The agent's keys in the recipe: its instructions, sampling parameters and limits.
     pub keys: AgentKeys,
-    /// Makes its attempts.
+    /// The loop that runs the agent's attempts.
     pub(crate) runs: Arc<dyn AgentLoop>,
 }
 
 impl NamedAgent {
     /// Returns the first of the policies that play the agent.
     pub fn player(&self) -> &Player {
-        // Every agent has at least one.
+        // Every agent has at least one player.
         &self.agent.players[0]
     }
 
-    /// Returns the agent as toolboxes of other agents ask it.
+    /// Returns the agent as a helper that toolboxes of other agents can call.
     fn helper(&self, roster: &Arc<Roster>) -> HelperAgent {
         let keys = self.keys.clone();
         HelperAgent {
@@ -91,7 +91,7 @@ impl NamedAgent {
     }
 }
 
-/// Puts agents in the places at which toolboxes ask them.
+/// Registers agents with the toolboxes that call them as helpers.
 fn put_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
     for slot in agents.iter().flat_map(|named| named.agent.tools.helpers()) {
         if let Some(named) = agents.iter().find(|named| named.agent.name == slot.agent()) {
@@ -100,10 +100,10 @@ fn put_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
     }
 }
 
-/// Maximum number of sampled tokens of an attempt, by the agent that its task names.
+/// Maximum number of sampled tokens per attempt, by the agent that the task names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenLimits {
-    /// The limit of tasks that name no agent of the run.
+    /// Limit for tasks that name no agent of the run.
     pub first: usize,
     /// Limits of the agents, by name.
     pub named: BTreeMap<String, usize>,
@@ -117,26 +117,26 @@ impl TokenLimits {
     }
 }
 
-/// The agents of a run. The first does tasks that name no agent.
+/// The agents of a run. The first agent performs tasks that name no agent.
 #[derive(Clone)]
 pub struct Agents {
-    /// Agents that do tasks: those that no policy of others plays.
+    /// Agents that perform tasks. An agent that an external policy may play is not among them.
     named: Vec<NamedAgent>,
     /// All agents.
     pub(crate) roster: Arc<Roster>,
-    /// Answers in place of the trained policies.
+    /// A teacher that generates completions in place of the trained policies.
     pub(crate) teacher: Option<Teacher>,
 }
 
-/// Sampler of a policy, with the name of the policy in records and its context in tokens.
+/// The sampler of a policy, with the policy's name in the store and its context size in tokens.
 struct Sampled {
     policy: String,
     sampler: Arc<dyn Sampler>,
     context: usize,
 }
 
-/// Names that rows in verl's layout have for its own loops, of one turn and with tools: the built-in loop
-/// does both.
+/// Names of verl's own loops (a single turn, and turns with tools), which rows in verl's layout
+/// contain. The built-in loop covers both.
 const OF_VERL: [&str; 3] = ["single_turn_agent", "tool_agent", "tool_agent_loop"];
 
 impl Agents {
@@ -159,10 +159,8 @@ impl Agents {
         Self::with(recipe, parts, is_trained, find)
     }
 
-    /// Creates the agents of a recipe, which all ask one model with this context, whatever their policies.
-    ///
-    /// # Errors
-    /// Returns an error if the parts of an agent are missing.
+    /// Creates the agents of a recipe, all of which sample from one model with this context size,
+    /// whatever their policies.
     pub fn over(
         recipe: &Recipe,
         parts: &[AgentParts],
@@ -173,7 +171,7 @@ impl Agents {
         Self::with(recipe, parts, |_, _| true, find)
     }
 
-    /// Creates agents whose policies `find` returns.
+    /// Creates agents from the policies that `find` returns.
     fn with(
         recipe: &Recipe,
         parts: &[AgentParts],
@@ -224,7 +222,7 @@ impl Agents {
                 when: parts.when.clone(),
             };
             all.push(agent.clone());
-            // No attempt is of an agent that a policy of others may play.
+            // An agent that an external policy may play performs no tasks.
             if !does_tasks {
                 continue;
             }
@@ -247,10 +245,12 @@ impl Agents {
         Ok(Agents { named, roster, teacher: None })
     }
 
-    /// The agent that does a task: the one that it names, or else the first.
+    /// Returns the agent that performs a task: the named agent, or the first agent if the task
+    /// names none.
     ///
     /// # Errors
-    /// When the task names none of the run.
+    /// Returns [`TrainerError::UnknownAgent`] if the task names an agent that the run does not
+    /// have.
     pub fn of(&self, task: &Task) -> Result<&NamedAgent, TrainerError> {
         let named = task.agent.as_deref();
         let found = self.named.iter().find(|agent| Some(agent.agent.name.as_str()) == named);
@@ -266,19 +266,19 @@ impl Agents {
         }
     }
 
-    /// Returns the limits of tokens of all agents.
+    /// Returns the token limits of all agents.
     pub(crate) fn token_limits(&self) -> TokenLimits {
         let named = self.named.iter().map(|agent| (agent.agent.name.clone(), agent.keys.max_tokens));
         TokenLimits { first: self.first().keys.max_tokens, named: named.collect() }
     }
 
-    /// The agent that does what no other is asked to.
+    /// Returns the first agent, which performs the tasks that name no agent.
     pub fn first(&self) -> &NamedAgent {
-        // There is one: a recipe has at least that of `[agent]`.
+        // There is at least one agent: every recipe has the agent of `[agent]`.
         &self.named[0]
     }
 
-    /// How much the toolboxes of all agents were used in this process so far, by their names.
+    /// Returns the cumulative use of all agents' toolboxes in this process, by toolbox name.
     pub(crate) fn used(&self) -> BTreeMap<String, Used> {
         let mut all: BTreeMap<String, Used> = BTreeMap::new();
         for (name, used) in self.named.iter().flat_map(|agent| agent.agent.tools.used()) {
@@ -288,10 +288,11 @@ impl Agents {
         all
     }
 
-    /// Returns these agents with a teacher that answers in place of their trained policies.
+    /// Returns these agents with a teacher that generates completions in place of their trained
+    /// policies.
     ///
     /// # Errors
-    /// Returns an error if a teacher cannot answer in the loop of one of them.
+    /// Returns an error if the loop of an agent does not support a teacher.
     pub(crate) fn taught(&self, source: &SourceKeys, teacher: &Teacher) -> Result<Self, TrainerError> {
         match self.named.iter().find(|named| !named.runs.can_be_taught(&named.agent)) {
             Some(named) => {
@@ -301,7 +302,7 @@ impl Agents {
         }
     }
 
-    /// Returns these agents under the limits of an evaluation.
+    /// Returns these agents with the token limits of an evaluation.
     pub(crate) fn evaluated(&self, keys: &EvalKeys) -> Self {
         let limited = |named: &NamedAgent| {
             let agent = Agent { limits: keys.limits(named.agent.limits), ..named.agent.clone() };
@@ -320,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agents_have_the_parts_of_their_names() {
+    fn agents_use_parts_with_their_names() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("recipe.toml");
         let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n\

@@ -1,5 +1,7 @@
-//! The best checkpoint of a run, and what its own result is worth: of several that did equally well the
-//! luckiest is chosen.
+//! The best checkpoint of a run.
+//!
+//! Its own evaluation overestimates it, because the luckiest of several equally good checkpoints is
+//! selected. So [`Best`] records how it was selected.
 
 use std::path::PathBuf;
 
@@ -7,30 +9,31 @@ use levade_rl::Interval;
 
 use crate::eval_result::EvalResult;
 
-/// The checkpoint that did best on the tasks that choose.
+/// The checkpoint with the best result on the selection tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Best {
-    /// Where it is.
+    /// Directory of the checkpoint.
     pub checkpoint: PathBuf,
-    /// When it was evaluated, in words.
+    /// Label of its evaluation, such as `step 20`.
     pub label: String,
-    /// Among how many checkpoints it was chosen.
+    /// Number of checkpoints from which it was selected.
     pub of: usize,
-    /// Success on the tasks that are reported.
+    /// Success rate on the tasks that are reported.
     pub success: Interval,
-    /// Whether it was chosen by tasks set apart for that (`eval.select`). If not, the success is that of the
-    /// tasks which it was chosen by, and is biased upwards.
+    /// Whether separate tasks (`eval.select`) selected it. If not, the success rate is that of the
+    /// selection tasks, and is biased upwards.
     pub apart: bool,
 }
 
-/// The evaluation with the highest mean score on the tasks that choose, the first of equals.
+/// Returns the evaluation with the highest mean score on the selection tasks, the first one of
+/// equals.
 pub(crate) fn best_of(evals: &[EvalResult]) -> Option<&EvalResult> {
     evals.iter().reduce(|best, eval| if eval.selection() > best.selection() { eval } else { best })
 }
 
 impl Best {
-    /// The best of `evals`, which `checkpoint` is of; `None` where there was no choice. An evaluation before
-    /// training has no checkpoint.
+    /// Returns the best of `evals`, whose checkpoint is `checkpoint`. Returns `None` if there was
+    /// no choice. An evaluation before training has no checkpoint.
     pub(crate) fn of(evals: &[EvalResult], checkpoint: Option<PathBuf>) -> Option<Self> {
         let best = best_of(evals)?;
         let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;
@@ -48,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    /// An evaluation of ten tasks that count, and of some that choose.
+    /// Returns an evaluation with ten reported tasks, and optionally tasks for selection.
     fn eval(step: u32, correct: u64, chosen: Option<(u64, u64)>) -> EvalResult {
         let slice = |name: &str, selects: bool, correct: u64, tasks: u64| -> Value {
             let estimate = correct as f64 / tasks as f64;
@@ -68,14 +71,14 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_ends_by_the_tasks_that_choose() {
+    fn chosen_success_prefers_selection_tasks() {
         assert_eq!(eval(1, 4, None).chosen_success(), 0.4);
         assert_eq!(eval(1, 9, Some((1, 4))).chosen_success(), 0.25);
         assert_eq!(eval(1, 4, Some((4, 4))).chosen_success(), 1.0);
     }
 
     #[test]
-    fn the_best_says_what_it_was_chosen_by() {
+    fn best_reports_how_it_was_selected() {
         let there = || Some(PathBuf::from("step-000002"));
         let evals = [eval(0, 1, None), eval(1, 4, None), eval(2, 7, None), eval(3, 7, None)];
         let best = Best::of(&evals, there()).unwrap();
@@ -83,7 +86,8 @@ mod tests {
             (best.label.as_str(), best.of, best.success.estimate, best.apart),
             ("step 2", 3, 0.7, false)
         );
-        // Tasks that only choose can prefer another, and what is reported is of the others.
+        // Selection tasks can prefer another checkpoint. The reported success is that of the
+        // remaining tasks.
         let evals = [eval(1, 4, Some((4, 4))), eval(2, 7, Some((3, 4)))];
         let best = Best::of(&evals, there()).unwrap();
         assert_eq!(

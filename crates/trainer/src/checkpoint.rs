@@ -1,15 +1,18 @@
 //! Writes and reads checkpoints: directories that are complete or absent.
 //!
-//! A checkpoint is written to a temporary directory beside its final one, every file flushed, `trainer.json`
-//! last. Then the directory is renamed and the rename flushed. So at any moment, also after a power cut or
-//! with a full disk, each directory named `step-…` has a checkpoint that can be loaded, and earlier ones are
-//! untouched. Incomplete directories are removed at the next start, or at once if the disk is full.
+//! A checkpoint is written to a temporary directory next to its final one, every file flushed,
+//! `trainer.json` last. Then the directory is renamed and the rename flushed. So at any moment,
+//! including after a power failure or with a full disk, each directory named `step-…` has a
+//! checkpoint that can be loaded, and earlier ones are untouched. Incomplete directories are
+//! removed at the next start, or at once if the disk is full.
 //!
-//! `trainer.json` has the position in the run, and sizes and checksums of all other files. Those of weights
-//! come from the manifest of the learner that wrote them on this machine, unless the file has changed since.
-//! Metrics written after the checkpoint are removed when the run resumes, so no step appears twice.
+//! `trainer.json` has the position in the run, and sizes and checksums of all other files.
+//! Checksums of weights come from the manifest of the learner that wrote them on this machine,
+//! unless the file has changed since. Metrics written after the checkpoint are removed when the run
+//! resumes, so no step appears twice.
 //!
-//! A checkpoint is a model directory: weights, configuration, tokenizer, with separate files for the trainer.
+//! A checkpoint is a model directory: weights, configuration, tokenizer, with separate files for
+//! the trainer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -25,24 +28,25 @@ use crate::TrainerError;
 use crate::files::{file_error, sync_folder, write_whole};
 use crate::policies::{CRITIC, REFERENCE};
 
-/// Version of `trainer.json` that this build reads and writes. Since 2 it holds checksums.
+/// Version of `trainer.json` that this build reads and writes. Version 2 added checksums.
 const SCHEMA: u32 = 2;
 const STATE: &str = "trainer.json";
 const TEMPORARY: &str = ".tmp-";
 
-/// Versions of policies by name: how many steps have trained each.
+/// Version of each policy by name: the number of steps that have trained it.
 pub(crate) type Versions = BTreeMap<String, u64>;
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Position {
-    /// The phase, from 0.
+    /// Index of the phase, from 0.
     pub phase: u32,
-    /// Steps of the phase done.
+    /// Number of finished steps of the phase.
     pub step: u32,
-    /// Steps done over all phases. The weights they lead to are published as this version.
+    /// Number of finished steps over all phases. The resulting weights are published as this
+    /// version.
     pub global_step: u32,
-    /// Whether the evaluation due here is in the metrics file.
+    /// Whether the metrics file contains the evaluation due at this position.
     pub evaluated: bool,
 }
 
@@ -52,34 +56,36 @@ pub struct Position {
 struct State {
     schema: u32,
     position: Position,
-    /// How many steps have trained each policy, by name. Earlier builds had one, trained by every step.
+    /// Number of steps that have trained each policy, by name. Empty in checkpoints of earlier
+    /// builds, which had one policy that every step trained.
     #[serde(default)]
     versions: Versions,
-    /// Whether the phase ended here. Such checkpoints are kept: the next phase began from them.
+    /// Whether the phase ended here. Such checkpoints are kept, because the next phase starts from
+    /// them.
     phase_end: bool,
-    /// Bytes of the metrics file that were written until then.
+    /// Length of the metrics file at this point, in bytes.
     metrics_bytes: u64,
-    /// All other files.
+    /// All other files of the checkpoint.
     files: Vec<SavedFile>,
 }
 
-/// A whole checkpoint.
+/// A complete checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
-    /// Folder of the checkpoint.
+    /// Directory of the checkpoint.
     pub path: PathBuf,
-    /// How far the run had come.
+    /// Progress of the run at this checkpoint.
     pub position: Position,
-    /// How many steps had trained each policy, by name.
+    /// Number of steps that had trained each policy, by name.
     pub versions: BTreeMap<String, u64>,
     /// Whether the phase ended here.
     pub phase_end: bool,
-    /// Bytes of the metrics file that were written until then.
+    /// Length of the metrics file at this point, in bytes.
     pub metrics_bytes: u64,
 }
 
 impl Checkpoint {
-    /// How many steps had trained a policy.
+    /// Returns the number of steps that had trained a policy.
     pub(crate) fn version(&self, policy: &str) -> u64 {
         let every_step = u64::from(self.position.global_step);
         if self.versions.is_empty() {
@@ -92,7 +98,7 @@ impl Checkpoint {
     /// Reads every file and compares its checksum.
     ///
     /// # Errors
-    /// Names the file that was changed since it was written.
+    /// Returns a message that names the file if one has changed since it was written.
     pub(crate) fn verify(&self) -> Result<(), String> {
         for SavedFile { name, crc32c, .. } in state_of(&self.path)?.files {
             let file = File::open(self.path.join(&name)).map_err(|error| format!("{name}: {error}"))?;
@@ -112,19 +118,20 @@ pub(crate) struct Checkpoints {
 
 /// A policy's part of a checkpoint.
 pub(crate) struct Content<'a> {
-    /// Where it goes, within the checkpoint.
+    /// Directory within the checkpoint.
     pub place: PathBuf,
-    /// The policy.
+    /// The learner of the policy.
     pub learner: &'a dyn Learner,
-    /// The critic, where one is trained.
+    /// The critic, if one is trained.
     pub critic: Option<&'a dyn Learner>,
-    /// The reference, where its weights are neither the policy's nor in an earlier checkpoint that is kept.
+    /// The reference, if its weights are neither the policy's nor in an earlier checkpoint that is
+    /// kept.
     pub reference: Option<&'a dyn Learner>,
-    /// Puts what else a model folder needs beside the weights.
+    /// Writes the remaining files of a model directory.
     pub companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
 }
 
-/// Facts that a checkpoint states of itself.
+/// Metadata of a checkpoint.
 pub(crate) struct About {
     pub position: Position,
     pub versions: Versions,
@@ -132,19 +139,19 @@ pub(crate) struct About {
     pub metrics_bytes: u64,
 }
 
-/// The file in the folder that names the best checkpoint.
+/// Name of the file that names the best checkpoint.
 const BEST: &str = "best";
 
-/// Findings of a look at the folder.
+/// Checkpoints found in a directory.
 pub(crate) struct Found {
-    /// The whole ones, oldest first.
+    /// The complete checkpoints, oldest first.
     pub whole: Vec<Checkpoint>,
-    /// Faults of the others.
+    /// Messages about the damaged checkpoints.
     pub damaged: Vec<String>,
 }
 
 impl Checkpoints {
-    /// Opens the folder and removes what an earlier process left half done in it.
+    /// Opens the directory and removes temporary directories that an earlier process left in it.
     pub fn open(root: PathBuf) -> Result<Self, TrainerError> {
         fs::create_dir_all(&root).map_err(|source| file_error("create", &root, source))?;
         let checkpoints = Checkpoints { root };
@@ -157,7 +164,7 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
-    /// Looks at a folder without changing anything in it.
+    /// Opens a directory for reading, without any change to it.
     pub fn look(root: PathBuf) -> Self {
         Checkpoints { root }
     }
@@ -172,7 +179,7 @@ impl Checkpoints {
         Ok(names)
     }
 
-    /// Looks at every checkpoint.
+    /// Reads the metadata of every checkpoint, and compares file sizes.
     pub fn find(&self) -> Result<Found, TrainerError> {
         let mut found = Found { whole: Vec::new(), damaged: Vec::new() };
         for name in self.names()?.into_iter().filter(|name| name.starts_with("step-")) {
@@ -187,8 +194,8 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// A place for what is passed on at once. What a process leaves there is removed when the folder is
-    /// opened.
+    /// Returns a directory for temporary files. Its leftovers are removed when the checkpoint
+    /// directory is next opened.
     pub fn scratch(&self) -> PathBuf {
         self.root.join(format!("{TEMPORARY}scratch"))
     }
@@ -205,13 +212,13 @@ impl Checkpoints {
         fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
         let written = self.fill(&temporary, contents, &about).await;
         if let Err(error) = written {
-            // Half a checkpoint is worth nothing, and its room may be what is missing.
+            // An incomplete checkpoint is useless, and its space may be what the disk lacks.
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }
         crash_point("before_rename");
         if place.exists() {
-            // It was not whole, or the run would have gone on from it.
+            // The old directory was incomplete, otherwise the run would have resumed from it.
             self.remove(&place)?;
         }
         fs::rename(&temporary, &place).map_err(|source| file_error("rename", &temporary, source))?;
@@ -223,7 +230,8 @@ impl Checkpoints {
     }
 
     async fn fill(&self, folder: &Path, contents: &[Content<'_>], about: &About) -> Result<(), TrainerError> {
-        // What those who learn say of the files that they wrote here, and when these were last changed.
+        // Files that the learners wrote on this machine, as their manifests describe them, with
+        // modification times.
         let mut written = BTreeMap::new();
         for Content { place, learner, critic, reference, .. } in contents {
             let place = folder.join(place);
@@ -285,7 +293,8 @@ impl Checkpoints {
         write_whole(&folder.join(STATE), text.as_bytes())
     }
 
-    /// The newest checkpoint whose files are as they were written, and what is wrong with newer ones.
+    /// Returns the newest checkpoint whose checksums match, and messages about newer ones that are
+    /// damaged.
     pub fn newest(&self) -> Result<(Option<Checkpoint>, Vec<String>), TrainerError> {
         let mut damaged = Vec::new();
         for checkpoint in self.find()?.whole.into_iter().rev() {
@@ -300,19 +309,20 @@ impl Checkpoints {
         Ok((None, damaged))
     }
 
-    /// Remembers a checkpoint as the best so far.
+    /// Marks a checkpoint as the best so far.
     pub fn mark_best(&self, checkpoint: &Checkpoint) -> Result<(), TrainerError> {
         let name = checkpoint.path.file_name().unwrap_or_default().to_string_lossy();
         write_whole(&self.root.join(BEST), format!("{name}\n").as_bytes())
     }
 
-    /// The best checkpoint so far, where one was marked and is there.
+    /// Returns the best checkpoint so far, if one is marked and exists.
     pub fn best(&self) -> Option<PathBuf> {
         let name = fs::read_to_string(self.root.join(BEST)).ok()?;
         Some(self.root.join(name.trim())).filter(|path| path.is_dir())
     }
 
-    /// Removes all but the newest `keep` checkpoints, leaving the best and those at the end of a phase.
+    /// Removes all checkpoints except the newest `keep`, the best one, and those at the end of a
+    /// phase.
     pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
         let (found, best) = (self.find()?.whole, self.best());
         let is_kept =
@@ -324,7 +334,8 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes a checkpoint so that it is never seen half gone.
+    /// Removes a checkpoint. It is renamed first, so that a partly removed checkpoint is never
+    /// visible.
     fn remove(&self, path: &Path) -> Result<(), TrainerError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let away = self.root.join(format!("{TEMPORARY}old-{name}"));
@@ -334,7 +345,7 @@ impl Checkpoints {
     }
 }
 
-/// The files in a folder and in those within it, by their names from there, in order.
+/// Returns all files below a directory, sorted, with their relative names.
 fn files_of(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -364,7 +375,7 @@ fn state_of(path: &Path) -> Result<State, String> {
     Ok(state)
 }
 
-/// Reads what a checkpoint says of itself, and whether all of it is there, by sizes.
+/// Reads a checkpoint's metadata, and checks by size that all of its files exist.
 fn read(path: &Path) -> Result<Checkpoint, String> {
     let state = state_of(path)?;
     for SavedFile { name, bytes, .. } in &state.files {
@@ -410,9 +421,9 @@ mod tests {
         checkpoints.write(&[content(&simulator, &companions)], about(step, phase_end)).await.unwrap()
     }
 
-    /// A checksum is that of the manifest, unless the file was changed after its learner wrote it.
+    /// A checksum comes from the manifest, unless the file changed after its learner wrote it.
     #[tokio::test]
-    async fn checksums_are_of_what_is_there() {
+    async fn manifest_checksum_is_recomputed_after_file_change() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
@@ -428,7 +439,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn checkpoints_are_found_pruned_and_checked() {
+    async fn checkpoints_prune_old_and_report_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("checkpoints");
         let checkpoints = Checkpoints::open(root.clone()).unwrap();
@@ -442,7 +453,7 @@ mod tests {
         assert_eq!(steps(&checkpoints.find().unwrap()), [4, 8, 10]);
         assert!(written[4].path.join("tokenizer.json").exists());
 
-        // A file that is cut off, one that is missing, a folder without state: none is taken for a
+        // A truncated file, a missing file and a directory without state are not taken for a
         // checkpoint.
         fs::write(written[4].path.join("tokenizer.json"), "{").unwrap();
         fs::remove_file(written[3].path.join("simulator.weights")).unwrap();
@@ -452,20 +463,20 @@ mod tests {
         assert!(found.damaged[0].contains("step-000008") && found.damaged[0].contains("simulator.weights"));
         assert!(found.damaged[1].contains("tokenizer.json has 1 bytes instead of 2"));
         assert!(found.damaged[2].contains("trainer.json"));
-        // One of the right size whose contents have changed is found out before it is loaded.
+        // A file of the right size whose contents changed is detected before it is loaded.
         fs::write(written[1].path.join("tokenizer.json"), "[]").unwrap();
         assert_eq!(steps(&checkpoints.find().unwrap()), [4]);
         let (newest, damaged) = checkpoints.newest().unwrap();
         assert!(newest.is_none() && damaged[0].contains("tokenizer.json has the checksum"), "{damaged:?}");
         fs::write(written[1].path.join("tokenizer.json"), "{}").unwrap();
         assert_eq!(checkpoints.newest().unwrap().0.as_ref(), Some(&written[1]));
-        // And it can be written again over what is there.
+        // The checkpoint can be written again over the damaged one.
         let again = write(&checkpoints, 10, false).await;
         assert_eq!(checkpoints.find().unwrap().whole.last(), Some(&again));
     }
 
     #[tokio::test]
-    async fn the_best_is_kept() {
+    async fn prune_keeps_best_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(folder.path().join("checkpoints")).unwrap();
         assert_eq!(checkpoints.best(), None);
@@ -482,7 +493,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_half_done_is_removed() {
+    async fn open_removes_incomplete_checkpoints() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
         let whole = write(&checkpoints, 1, false).await;

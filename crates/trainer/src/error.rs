@@ -1,4 +1,4 @@
-//! Errors of a run.
+//! Errors of a training run.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,76 +16,76 @@ use levade_tree::{AttemptId, Placement, TreeError};
 
 use levade_recipe::{Difference, RecipeError};
 
-/// Errors of a run.
+/// An error that ends a training run or prevents its start.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainerError {
-    /// The recipe is wrong.
+    /// The recipe is invalid.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The tasks cannot be had.
+    /// The tasks cannot be loaded.
     #[error(transparent)]
     Tasks(#[from] TaskError),
     /// An environment cannot be used.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// The tools do not go together.
+    /// The tools conflict with each other.
     #[error(transparent)]
     Tools(#[from] ToolError),
-    /// A tool's options do not go together.
+    /// A tool's options conflict with each other.
     #[error("the tool {name:?} cannot be used: {why}")]
     Tool {
-        /// The tool.
+        /// Name of the tool.
         name: String,
-        /// Why.
+        /// Reason why the tool cannot be used.
         why: String,
     },
     /// The recipe names a tool that does not exist.
     #[error("`agent.tools` names \"{name}\", but there is no such tool; {known}")]
     UnknownTool {
-        /// The name.
+        /// The unknown name.
         name: String,
-        /// The tools there are.
+        /// The names of the tools that exist.
         known: String,
     },
-    /// The model cannot be talked to.
+    /// The tokenizer or the chat template cannot be used.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// The folder holds a run already.
+    /// The directory already contains a run.
     #[error("{} already holds a run: continue it with --resume, or name another folder with --run", .0.display())]
     FolderTaken(PathBuf),
-    /// The record of a run exists already, outside of its folder.
+    /// The store of a run already exists outside the run directory.
     #[error("the record {} exists already; name another file in `run.store`, or continue its run with --resume", .0.display())]
     RecordTaken(PathBuf),
-    /// There is nothing to resume.
+    /// The directory contains no run to resume.
     #[error("{} holds no run to resume; leave --resume out to start one there", .0.display())]
     NothingToResume(PathBuf),
-    /// Another process works on the run.
+    /// Another process is working on the run.
     #[error("another process is working on the run in {}; wait for it or stop it", .0.display())]
     Locked(PathBuf),
-    /// The recipe does not continue the run.
+    /// The recipe differs from the run's recipe in a key that must not change.
     #[error(
         "the recipe differs from that of the run in {0}: {difference}. Put it back, go on by the run's own recipe \
          (levade train {0} --resume), or start another run in a folder named with --run",
         folder.display()
     )]
     Differs {
-        /// The run.
+        /// Directory of the run.
         folder: PathBuf,
         /// The first key that differs.
         difference: Box<Difference>,
     },
-    /// A phase of a run that goes on is to have another length, but is over.
+    /// The recipe changes the length of a phase that has already ended.
     #[error(
         "phase {phase} is over, phase {later} of the run began from where it ended: its length cannot change any more. Put it back, add a \
          phase at the end, or start another run in a folder named with --run"
     )]
     PhaseOver {
-        /// The phase.
+        /// Index of the phase.
         phase: usize,
-        /// One that came after it.
+        /// Index of a later phase that has already started.
         later: u32,
     },
-    /// A file or a tool that a run began with is another one now.
+    /// A file or a tool has changed since the run started.
     #[error(
         "{name} of `{of}` is not what the run in {} began with: it was changed, added or taken away. Put it back, or start another \
          run in a folder named with --run",
@@ -96,236 +96,237 @@ pub enum TrainerError {
         of: String,
         /// Name of the file or the tool.
         name: String,
-        /// The run.
+        /// Directory of the run.
         folder: PathBuf,
     },
-    /// There is nothing to evaluate on.
+    /// No task is held out, so there is nothing to evaluate on.
     #[error(
         "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of tasks, or `eval.tasks` to 0 \
          to go without"
     )]
     NothingHeldOut,
-    /// There is nothing to train on.
+    /// Every task is held out, so there is nothing to train on.
     #[error(
         "every task is held out, so there is nothing to train on: hold out fewer, or give a source whose \
          questions no other source holds out"
     )]
     NothingToTrainOn,
-    /// There are fewer demonstrations than asked for.
+    /// There are fewer demonstrations than requested.
     #[error(
         "`phase.{phase}.demonstrations` is {wanted}, but only {found} training tasks have a demonstration"
     )]
     TooFewDemonstrations {
-        /// The phase.
+        /// Index of the phase.
         phase: usize,
-        /// How many are asked for.
+        /// Number of demonstrations requested.
         wanted: usize,
-        /// How many there are.
+        /// Number of demonstrations found.
         found: usize,
     },
-    /// A teacher does not do well enough.
+    /// A teacher reached the minimum score in too few attempts.
     #[error(
         "{teacher} reached a score of {least} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
          {wanted}; ask for fewer, lower `phase.{phase}.source.least_score`, or raise `phase.{phase}.source.tasks`"
     )]
     TooFewLessons {
-        /// The phase.
+        /// Index of the phase.
         phase: u32,
         /// The teacher: `the policy NAME`, or `the field NAME`.
         teacher: String,
-        /// The least score.
+        /// Minimum score of a demonstration.
         least: f64,
-        /// How many attempts reached it.
+        /// Number of attempts that reached the minimum score.
         found: usize,
-        /// How many were made.
+        /// Number of attempts made.
         tried: usize,
-        /// How many are asked for.
+        /// Number of demonstrations requested.
         wanted: usize,
     },
-    /// An agent whose loop does not ask in messages.
+    /// The loop of an agent does not send chat messages, so a teacher cannot act in it.
     #[error("the agent {agent} has a loop of its own that {teacher} cannot act in")]
     NotTaught {
-        /// The agent.
+        /// Name of the agent.
         agent: String,
         /// The teacher: `the policy NAME`, or `the field NAME`.
         teacher: String,
     },
-    /// Replies of a task that cannot be imitated.
+    /// The completions of a task cannot be imitated.
     #[error("task {task}: {why}")]
     Replies {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// Why not.
+        /// Reason why they cannot be imitated.
         why: String,
     },
-    /// A demonstration cannot be imitated.
+    /// The demonstration of a task cannot be imitated.
     #[error("the demonstration of task {task}: {source}")]
     Demonstration {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// Why not.
+        /// Reason why it cannot be imitated.
         source: DemonstrationError,
     },
-    /// A task does not fit into what the recipe allows.
+    /// The prompt of a task exceeds the recipe's limit.
     #[error(
         "the prompt of task {task} has {tokens} tokens, more than `agent.max_prompt_tokens` = {most}: raise it, say with \
          `agent.truncation` what to leave out, or leave the task out"
     )]
     PromptOverLimit {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// Tokens of its prompt.
+        /// Number of tokens of its prompt.
         tokens: usize,
-        /// The limit.
+        /// Maximum number of prompt tokens.
         most: usize,
     },
-    /// The first prompt of a task is longer than those of an agent that drops nothing.
+    /// The first prompt of a task exceeds the context limit of an agent that drops no messages.
     #[error(
         "the prompt of task {task} has {tokens} tokens, more than `agent.max_context_tokens` = {most}, and with \
          `agent.context = \"fail\"` nothing is left out: raise it, shorten `agent.system`, or leave the task out"
     )]
     PromptOverContext {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// Tokens of its prompt.
+        /// Number of tokens of its prompt.
         tokens: usize,
-        /// The limit.
+        /// Maximum number of context tokens.
         most: usize,
     },
-    /// A task does not fit.
+    /// The prompt of a task does not fit into the model's context.
     #[error(
         "the prompt of task {task} has {tokens} tokens, but the context holds {context}: raise `model.context` if the model \
          allows it, shorten `agent.system`, or leave the task out"
     )]
     PromptTooLong {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// Tokens of its prompt.
+        /// Number of tokens of its prompt.
         tokens: usize,
-        /// Tokens of the context.
+        /// Context size in tokens.
         context: usize,
     },
-    /// The answer of a task cannot be scored.
+    /// A scorer cannot use the expected answer of a task.
     #[error("task {task}: {source}")]
     Answer {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// Why not.
+        /// Reason why it cannot be scored.
         source: ScoreError,
     },
-    /// A task names a scorer that there is not.
+    /// A task names a scorer that does not exist.
     #[error(
         "task {task} is for the scorer {name:?}, but the recipe has {known}; describe it in [[reward.scorers]], or leave \
          the field `scorer` out"
     )]
     UnknownScorer {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// The scorer.
+        /// The unknown scorer.
         name: String,
-        /// Scorers of the recipe.
+        /// The scorers of the recipe.
         known: String,
     },
-    /// No scorer is for a task.
+    /// No scorer applies to a task.
     #[error(
         "task {task} of the source {of} has no scorer: none of {known} is for it; see `when` of \
          [[reward.scorers]]; the sources are {sources}"
     )]
     NoScorer {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// Its source.
+        /// Source of the task.
         of: String,
-        /// All sources.
+        /// All sources of tasks.
         sources: String,
-        /// Scorers of the recipe.
+        /// The scorers of the recipe.
         known: String,
     },
-    /// A penalty for length starts below 0 tokens for an agent.
+    /// A length penalty would start below 0 tokens for an agent.
     #[error(
         "`phase.{phase}.overlong.buffer` is {buffer}, but must be at most the max_tokens of the agent {agent}, \
          {most}: it does the task {task}"
     )]
     OverlongBuffer {
-        /// Position of the phase.
+        /// Index of the phase.
         phase: usize,
-        /// The buffer, in tokens.
+        /// Size of the buffer in tokens.
         buffer: u64,
-        /// The agent.
+        /// Name of the agent.
         agent: String,
-        /// Its limit, in tokens.
+        /// Maximum number of sampled tokens of the agent.
         most: usize,
-        /// A task that it does.
+        /// A task that the agent performs.
         task: String,
     },
-    /// A phase compares with greedy attempts, which are in no group, and a scorer compares those of a group.
+    /// The advantage estimator of a phase needs greedy attempts, which belong to no group, but a
+    /// scorer compares the attempts of a group.
     #[error(
         "phase {phase} compares with a greedy attempt, which the scorer {scorer} cannot score: it compares attempts at one \
          task with each other. Choose another advantage or scorer"
     )]
     NotCompared {
-        /// The phase.
+        /// Index of the phase.
         phase: usize,
-        /// The scorer.
+        /// Name of the scorer.
         scorer: String,
     },
-    /// A scorer was away for too long.
+    /// A scorer was unavailable for longer than the outage timeout.
     #[error(
         "the scorer {scorer} was away for the {seconds} s of `reward.outage_seconds`, and nothing can be done without it: {why}. \
          Attempts that wait for it ({waiting}) are in the record; --resume scores them and samples none of them again"
     )]
     Outage {
-        /// The scorer.
+        /// Name of the scorer.
         scorer: String,
-        /// For how long it was waited for.
+        /// Outage timeout in seconds.
         seconds: f64,
-        /// How many attempts, or groups of them, wait for it.
+        /// Number of attempts, or groups of attempts, that wait for the scorer.
         waiting: usize,
-        /// Why it could not score.
+        /// Reason of the last failure.
         why: String,
     },
-    /// A phase has a KL penalty, but there is no reference to measure from.
+    /// A phase has a KL penalty, but no reference model was loaded.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),
-    /// The recipe names parts that its runner has not brought.
+    /// The caller did not provide a component that the recipe names.
     #[error("the recipe needs {0}, which was not brought; this is a defect of the program")]
     NoPart(String),
-    /// A task names an agent that there is not.
+    /// A task names an agent that does not exist.
     #[error(
         "task {task} is for the agent {name:?}, but the recipe has {known}; describe it in [agent.{name}], or leave the \
          field `agent_name` out"
     )]
     UnknownAgent {
-        /// The task.
+        /// Name of the task.
         task: String,
-        /// The agent.
+        /// The unknown agent.
         name: String,
-        /// Agents of the recipe.
+        /// The agents of the recipe.
         known: String,
     },
-    /// No attempt is under way, but a step waits for one.
+    /// A step waits for an attempt, but no attempt is in progress.
     #[error("a step waits for attempts, but none is under way; this is a defect of the trainer")]
     Starved,
-    /// A phase needs values, but there is no critic.
+    /// A phase needs value estimates, but no critic was loaded.
     #[error("phase {0} needs a critic, but none was loaded")]
     NoCritic(usize),
-    /// Everything that a step sampled is masked.
+    /// All tokens that a step sampled are masked.
     #[error(
         "phase {phase}, step {step} has no token to train on: of those that were sampled {masked}; sample for \
          training at a temperature above 0, without filters, penalties and biases"
     )]
     NoTargets {
-        /// The phase of the recipe, from 0.
+        /// Index of the phase in the recipe.
         phase: u32,
-        /// The step within the phase, from 0.
+        /// Index of the step within the phase.
         step: u32,
-        /// Reasons, each with how much it masks.
+        /// The reasons, each with the number of tokens that it masks.
         masked: String,
     },
-    /// A plan names an attempt that is not recorded.
+    /// A plan names an attempt that the store does not contain.
     #[error("the plan of the step names attempt {0}, which is not in the record; the record is incomplete")]
     Unrecorded(AttemptId),
-    /// A step that is asked for is not recorded.
+    /// The requested step is not in the store.
     #[error("step {step} of phase {phase} is not in the record; `levade inspect` lists the steps that are")]
     NoStep {
         /// Index of the phase.
@@ -333,45 +334,45 @@ pub enum TrainerError {
         /// Index of the step within the phase.
         step: u32,
     },
-    /// A planned step took an attempt that is not recorded.
+    /// A planned step used an attempt that the store does not contain.
     #[error("a planned step took {0}, which is not in the record; the record is incomplete")]
     NotMade(Placement),
-    /// Not one attempt came to its end.
+    /// Every attempt failed.
     #[error("all {count} attempts failed; the first one: {first}")]
     AllFailed {
-        /// How many there were.
+        /// Number of attempts.
         count: usize,
-        /// Reason that broke the first.
+        /// Error of the first attempt.
         first: String,
     },
     /// A sampler or a learner failed.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// A formula was given what it cannot use.
+    /// A formula received invalid input.
     #[error(transparent)]
     Rl(#[from] RlError),
     /// A batch cannot be built.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// The record failed.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A file of the run failed.
+    /// An operation on a file of the run failed.
     #[error("cannot {action} {}: {source}{}", path.display(), way_out(source))]
     File {
-        /// Action at the time.
+        /// The action that failed, as an infinitive.
         action: &'static str,
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
-        /// Why it failed.
+        /// Reason of the failure.
         source: io::Error,
     },
-    /// A file of the run does not hold what it should.
+    /// A file of the run has unexpected contents.
     #[error("{} is damaged: {why}", path.display())]
     Damaged {
-        /// The file.
+        /// The damaged file.
         path: PathBuf,
-        /// Fault in it.
+        /// Description of the damage.
         why: String,
     },
 }
@@ -386,7 +387,8 @@ fn way_out(error: &io::Error) -> &'static str {
 }
 
 impl TrainerError {
-    /// Whether it is for the user to put right (their input, their disk) rather than a failure of the run.
+    /// Returns whether the user can fix the cause (the input, the disk), as opposed to a failure of
+    /// the run.
     pub fn is_user_error(&self) -> bool {
         use TrainerError as E;
         match self {

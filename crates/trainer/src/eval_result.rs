@@ -1,6 +1,8 @@
-//! Measures attempts at held-out tasks: success rates, mean scores and worth of k attempts, by slice.
+//! Evaluates attempts at held-out tasks: success rates, mean scores and metrics over k attempts, by
+//! slice.
 //!
-//! [`evaluate`](crate::evaluate()) makes the attempts; an [`EvalResult`] is recorded, reported and compared.
+//! [`evaluate`](crate::evaluate()) makes the attempts. An [`EvalResult`] is recorded, reported and
+//! compared.
 
 use levade_rl::{Interval, best_of, majority_of, mean_score, wilson};
 use levade_store::{Attempt, Status};
@@ -14,62 +16,62 @@ use crate::metrics::Metrics;
 /// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalResult {
-    /// The phase, from 0.
+    /// Index of the phase, from 0.
     pub phase: u32,
-    /// Steps of the phase done before.
+    /// Number of finished steps of the phase.
     pub step: u32,
-    /// When it was, in words: `before training`, `after sft`, …
+    /// Label of the evaluation: `before training`, `after sft`, …
     pub label: String,
-    /// Over all slices that are not reported apart.
+    /// Result over all slices that are not reported separately.
     pub overall: SliceResult,
-    /// Every slice by itself.
+    /// Result of each slice.
     pub slices: Vec<SliceResult>,
-    /// A reply, where there were tools and not one answered a call.
+    /// An example completion, if there were tools but no tool call succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncalled: Option<Uncalled>,
 }
 
-/// A first reply after which no tool answered a call.
+/// A first completion of an attempt, if no tool call succeeded in the evaluation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uncalled {
-    /// The attempt, as `levade inspect` names it.
+    /// Name of the attempt, as in `levade inspect`.
     pub attempt: String,
-    /// The whole reply.
+    /// The full completion.
     pub reply: String,
-    /// Why no call was read in it, or what became of it.
+    /// Why no call was parsed from the completion, or how the call failed.
     pub why: String,
 }
 
-/// How some tasks went.
+/// Results of the tasks of a slice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SliceResult {
-    /// Name of the tasks.
+    /// Name of the slice.
     pub name: String,
-    /// Whether they are reported apart from the overall result.
+    /// Whether the slice is excluded from the overall result.
     pub apart: bool,
-    /// Whether they choose the best checkpoint, and do nothing else.
+    /// Whether the tasks serve only to select the best checkpoint.
     #[serde(default, skip_serializing_if = "is_false")]
     pub selects: bool,
-    /// How many there are.
+    /// Number of tasks.
     pub tasks: u64,
-    /// How many attempts were answered rightly (a score of 1).
+    /// Number of attempts with a correct answer (a score of 1).
     pub correct: u64,
-    /// Share of right answers with its 95 % interval: Wilson's, or by the bootstrap over tasks where there
-    /// are several attempts at each.
+    /// Success rate with its 95 % interval: Wilson's for one attempt per task, or the bootstrap
+    /// over tasks for several.
     pub success: Interval,
-    /// Mean score with its 95 % interval by the bootstrap over tasks, where there are scores between 0 and 1.
+    /// Mean score with its 95 % bootstrap interval over tasks. `None` if every score is 0 or 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<Interval>,
-    /// Share of attempts that ended with an answer, right or wrong.
+    /// Fraction of attempts that ended with an answer, correct or not.
     pub answered: f64,
-    /// Share of attempts in which a tool answered a call.
+    /// Fraction of attempts in which at least one tool call succeeded.
     pub used_tool: f64,
-    /// Sampled tokens, on average.
+    /// Mean number of sampled tokens per attempt.
     pub sampled_tokens: f64,
-    /// Attempts that broke outside the model. They count as wrong.
+    /// Number of attempts that failed outside the model. They count as incorrect.
     #[serde(default, skip_serializing_if = "is_0")]
     pub broken: u64,
-    /// Worth of k attempts at a task, where there are several.
+    /// Metrics over k attempts per task. Empty if there is one attempt per task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at: Vec<AtK>,
 }
@@ -82,31 +84,32 @@ fn is_0(count: &u64) -> bool {
     *count == 0
 }
 
-/// Worth of k attempts at a task, over which k of them are drawn; intervals by the bootstrap over tasks.
+/// Metrics over k attempts per task: expectations over the choice of k attempts, with bootstrap
+/// intervals over tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AtK {
-    /// How many attempts.
+    /// Number of attempts.
     pub k: usize,
-    /// Share of tasks that one of them answers rightly: pass@k.
+    /// pass@k: fraction of tasks that at least one of k attempts solves.
     pub pass: Interval,
-    /// Mean score of the best: best@k.
+    /// best@k: mean score of the best of k attempts.
     pub best: Interval,
-    /// Mean score of the answer that most of them give: maj@k.
+    /// maj@k: mean score of the most frequent answer of k attempts.
     pub majority: Interval,
 }
 
-/// Resamples of the bootstrap.
+/// Number of bootstrap resamples.
 pub(crate) const RESAMPLES: u32 = 10_000;
 
-/// Draws of k attempts for the majority's answer.
+/// Number of random subsets of k attempts from which maj@k is estimated.
 const DRAWS: u32 = 200;
 
-/// Mean over tasks, with its interval by the bootstrap.
+/// Returns the mean over tasks with its bootstrap interval.
 fn over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
     Ok(mean_score(&values.collect::<Vec<_>>(), RESAMPLES, 0)?)
 }
 
-/// 2, 4, 8, … and `most`.
+/// Returns 2, 4, 8, … below `most`, then `most`. Empty if `most` is at most 1.
 fn numbers_of_attempts(most: usize) -> Vec<usize> {
     let mut all: Vec<usize> =
         std::iter::successors(Some(2), |k| Some(2 * k)).take_while(|k| *k < most).collect();
@@ -114,17 +117,20 @@ fn numbers_of_attempts(most: usize) -> Vec<usize> {
     all
 }
 
-/// Scores of attempts; one that broke outside the model counts 0.
+/// Returns the scores of attempts. An attempt without a score, which failed outside the model,
+/// counts 0.
 fn scores(attempts: &[&Attempt]) -> Vec<f64> {
     attempts.iter().map(|attempt| attempt.score.unwrap_or(0.0)).collect()
 }
 
-/// Whether an answer is right: a score of 1. Weights whose sum is 1 may add up to a little less.
+/// Returns whether the answer is correct: a score of 1. The tolerance allows for weights whose sum
+/// is slightly below 1.
 pub(crate) fn is_right(attempt: &Attempt) -> bool {
     attempt.score.is_some_and(|score| score >= 1.0 - 1e-9)
 }
 
-/// Answer of an attempt: the text that the scorer took for it, or all that was said.
+/// Returns the answer of an attempt: the text that the scorer extracted, or the complete final
+/// text. `None` if the attempt did not end with an answer.
 fn answer(attempt: &Attempt) -> Option<String> {
     let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish.is_whole())?;
     Some(outcome.extracted.clone().unwrap_or_else(|| outcome.final_text.trim().to_owned()))
@@ -150,7 +156,8 @@ impl AtK {
 }
 
 impl SliceResult {
-    /// Measures the attempts at some tasks, `samples` at each, one task after the other.
+    /// Computes the results of attempts at some tasks. The attempts are ordered by task, with
+    /// `samples` per task.
     pub(crate) fn new(
         name: &str,
         apart: bool,
@@ -192,30 +199,31 @@ impl SliceResult {
         })
     }
 
-    /// How many attempts there were, at all tasks.
+    /// Returns the number of attempts at all tasks together.
     pub fn attempts(&self) -> u64 {
         self.tasks * self.at.last().map_or(1, |most| most.k as u64)
     }
 
-    /// Mean score: the share of right answers, where an answer is right or wrong.
+    /// Returns the mean score, which is the success rate if every score is 0 or 1.
     pub fn mean_score(&self) -> Interval {
         self.score.unwrap_or(self.success)
     }
 }
 
 impl EvalResult {
-    /// Mean score of the tasks that checkpoints are chosen by.
+    /// Returns the mean score on the tasks that select checkpoints.
     pub fn selection(&self) -> f64 {
         self.of_choosing(SliceResult::mean_score)
     }
 
-    /// Share of right answers at the tasks that choose: what ends a phase, so that the tasks that are
-    /// reported decide nothing.
+    /// Returns the success rate on the selection tasks. It decides whether a phase stops early, so
+    /// that the reported tasks decide nothing.
     pub fn chosen_success(&self) -> f64 {
         self.of_choosing(|slice| slice.success)
     }
 
-    /// Mean over the tasks that do nothing but choose (`eval.select`), or else over all that count.
+    /// Returns the mean over the tasks that serve only for selection (`eval.select`), or over all
+    /// tasks that count if there are none.
     fn of_choosing(&self, of: impl Fn(&SliceResult) -> Interval) -> f64 {
         let choosing = || self.slices.iter().filter(|slice| slice.selects);
         let tasks: u64 = choosing().map(|slice| slice.tasks).sum();
@@ -226,7 +234,7 @@ impl EvalResult {
         sum / tasks as f64
     }
 
-    /// The line for the metrics file.
+    /// Returns the line for the metrics file.
     pub(crate) fn to_json(&self, global_step: u32) -> Value {
         let head = json!({"phase": self.phase, "step": self.step, "eval": self.label});
         self.metrics(global_step).to_json(match head {
@@ -235,14 +243,15 @@ impl EvalResult {
         })
     }
 
-    /// The numbers alone.
+    /// Returns the metrics without the labels.
     pub(crate) fn metrics(&self, global_step: u32) -> Metrics {
         let mut metrics = Metrics::default();
         metrics.add("training/global_step", f64::from(global_step));
         for (slice, name) in std::iter::once((&self.overall, "eval".to_owned()))
             .chain(self.slices.iter().map(|slice| (slice, format!("eval/{}", slice.name))))
         {
-            // No name is the folder of another: some sinks keep each in a file.
+            // No name is a directory prefix of another, because some sinks store each metric in a
+            // file.
             let mut add = |what: &str, interval: Interval| {
                 metrics.add(format!("{name}/{what}"), interval.estimate);
                 metrics.add(format!("{name}/{what}_low"), interval.low);
@@ -270,7 +279,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// An attempt at which nothing was done.
+    /// Returns an attempt without any turns.
     pub(crate) fn blank(placement: Placement) -> Attempt {
         Attempt {
             id: AttemptId::new(&RunId("r".into()), &placement, 0),
@@ -294,7 +303,8 @@ pub(crate) mod tests {
         })
     }
 
-    /// Six tasks count, three are apart and lie between them.
+    /// Returns an evaluation in which six tasks count. The three tasks between them are reported
+    /// separately.
     pub(crate) fn eval(phase: u32, step: u32, label: &str) -> EvalResult {
         let slices = [slice("a", false, 4), slice("b", true, 3), slice("c", false, 2)];
         let value = json!({
@@ -304,11 +314,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn slice_result_measures_several_attempts_at_a_task() {
+    fn slice_result_covers_several_attempts_per_task() {
         assert!(numbers_of_attempts(1).is_empty());
         assert_eq!(numbers_of_attempts(2), [2]);
         assert_eq!(numbers_of_attempts(6), [2, 4, 6]);
-        // The scorer finds the number, whatever is said around it.
+        // The scorer extracts the number from the surrounding text.
         let attempt = |group: u32, sample: u32, said: &str, score: f64| Attempt {
             score: Some(score),
             outcome: Outcome {
@@ -336,7 +346,7 @@ pub(crate) mod tests {
         assert_eq!((four.pass.estimate, four.majority.estimate), (1.0, 0.5));
         assert_eq!((result.score, result.mean_score()), (None, result.success));
 
-        // Nothing but failures at two tasks is not certainty, and nothing but successes is not either.
+        // The interval stays wide if all attempts at two tasks fail, and if all of them succeed.
         let with = |score| all.clone().map(|attempt| Attempt { score: Some(score), ..attempt });
         let of = |score| SliceResult::new("x", false, &with(score).iter().collect::<Vec<_>>(), 4).unwrap();
         let (wrong, right) = (of(0.0), of(1.0));
@@ -349,7 +359,7 @@ pub(crate) mod tests {
 
         let mut graded = all;
         graded[1].score = Some(0.5);
-        // An attempt that was cut says nothing, and does not vote.
+        // A truncated attempt has no answer, so it does not vote.
         graded[4].outcome.finish = Finish::MaxTokens;
         let result = SliceResult::new("x", false, &graded.iter().collect::<Vec<_>>(), 4).unwrap();
         assert_eq!((result.correct, result.mean_score().estimate), (3, 3.5 / 8.0));

@@ -1,5 +1,5 @@
-//! Evaluations on held-out tasks, by the score alone, without shaping: greedy, or several attempts at each
-//! task.
+//! Evaluates a policy on held-out tasks, by the score without reward shaping: with greedy sampling,
+//! or with several attempts per task.
 
 use levade_recipe::EvalKeys;
 use levade_store::{Attempt, EvalKey};
@@ -12,11 +12,11 @@ use crate::observe::{Observer, StopFlag};
 use crate::rollout::Rollouts;
 use crate::tasks::EvalSlice;
 
-/// Evaluates the policy as it is published. Also returns the attempts, in the order of tasks; `None` when
-/// stopped.
+/// Evaluates the published policy. Also returns the attempts, in the order of the tasks. Returns
+/// `None` if stopped.
 ///
 /// # Errors
-/// When there are no tasks, recording fails, or not one attempt came to its end.
+/// Returns an error if there are no tasks, if recording fails, or if every attempt failed.
 pub async fn evaluate(
     rollouts: &Rollouts,
     slices: &[EvalSlice],
@@ -59,7 +59,8 @@ pub async fn evaluate(
     Ok(Some((EvalResult { phase, step, label, overall, slices: results, uncalled }, attempts)))
 }
 
-/// Returns the first reply of the first attempt that sampled a token; `None` if there are no tools.
+/// Returns the first completion of the first attempt that sampled a token. Returns `None` if there
+/// are no tools.
 fn find_uncalled(
     rollouts: &Rollouts,
     wanted: &[(Placement, Task)],

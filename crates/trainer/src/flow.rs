@@ -38,49 +38,51 @@ use crate::rollout::{Away, Rollouts};
 use crate::tasks::{TaskOrder, Tasks};
 use crate::under_way::{Ended, UnderWay, compared_before};
 
-/// An attempt of a group.
+/// Identifies an attempt within its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Which {
-    /// One that may be trained on, by its number.
+    /// A sampled attempt that may be trained on, by its index in the group.
     Sample(u32),
-    /// The greedy one that these are compared with.
+    /// The greedy attempt whose reward is the baseline of the sampled attempts. It is never trained
+    /// on.
     Baseline,
 }
 
-/// A group that no step has taken yet.
+/// An admitted group that no step has taken yet.
 struct Group {
     task: Task,
-    /// Steps of the phase that were done when it was admitted.
+    /// Number of completed steps of the phase when the group was admitted. Lower if its recorded
+    /// tokens are older.
     admitted: u32,
-    /// Attempts of the group, spare ones included, as far as they have ended.
+    /// Finished attempts by sample index, oversampled ones included. `None` until an attempt ends.
     attempts: Vec<Option<Attempt>>,
-    /// Whether these are as many as it needs, so that no other is wanted.
+    /// Whether enough attempts have ended, so that the group needs no further one.
     full: bool,
-    /// The greedy attempt, where the advantage compares with one, once it has ended.
+    /// The finished greedy attempt, if the advantage estimator uses one.
     baseline: Option<Attempt>,
-    /// When it was complete, counted over all groups; later is larger.
+    /// Position in the order in which groups were completed. `None` while the group is incomplete.
     completed: Option<u64>,
-    /// Whether it teaches nothing, and another was admitted in its place.
+    /// Whether the group carries no training signal and another group was admitted in its place.
     replaced: bool,
-    /// Attempts that are compared with each other now, by number; they have no score yet.
+    /// Sample indices of attempts that are being scored against each other and have no score yet.
     compared: Vec<u32>,
-    /// Attempts that were started and make no part of the group.
+    /// Attempts that were started for the group but do not belong to it.
     left_out: LeftOut,
 }
 
-/// Attempts that were started for a group and make no part of it.
+/// Attempts that were started for a group but do not belong to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct LeftOut {
-    /// Sampled tokens of those that had ended.
+    /// Number of sampled tokens of each finished attempt.
     pub ended: Vec<usize>,
-    /// How many were given up.
+    /// Number of cancelled attempts.
     pub given_up: usize,
 }
 
-/// Returns how many of the attempts, in the order in which they started, a group is made of; `None` as long
-/// as others are waited for.
+/// Returns the length of the prefix of `attempts`, which are in starting order, from which the
+/// group is formed. Returns `None` while the group needs further attempts.
 fn enough(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
-    // What broke is no use: as long as others may come, they are waited for.
+    // A failed attempt has no reward. While other attempts may still end, the group waits for them.
     let counts = |a: &Attempt| a.reward.is_some() || a.status == Status::Unscored;
     let all = attempts.iter().all(Option::is_some).then_some(attempts.len());
     let count = |attempts: &[Option<Attempt>]| attempts.iter().flatten().filter(|a| counts(a)).count();
@@ -93,57 +95,58 @@ fn enough(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
     }
 }
 
-/// Groups under way and waiting to be trained on.
+/// Schedules the groups of one RL phase: groups in progress and groups waiting to be trained on.
 pub(crate) struct Flow {
     phase: u32,
     keys: RlKeys,
     order: TaskOrder,
-    /// Steps of the phase done.
+    /// Number of completed steps of the phase.
     step: u32,
-    /// Versions of the policies that the phase trains, at its beginning.
+    /// Versions of the policies that the phase trains, at the start of the phase.
     began: Versions,
-    /// How many places steps have taken.
+    /// Number of groups that steps have taken, replaced groups included.
     taken: u64,
-    /// How many of these were of groups that others had replaced.
+    /// Number of taken groups that had been replaced.
     spent: u64,
-    /// Places in the order of tasks that have been admitted.
+    /// Number of admitted positions in the task order.
     admitted: u64,
-    /// Groups by their place, those that a step has taken left out.
+    /// Admitted groups that no step has taken yet, by position in the task order.
     open: BTreeMap<u64, Group>,
-    /// Attempts that are admitted but not begun.
+    /// Attempts of admitted groups that have not been started.
     waiting: VecDeque<(u64, Which)>,
     under_way: UnderWay<(u64, Which)>,
-    /// An attempt that has ended and is being recorded. Here, because whoever waits for the next one may give
-    /// up while it is.
+    /// A finished attempt that is being recorded. Stored here, because the caller of [`Flow::next`]
+    /// may drop the future during the write.
     ended: Option<((u64, Which), Attempt)>,
-    /// Scorers that are away.
+    /// Scorers that are unavailable.
     away: Away,
     completions: u64,
-    /// Maximum number of sampled tokens of an attempt, by the agent that makes it.
+    /// Maximum number of sampled tokens per attempt, by agent.
     limits: TokenLimits,
 }
 
-/// Groups that a step takes.
+/// The groups that a step takes.
 pub(crate) struct Taken {
-    /// The places of its groups.
+    /// Positions of the groups in the task order.
     pub places: Vec<u64>,
-    /// Their attempts.
+    /// Attempts of each group.
     pub groups: Vec<Vec<Attempt>>,
-    /// Attempts that were started for each and are no part of it; empty if the step was planned before.
+    /// Attempts that were started for each group but do not belong to it. Empty if the step was
+    /// planned before.
     pub left_out: Vec<LeftOut>,
-    /// The greedy attempt of each, where the advantage compares with one.
+    /// The greedy attempt of each group, if the advantage estimator uses one.
     pub baselines: Vec<Option<Attempt>>,
-    /// How many of them teach nothing and should have been replaced, had not as many again been drawn
-    /// already.
+    /// Number of groups without training signal that were not replaced, because the refill budget
+    /// was exhausted.
     pub idle: usize,
 }
 
 impl Flow {
-    /// A flow for a phase that began with the versions `began` of its policies and of which `step` steps are
-    /// done, which have taken the places `taken`.
+    /// Creates a scheduler for a phase whose policies had the versions `began` at its start. `step`
+    /// steps are completed, and took the groups at the positions `taken`.
     ///
     /// # Errors
-    /// When the record cannot be read.
+    /// Returns an error if the store cannot be read.
     #[allow(clippy::too_many_arguments)]
     pub async fn new(
         phase: u32,
@@ -176,8 +179,8 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Where an attempt belongs: its step and group say its place, which need not be the step that trains on
-    /// it.
+    /// Returns the slot of an attempt. Its step and group encode the group's position in the task
+    /// order. That step is not necessarily the step that trains on the attempt.
     fn placement(&self, place: u64, which: Which) -> Placement {
         let groups = self.keys.groups as u64;
         let (step, group) = ((place / groups) as u32, (place % groups) as u32);
@@ -188,7 +191,8 @@ impl Flow {
         Placement { purpose, phase: self.phase, step, group, sample }
     }
 
-    /// Opens the group of a place, with what is recorded of it. Nothing has changed before it is read.
+    /// Opens the group at a position with its recorded attempts, and queues the missing ones. The
+    /// scheduler does not change until all reads have succeeded.
     async fn open(&mut self, place: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
         let Some(task) = tasks.train(self.order.at(place)) else { return Ok(()) };
         let begun = self.keys.group_size + self.keys.spare;
@@ -200,7 +204,8 @@ impl Flow {
             }
             attempts.push(recorded);
         }
-        // What an earlier process of the run sampled is as old as it is, scored or not.
+        // Tokens that an earlier process of the run sampled keep their age, whether or not the
+        // attempt is scored.
         let drawn = freshness(&attempts, &self.began);
         let mut baseline = None;
         if self.keys.needs_baseline() {
@@ -236,8 +241,8 @@ impl Flow {
         Ok(())
     }
 
-    /// Admits all places below `end`, those in `taken` left out: groups that an earlier process of the run
-    /// had begun, when it took others that came after them.
+    /// Admits all positions below `end` except those in `taken`. When resuming, this restores
+    /// groups that an earlier process had started when it took later groups.
     async fn admit_until(
         &mut self,
         end: u64,
@@ -254,8 +259,8 @@ impl Flow {
         Ok(())
     }
 
-    /// How many groups may have been admitted by now: one more for each that teaches nothing and was
-    /// replaced.
+    /// Returns the number of groups that the staleness bound admits by now. Each replaced group
+    /// raises it by one.
     fn capacity(&self) -> u64 {
         let (groups, steps) = (self.keys.groups as u64, u64::from(self.keys.steps));
         let ahead = u64::from(self.step) + 1 + u64::from(self.keys.staleness);
@@ -263,9 +268,9 @@ impl Flow {
         ahead.min(steps) * groups + self.spent + replaced
     }
 
-    /// Admits groups and begins attempts, as many as may be under way.
+    /// Admits groups up to the capacity, and starts attempts up to the concurrency limit.
     pub async fn admit(&mut self, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
-        // Opening a group can raise the capacity, where it is in the record and teaches nothing.
+        // Opening a recorded group without training signal raises the capacity.
         while self.admitted < self.capacity() {
             self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
         }
@@ -282,9 +287,14 @@ impl Flow {
         Ok(())
     }
 
-    /// Waits for news of an attempt, and records it if it has ended. `false` where none is under way. Where a
-    /// step `needs` the attempts, and nothing is left to wait for but a scorer that is away, that wait has an
-    /// end. Whoever gives up waiting loses nothing: the next call goes on from there.
+    /// Waits for the next event of an attempt in progress, and records the attempt if it has ended.
+    /// Returns `false` if no attempt is in progress.
+    ///
+    /// If a step `needs` the attempts, and only unavailable scorers are left to wait for, the wait
+    /// is limited to the outage timeout.
+    ///
+    /// This method is cancel safe: if the future is dropped, the next call continues from the same
+    /// state.
     pub async fn next(
         &mut self,
         rollouts: &Rollouts,
@@ -343,7 +353,7 @@ impl Flow {
         Ok(true)
     }
 
-    /// Whether a group still wants an attempt that was begun for it.
+    /// Returns whether a group still needs an attempt that was started for it.
     fn wants(&self, place: u64, which: Which) -> bool {
         self.open.get(&place).is_some_and(|group| match which {
             Which::Sample(sample) if group.full => group.compared.contains(&sample),
@@ -351,7 +361,8 @@ impl Flow {
         })
     }
 
-    /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
+    /// Marks a group as complete if it is. If the group carries no training signal, raises the
+    /// capacity by one, so that another group replaces it.
     fn complete(&mut self, place: u64) {
         let Some(group) = self.open.get_mut(&place).filter(|group| group.completed.is_none()) else { return };
         if !group.full {
@@ -385,8 +396,8 @@ impl Flow {
         }
         group.completed = Some(self.completions);
         self.completions += 1;
-        // Refilling has an end: as many again as a step has. By place, so that who ends first makes no
-        // difference.
+        // Refilling is limited to one additional step's groups. The limit refers to positions, so
+        // that the order in which attempts end does not matter.
         let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
         let is_idle = self.is_idle(place);
         if let Some(group) = self.open.get_mut(&place) {
@@ -394,11 +405,11 @@ impl Flow {
         }
     }
 
-    /// Whether a group teaches nothing and another is wanted in its place.
+    /// Returns whether a group carries no training signal and the recipe replaces such groups.
     fn is_idle(&self, place: u64) -> bool {
         let refills = self.keys.uniform_groups() == UniformGroups::Refill;
         self.open.get(&place).filter(|_| refills).is_some_and(|group| {
-            // It teaches any policy whose own attempts earned different rewards.
+            // The group is informative for any policy whose own attempts got different rewards.
             self.began.keys().all(|policy| {
                 let targets = Targets { policy, untrained: &[] };
                 let samples = group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
@@ -407,8 +418,8 @@ impl Flow {
         })
     }
 
-    /// The groups that the next step takes, once they are all complete; `None` before. Groups that were
-    /// replaced go with them.
+    /// Returns the positions of the groups that the next step takes, or `None` until all of them
+    /// are complete. Replaced groups are included.
     fn ready(&self) -> Option<Vec<u64>> {
         let size = self.keys.groups;
         let due = |group: &Group| group.admitted.saturating_add(self.keys.staleness) <= self.step;
@@ -436,7 +447,7 @@ impl Flow {
         if chosen.len() < size {
             return None;
         }
-        // Those that teach nothing are spent as well.
+        // Replaced groups without training signal are consumed as well.
         chosen.extend(self.open.iter().filter(|(_, group)| group.replaced).map(|(place, _)| *place));
         chosen.sort_unstable();
         Some(chosen)
@@ -460,13 +471,13 @@ impl Flow {
         Some(Taken { places, groups, left_out, baselines, idle })
     }
 
-    /// Notes that a step has taken these places.
+    /// Records that a step has taken these positions.
     fn spend(&mut self, places: &[u64]) {
         self.taken += places.len() as u64;
         self.spent += (places.len() as u64).saturating_sub(self.keys.groups as u64);
     }
 
-    /// Takes the groups of a step that was planned before, from the record.
+    /// Restores the groups of a step that was planned before from the store.
     pub async fn recall(
         &mut self,
         places: &[u64],
@@ -480,7 +491,8 @@ impl Flow {
             let mut attempts = Vec::with_capacity(self.keys.group_size + self.keys.spare);
             for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
                 let recorded = rollouts.store.last_try(&self.placement(*place, which)).await?;
-                // One without a score was given up, since its group was complete without it.
+                // An attempt without a score was cancelled, because its group was complete without
+                // it.
                 attempts.push(recorded.filter(|attempt| attempt.status != Status::Unscored));
             }
             if self.keys.oversample_keep == OversampleKeep::Started {
@@ -507,12 +519,12 @@ impl Flow {
         Ok(Taken { places: places.to_vec(), groups, left_out: Vec::new(), baselines, idle: 0 })
     }
 
-    /// A step is done, and its weights are published.
+    /// Sets the number of completed steps, once the weights of the last one are published.
     pub fn advance(&mut self, step: u32) {
         self.step = step;
     }
 
-    /// Attempts of the next step that have ended, of how many.
+    /// Returns the number of finished attempts for the next step, and the number that it needs.
     fn progress(&self) -> (usize, usize) {
         let total = self.keys.groups * self.keys.group_size;
         let ended = |group: &Group| group.attempts.iter().flatten().count();
@@ -520,20 +532,20 @@ impl Flow {
         (done.min(total), total)
     }
 
-    /// Whether any attempt is under way, or being recorded.
+    /// Returns whether an attempt is in progress or being recorded.
     pub fn is_running(&self) -> bool {
         !self.under_way.is_empty() || self.ended.is_some()
     }
 }
 
-/// One past the last place.
+/// Returns the last position plus one.
 fn end_of(places: &[u64]) -> u64 {
     places.iter().map(|place| place + 1).max().unwrap_or(0)
 }
 
-/// How many steps of the phase had been done, at least, when a token of these attempts was sampled: one of a
-/// policy that the phase trains, of which `began` says the version at its beginning. Weights that do not
-/// change do not age.
+/// Returns the lowest number of completed steps at which a token of these attempts was sampled by a
+/// policy that the phase trains. `began` holds the versions of these policies at the start of the
+/// phase. Policies that the phase does not train are ignored, because their weights do not age.
 fn freshness(attempts: &[Option<Attempt>], began: &Versions) -> u64 {
     let segments = attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
     let steps = segments.filter_map(|segment| Some((segment, *began.get(&segment.policy)?)));

@@ -1,8 +1,8 @@
 //! The directory of a run: its lock, and the paths in it.
 //!
-//! One process works on a run at a time. The recipe must be the one that the run started with, except for
-//! keys that do not change results (threads, concurrency, how often to save) or that make the run longer
-//! (`levade_recipe`'s `compare`).
+//! One process works on a run at a time. The recipe must be the one that the run started with,
+//! except for keys that do not change results (threads, concurrency, checkpoint interval) or that
+//! make the run longer (`levade_recipe`'s `compare`).
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -15,35 +15,38 @@ use crate::TrainerError;
 use crate::files::{file_error, write_whole};
 
 pub(crate) const RECIPE: &str = "recipe.toml";
-/// Locked by the process that works on the run.
+/// Name of the file that the process working on the run locks.
 const LOCK: &str = "lock";
 
-/// Whether a run begins or goes on.
+/// Whether a run starts or resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// In a folder that holds no run.
+    /// Start in a directory that contains no run.
     Fresh,
-    /// From the newest whole checkpoint and the record.
+    /// Resume from the newest complete checkpoint and the store.
     Resume,
 }
 
-/// The folder of a run, held by this process alone while this value lives.
+/// The directory of a run. This process has exclusive access until the value is dropped.
 pub struct RunFolder {
     root: PathBuf,
-    /// Lock on the folder, freed when the process ends, however it ends.
+    /// Lock on the directory. The operating system releases it when the process exits, including
+    /// after a kill.
     _lock: File,
 }
 
 impl RunFolder {
-    /// Takes a folder that holds no run. With [`RunFolder::write_recipe`], which comes last, it holds one.
+    /// Locks a directory that contains no run. [`RunFolder::write_recipe`], which is called last,
+    /// makes it a run's directory.
     ///
     /// # Errors
-    /// Returns an error if the folder holds a run, another process works on it, or it cannot be written.
+    /// Returns an error if the directory contains a run, if another process works on it, or if it
+    /// cannot be written.
     pub(crate) fn create(recipe: &Recipe) -> Result<Self, TrainerError> {
         let root = &recipe.run.folder;
         fs::create_dir_all(root).map_err(|source| file_error("create", root, source))?;
         let folder = Self::lock(root)?;
-        // Any of them would be taken for this run's own.
+        // Any of these files would be mistaken for this run's own.
         let record = recipe.run.store.file(root).filter(|file| file.exists());
         if let Some(record) = record.as_ref().filter(|file| !file.starts_with(root)) {
             return Err(TrainerError::RecordTaken(record.clone()));
@@ -55,10 +58,11 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Opens a run to continue it. Also the recipe that it was made by so far.
+    /// Opens a run to resume it. Also returns its current recipe.
     ///
     /// # Errors
-    /// When there is none, another process works on it, or the recipe differs in something that matters.
+    /// Returns an error if there is no run, if another process works on it, or if the recipe
+    /// differs in a key that must not change.
     pub(crate) fn resume(recipe: &Recipe) -> Result<(Self, Recipe), TrainerError> {
         let root = &recipe.run.folder;
         let earlier = root.join(RECIPE);
@@ -73,12 +77,12 @@ impl RunFolder {
         Ok((folder, earlier))
     }
 
-    /// Checks that a run can start in its folder or continue there, before anything is loaded for it. What
-    /// changes after that is found when the folder is taken.
+    /// Checks that a run can start or resume in its directory, before anything is loaded for it.
+    /// Later changes are detected when the directory is locked.
     ///
     /// # Errors
-    /// Returns an error if a new run's folder holds a run, if there is none to continue or its record was in
-    /// memory, or if another process works on it.
+    /// Returns an error if a new run's directory contains a run, if there is no run to resume or
+    /// its store was in memory, or if another process works on the run.
     pub fn check(keys: &RunKeys, start: Start) -> Result<(), TrainerError> {
         let root = &keys.folder;
         match (start, root.join(RECIPE).exists()) {
@@ -92,10 +96,10 @@ impl RunFolder {
         if root.join(LOCK).exists() { Self::lock(root).map(drop) } else { Ok(()) }
     }
 
-    /// Opens the record of the run to write it, which only the process can do that holds the folder.
+    /// Opens the run's store for writing. Only the process that holds the directory may do so.
     ///
     /// # Errors
-    /// Errors of [`Location::open`](levade_store::Location::open).
+    /// Returns the errors of [`Location::open`](levade_store::Location::open).
     pub(crate) async fn open_store(
         &self,
         keys: &RunKeys,
@@ -109,15 +113,15 @@ impl RunFolder {
         keys.store.open(&self.root, access).await
     }
 
-    /// Writes the resolved recipe down.
+    /// Writes the resolved recipe.
     pub(crate) fn write_recipe(&self, recipe: &Recipe) -> Result<(), TrainerError> {
         write_whole(&self.root.join(RECIPE), recipe.to_toml()?.as_bytes())
     }
 
-    /// The folder of a run, which no other process works on until this is dropped.
+    /// Locks the directory of a run until the returned value is dropped.
     ///
     /// # Errors
-    /// When another process works on it.
+    /// Returns an error if another process works on the run.
     pub fn lock(root: &Path) -> Result<Self, TrainerError> {
         let path = root.join(LOCK);
         let lock = File::create(&path).map_err(|source| file_error("create", &path, source))?;
@@ -128,17 +132,17 @@ impl RunFolder {
         }
     }
 
-    /// The folder itself.
+    /// Returns the path of the directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The metrics, one object a line.
+    /// Returns the path of the metrics file, which has one JSON object per line.
     pub fn metrics(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
     }
 
-    /// The checkpoints.
+    /// Returns the directory of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }

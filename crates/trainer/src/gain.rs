@@ -1,4 +1,4 @@
-//! Compares evaluations of a run at the same tasks.
+//! Compares evaluations of a run on the same tasks.
 
 use std::collections::BTreeMap;
 
@@ -9,28 +9,30 @@ use levade_tree::Purpose;
 use crate::TrainerError;
 use crate::eval_result::{EvalResult, RESAMPLES};
 
-/// How much better one evaluation was than another, at the same tasks.
+/// The improvement from one evaluation to a later one, on the same tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gain {
-    /// The earlier one.
+    /// Label of the earlier evaluation.
     pub from: String,
-    /// The later one.
+    /// Label of the later evaluation.
     pub to: String,
-    /// Difference of the mean scores (the shares of right answers, where an answer is right or wrong), with
-    /// its 95 % interval by the bootstrap over tasks; slices that are reported apart do not count.
+    /// Difference of the mean scores, which are success rates if every score is 0 or 1. With its 95
+    /// % bootstrap interval over tasks. Slices that are reported separately do not count.
     pub difference: Interval,
-    /// Whether there were scores other than 0 and 1, so that the difference is none of shares.
+    /// Whether there are scores other than 0 and 1, so that the difference is not one of success
+    /// rates.
     pub graded: bool,
 }
 
 impl Gain {
-    /// From each of `evals`, which had the same tasks, to the next.
+    /// Returns the gain from each of `evals` to the next. All must have the same tasks.
     ///
     /// # Errors
-    /// When their attempts cannot be read.
+    /// Returns an error if the attempts cannot be read.
     pub(crate) async fn between(evals: &[&EvalResult], store: &dyn Store) -> Result<Vec<Gain>, TrainerError> {
         let attempts = store.summaries(Purpose::Eval).await?;
-        // The sum of scores at every task that counts, and how many there are, by its place.
+        // Sum of the scores and number of the attempts at every task that counts, by the task's
+        // index.
         let scored = |eval: &EvalResult| -> BTreeMap<u32, (f64, f64)> {
             let counted: Vec<bool> =
                 eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart)).collect();
@@ -66,11 +68,12 @@ impl Gain {
     }
 }
 
-/// Before training, and after each phase: the evaluations that a summary compares.
+/// Returns the evaluations that a summary compares: the one before training, and the last of each
+/// phase.
 pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
     let mut picked: Vec<&EvalResult> = evals.iter().take(1).collect();
     for (i, eval) in evals.iter().enumerate().skip(1) {
-        // The last evaluation of a phase is the one after it.
+        // The last evaluation of a phase is the one after the phase.
         if evals.get(i + 1).is_none_or(|next| next.phase != eval.phase) {
             picked.push(eval);
         }
@@ -87,7 +90,7 @@ mod tests {
     use crate::eval_result::tests::{blank, eval};
 
     #[test]
-    fn milestones_are_the_ends_of_phases() {
+    fn milestones_are_first_and_phase_end_evaluations() {
         let evals =
             [eval(0, 0, "before"), eval(0, 3, "x"), eval(0, 6, "sft"), eval(1, 3, "y"), eval(1, 5, "grpo")];
         let labels: Vec<&str> = milestones(&evals).iter().map(|eval| eval.label.as_str()).collect();
@@ -96,10 +99,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn gain_counts_slices_that_are_not_apart() {
+    async fn gain_ignores_separate_slices() {
         let store = Memory::new(RunId("r".into()));
         let (before, after) = (eval(0, 0, "before"), eval(1, 7, "after"));
-        // Scores by task; with those of the slice apart the gain would be 5/9.
+        // Scores by task. If the separate slice counted, the gain would be 5/9.
         let scores = [(&before, "100100010"), (&after, "111011111")];
         for (eval, scores) in scores {
             let attempts = scores.bytes().zip(0..).map(|(score, group)| Attempt {

@@ -1,8 +1,8 @@
-//! Trains by a recipe: sample, score, plan, update, publish, checkpoint.
+//! Trains models as a recipe specifies: sample, score, plan, update, publish, checkpoint.
 //!
-//! A [`Recipe`](levade_recipe::Recipe) says what a run does; [`Parts`] have its models and tools; a
-//! [`Trainer`] runs it. It uses samplers and learners through their traits, so the same loop drives the
-//! embedded engine, a simulator and remote processes.
+//! A [`Recipe`](levade_recipe::Recipe) describes a run, [`Parts`] contain its models and tools, and a
+//! [`Trainer`] runs it. The trainer uses samplers and learners through their traits, so the same loop
+//! drives the embedded engine, a simulator and remote processes.
 //!
 //! # Example
 //! ```
@@ -76,24 +76,24 @@
 //!
 //! # Guarantees
 //! - **Deterministic.** The final weights are a function of the recipe and its seed, given a deterministic
-//!   learner and sampler. Concurrent attempts, the number of threads and interruptions change no bit. What
-//!   depends on wall-clock time (a tool that times out) is recorded and not repeated.
-//! - **Nothing is lost or trained twice.** Every attempt is recorded when it ends, every step's plan before
-//!   the step runs; a checkpoint is complete or absent. After a kill at any moment, the run resumes from the
-//!   newest checkpoint and repeats what came after it from the record.
+//!   learner and sampler. Concurrent attempts, the number of threads and interruptions change no bit.
+//!   Results that depend on wall-clock time (a tool that times out) are recorded and not repeated.
+//! - **Nothing is lost or trained twice.** Every attempt is recorded when it ends, and every step's plan
+//!   before the step runs. A checkpoint is complete or absent. After a kill at any moment, the run resumes
+//!   from the newest checkpoint and repeats the later steps from the store.
 //! - **Explicit weights.** Every normalizer is in the plan, so micro-batches change only the order of sums.
-//! - **Evaluations** are greedy, on held-out tasks, and count the score without shaping.
-//! - **Checked before the start**: every recipe key, every task of a file and a sample of those from a
+//! - **Evaluations** are greedy, use held-out tasks, and report the score without reward shaping.
+//! - **Checked before the start**: every recipe key, every task of a file and a sample of the tasks of a
 //!   generator, the chat template, the demonstrations.
 //!
 //! # Crash points
-//! Tests kill the process at these places (see [`crash_point`](levade_policy::crash_point)): `sampling`,
+//! Tests kill the process at these points (see [`crash_point`](levade_policy::crash_point)): `sampling`,
 //! `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`, `micro_batch`,
 //! `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`, `checkpoint_file`,
 //! `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
 //!
-//! Out of scope: loading models (the caller provides [`Parts`]), and progress bars (an [`Observer`] draws
-//! them).
+//! Out of scope: loading models (the caller provides [`Parts`]), and progress bars (an [`Observer`]
+//! displays them).
 
 mod agents;
 mod alone;

@@ -1,7 +1,8 @@
-//! Measures of a step, and the file they go to.
+//! Metrics of a step, and the file that stores them.
 //!
-//! Names follow verl where they mean the same. Deviations, all because verl's count what the model did not
-//! do: lengths and token counts of responses are sampled tokens only, never tool results.
+//! Names follow verl's if the meaning is the same. There is one deviation: lengths and token counts
+//! of responses include sampled tokens only, never tool results, because the model did not generate
+//! these.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -12,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::TrainerError;
 
-/// Numbers by name, in the order they were added.
+/// Numbers by name, in insertion order.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(from = "Map<String, Value>", into = "Map<String, Value>")]
 pub struct Metrics(Vec<(String, f64)>);
@@ -23,7 +24,7 @@ impl Metrics {
         self.0.push((name.into(), value));
     }
 
-    /// Adds mean, largest and smallest of some numbers; nothing where there are none.
+    /// Adds the mean, maximum and minimum of `values`. Adds nothing if there are no values.
     pub fn add_spread(&mut self, name: &str, values: impl IntoIterator<Item = f64>) {
         let values: Vec<f64> = values.into_iter().collect();
         if values.is_empty() {
@@ -34,23 +35,23 @@ impl Metrics {
         self.add(format!("{name}/min"), values.iter().copied().fold(f64::INFINITY, f64::min));
     }
 
-    /// Adds the numbers of a policy, under its name where there are several.
+    /// Adds the metrics of a policy, prefixed with the policy's name if there are several policies.
     pub fn extend(&mut self, policy: Option<&str>, numbers: Metrics) {
         let named = |name| policy.map_or_else(|| String::clone(&name), |policy| format!("{policy}/{name}"));
         self.0.extend(numbers.0.into_iter().map(|(name, value)| (named(name), value)));
     }
 
-    /// The number of this name.
+    /// Returns the number with this name.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
     }
 
-    /// All of them.
+    /// Returns all names and numbers.
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// One JSON object: `head` first, then the numbers. What is not finite is null.
+    /// Returns one JSON object: `head` first, then the numbers. Non-finite numbers become null.
     pub fn to_json(&self, head: Map<String, Value>) -> Value {
         let mut object = head;
         object.extend(Map::from(self.clone()));
@@ -71,15 +72,14 @@ impl From<Map<String, Value>> for Metrics {
     }
 }
 
-/// `metrics.jsonl`: one object a line.
+/// The file `metrics.jsonl`, with one object per line.
 pub(crate) struct MetricsFile {
     path: PathBuf,
     file: File,
 }
 
 impl MetricsFile {
-    /// Opens the file and cuts off what was written after its first `keep` bytes, so that no step appears
-    /// twice.
+    /// Opens the file and truncates it to its first `keep` bytes, so that no step appears twice.
     pub fn open(path: &Path, keep: u64) -> Result<Self, TrainerError> {
         let failed = |source| TrainerError::File { action: "open", path: path.to_owned(), source };
         let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
@@ -96,7 +96,7 @@ impl MetricsFile {
         self.file.write_all(text.as_bytes()).map_err(|source| self.failed("write", source))
     }
 
-    /// Flushes to the disk; returns how many bytes there are.
+    /// Flushes the file to disk and returns its length in bytes.
     pub fn sync(&mut self) -> Result<u64, TrainerError> {
         self.file.sync_all().map_err(|source| self.failed("flush", source))?;
         Ok(self.file.metadata().map_err(|source| self.failed("measure", source))?.len())
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_after_a_checkpoint_are_cut_off() {
+    fn open_truncates_lines_after_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let line = |n: u32| {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn spreads() {
+    fn add_spread_adds_mean_max_min() {
         let mut metrics = Metrics::default();
         metrics.add_spread("x", [1.0, 4.0, 1.0]);
         metrics.add_spread("y", []);

@@ -1,4 +1,4 @@
-//! Watching a run, and asking it to stop.
+//! Observes a run, and requests its stop.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,81 +11,82 @@ use tokio::sync::Notify;
 use crate::eval_result::EvalResult;
 use crate::metrics::Metrics;
 
-/// Events of a run.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// The run begins, or goes on from a checkpoint.
+    /// The run starts, or resumes from a checkpoint.
     Started {
-        /// The checkpoint, where there is one.
+        /// The checkpoint. `None` for a new run.
         from: Option<PathBuf>,
-        /// Steps done before, over all phases.
+        /// Number of steps finished before, over all phases.
         done: u32,
-        /// Steps of the whole recipe.
+        /// Number of steps of all phases.
         steps: u32,
     },
-    /// A phase begins, or goes on.
+    /// A phase starts or resumes.
     PhaseStarted {
-        /// Which, from 0.
+        /// Index of the phase, from 0.
         phase: usize,
-        /// Kind of the event.
+        /// Kind of the phase, such as `rl` or `sft`.
         kind: String,
-        /// Steps of the phase done before.
+        /// Number of steps of the phase finished before.
         done: u32,
-        /// Steps of the phase.
+        /// Number of steps of the phase.
         steps: u32,
     },
-    /// An attempt is recorded.
+    /// An attempt was recorded.
     Attempt {
         /// Purpose of the attempt.
         purpose: Purpose,
-        /// How many of this batch of attempts are recorded.
+        /// Number of recorded attempts of this batch.
         done: usize,
-        /// How many there are in the batch.
+        /// Number of attempts in the batch.
         total: usize,
-        /// How many tokens it sampled.
+        /// Number of tokens that the attempt sampled.
         sampled_tokens: usize,
     },
-    /// A micro-batch went through the model.
+    /// A micro-batch was processed.
     MicroBatch {
-        /// How many of this step have.
+        /// Number of processed micro-batches of this step.
         done: usize,
-        /// How many there are in the step.
+        /// Number of micro-batches of the step.
         total: usize,
     },
-    /// A step is done.
+    /// A step was finished.
     Step {
-        /// Which phase, from 0.
+        /// Index of the phase, from 0.
         phase: usize,
-        /// Kind of the event.
+        /// Kind of the phase, such as `rl` or `sft`.
         kind: String,
-        /// Steps of the phase done, with this one.
+        /// Number of finished steps of the phase, including this one.
         step: u32,
-        /// Steps of the phase.
+        /// Number of steps of the phase.
         steps: u32,
-        /// Measures of the step.
+        /// Metrics of the step.
         metrics: Metrics,
     },
-    /// An evaluation is done, or was done before the run was resumed.
+    /// An evaluation was finished, now or before the run was resumed.
     Evaluated(Box<EvalResult>),
-    /// A checkpoint is written.
+    /// A checkpoint was written.
     Checkpoint(PathBuf),
-    /// Something the user should know.
+    /// A note for the user.
     Note(String),
 }
 
-/// Watches a run. Called from the trainer's own task: it should return at once.
+/// Observes a run. The trainer's own task calls it, so it should return at once.
 pub trait Observer: Send {
-    /// Something happened.
+    /// Handles an event.
     fn event(&mut self, event: &Event);
 }
 
-/// Watches nothing.
+/// Ignores all events.
 impl Observer for () {
     fn event(&mut self, _event: &Event) {}
 }
 
-/// Asks a run to stop: at the next step boundary, with a checkpoint. Clones share the request.
+/// Requests that a run stops at the next step boundary, with a checkpoint. Clones share the
+/// request.
 #[derive(Debug, Clone, Default)]
 pub struct StopFlag(Arc<Stop>);
 
@@ -96,23 +97,23 @@ struct Stop {
 }
 
 impl StopFlag {
-    /// Asks.
+    /// Requests the stop.
     pub fn stop(&self) {
         self.0.wanted.store(true, Ordering::SeqCst);
         self.0.changed.notify_waiters();
     }
 
-    /// Whether it was asked.
+    /// Returns whether a stop was requested.
     pub fn is_stopped(&self) -> bool {
         self.0.wanted.load(Ordering::SeqCst)
     }
 
-    /// Waits until it is asked.
+    /// Waits until a stop is requested.
     pub async fn stopped(&self) {
         loop {
             let changed = self.0.changed.notified();
             tokio::pin!(changed);
-            // Registered before the flag is read, so that a request in between is not missed.
+            // Registers before it reads the flag, so that a request in between is not missed.
             changed.as_mut().enable();
             if self.is_stopped() {
                 return;

@@ -1,9 +1,9 @@
 //! Records what a run depends on besides its recipe, in `origin.json`, when the run starts.
 //!
-//! That is: the time that templates can print; checksums of the files of tasks, of the model, and of the
-//! tools as agents see them; and the steps that schedules were made for. If one of these has changed when the
-//! run resumes, the run is rejected with the name of the change. A model that is merged from the run has the
-//! record, too.
+//! These inputs are: the time that templates can print; checksums of the files of tasks, of the
+//! model, and of the tool descriptions that agents see; and the steps that schedules were made for.
+//! If one of these has changed when the run resumes, the run is rejected with an error that names
+//! the change. A model that is merged from the run has a file that names the run.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -26,44 +26,45 @@ use crate::folder::RECIPE;
 use crate::tasks::{Listing, Tasks};
 
 const FILE: &str = "origin.json";
-/// The file of a merged model that says which run it is of.
+/// Name of the file in a merged model's directory that names its run.
 const MERGED: &str = "merged.json";
 
 /// Version of both files that this build reads and writes.
 const SCHEMA: u32 = 1;
 
-/// Record of how a run began.
+/// Inputs of a run as they were when it started.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     schema: u32,
-    /// Seconds since 1970: what its chat template takes for now, whenever it goes on.
+    /// Start of the run as a Unix timestamp in seconds. Chat templates see it as the current time,
+    /// including after a resume.
     begun: u64,
-    /// The version of Levade.
+    /// Version of Levade that started the run.
     version: String,
-    /// Files of tasks and of the model, and lists of tasks that environments gave.
+    /// Files of tasks and of the model, and task lists of environments.
     files: Vec<Input>,
-    /// The tools that attempts are told of; none where an older build began it, which did not write them
-    /// down.
+    /// Tools that attempts have access to. `None` if an older build, which did not record them,
+    /// started the run.
     #[serde(default)]
     tools: Option<Vec<Offered>>,
-    /// Earlier lengths of phases that were given another one.
+    /// Earlier lengths of phases whose length was changed.
     #[serde(default)]
     lengths: Vec<Length>,
-    /// Rules by which tasks are repeats or leak what is held out.
+    /// Rules that decide which tasks are duplicates or leak held-out tasks.
     #[serde(default = "earlier_matching")]
     matching: Matching,
 }
 
-/// The rules of builds that did not write them down.
+/// Returns the rules of builds that did not record them.
 fn earlier_matching() -> Matching {
     Matching::Questions
 }
 
-/// Returns the rules by which the tasks of the run in `folder` are compared; those of new runs if it holds
-/// none.
+/// Returns the rules by which the run in `folder` compares tasks, or the rules of new runs if the
+/// directory contains none.
 ///
 /// # Errors
-/// Returns an error if the folder cannot be read.
+/// Returns an error if the directory cannot be read.
 pub fn matching(folder: &Path) -> Result<Matching, TrainerError> {
     if !folder.join(RECIPE).exists() {
         return Ok(Matching::default());
@@ -71,18 +72,18 @@ pub fn matching(folder: &Path) -> Result<Matching, TrainerError> {
     Ok(Origin::read(folder)?.map_or_else(earlier_matching, |origin| origin.matching))
 }
 
-/// A file that a run reads and does not write.
+/// A file that a run reads but does not write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Input {
     /// Owner: `model`, or the source of tasks.
     of: String,
-    /// Name without its folder: caches of models move.
+    /// Name without its directory, because model caches move.
     name: String,
     bytes: u64,
     crc32c: u32,
 }
 
-/// The description of a tool that an agent is given.
+/// The description of a tool as an agent sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Offered {
     agent: String,
@@ -91,11 +92,11 @@ pub(crate) struct Offered {
 }
 
 impl Offered {
-    /// The tools that attempts at the tasks of a run are told of, in the order in which they come up, each
-    /// description once. They must have been found.
+    /// Returns the tools of the attempts at a run's tasks, in the order of their first use, without
+    /// duplicates. The tools must have been resolved.
     ///
     /// # Errors
-    /// When a task names no agent.
+    /// Returns an error if a task names an unknown agent.
     pub fn all(tasks: &Tasks, agents: &Agents) -> Result<Vec<Self>, TrainerError> {
         let mut all: Vec<Self> = Vec::new();
         for task in tasks.to_check() {
@@ -112,7 +113,7 @@ impl Offered {
     }
 }
 
-/// Steps below `until` of a phase were scheduled as if it had `steps` of them.
+/// A former length of a phase: steps below `until` were scheduled for a phase of `steps` steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Length {
     phase: u32,
@@ -120,11 +121,12 @@ struct Length {
     steps: u32,
 }
 
-/// The moment at which the run in `folder` began, in seconds since 1970; `None` where it holds no run. Of a
-/// run that an older build began, which did not write it down, when its recipe was written.
+/// Returns the start of the run in `folder` as a Unix timestamp in seconds, or `None` if the
+/// directory contains no run. Older builds did not record the start; for their runs, returns the
+/// modification time of the recipe.
 ///
 /// # Errors
-/// When the folder cannot be read.
+/// Returns an error if the directory cannot be read.
 pub fn begun(folder: &Path) -> Result<Option<u64>, TrainerError> {
     let recipe = folder.join(RECIPE);
     if !recipe.exists() {
@@ -137,7 +139,7 @@ pub fn begun(folder: &Path) -> Result<Option<u64>, TrainerError> {
     Ok(Some(seconds(written.map_err(|source| file_error("read", &recipe, source))?)))
 }
 
-/// A moment as seconds since 1970.
+/// Converts a time to a Unix timestamp in seconds. Times before 1970 become 0.
 pub fn seconds(moment: SystemTime) -> u64 {
     moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -149,10 +151,10 @@ struct Merged {
     run: PathBuf,
 }
 
-/// Writes into the folder of a merged model which run its adapter is of.
+/// Writes a file into the directory of a merged model that names the run of its adapter.
 ///
 /// # Errors
-/// When it cannot be written.
+/// Returns an error if the file cannot be written.
 pub fn write_merged_from(folder: &Path, run: &Path) -> Result<(), TrainerError> {
     let path = folder.join(MERGED);
     let failed = |source| file_error("write", &path, source);
@@ -161,15 +163,16 @@ pub fn write_merged_from(folder: &Path, run: &Path) -> Result<(), TrainerError> 
     write_whole(&path, text.as_bytes())
 }
 
-/// The run that the model in a folder was merged from; `None` where it does not say so.
+/// Returns the run that the model in a directory was merged from, or `None` if the directory names
+/// none.
 ///
 /// # Errors
-/// When what it says cannot be read.
+/// Returns an error if the file cannot be read.
 pub fn merged_from(folder: &Path) -> Result<Option<PathBuf>, TrainerError> {
     Ok(read_versioned::<Merged>(&folder.join(MERGED))?.map(|merged| merged.run))
 }
 
-/// A JSON file that says its schema; `None` where there is none.
+/// Reads a JSON file that contains its schema version. Returns `None` if the file does not exist.
 fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TrainerError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -193,11 +196,11 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
 }
 
 impl Origin {
-    /// Origin of a run of `recipe` that begins or goes on now, with these tools and lists of tasks. Reads
-    /// every file.
+    /// Returns the inputs of a run of `recipe` as they are now, with these tools and task lists.
+    /// Reads every file.
     ///
     /// # Errors
-    /// When a file cannot be read.
+    /// Returns an error if a file cannot be read.
     pub fn now(
         recipe: &Recipe,
         begun: u64,
@@ -213,7 +216,7 @@ impl Origin {
             }
         }
         for (i, tool) in recipe.tool.iter().enumerate() {
-            // It holds the checksums of all other files of the index.
+            // The manifest contains the checksums of all other files of the index.
             let manifest = tool.index().map(|index| index.join("search.json"));
             all.extend(manifest.filter(|file| file.exists()).map(|file| (format!("tool.{i}"), file)));
         }
@@ -232,10 +235,11 @@ impl Origin {
         Ok(Origin { schema: SCHEMA, begun, version, files, tools, lengths, matching })
     }
 
-    /// Reads what the run in `folder` began with; `None` where an older build began it.
+    /// Reads the recorded inputs of the run in `folder`. Returns `None` if an older build started
+    /// the run.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Returns an error if the file cannot be read.
     pub fn read(folder: &Path) -> Result<Option<Self>, TrainerError> {
         read_versioned(&folder.join(FILE))
     }
@@ -247,10 +251,11 @@ impl Origin {
         write_whole(&path, text.as_bytes())
     }
 
-    /// Whether a run that began with this can go on with `now`; also what its user should know.
+    /// Checks that a run with these inputs can resume with the inputs `now`, and returns notes for
+    /// the user.
     ///
     /// # Errors
-    /// Names a file or a tool that is another one now.
+    /// Returns [`TrainerError::Changed`] if a file or a tool differs. The error names it.
     pub fn goes_on_with(&mut self, now: &Origin, folder: &Path) -> Result<Vec<String>, TrainerError> {
         let changed = |of: &str, name: String| {
             Err(TrainerError::Changed { of: of.to_owned(), name, folder: folder.to_owned() })
@@ -262,7 +267,7 @@ impl Origin {
         match (&self.tools, &now.tools) {
             (Some(begun), Some(now)) => {
                 let missing = first_missing(now, begun).or_else(|| first_missing(begun, now));
-                // Templates print them in their order.
+                // The order matters, because templates print the tools in it.
                 let moved = || now.iter().zip(begun).find(|(now, begun)| now != begun).map(|(now, _)| now);
                 if let Some(Offered { agent, tool, .. }) = missing.or_else(moved) {
                     return changed(&format!("agent {agent}"), format!("the tool {tool}"));
@@ -281,17 +286,19 @@ impl Origin {
         Ok(notes)
     }
 
-    /// For how many steps the schedule of step `step` of a phase was made, which has `steps` now.
+    /// Returns the number of steps for which the schedule of step `step` was made, given that the
+    /// phase has `steps` steps now.
     pub fn scheduled(&self, phase: u32, step: u32, steps: u32) -> u32 {
         let earlier = self.lengths.iter().find(|length| length.phase == phase && step < length.until);
         earlier.map_or(steps, |length| length.steps)
     }
 
-    /// Gives phases the lengths that `recipe` says, in the run of `earlier` that `store` is the record of;
-    /// also what its user should know.
+    /// Changes the lengths of phases from those of `earlier` to those of `recipe`, for the run
+    /// whose attempts are in `store`. Returns notes for the user.
     ///
     /// # Errors
-    /// When such a phase is over: the next one has begun from where it ended.
+    /// Returns [`TrainerError::PhaseOver`] if such a phase has ended and a later phase has started
+    /// from its result.
     pub async fn lengthen(
         &mut self,
         earlier: &Recipe,
@@ -330,12 +337,12 @@ impl Origin {
     }
 }
 
-/// The first that is not among `others`.
+/// Returns the first item that is not in `others`.
 fn first_missing<'a, T: PartialEq>(all: &'a [T], others: &[T]) -> Option<&'a T> {
     all.iter().find(|one| !others.contains(one))
 }
 
-/// Whether the learning rate depends on how many steps a phase has.
+/// Returns whether the learning rate depends on the number of steps of the phase.
 fn falls(phase: &Phase) -> bool {
     let critic = match phase {
         Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimiser.schedule,
@@ -349,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_merged_model_says_which_run_it_is_of() {
+    fn merged_model_names_its_run() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(merged_from(folder.path()).unwrap(), None);
         assert_eq!(merged_from(&folder.path().join("none")).unwrap(), None);
@@ -369,7 +376,7 @@ mod tests {
 
     /// A run that an older build started trains on the tasks that it started with.
     #[test]
-    fn runs_keep_the_matching_that_they_started_with() {
+    fn resumed_run_keeps_original_matching() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(matching(folder.path()).unwrap(), Matching::ExactRows);
         fs::write(folder.path().join(RECIPE), "").unwrap();
@@ -386,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_stay_as_they_were() {
+    fn resume_rejects_changed_tools() {
         let tools = |all: &[(&str, u32)]| {
             let tool = |(tool, crc32c): &(&str, u32)| Offered {
                 agent: "solver".into(),
@@ -413,14 +420,14 @@ mod tests {
             let start = format!("the tool {name} of `agent solver` is not what the run in runs/x began with");
             assert!(error.starts_with(&start), "{error}");
         }
-        // An older build did not write them down; from now on they are.
+        // An older build did not record the tools. From now on they are recorded.
         let mut older = origin(None);
         older.goes_on_with(&origin(begun.clone()), Path::new("runs/x")).unwrap();
         assert_eq!(older.tools, begun);
     }
 
     #[test]
-    fn schedules_of_steps_that_were_planned_stay_as_they_were() {
+    fn planned_steps_keep_their_schedule() {
         let lengths = vec![
             Length { phase: 1, until: 5, steps: 5 },
             Length { phase: 1, until: 7, steps: 9 },

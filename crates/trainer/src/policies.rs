@@ -1,10 +1,11 @@
-//! The policies of a run: whom agents call, and which models of a trained policy learn.
+//! The policies of a run: the models that agents sample from, and the models that learn.
 //!
-//! A policy is trained or frozen. Each trained policy has its own learner, optimizer, reference, critic and
-//! versions, and its own part of every plan (`PolicyPlan`). It learns from the segments with its name, with
-//! the same bits as if it were the only policy (`tests/trainer/policies.rs`). Segments of other policies are
-//! context to it: they are not targets, do not age a group, and are in a batch only if a sequence of the
-//! policy goes through them. A group in which only other policies acted does not count for a policy.
+//! A policy is trained or frozen. Each trained policy has its own learner, optimizer, reference,
+//! critic and versions, and its own part of every plan (`PolicyPlan`). It learns from the segments
+//! with its name, with the same bits as if it were the only policy (`tests/trainer/policies.rs`).
+//! Segments of other policies are context to it: they are not targets, do not age a group, and are
+//! in a batch only if a sequence of the policy goes through them. A group in which only other
+//! policies acted does not count for a policy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ use levade_recipe::{EngineKeys, Phase, RlKeys};
 
 use crate::TrainerError;
 
-/// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
+/// Writes the files of a model directory other than the weights (tokenizer, chat template) into a
+/// checkpoint.
 pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
 
 /// A policy of a run.
@@ -24,40 +26,41 @@ pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
 pub struct Policy {
     /// Name in the recipe.
     pub name: String,
-    /// Samples replies; of a policy that is trained, from the weights that its learner publishes.
+    /// Samples completions. For a trained policy, the sampler uses the weights that the learner
+    /// publishes.
     pub sampler: Arc<dyn Sampler>,
-    /// Longest sequence of the model, in tokens.
+    /// Context size: maximum length of a sequence, in tokens.
     pub context: usize,
-    /// Learner and critic; `None` for a policy that is not trained.
+    /// Learner and critic. `None` if the policy is frozen.
     pub learns: Option<Learns>,
 }
 
-/// The models behind a policy that is trained.
+/// The models of a trained policy.
 #[derive(Clone)]
 pub struct Learns {
-    /// Holds the weights. It starts with those of the policy's model.
+    /// The model that is trained. It starts with the weights of the policy's model.
     pub learner: Arc<dyn Learner>,
-    /// A second model for phases with a KL penalty, with the same weights.
+    /// A second model with the same initial weights, for phases with a KL penalty.
     pub reference: Option<Arc<dyn Learner>>,
-    /// A third, with a value head, for phases whose advantage needs a critic.
+    /// A third model with a value head, for phases whose advantage estimator needs a critic.
     pub critic: Option<Arc<dyn Learner>>,
-    /// Completes a checkpoint to a model folder.
+    /// Adds the remaining files of a model directory to a checkpoint.
     pub companions: Companions,
 }
 
-/// Models that a plan is run with.
+/// The models that execute a plan.
 #[derive(Clone, Copy)]
 pub(crate) struct Models<'a> {
     /// The policy.
     pub policy: &'a dyn Learner,
-    /// The frozen reference, where the loss has a penalty.
+    /// The frozen reference, if the loss has a KL penalty.
     pub reference: Option<&'a dyn Learner>,
-    /// The critic, where the advantage needs one.
+    /// The critic, if the advantage estimator needs one.
     pub critic: Option<&'a dyn Learner>,
 }
 
 impl Policy {
-    /// Bounds every call by the time that the recipe allows.
+    /// Adds the recipe's timeouts to every call.
     fn timely(self, engine: &EngineKeys) -> Self {
         let learns = self.learns.map(|learns| Learns {
             learner: engine.learner(learns.learner),
@@ -70,8 +73,8 @@ impl Policy {
 }
 
 impl Learns {
-    /// Has all models hold what a checkpoint has of them at `place`, and the others what they began with: a
-    /// learner elsewhere may have trained before.
+    /// Restores all models: loads those that the checkpoint contains at `place`, and resets the
+    /// remaining ones to their initial weights, because a remote learner may have trained before.
     pub(crate) async fn recall(&self, place: Option<&Path>) -> Result<(), TrainerError> {
         match place {
             Some(place) => self.learner.load(place, true).await?,
@@ -89,7 +92,7 @@ impl Learns {
         Ok(())
     }
 
-    /// The models that a phase uses.
+    /// Returns the models that a phase uses.
     pub(crate) fn models(&self, phase: &Phase) -> Models<'_> {
         let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
         Models {
@@ -103,48 +106,50 @@ impl Learns {
 /// All policies of a run.
 #[derive(Clone)]
 pub(crate) struct Policies {
-    /// Policies, those that are trained first.
+    /// All policies. Trained policies come first.
     all: Vec<Policy>,
-    /// Longest wait for samplers to adopt weights.
+    /// Timeout for samplers to load new weights.
     longest: Duration,
 }
 
 impl Policies {
-    /// The policies, no call of which takes longer than the recipe allows.
+    /// Creates the policies, with the recipe's timeouts on every call.
     pub fn new(policies: Vec<Policy>, engine: &EngineKeys) -> Self {
         let mut policies: Vec<Policy> = policies.into_iter().map(|policy| policy.timely(engine)).collect();
         policies.sort_by_key(|policy| policy.learns.is_none());
         Policies { all: policies, longest: engine.longest_call() }
     }
 
-    /// Policies that are trained, by name, in order.
+    /// Returns the trained policies with their names, in order.
     pub fn trained(&self) -> impl Iterator<Item = (&str, &Learns)> {
         self.all.iter().filter_map(|policy| Some((policy.name.as_str(), policy.learns.as_ref()?)))
     }
 
-    /// Policies of these names that are trained, in order.
+    /// Returns the trained policies among `names`, in order.
     pub fn among<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Learns)> {
         self.trained().filter(|(name, _)| names.iter().any(|among| among == name))
     }
 
-    /// The policy of this name.
+    /// Returns the policy with this name.
     pub fn get(&self, name: &str) -> Option<&Policy> {
         self.all.iter().find(|policy| policy.name == name)
     }
 
-    /// The models behind a policy that is trained.
+    /// Returns the models of a trained policy.
     ///
     /// # Errors
-    /// When there is no such policy, or nothing of it learns.
+    /// Returns an error if the policy does not exist or is not trained.
     pub fn learns(&self, name: &str) -> Result<&Learns, TrainerError> {
         let learns = self.get(name).and_then(|policy| policy.learns.as_ref());
         learns.ok_or_else(|| TrainerError::NoPart(format!("the learner of the policy {name}")))
     }
 
-    /// Publishes the weights of a policy as `version`, and has its samplers adopt them.
+    /// Publishes the weights of a policy as `version`, and waits until its samplers have loaded
+    /// them.
     ///
     /// # Errors
-    /// When the learner fails, or a sampler does not adopt them in time: which.
+    /// Returns an error if the learner fails, or if a sampler does not load the weights in time.
+    /// The error names the sampler.
     pub async fn publish(&self, name: &str, version: u64) -> Result<(), TrainerError> {
         let weights = self.learns(name)?.learner.publish(version).await?;
         let samplers =
@@ -152,13 +157,13 @@ impl Policies {
         Ok(adopt_all(samplers.into_iter().collect(), &weights, self.longest).await?)
     }
 
-    /// Longest sequence of a policy, in tokens.
+    /// Returns the context size of a policy, in tokens. 0 if the policy does not exist.
     pub fn context(&self, name: &str) -> usize {
         self.get(name).map_or(0, |policy| policy.context)
     }
 
-    /// Where the weights of a policy are in a checkpoint: those of the first that is trained are the folder
-    /// itself, so that it is a model folder.
+    /// Returns the directory of a policy's weights in a checkpoint. The first trained policy uses
+    /// the checkpoint directory itself, so that the checkpoint is a model directory.
     pub fn place(&self, checkpoint: &Path, name: &str) -> PathBuf {
         match self.trained().next() {
             Some((first, _)) if first == name => checkpoint.to_owned(),
@@ -167,9 +172,9 @@ impl Policies {
     }
 }
 
-/// The folder beside a policy's weights that holds its critic.
+/// Name of the critic's directory, next to the policy's weights.
 pub(crate) const CRITIC: &str = "critic";
-/// The folder beside a policy's weights that holds a reference with weights of its own.
+/// Name of the directory of a reference with separate weights, next to the policy's weights.
 pub(crate) const REFERENCE: &str = "reference";
-/// The folder in a checkpoint that holds further policies.
+/// Name of the directory of further policies in a checkpoint.
 pub(crate) const POLICIES: &str = "policies";

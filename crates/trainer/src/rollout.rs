@@ -1,13 +1,13 @@
-//! Makes attempts: concurrently, scored when they have ended, recorded one by one.
+//! Generates attempts concurrently, scores them as they end, and records each of them.
 //!
 //! # Guarantees
-//! - **A recorded attempt is never repeated.** An attempt that was in progress when its process was killed is
-//!   marked as abandoned, and made again as another try.
-//! - **Tokens depend only on** the weights, the seed, the attempt's slot, and the number of failed tries
-//!   before it. They do not depend on concurrent attempts, nor on abandoned tries: random streams count
-//!   failed tries only.
-//! - **A broken attempt is recorded as broken**; other attempts continue.
-//! - **Each try is an attempt of its own**, recorded as started before it samples.
+//! - **A recorded attempt is never repeated.** An attempt that was in progress when its process was
+//!   killed is marked as abandoned, and repeated as another try.
+//! - **Tokens depend only on** the weights, the seed, the attempt's slot, and the number of failed
+//!   tries before it. They do not depend on concurrent attempts, nor on abandoned tries: random
+//!   streams count failed tries only.
+//! - **A failed attempt is recorded as failed**; other attempts continue.
+//! - **Each try is a separate attempt**, recorded as started before it samples.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -27,27 +27,29 @@ use crate::random::try_stream;
 use crate::scoring::{NotScored, Scorers};
 use crate::under_way::{Ended, Made, UnderWay, compared_before};
 
-/// Makes attempts and records them.
+/// Generates attempts and records them.
 #[derive(Clone)]
 pub struct Rollouts {
-    /// The agents.
+    /// The agents that make the attempts.
     pub agents: Agents,
     /// Scorers of the attempts.
     pub scorers: Scorers,
     /// Seed of the run.
     pub seed: u64,
-    /// Attempts under way at once, at least 1.
+    /// Maximum number of attempts in progress, at least 1.
     pub concurrency: usize,
-    /// Where they are recorded.
+    /// Store in which attempts are recorded.
     pub store: Arc<dyn Store>,
 }
 
 impl Rollouts {
-    /// The attempts of these places at these tasks, in the same order, none of them to train on; those that
-    /// are recorded are not made again. `None` when stopped: what was recorded until then stays.
+    /// Returns the attempts of these slots at these tasks, in the same order. None of them is for
+    /// training. Recorded attempts are not repeated. Returns `None` if stopped; attempts recorded
+    /// until then stay.
     ///
     /// # Errors
-    /// When recording fails, a task names no agent, or not one attempt came to its end.
+    /// Returns an error if recording fails, if a task names an unknown agent, or if every attempt
+    /// failed.
     pub async fn run(
         &self,
         wanted: &[(Placement, Task)],
@@ -81,8 +83,8 @@ impl Rollouts {
             }
             let ended = tokio::select! {
                 ended = under_way.next(Some(self.scorers.outage())) => ended?,
-                // What is under way is abandoned: it is made again, from the same stream, when the run goes
-                // on.
+                // Attempts in progress are abandoned. The resumed run repeats them from the same
+                // random streams.
                 () = stop.stopped() => return Ok(None),
             };
             let (place, attempt) = match ended {
@@ -109,7 +111,7 @@ impl Rollouts {
             if !compares {
                 continue;
             }
-            // Once all at a task have ended, they are compared with each other.
+            // Once all attempts at a task have ended, they are compared with each other.
             let group = wanted[place].0.group;
             let of_group = || (0..wanted.len()).filter(move |other| wanted[*other].0.group == group);
             if of_group().all(|other| attempts[other].is_some()) {
@@ -132,11 +134,13 @@ impl Rollouts {
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt, to train on where `trains`; it is not scored yet, and in the record it still runs.
-    /// A try that came to nothing ends there, superseded by another one as long as the recipe allows.
+    /// Generates one attempt, for training if `trains`. The attempt is not scored yet, and its
+    /// record is still running. A failed try is recorded as superseded and repeated, as often as
+    /// the recipe allows.
     ///
     /// # Errors
-    /// When the task names no agent; the attempt's own, when recording fails.
+    /// Returns an error if the task names an unknown agent. The future returns an error if
+    /// recording fails.
     pub(crate) fn attempt(
         &self,
         placement: &Placement,
@@ -165,8 +169,8 @@ impl Rollouts {
                     limits,
                     teacher: teacher.clone(),
                     seed,
-                    // After one that failed, a stream of its own: what the model sampled may be what broke
-                    // the tool.
+                    // A try after a failed one gets a separate random stream: the sampled tokens
+                    // may have caused the failure of the tool.
                     stream: try_stream(&placement, failed),
                     is_evaluation: placement.purpose == Purpose::Eval,
                     params: params.clone(),
@@ -188,20 +192,20 @@ impl Rollouts {
         })
     }
 
-    /// An attempt that the record has without a score, and which is to be scored now.
+    /// Prepares a recorded attempt without a score for scoring.
     ///
     /// # Errors
-    /// When the task names no agent, or the record cannot be read.
+    /// Returns an error if the task names an unknown agent, or if the store cannot be read.
     pub(crate) async fn unscored(&self, attempt: Attempt, task: &Task) -> Result<Made, TrainerError> {
         let retries = self.agents.of(task)?.keys.retries;
         let Tries { failed, .. } = self.store.tries(&attempt.placement).await?;
         Ok(Made { attempt, may_retry: failed < retries })
     }
 
-    /// Tries that came before these attempts and were superseded.
+    /// Returns the superseded tries before these attempts.
     ///
     /// # Errors
-    /// When the record cannot be read.
+    /// Returns an error if the store cannot be read.
     pub async fn earlier_tries(&self, attempts: &[Attempt]) -> Result<Vec<Attempt>, StoreError> {
         let mut found = Vec::new();
         for attempt in attempts {
@@ -214,7 +218,8 @@ impl Rollouts {
         Ok(found)
     }
 
-    /// Records the end of an attempt, unless it broke: see [`Rollouts::record_broken`].
+    /// Records the end of an attempt unless it failed: [`Rollouts::record_broken`] records failed
+    /// attempts.
     pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
             self.store.end(&attempt.id, &attempt.end()).await?;
@@ -223,19 +228,22 @@ impl Rollouts {
         Ok(())
     }
 
-    /// Records the ends of the attempts that broke.
+    /// Records the ends of the attempts that failed.
     ///
-    /// If all of them broke, the cause lies outside the run (a sampler that is gone), and a resumed run must
-    /// make them again: they are recorded as abandoned, so that `inspect` can list them with their errors.
+    /// If all of them failed, the cause lies outside the run (for example, the sampler is
+    /// unreachable), and a resumed run must repeat them. They are then recorded as abandoned, so
+    /// that `inspect` can list them with their errors.
     ///
     /// # Errors
-    /// Returns [`TrainerError::AllFailed`] if every attempt broke, and an error if recording fails.
+    /// Returns [`TrainerError::AllFailed`] if every attempt failed, and an error if recording
+    /// fails.
     pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
             let first = first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
             for attempt in attempts {
-                // An attempt that waits for its score is scored by the resumed run, and not made again.
+                // An attempt that waits for its score is scored by the resumed run, and not
+                // repeated.
                 if self.store.last_try(&attempt.placement).await?.is_none() {
                     let end = End { status: Status::Abandoned, ..attempt.end() };
                     self.store.end(&attempt.id, &end).await?;
@@ -250,7 +258,7 @@ impl Rollouts {
     }
 }
 
-/// The place of an attempt that is made, and its name.
+/// The slot, try number and identifier of an attempt in progress.
 #[derive(Clone, Copy)]
 struct Place {
     id: AttemptId,
@@ -259,13 +267,13 @@ struct Place {
 }
 
 impl Place {
-    /// The beginning of an attempt there.
+    /// Returns the record of the attempt's start.
     fn begun(self, task: &Task) -> Begun {
         let Place { id, placement, number } = self;
         Begun { id, placement, number, task: json!(task) }
     }
 
-    /// The attempt that was made there, not scored yet.
+    /// Returns the generated attempt, not scored yet.
     fn attempt(self, task: &Task, made: levade_agent::Attempt) -> Attempt {
         let Place { id, placement, number } = self;
         let levade_agent::Attempt { trajectory, outcome } = made;
@@ -293,14 +301,14 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Makes an attempt; one that panics is a broken one.
+/// Runs an attempt. If it panics, returns it as failed.
 async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
     let agent = agent.clone();
     let made = alone(async move { agent.run(context).await }).await;
     made.unwrap_or_else(|panic| levade_agent::Attempt::broken("attempt", panic))
 }
 
-/// Scorers that are away, each told of once.
+/// Unavailable scorers, each of which is reported once.
 #[derive(Debug, Default)]
 pub(crate) struct Away {
     known: BTreeSet<String>,
@@ -308,25 +316,26 @@ pub(crate) struct Away {
 }
 
 impl Away {
-    /// Notes that a scorer is away.
+    /// Records that a scorer is unavailable.
     pub fn found(&mut self, NotScored { scorer, why, .. }: &NotScored) {
         if self.known.insert(scorer.clone()) {
             self.untold.push(format!("attempts wait for the scorer {scorer}, and are kept: {why}"));
         }
     }
 
-    /// Tells of those that nobody was told of.
+    /// Reports the unavailable scorers that have not been reported yet.
     pub fn tell(&mut self, observer: &mut dyn Observer) {
         self.untold.drain(..).for_each(|note| observer.event(&Event::Note(note)));
     }
 }
 
-/// Troubles around the model, by where: how often, and the first of each.
+/// Failures around the model, by source: their number, and the message of the first one.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Troubles(BTreeMap<String, (u64, String)>);
 
 impl Troubles {
-    /// Adds those of some attempts; returns the ones from places where nothing had gone wrong before.
+    /// Adds the failures of `attempts`. Returns messages for the sources that had not failed
+    /// before.
     pub fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
         let mut new = Vec::new();
         for attempt in attempts {
@@ -341,7 +350,7 @@ impl Troubles {
         new
     }
 
-    /// Where, how often, and what went wrong there first.
+    /// Returns each source with its number of failures and the message of the first one.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64, &str)> {
         self.0.iter().map(|(source, (count, first))| (source.as_str(), *count, first.as_str()))
     }

@@ -1,8 +1,8 @@
-//! Runs the loop over phases and steps.
+//! Runs the training loop over phases and steps.
 //!
-//! A run has three parts: a [`RunContext`], which stays the same, a [`RunProgress`], which each step changes,
-//! and a [`Reporter`]. Phases, evaluations and checkpoints take those parts that they need; only the
-//! [`Trainer`] knows their order.
+//! A run has three parts: a [`RunContext`], which stays the same, a [`RunProgress`], which each
+//! step changes, and a [`Reporter`]. Phases, evaluations and checkpoints receive only the parts
+//! that they need. The [`Trainer`] alone determines their order.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -41,76 +41,77 @@ use crate::save::save_checkpoint;
 use crate::scoring::{CustomScorers, Scorers};
 use crate::tasks::{Tasks, check_tasks};
 
-/// Parts that a trainer works with.
+/// Components that the caller provides to a [`Trainer`]: policies, agents, scorers, environments,
+/// teachers.
 pub struct Parts {
     /// The policies of the recipe.
     pub policies: Vec<Policy>,
-    /// Agents of the recipe.
+    /// The agents of the recipe.
     pub agents: Vec<AgentParts>,
-    /// Scorers in place of those that the recipe has of these names.
+    /// Scorers that replace the recipe's scorers of the same names.
     pub scorers: CustomScorers,
-    /// The environments of the recipe, in which tasks are found.
+    /// The environments of the recipe, which provide its tasks.
     pub environments: Environments,
-    /// The moment that chats take for now, in seconds since 1970: that at which the run
-    /// [began](crate::begun), or this one for a run that begins.
+    /// The current time as chat templates see it, as a Unix timestamp in seconds: the moment at
+    /// which a resumed run [started](crate::begun), or the present for a new run.
     pub begun: u64,
-    /// Files that the model was read from. A run goes on with none but these.
+    /// Files that the model was loaded from. A run resumes only with the same files.
     pub model_files: Vec<PathBuf>,
-    /// Policies of others that phases imitate, by name.
+    /// External policies that phases imitate, by name.
     pub teachers: BTreeMap<String, Teacher>,
 }
 
-/// How a run ended.
+/// The outcome of [`Trainer::run`].
 #[derive(Debug)]
 pub enum Ended {
-    /// All phases are done.
+    /// All phases are finished.
     Finished(Summary),
-    /// Was asked to stop, and did, at a step boundary.
+    /// The run stopped at a step boundary, on request.
     Stopped {
-        /// Where it goes on from; `None` where no step was done yet.
+        /// Checkpoint from which the run can resume. `None` if no step was finished yet.
         checkpoint: Option<PathBuf>,
-        /// Steps done.
+        /// Number of finished steps.
         done: u32,
-        /// Steps of the whole recipe.
+        /// Number of steps of all phases.
         steps: u32,
     },
 }
 
-/// A run that is done.
+/// Results of a finished run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// All evaluations, in order: the first is before training, the last after it.
+    /// All evaluations in order, the first before training and the last after it.
     pub evals: Vec<EvalResult>,
-    /// Gains of each phase.
+    /// Gains in success, for each phase.
     pub gains: Vec<Gain>,
-    /// The last checkpoint; `None` for a recipe without phases.
+    /// The last checkpoint. `None` if the recipe has no phases.
     pub checkpoint: Option<PathBuf>,
-    /// The best checkpoint; `None` where there was no choice.
+    /// The best checkpoint. `None` if there was no choice.
     pub best: Option<Best>,
-    /// Steps done over all phases.
+    /// Number of finished steps over all phases.
     pub steps: u32,
-    /// How long it took, without what earlier processes of the run did.
+    /// Duration of this process. Time that earlier processes of the run took is excluded.
     pub elapsed: Duration,
-    /// Troubles around the model meanwhile.
+    /// Failures around the model during the run, such as failed tool calls.
     pub troubles: Troubles,
 }
 
-/// A run: sequences its phases, steps, evaluations and checkpoints.
+/// A training run. Sequences its phases, steps, evaluations and checkpoints.
 pub struct Trainer {
     run: RunContext,
     progress: RunProgress,
     reporter: Reporter,
-    /// Notes for the user at the start.
+    /// Notes for the user, reported when the run starts.
     notes: Vec<String>,
 }
 
 impl Trainer {
-    /// Prepares a run: checks what can be checked before anything is sampled, takes the folder, and where it
-    /// goes on, loads the newest whole checkpoint.
+    /// Prepares a run: validates its inputs before anything is sampled, locks the run directory,
+    /// and, when resuming, loads the newest complete checkpoint.
     ///
     /// # Errors
-    /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is
-    /// checked.
+    /// Returns an error if the recipe, the tasks or the directory do not allow the run. Nothing is
+    /// written until all other checks have passed.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
         let Parts { policies, agents, scorers, environments, begun, model_files, teachers } = parts;
         let policies = Policies::new(policies, &recipe.engine);
@@ -201,33 +202,33 @@ impl Trainer {
         Ok(Trainer { run, progress, reporter, notes })
     }
 
-    /// The folder of the run.
+    /// Returns the directory of the run.
     pub fn folder(&self) -> &RunFolder {
         &self.run.folder
     }
 
-    /// How many steps each phase has.
+    /// Returns the number of steps of each phase.
     fn steps(&self) -> Vec<u32> {
         self.run.recipe.phase.iter().map(Phase::steps).collect()
     }
 
-    /// How many steps all phases have.
+    /// Returns the number of steps of all phases together.
     fn all_steps(&self) -> u32 {
         self.steps().into_iter().fold(0, u32::saturating_add)
     }
 
-    /// Trains until all phases are done or `stop` asks to stop.
+    /// Trains until all phases are finished or `stop` requests a stop.
     ///
     /// # Errors
-    /// When something breaks that is not one attempt's own. What was done up to the newest checkpoint, and
-    /// every attempt, is kept: the run can be resumed.
+    /// Returns an error if a failure is not limited to one attempt. Every attempt, and all progress
+    /// up to the newest checkpoint, is kept, so the run can be resumed.
     pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
         let start = Instant::now();
         let all = self.all_steps();
         info!(folder = %self.run.folder.root().display(), done = self.progress.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
-        // Nobody waits any more for what is still under way: spare attempts, and what a request to stop has
-        // cut short.
+        // No caller waits any longer for attempts in progress: oversampled attempts, and attempts
+        // that a stop request interrupted.
         let abandoned = self.run.store.abandon_running().await;
         let ended = match ended {
             Err(Exit::Failed(error)) => Err(Exit::Failed(error)),
@@ -246,8 +247,8 @@ impl Trainer {
                 troubles: self.reporter.troubles.clone(),
             })),
             Err(Exit::Stopped) => {
-                // The weights are those of the last step boundary: attempts change nothing, and steps are
-                // finished.
+                // The weights are those of the last step boundary: attempts do not change weights,
+                // and every step that started has finished.
                 if self.progress.latest.as_ref().map_or(0, |c| c.position.global_step)
                     < self.progress.position.global_step
                 {
@@ -308,8 +309,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Whether the evaluation at hand reached the success at which a phase ends. Where the record has a
-    /// further step, it did not end there.
+    /// Returns whether the current evaluation reached the success rate at which the phase stops
+    /// early. If the store has a further step, the phase did not stop there.
     async fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
         let Position { phase, step, .. } = self.progress.position;
         let here =
@@ -318,7 +319,8 @@ impl Trainer {
         Ok(eval.chosen_success() >= until && self.run.store.step(phase, step).await?.is_none())
     }
 
-    /// Ends a phase before its last step: the next one begins from a checkpoint that says so.
+    /// Ends a phase before its last step. The next phase starts from a checkpoint that records this
+    /// end.
     async fn end_early(
         &mut self,
         keys: &Phase,
@@ -338,8 +340,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Everything that follows the optimiser: the new weights are published, the step is written down, a
-    /// checkpoint made.
+    /// Completes a step after the optimizer update: publishes the new weights, records the metrics,
+    /// and writes a checkpoint if one is due.
     async fn finish_step(
         &mut self,
         keys: &Phase,
@@ -386,8 +388,8 @@ impl Trainer {
     }
 }
 
-/// Opens a run to go on with, and gives its phases the lengths that the recipe says now. Also what its user
-/// should know.
+/// Opens the directory and store of a run to resume, and updates the lengths of its phases to those
+/// of the current recipe. Also returns notes for the user.
 async fn go_on(
     recipe: &Recipe,
     now: Origin,
@@ -401,11 +403,12 @@ async fn go_on(
         None => (now, Vec::new()),
     };
     let store = folder.open_store(&recipe.run, Start::Resume).await?;
-    // The folder is locked: no other process makes attempts.
+    // The directory is locked, so no other process is generating attempts.
     store.abandon_running().await?;
     notes.extend(origin.lengthen(&earlier, recipe, &*store).await?);
     origin.write(folder.root())?;
-    // Whatever differs may differ. The attempts of the record bear the name that the run began with.
+    // The remaining differences are permitted ones. Attempts in the store carry the run's original
+    // name, so keep it.
     let run = RunKeys { name: earlier.run.name.clone(), ..recipe.run.clone() };
     let present = Recipe { run, ..recipe.clone() };
     if present != earlier {

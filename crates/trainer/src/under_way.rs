@@ -20,59 +20,61 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use crate::TrainerError;
 use crate::scoring::{Fate, NotScored, Scorers};
 
-/// Attempts under way, each known by a key.
+/// Attempts in progress, each identified by a key.
 pub(crate) struct UnderWay<K> {
     scorers: Scorers,
     store: Arc<dyn Store>,
     making: JoinSet<(K, Result<Made, StoreError>)>,
     scoring: JoinSet<Result<Scored<K>, StoreError>>,
-    /// Attempts that wait for scorers that are away.
+    /// Attempts that wait for unavailable scorers.
     waiting: JoinSet<Result<Scored<K>, StoreError>>,
-    /// Ends what is under way for a key.
+    /// Handles that cancel the task of a key.
     handles: HashMap<K, AbortHandle>,
-    /// Whom attempts wait for, as it was found last.
+    /// The scorer that was most recently found unavailable.
     away: Option<NotScored>,
-    /// News that nobody has been told of.
+    /// Events that no call of `next` has returned yet.
     ended: Vec<Ended<K>>,
 }
 
-/// An attempt that was made and not scored yet.
+/// An attempt that was generated and not scored yet.
 pub(crate) struct Made {
-    /// The attempt: [`Status::Failed`] where it broke, else [`Status::Unscored`].
+    /// The attempt: [`Status::Failed`] if it failed, otherwise [`Status::Unscored`].
     pub attempt: Attempt,
-    /// Whether it may be made again where it cannot be scored.
+    /// Whether the attempt may be retried if it cannot be scored.
     pub may_retry: bool,
 }
 
-/// Attempts to score: one by itself, or some of a group together.
+/// Attempts to score: a single attempt, or several attempts of a group together.
 struct Job<K> {
     attempts: Vec<(K, Made)>,
-    /// Others of the group, where it is scored together, which have their scores already.
+    /// Attempts of the same group that already have scores. `None` if the attempt is scored
+    /// independently.
     beside: Option<Vec<Attempt>>,
 }
 
-/// Attempts that were scored, or could not be.
+/// A scoring job with its result.
 struct Scored<K> {
     job: Job<K>,
     result: Result<(), NotScored>,
 }
 
-/// News of an attempt.
+/// An event of an attempt.
 pub(crate) enum Ended<K> {
-    /// An attempt came to its end: completed or broken.
+    /// An attempt ended, either completed or failed.
     Attempt(K, Attempt),
-    /// An attempt is scored by itself, and waits for its group.
+    /// An attempt has its own score, and waits to be compared with its group.
     Compares(K, Attempt),
-    /// An attempt came to nothing, is recorded as such, and is to be made again.
+    /// An attempt failed, is recorded as superseded, and must be retried.
     Again(K),
-    /// An attempt cannot be scored now, since a scorer is away.
+    /// An attempt cannot be scored now, because a scorer is unavailable.
     Waits(NotScored),
 }
 
-/// Pauses before a scorer that is away is asked again: at first, and at most.
+/// Initial and maximum pause before the next request to an unavailable scorer.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 
-/// A task that has joined; `None` for what was given up. A panic is a bug, which has already said where.
+/// Returns the output of a task, or `None` if the task was cancelled. Resumes the panic of a task
+/// that panicked, whose location is already reported.
 fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     match joined {
         Ok(done) => Some(done),
@@ -82,7 +84,7 @@ fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
 }
 
 impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
-    /// Nothing yet.
+    /// Creates an empty collection.
     pub fn new(scorers: Scorers, store: Arc<dyn Store>) -> Self {
         UnderWay {
             scorers,
@@ -96,22 +98,22 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
         }
     }
 
-    /// Attempts that are being made.
+    /// Returns the number of attempts that are being generated.
     pub fn making(&self) -> usize {
         self.making.len()
     }
 
-    /// Whether anything is under way.
+    /// Returns whether no attempt is in progress.
     pub fn is_empty(&self) -> bool {
         self.making.is_empty() && self.scoring.is_empty() && self.waiting.is_empty() && self.ended.is_empty()
     }
 
-    /// Whether an attempt of this key is under way.
+    /// Returns whether an attempt with this key is in progress.
     pub fn has(&self, key: &K) -> bool {
         self.handles.contains_key(key)
     }
 
-    /// Begins an attempt.
+    /// Starts an attempt.
     pub fn make(&mut self, key: K, making: impl Future<Output = Result<Made, StoreError>> + Send + 'static) {
         let (scorers, store) = (self.scorers.clone(), self.store.clone());
         let handle = self.making.spawn(async move {
@@ -128,22 +130,23 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
         self.handles.insert(key, handle);
     }
 
-    /// Scores an attempt that was made.
+    /// Scores an attempt that was generated.
     pub fn score(&mut self, key: K, made: Made) {
         let job = Job { attempts: vec![(key, made)], beside: None };
         let handle = self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
         self.handles.insert(key, handle);
     }
 
-    /// Scores the attempts of a group against each other, and against others that have their scores already.
+    /// Scores the attempts of a group against each other, and against attempts that already have
+    /// scores.
     pub fn score_together(&mut self, attempts: Vec<(K, Attempt)>, beside: Vec<Attempt>) {
-        // Where they cannot be compared, another try of each would be no better.
+        // If they cannot be compared, a retry of each would not help.
         let made = |(key, attempt)| (key, Made { attempt, may_retry: false });
         let job = Job { attempts: attempts.into_iter().map(made).collect(), beside: Some(beside) };
         self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
     }
 
-    /// Gives attempts up.
+    /// Cancels the attempts whose keys match `which`.
     pub fn give_up(&mut self, which: impl Fn(&K) -> bool) {
         self.handles.retain(|key, handle| {
             let given_up = which(key);
@@ -154,12 +157,12 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
         });
     }
 
-    /// Waits for news; `None` where nothing is under way. With a `limit`, all waits for scorers that are away
-    /// end after it.
+    /// Waits for the next event. Returns `None` if no attempt is in progress. If `limit` is set, it
+    /// limits all waits for unavailable scorers.
     ///
     /// # Errors
-    /// When recording fails, or nothing is left to wait for but a scorer that is away for longer than
-    /// `limit`.
+    /// Returns an error if recording fails, or if only unavailable scorers are left to wait for,
+    /// for longer than `limit`.
     pub async fn next(&mut self, limit: Option<Duration>) -> Result<Option<Ended<K>>, TrainerError> {
         loop {
             if let Some(ended) = self.ended.pop() {
@@ -207,7 +210,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
                 let keys: Vec<K> = job.attempts.iter().map(|(key, _)| *key).collect();
                 let asking = ask_again(self.scorers.clone(), self.store.clone(), job);
                 let handle = self.waiting.spawn(asking);
-                // Those of a group are given up together or not at all.
+                // The attempts of a group are cancelled together or not at all.
                 if let [key] = keys[..] {
                     self.handles.insert(key, handle);
                 }
@@ -224,7 +227,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
             }
             Ok(()) => {
                 for (key, Made { attempt, .. }) in job.attempts {
-                    // A greedy attempt is in no group.
+                    // A greedy attempt belongs to no group.
                     let alone = attempt.placement.purpose == Purpose::Baseline;
                     let compares = job.beside.is_none() && !alone && self.scorers.compares(&attempt.task);
                     self.ended.push(match compares {
@@ -245,13 +248,13 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
     }
 }
 
-/// Attempts of a group that were compared before, which others are still to be compared with:
-/// the run was killed while their scores were recorded one by one.
+/// Returns the attempts of a group that were compared before. The remaining attempts are still to
+/// be compared with them: the run was killed while the scores were recorded one by one.
 pub(crate) fn compared_before<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Vec<Attempt> {
     attempts.filter(|attempt| attempt.status == Status::Completed).cloned().collect()
 }
 
-/// Scores once. An attempt that is to be made again is recorded as superseded.
+/// Scores a job once. An attempt that is to be retried is recorded as superseded.
 async fn score<K>(scorers: Scorers, store: Arc<dyn Store>, mut job: Job<K>) -> Result<Scored<K>, StoreError> {
     crash_point("scoring");
     let mut attempts: Vec<&mut Attempt> =
@@ -275,13 +278,13 @@ async fn score<K>(scorers: Scorers, store: Arc<dyn Store>, mut job: Job<K>) -> R
     Ok(Scored { job, result })
 }
 
-/// Scores once the scorer is back.
+/// Retries a job until the scorer is available again.
 async fn ask_again<K>(
     scorers: Scorers,
     store: Arc<dyn Store>,
     mut job: Job<K>,
 ) -> Result<Scored<K>, StoreError> {
-    // However short the wait for a scorer may be, it is asked within it.
+    // Even if the outage timeout is short, the scorer is called before it expires.
     let [mut pause, most] = PAUSES.map(|pause| pause.min(scorers.outage() / 4));
     loop {
         awake::sleep(pause).await;
