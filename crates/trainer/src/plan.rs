@@ -1,12 +1,12 @@
-//! Turns attempts and their rewards into the plan of a step: advantages, weights, updates.
+//! Converts attempts and their rewards into the plan of a step: advantages, weights, updates.
 //!
-//! For every optimizer step, a plan has its sequences, a weight and an advantage for each token, and the
-//! micro-batches into which the policy's learner and the critic divide them. It is recorded before the step
-//! runs.
+//! For every optimizer step, a plan has its sequences, a weight and an advantage for each token,
+//! and the micro-batches into which the policy's learner and the critic divide them. It is recorded
+//! before the step runs.
 //!
 //! # Guarantees
-//! - **A plan is a pure function** of the attempts, the values of critic and reference, the recipe, and the
-//!   learners' cuts.
+//! - **A plan is a pure function** of the attempts, the values of critic and reference, the recipe,
+//!   and the learners' division into micro-batches.
 //! - **All normalizers are in the weights**, so micro-batches change nothing but the order of sums.
 //!   Denominators count rollouts, not sequences.
 
@@ -27,31 +27,33 @@ use crate::random::order;
 use crate::rewards::{is_idle, is_sample, reward_of, rewarded};
 use crate::signals::Signals;
 
-/// Where the signals of a path are looked up.
+/// Looks up the signals of a sequence by its attempt and leaf.
 pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptId, SegmentId) -> Signals;
 
-/// An attempt on its way into a plan.
+/// An attempt as the plan uses it.
 struct Rollout<'a> {
     id: AttemptId,
     placement: Placement,
     trajectory: &'a Trajectory,
     paths: Vec<Way>,
-    /// Whether its tokens are trained. If not, others are compared with it all the same.
+    /// Whether its tokens are trained. If not, the attempt still counts in the comparison with
+    /// other attempts.
     trained: bool,
 }
 
-/// One of its paths.
+/// A sequence of a rollout.
 struct Way {
     path: TrainedPath,
     signals: Signals,
     advantages: PerToken,
     returns: Option<PerToken>,
-    /// For each action, what the weight of its tokens is multiplied by: 0 where it is not trained.
+    /// Factor of the token weights of each action. 0 if the action is not trained.
     shares: Vec<f32>,
 }
 
 impl Way {
-    /// How many tokens are trained: those of actions that are left out for their number are counted, too.
+    /// Returns the number of tokens of trained agents. Actions that the limit of trained turns
+    /// leaves out are counted.
     fn tokens(&self, only: &OnlyKeys) -> u64 {
         let trained = self.path.turns.iter().filter(|action| only.agent(&action.agent));
         trained.map(Action::tokens).sum::<usize>() as u64
@@ -85,7 +87,8 @@ impl<'a> Rollout<'a> {
         }
     }
 
-    /// Charge on the tokens of every path for leaving the reference, and its size, a mean over paths.
+    /// Returns the KL penalty on the tokens of every sequence, and the KL divergence as a mean over
+    /// sequences. Both are empty or 0 if the recipe does not apply the penalty to rewards.
     fn charged(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
         let Some(kl) = keys.kl.filter(|kl| kl.apply_to == Charge::Reward) else {
             return (vec![Vec::new(); self.paths.len()], 0.0);
@@ -102,8 +105,9 @@ impl<'a> Rollout<'a> {
         (rewards, Counting::Exact.mean(found.into_iter()))
     }
 
-    /// Leaves out what is not trained, and of the rest all but `most` turns, drawn by the seed, giving their
-    /// weight to the others.
+    /// Sets the factor of untrained actions to 0. If more than `most` turns remain, keeps a random
+    /// sample of `most` turns and scales their factors by `total / most`, so that the total weight
+    /// stays the same. 0 disables the limit.
     fn select(&mut self, only: &OnlyKeys, most: usize, seed: u64) {
         let mut shares: Vec<&mut f32> = Vec::new();
         for way in &mut self.paths {
@@ -127,8 +131,9 @@ impl<'a> Rollout<'a> {
     }
 }
 
-/// The reward of a greedy attempt that attempts of a policy are compared with: as theirs, save that it is not
-/// left out for its length. `None` if it broke, or another policy made it.
+/// Returns the reward of the greedy attempt that serves as a baseline. It is computed like the
+/// rewards of samples, except that its length does not exclude it. Returns `None` if the attempt
+/// failed, or if another policy made it.
 fn rival_of(setting: &Setting<'_>, baseline: &Attempt) -> Option<f64> {
     let keys = setting.keys;
     match keys.overlong {
@@ -138,29 +143,29 @@ fn rival_of(setting: &Setting<'_>, baseline: &Attempt) -> Option<f64> {
     }
 }
 
-/// Settings that a step of reinforcement is planned from, besides the attempts.
+/// Inputs of an RL step's plan other than the attempts.
 pub(crate) struct Setting<'a> {
-    /// Tokens that are trained.
+    /// Selects the tokens that are trained.
     pub targets: Targets<'a>,
-    /// The version of their policy's weights.
+    /// Version of the policy's weights.
     pub version: u64,
     pub keys: &'a RlKeys,
     /// Seed of the run.
     pub seed: u64,
-    /// Maximum number of sampled tokens of an attempt, by the agent that makes it.
+    /// Maximum number of sampled tokens per attempt, by agent.
     pub limits: &'a TokenLimits,
-    /// Largest of these limits among the agents of the training tasks: the constant by which some algorithms
-    /// divide the sum over an attempt's tokens.
+    /// Largest of these limits among the agents of the training tasks. Some algorithms divide the
+    /// sum over an attempt's tokens by this constant.
     pub constant_length: usize,
-    /// Coefficient of a divergence charged to the reward.
+    /// Coefficient of a KL penalty that is applied to the reward.
     pub kl_coefficient: f64,
-    /// The greedy attempt at the task of each group, where the advantage compares with one.
+    /// The greedy attempt of each group, if the advantage estimator uses one.
     pub baselines: &'a [Option<Attempt>],
-    /// Numbers that critic, policy and reference give a path.
+    /// Looks up the numbers that critic, policy and reference computed for a sequence.
     pub signals: SignalsOf<'a>,
 }
 
-/// Census of the tokens of attempts with a reward that could be targets, in a phase with these keys.
+/// Counts the tokens of attempts with a reward that could be targets, in a phase with these keys.
 pub(crate) fn census<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     targets: Targets<'_>,
@@ -171,22 +176,23 @@ pub(crate) fn census<'a>(
     Census::of(rewarded.map(|attempt| &attempt.trajectory), trained)
 }
 
-/// The attempts of a step on their way to advantages.
+/// The attempts of a step, collected for the advantage estimator.
 #[derive(Default)]
 struct Gathered<'a> {
     groups: Vec<Vec<Rollout<'a>>>,
-    /// Samples that each rollout is to the estimator, in order: one or several.
+    /// The estimator's samples of each rollout, in order. A rollout has one or several.
     samples: Vec<Vec<Sample>>,
-    /// All samples.
+    /// All samples as the estimator's input.
     described: Vec<levade_rl::Rollout>,
-    /// Charge on each rollout for leaving the reference.
+    /// KL divergence of each rollout from the reference.
     divergences: Vec<f64>,
-    /// Numbers of the groups of agents.
+    /// Numbers of the groups by agent, for `group_by = "agent"`.
     agents: HashMap<(usize, String), u64>,
 }
 
 impl<'a> Gathered<'a> {
-    /// Adds a group, unless it is left out because it teaches nothing, or has nothing to be compared with.
+    /// Adds a group. Skips it if it carries no training signal, or if it needs a baseline and has
+    /// none.
     fn add_group(&mut self, setting: &Setting<'_>, group: usize, attempts: &'a [Attempt]) {
         let keys = setting.keys;
         if belongs_to_others(attempts, setting.targets) {
@@ -231,14 +237,16 @@ impl<'a> Gathered<'a> {
         rollout.trained = trained;
         let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
         let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
-        // Of the score, the shares that turns, agents or segments earned before the end are among those.
+        // The final part of the score: the components of turns, agents or segments are credited
+        // earlier, as part of `attempt.earned`.
         let early: f64 =
             attempt.outcome.components.iter().filter(|c| c.on.is_some()).map(Component::share).sum();
         let answer = attempt.score.unwrap_or(0.0) - early;
         let earnings = Earnings::new(&attempt.trajectory, &paths, reward, answer, &attempt.earned);
         let signals: Vec<Signals> = rollout.paths.iter().map(|way| way.signals.clone()).collect();
         let masked = |agent: &str| !trained || !keys.only.agent(agent);
-        // Who was cast for an agent that did not act is known where several policies play it.
+        // If several policies play an agent that did not act, the outcome names the policy that was
+        // selected for it.
         let cast = |agent: &&String| {
             attempt.outcome.cast.get(*agent).is_none_or(|cast| cast == setting.targets.policy)
         };
@@ -255,7 +263,7 @@ impl<'a> Gathered<'a> {
         rollout
     }
 
-    /// The number of the group that a sample is compared in.
+    /// Returns the number of the group in which a sample is compared.
     fn number(&mut self, by: GroupBy, group: usize, sample: &Sample) -> u64 {
         match (by, &sample.agent) {
             (GroupBy::Step, _) => 0,
@@ -267,7 +275,7 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    /// Hands what the estimator found for the samples to the tokens of the rollouts.
+    /// Assigns the estimator's advantages and returns of the samples to the tokens of the rollouts.
     fn give(&mut self, found: Vec<Vec<PathAdvantages>>) {
         let mut found = found.into_iter();
         for (rollout, samples) in self.groups.iter_mut().flatten().zip(&self.samples) {
@@ -290,8 +298,8 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Whether other policies acted in a group of attempts, and none of the targets is in it: then it teaches
-/// others, and does not count for the policy at all.
+/// Returns whether other policies acted in a group of attempts and no segment is a target of this
+/// policy. Such a group trains other policies, and does not count for this one.
 fn belongs_to_others(attempts: &[Attempt], targets: Targets<'_>) -> bool {
     let segments = || attempts.iter().flat_map(|attempt| attempt.trajectory.segments());
     let is_acted = |kind| kind != Kind::Given;
@@ -299,7 +307,7 @@ fn belongs_to_others(attempts: &[Attempt], targets: Targets<'_>) -> bool {
         && !segments().any(|s| targets.contain(s))
 }
 
-/// Agents that are trained in any of the attempts, in the order of their first actions.
+/// Returns the agents that are trained in any of the attempts, in the order of their first actions.
 fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>, targets: Targets<'_>) -> Vec<String> {
     let mut agents: Vec<String> = Vec::new();
     let paths = attempts.flat_map(|trajectory| trained_paths(trajectory, targets));
@@ -311,23 +319,24 @@ fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>, targets: Target
     agents
 }
 
-/// A plan whose updates nobody has cut yet.
+/// A plan whose updates are not yet divided into micro-batches.
 pub(crate) struct Draft {
-    /// The plan, without updates.
+    /// The plan without its updates.
     plan: PolicyPlan,
-    /// The optimiser steps of one epoch, by groups.
+    /// The optimizer steps of one epoch, by groups.
     updates: Vec<Vec<Piece>>,
     epochs: u32,
 }
 
-/// Paths of a group.
+/// The sequences of a group.
 type Piece = Vec<(PlannedPath, PathInput)>;
 
 impl Draft {
-    /// The plan, its updates cut as those who learn from them say.
+    /// Returns the plan, with the updates divided into micro-batches by the models that learn from
+    /// them. `budget` is the maximum number of tokens in a micro-batch.
     ///
     /// # Errors
-    /// When a learner fails, or its cut is not one of the update.
+    /// Returns an error if a learner fails, or if its division does not cover the update.
     pub async fn cut(self, models: Models<'_>, budget: usize) -> Result<PolicyPlan, TrainerError> {
         let mut once = Vec::with_capacity(self.updates.len());
         for groups in self.updates {
@@ -357,10 +366,10 @@ impl Draft {
     }
 }
 
-/// The plan of a step for one policy, over groups of attempts, each in order.
+/// Returns the plan of an RL step for one policy, over groups of attempts, each in order.
 ///
 /// # Errors
-/// When a reward is not finite.
+/// Returns an error if a reward is not finite.
 pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, TrainerError> {
     let Setting { keys, kl_coefficient, targets, version, .. } = *setting;
     let mut gathered = Gathered::default();
@@ -378,7 +387,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
     });
     let n = groups.len();
     let share = |i: usize| i * n / keys.mini_batches;
-    // A critic learns whatever the advantage.
+    // A critic learns from every rollout, whatever its advantage.
     let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
     let normaliser = keys.normaliser(setting.constant_length);
     let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
@@ -395,7 +404,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
     Ok(Draft { plan, updates: once, epochs: keys.epochs })
 }
 
-/// The plan of a step that imitates demonstrations, for one policy.
+/// Returns the plan of a step that imitates demonstrations, for one policy.
 pub(crate) fn sft(
     targets: Targets<'_>,
     version: u64,
@@ -410,8 +419,9 @@ pub(crate) fn sft(
     Draft { plan, updates, epochs: 1 }
 }
 
-/// Takes the advantages of all but the `share` of an update's trained tokens whose entropies are highest. The
-/// others stay what they are to denominators, penalties and a critic.
+/// Keeps the advantages of the fraction `share` of an update's trained tokens with the highest
+/// entropies, and sets the remaining ones to 0. Denominators, penalties and a critic still count
+/// all tokens.
 fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEntropy) {
     let trained = |way: &Way| {
         let of_way = way.signals.entropies.iter().zip(way.shares().collect::<Vec<_>>());
@@ -434,8 +444,9 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEn
     }
 }
 
-/// One optimiser step. Rollouts without advantage are left out unless something else gives them a gradient
-/// (`all_learn`); they count in the denominators all the same. Those that are not trained do not.
+/// Returns one optimizer step. Rollouts without advantage are left out unless they have another
+/// source of gradient (`all_learn`), but still count in the denominators. Untrained rollouts do not
+/// count.
 fn update(
     groups: &[Vec<Rollout>],
     targets: Targets<'_>,

@@ -1,8 +1,8 @@
-//! Scores replies that exist already, as an evaluation scores those that it samples.
+//! Scores existing completions like those that an evaluation samples.
 //!
-//! Each reply is an attempt whose only turn is the reply. Replies to one task are a group, so that
-//! scorers which compare the attempts of a group can be used. A reply that a scorer cannot decide has no
-//! score and is never counted as wrong.
+//! Each completion is an attempt whose only turn is the completion. The completions for one task
+//! are a group, so that scorers which compare the attempts of a group can be used. A completion
+//! that a scorer cannot decide has no score and is never counted as incorrect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,23 +17,23 @@ use crate::TrainerError;
 use crate::eval_result::{RESAMPLES, is_right};
 use crate::scoring::Scorers;
 
-/// Scores of a file of replies.
+/// Scores of a file of completions.
 #[derive(Debug)]
 pub struct ScoredReplies {
-    /// The replies as attempts, in the order of the file. An attempt without a score has an error in its
-    /// outcome.
+    /// The completions as attempts, in the order of the file. An attempt without a score has an
+    /// error in its outcome.
     pub attempts: Vec<Attempt>,
-    /// Fraction of the scored replies with a score of 1, with its 95 % interval. `None` if no reply has a
-    /// score.
+    /// Fraction of the scored completions with a score of 1, with its 95 % interval. `None` if no
+    /// completion has a score.
     pub success: Option<Interval>,
-    /// Mean score, with its 95 % interval by the bootstrap, if there are scores other than 0 and 1.
+    /// Mean score with its 95 % bootstrap interval. `None` if every score is 0 or 1.
     pub score: Option<Interval>,
 }
 
-/// Scores replies to tasks, at most `concurrency` groups at a time.
+/// Scores completions for tasks, at most `concurrency` groups at a time.
 ///
 /// # Errors
-/// Returns an error if no scorer is for a task, or a task makes no sense to its scorer.
+/// Returns an error if no scorer applies to a task, or if a scorer rejects a task.
 pub async fn score_replies(
     scorers: &Scorers,
     replies: Vec<(Task, String)>,
@@ -47,7 +47,7 @@ pub async fn score_replies(
     let sources: Vec<String> = sources.into_iter().map(str::to_owned).collect();
     for (index, (task, reply)) in replies.into_iter().enumerate() {
         let next = groups.len() as u32;
-        // Tasks of one id may be of several files.
+        // Tasks of several files can have the same id.
         let group = *groups.entry((task.id.clone(), task.question.clone())).or_insert(next);
         if group == next {
             scorers.check_task(&task.id, &json!(task), &sources)?;
@@ -77,7 +77,7 @@ pub async fn score_replies(
     })
 }
 
-/// Scores the replies to one task.
+/// Scores the completions for one task.
 async fn score_group(scorers: &Scorers, group: Vec<(usize, Attempt)>) -> Vec<(usize, Attempt)> {
     let mut scored = Vec::with_capacity(group.len());
     let mut unscored = Vec::new();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn replies_are_scored_in_order_by_the_recipes_scorer() {
+    async fn score_replies_keeps_file_order() {
         let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
         let replies = [("a", 4, "It is 4."), ("b", 5, "4"), ("a", 4, "5"), ("b", 5, "The answer is 5")];
         let replies = replies.map(|(id, answer, reply)| (task(id, answer), reply.to_owned()));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn task_without_a_number_is_refused_by_numeric() {
+    async fn numeric_scorer_rejects_task_without_number() {
         let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
         let wordy = Task { answer: json!("no number"), ..task("a", 0) };
         let error = score_replies(&scorers, vec![(wordy, "1".into())], 1).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! The tasks of a run: what is trained on, in which order, and what is held out.
+//! The tasks of a run: the training tasks, their order, and the held-out tasks.
 
 use std::collections::HashSet;
 
@@ -21,31 +21,32 @@ use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
 use crate::scoring::{Rehearsed, Scorers};
 
-/// How many tasks of a generator are looked at before the start. The others differ from them in their numbers
-/// only.
+/// Number of a generator's tasks that are checked before the start. The remaining tasks differ from
+/// them only in their numbers.
 const GENERATED_CHECKED: usize = 64;
 
-/// All tasks of a run. What is held out of one source is trained on from none.
+/// All tasks of a run. A question that one source holds out is not trained on from any source.
 pub struct Tasks {
     train: Vec<Train>,
-    /// Held-out tasks by where they come from. They depend on `eval.split_seed`, never on the run's seed.
+    /// Held-out tasks by source. They depend on `eval.split_seed`, never on the run's seed.
     pub eval: Vec<EvalSlice>,
-    /// Notes that a user should know of the sources.
+    /// Notes about the sources, for the user.
     pub notes: Vec<String>,
-    /// Lists that environments gave.
+    /// Task lists that environments returned.
     pub(crate) listings: Vec<Listing>,
 }
 
-/// A list of tasks that an environment gave, to be told from another one.
+/// Fingerprint of a task list that an environment returned. It distinguishes the list from a
+/// changed one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Listing {
-    /// The source of tasks.
+    /// The source of tasks, such as `tasks.0`.
     pub of: String,
-    /// Packages that it comes from, with their versions.
+    /// Packages that provide the list, with their versions.
     pub package: String,
-    /// Length of the tasks as JSON.
+    /// Length of the tasks as JSON, in bytes.
     pub bytes: u64,
-    /// Checksum of that.
+    /// CRC-32C checksum of the tasks as JSON.
     pub crc32c: u32,
 }
 
@@ -62,7 +63,7 @@ impl Listing {
 }
 
 enum Train {
-    /// The tasks of a generator at these places, all in `0..n` where none is left out.
+    /// Tasks of a generator at these indices. [`Places::All`] is all of `0..n`.
     Generated(Arithmetic, Places),
     Listed(Vec<Task>),
 }
@@ -75,19 +76,19 @@ enum Places {
 /// Held-out tasks of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvalSlice {
-    /// Name in metrics.
+    /// Name of the slice in metrics.
     pub name: String,
-    /// Whether they are reported apart from the overall result.
+    /// Whether the slice is excluded from the overall result.
     pub apart: bool,
-    /// Whether they choose the best checkpoint, and do nothing else.
+    /// Whether the tasks serve only to select the best checkpoint.
     pub selects: bool,
-    /// The tasks.
+    /// The held-out tasks.
     pub tasks: Vec<Task>,
 }
 
 impl EvalSlice {
-    /// Held-out tasks, of which a `share` only chooses the best checkpoint; of both parts there is at least
-    /// one task, if there are two.
+    /// Splits held-out tasks: a fraction `share` serves only to select the best checkpoint. Each
+    /// part has at least one task, if there are at least two.
     fn split(name: String, mut tasks: Vec<Task>, share: f64) -> Vec<Self> {
         let choosing = ((tasks.len() as f64 * share).round() as usize).max(1);
         if share == 0.0 || tasks.len() < 2 {
@@ -107,20 +108,20 @@ enum Loaded<'r> {
 }
 
 impl Tasks {
-    /// Reads or prepares the tasks of a recipe, by the rules of new runs.
+    /// Loads or prepares the tasks of a recipe, with the duplicate rules of new runs.
     ///
     /// # Errors
-    /// Those of [`Tasks::load_by`].
+    /// Returns the errors of [`Tasks::load_by`].
     pub async fn load(recipe: &Recipe, environments: &Environments) -> Result<Self, TrainerError> {
         Self::load_by(recipe, environments, Matching::default()).await
     }
 
-    /// Reads or prepares the tasks of a recipe. `matching` says which rows are repeats, and which tasks leak
-    /// what is held out.
+    /// Loads or prepares the tasks of a recipe. `matching` decides which rows are duplicates, and
+    /// which tasks leak held-out tasks.
     ///
     /// # Errors
-    /// Returns an error if a source cannot be read or listed, or an evaluation is requested and nothing is
-    /// held out.
+    /// Returns an error if a source cannot be read or listed, or if an evaluation is requested and
+    /// no task is held out.
     pub async fn load_by(
         recipe: &Recipe,
         environments: &Environments,
@@ -129,11 +130,11 @@ impl Tasks {
         let (seed, split_seed, count) = (recipe.run.seed, recipe.eval.split_seed, recipe.eval.tasks);
         let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
             Default::default();
-        // Questions of generators for evaluations.
+        // Evaluation questions of generators.
         let mut generated = Vec::new();
         let mut listings = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
-            // Two sources may be of one name; their index distinguishes them.
+            // Two sources can have the same name; their index distinguishes them.
             let named = |name: &str| {
                 let taken = eval.iter().any(|slice| slice.name == name);
                 if taken { format!("{name}-{i}") } else { name.to_owned() }
@@ -197,7 +198,8 @@ impl Tasks {
         let mut train = Vec::with_capacity(loaded.len());
         for source in loaded {
             train.push(match source {
-                // What a generator holds out and what it trains on share no numbers, whatever the seeds.
+                // Held-out tasks and training tasks of a generator share no numbers, whatever the
+                // seeds.
                 Loaded::Arithmetic(generator, n) => {
                     Train::Generated(generator, Places::without(&generator, n, &of_sources, &mut notes))
                 }
@@ -218,7 +220,7 @@ impl Tasks {
         Ok(Tasks { train, eval, notes, listings })
     }
 
-    /// Names of the sources, each once.
+    /// Returns the names of the sources, without duplicates.
     pub(crate) fn sources(&self) -> Vec<String> {
         let first = |source: &Train| source.task(0).map(|task| task.source);
         let held_out = self.eval.iter().filter_map(|slice| Some(slice.tasks.first()?.source.clone()));
@@ -231,12 +233,12 @@ impl Tasks {
         names
     }
 
-    /// How many tasks there are to train on.
+    /// Returns the number of training tasks.
     pub fn train_len(&self) -> usize {
         self.train.iter().map(Train::len).sum()
     }
 
-    /// A task to train on, counted over all sources; `None` past the end.
+    /// Returns the training task at `index`, counted over all sources. Returns `None` past the end.
     pub fn train(&self, mut index: usize) -> Option<Task> {
         for source in &self.train {
             if index < source.len() {
@@ -247,19 +249,21 @@ impl Tasks {
         None
     }
 
-    /// Tasks to evaluate on that ask one of these questions, which a model was asked or shown.
+    /// Returns the evaluation tasks that ask one of `questions`, which a model was asked or shown
+    /// in training.
     pub fn evaluated_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
         let tasks: Vec<&Task> = self.eval.iter().flat_map(|slice| &slice.tasks).collect();
         seen_among(&tasks, questions)
     }
 
-    /// Returns every task, training tasks first.
+    /// Returns all tasks, training tasks first.
     pub fn all(&self) -> impl Iterator<Item = Task> + '_ {
         let train = self.train.iter().flat_map(|source| (0..source.len()).filter_map(|i| source.task(i)));
         train.chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
     }
 
-    /// Tasks that are looked at before the start: all of files, some of generators.
+    /// Returns the tasks that are checked before the start: all tasks of files, and some of
+    /// generators.
     pub(crate) fn to_check(&self) -> impl Iterator<Item = Task> + '_ {
         self.train_to_check().chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
     }
@@ -307,7 +311,7 @@ impl Train {
 }
 
 impl Places {
-    /// The indices in `0..n` at which a generator asks nothing that is held out.
+    /// Returns the indices in `0..n` at which a generator asks no held-out question.
     fn without(generator: &Arithmetic, n: u32, held_out: &HeldOutQuestions, notes: &mut Vec<String>) -> Self {
         if held_out.is_empty() {
             return Places::All(n);
@@ -321,7 +325,8 @@ impl Places {
 }
 
 impl Loaded<'_> {
-    /// The tasks that are not held out, and those that are; none of a generator, which keeps them separate.
+    /// Returns the training tasks and the held-out tasks. Both are empty for a generator, which
+    /// separates them itself.
     fn parts(&self) -> (&[Task], &[Task]) {
         match self {
             Loaded::Arithmetic(..) => (&[], &[]),
@@ -331,7 +336,8 @@ impl Loaded<'_> {
     }
 }
 
-/// The questions that files and environments hold out; and these with those of generators, if there are any.
+/// Returns the held-out questions of files and environments. The second value also includes the
+/// generators' questions, if there are any.
 fn held_out(
     matching: Matching,
     loaded: &[Loaded<'_>],
@@ -345,8 +351,8 @@ fn held_out(
     (of_sources, (!generated.is_empty()).then(of_all))
 }
 
-/// The tasks that neither ask nor show what is held out. Notes how many do, and how many of the others are
-/// near copies of it.
+/// Returns the tasks that neither ask nor show a held-out question. Adds notes with the number of
+/// removed tasks, and the number of kept tasks that are near copies of held-out questions.
 fn without_leaks(
     held_out: &HeldOutQuestions,
     source: std::fmt::Arguments<'_>,
@@ -371,8 +377,8 @@ fn without_leaks(
     kept
 }
 
-/// Tasks of a source by their kinds, in the order in which these come first; under the name of the source
-/// where all are of one kind.
+/// Groups the tasks of a source by kind, in the order of first appearance. If all tasks are of one
+/// kind, the group has the name of the source.
 fn by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
     let mut kinds: Vec<(String, Vec<Task>)> = Vec::new();
     for task in tasks {
@@ -398,7 +404,7 @@ fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count
     ));
 }
 
-/// The start of a question, for messages.
+/// Returns the start of a question, for messages.
 fn shortened(question: &str) -> String {
     const MAX: usize = 80;
     match question.char_indices().nth(MAX) {
@@ -407,11 +413,11 @@ fn shortened(question: &str) -> String {
     }
 }
 
-/// The questions that a run was asked or shown in training, by its record: those of its demonstrations, and
-/// of the attempts that it made for training.
+/// Returns the questions that a run was asked or shown in training, according to its store: those
+/// of its demonstrations and of its training attempts.
 ///
 /// # Errors
-/// When the record cannot be read, or holds something else than tasks.
+/// Returns an error if the store cannot be read, or if its tasks cannot be parsed.
 pub async fn trained_on(record: &dyn Store) -> Result<HashSet<QuestionKey>, TrainerError> {
     let mut questions = HashSet::new();
     for purpose in [Purpose::Demonstration, Purpose::Train] {
@@ -426,13 +432,13 @@ pub async fn trained_on(record: &dyn Store) -> Result<HashSet<QuestionKey>, Trai
     Ok(questions)
 }
 
-/// The training tasks of a phase in the order they are taken: every task once, then all again in another
-/// order.
+/// The order of the training tasks in a phase: every task once per epoch, in a different order each
+/// epoch.
 pub(crate) struct TaskOrder {
     seed: u64,
     phase: u32,
     tasks: usize,
-    /// The order of the epoch that was asked for last.
+    /// The most recently used epoch with its order.
     epoch: Option<(u32, Vec<u32>)>,
 }
 
@@ -441,7 +447,7 @@ impl TaskOrder {
         TaskOrder { seed, phase, tasks, epoch: None }
     }
 
-    /// Which task is taken at `place`, from 0. There must be tasks.
+    /// Returns the index of the task at position `place`, from 0. There must be at least one task.
     pub(crate) fn at(&mut self, place: u64) -> usize {
         let (epoch, within) = ((place / self.tasks as u64) as u32, (place % self.tasks as u64) as usize);
         if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
@@ -451,8 +457,8 @@ impl TaskOrder {
     }
 }
 
-/// How to talk to a model, as a recipe says it. Of a run, `now` is the moment at which it began, in seconds
-/// since 1970; without one the clock says it.
+/// Returns the chat options that the recipe sets for an agent. `now` is the start of the run as a
+/// Unix timestamp in seconds. If it is `None`, templates see the current time.
 pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
     ChatOptions {
         tools: agent.protocol,
@@ -464,11 +470,11 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
     }
 }
 
-/// Finds what would fail later: tools that are not there, prompts that do not fit, answers that cannot be
-/// scored.
+/// Checks for failures that would occur later: missing tools, prompts that do not fit, expected
+/// answers that cannot be scored.
 ///
 /// # Errors
-/// Names the first such tool or task.
+/// Returns an error that names the first such tool or task.
 pub async fn check_tasks(
     recipe: &Recipe,
     scorers: &Scorers,
@@ -507,13 +513,13 @@ pub async fn check_tasks(
         }
         let recorded = json!(task);
         scorers.check_task(&task.id, &recorded, &sources)?;
-        // A program that cannot score is found before anything is sampled.
+        // A scoring program that cannot score is detected before anything is sampled.
         scorers.check_ready(&task.id, &recorded, &mut asked).await?;
     }
     Ok(())
 }
 
-/// The phases with a penalty for length, each with its buffer.
+/// Returns the phases with a length penalty, each with the size of its buffer in tokens.
 fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
     recipe.phase.iter().enumerate().filter_map(|(index, phase)| match phase {
         Phase::Rl(keys) => match keys.overlong {
@@ -524,8 +530,8 @@ fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Asks each scorer about a made-up attempt at the first task that it scores, which ends with what that task
-/// expects.
+/// Dry-runs each scorer on a synthetic attempt at the first task that it scores. The attempt ends
+/// with the expected answer of that task.
 pub async fn rehearse(scorers: &Scorers, tasks: &Tasks) -> Vec<Rehearsed> {
     scorers.rehearse(|is_for| tasks.to_check().map(|task| json!(task)).find(|task| is_for(task))).await
 }

@@ -1,8 +1,8 @@
-//! Terms of a step's loss, token by token.
+//! Loss terms of a step, token by token.
 //!
-//! A loss is a sum over terms: one for each trained token of each sequence. [`Observed`] is a learner that
-//! trains like the one behind it and keeps the terms; [`PolicyTerms::tokens_of`] lists those of one attempt
-//! with the numbers that the loss was computed from.
+//! A loss is a sum over terms: one for each trained token of each sequence. [`Observed`] is a
+//! learner that trains like the learner it wraps and keeps the terms. [`PolicyTerms::tokens_of`]
+//! lists the terms of one attempt with the numbers that the loss was computed from.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,25 +18,25 @@ use levade_store::PolicyPlan;
 use levade_tree::{AttemptId, PathInput, SegmentId, Term, TreeBatch};
 use serde::Serialize;
 
-/// Terms of the losses of a policy in one step.
+/// Loss terms of a policy in one step.
 #[derive(Debug, Clone)]
 pub struct PolicyTerms {
     /// Name of the policy.
     pub policy: String,
     /// Version of the weights before the step.
     pub version: u64,
-    /// Micro-batches in their order, over all updates of the step.
+    /// Micro-batches in order, over all updates of the step.
     pub batches: Vec<BatchTerms>,
 }
 
-/// Terms of one micro-batch.
+/// Loss terms of one micro-batch.
 #[derive(Debug, Clone)]
 pub struct BatchTerms {
-    /// Index of the optimizer's update within the step.
+    /// Index of the optimizer update within the step.
     pub update: u32,
-    /// The loss.
+    /// The loss function.
     pub loss: Loss,
-    /// Sum of the loss that the learner computed.
+    /// Sum of the loss as the learner computed it.
     pub sum: f64,
     /// Terms in the order in which the learner added them.
     pub terms: LossTerms,
@@ -47,17 +47,18 @@ pub struct BatchTerms {
     indices: Vec<u32>,
 }
 
-/// One trained token on one sequence, with the numbers of its loss.
+/// A trained token on one sequence, with the numbers of its loss.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenTerm {
-    /// Index of the optimizer's update within the step.
+    /// Index of the optimizer update within the step.
     pub update: u32,
     /// Index of the micro-batch within the step.
     pub micro_batch: u32,
-    /// Index of the unit within the micro-batch. A unit is a part of the batch that goes through the model at
-    /// once.
+    /// Index of the unit within the micro-batch. A unit is a part of the batch that the model
+    /// processes at once.
     pub unit: u32,
-    /// Index of the row within the unit. A row is one predicted distribution, whose terms are added first.
+    /// Index of the row within the unit. A row is one predicted distribution, whose terms are added
+    /// first.
     pub row: u32,
     /// Index of the term within the row.
     pub term: u32,
@@ -71,67 +72,72 @@ pub struct TokenTerm {
     pub age: u32,
     /// Log-probability under the weights that were trained.
     pub logp: f64,
-    /// Log-probability under the policy that sampled the token.
+    /// Log-probability under the policy that sampled the token. `None` if it is unknown.
     pub behavior: Option<f64>,
-    /// Log-probability under the proximal policy, which may be an interpolated guess.
+    /// Log-probability under the proximal policy, which may be interpolated. `None` if the loss
+    /// uses none.
     pub proximal: Option<f64>,
-    /// Log-probability under the reference.
+    /// Log-probability under the reference. `None` if the loss uses none.
     pub reference: Option<f64>,
     /// Probability ratio of the token to the old policy.
     pub ratio: f64,
     /// Log-ratio of the sequence, for losses that use it in place of the token's ratio.
     pub sequence_log_ratio: Option<f64>,
-    /// Whether the token was selected among those of its update, for losses that treat some differently.
+    /// Whether the token was selected among the tokens of its update, for losses that treat
+    /// selected tokens differently.
     pub marked: bool,
-    /// Whether the bound of the clipping was active.
+    /// Whether the clipping bound was active.
     pub clipped: bool,
-    /// Whether the bound of the dual clipping was active.
+    /// Whether the dual-clipping bound was active.
     pub dual_clipped: bool,
-    /// Whether the policy's part of the loss is left out: by a trust region, a mark or a correction of 0.
+    /// Whether the policy's part of the loss is left out: by a trust region, a selection or a
+    /// correction of 0.
     pub dropped: bool,
     /// Advantage of the token.
     pub advantage: f64,
-    /// Importance weight that corrects for stale or mismatched samplers.
+    /// Importance weight that corrects for stale or mismatched samplers. `None` without a
+    /// correction.
     pub correction: Option<f64>,
     /// Estimated KL divergence from the reference.
     pub kl: f64,
     /// Entropy of the distribution that predicts the token, in nats.
     pub entropy: f64,
-    /// Loss of the token without its weight and without the bonus for entropy.
+    /// Loss of the token, without its weight and without the entropy bonus.
     pub loss: f64,
-    /// Bonus for entropy, which is subtracted from `loss`; 0 for losses without one.
+    /// Entropy bonus, which is subtracted from `loss`. 0 for losses without a bonus.
     pub bonus: f64,
-    /// Weight, which has all normalizers folded in. A token of weight 0 is not trained.
+    /// Weight that includes all normalizers. A token with weight 0 is not trained.
     pub weight: f64,
-    /// Part of the token in the loss of its update: `weight` × (`loss` − `bonus`).
+    /// Contribution of the token to the loss of its update: `weight` × (`loss` − `bonus`).
     pub part: f64,
-    /// Bonus of the complete row, with weights. The learner adds `weight` × `loss` of the row's terms and
-    /// then subtracts this once.
+    /// Entropy bonus of the complete row, with weights. The learner adds `weight` × `loss` of the
+    /// row's terms and then subtracts this bonus once.
     pub row_bonus: f64,
 }
 
 impl PolicyTerms {
-    /// Number of updates of the optimizer that the terms are of.
+    /// Returns the number of optimizer updates that the terms belong to.
     pub fn updates(&self) -> usize {
         self.batches.chunk_by(|a, b| a.update == b.update).count()
     }
 
-    /// Adds all terms in the learner's order, by micro-batches.
+    /// Returns the sum of all terms, added in the learner's order, by micro-batches.
     pub fn total(&self) -> f64 {
         self.batches.iter().fold(0.0, |sum, batch| sum + batch.terms.total(&batch.batch))
     }
 
-    /// Returns the sum of the loss that the learner computed, over all updates.
+    /// Returns the sum of the loss as the learner computed it, over all updates.
     pub fn sum(&self) -> f64 {
         self.batches.iter().fold(0.0, |sum, batch| sum + batch.sum)
     }
 
-    /// Returns the loss in the metrics of the step: the mean of [`sum`](Self::sum) over the updates.
+    /// Returns the loss in the metrics of the step: the mean of [`sum`](Self::sum) over the
+    /// updates.
     pub fn loss(&self) -> f64 {
         self.sum() / self.updates().max(1) as f64
     }
 
-    /// Lists the trained tokens of an attempt, by sequence and position.
+    /// Lists the trained tokens of an attempt, ordered by update, sequence and index.
     pub fn tokens_of(&self, attempt: AttemptId) -> Vec<(Loss, TokenTerm)> {
         let mut found = Vec::new();
         for (micro_batch, batch) in self.batches.iter().enumerate() {
@@ -157,7 +163,7 @@ impl BatchTerms {
                 let evaluated = self.loss.evaluate(at.logp, term);
                 let point = self.loss.point(at.logp, term);
                 let (weight, bonus) = (f64::from(term.weight), self.loss.entropy * row.entropy);
-                // A term without a weight is not trained, whatever its loss.
+                // A term with weight 0 is not trained, whatever its loss.
                 let part = if weight == 0.0 { 0.0 } else { weight * (at.loss - bonus) };
                 let target = self.batch.targets.partition_point(|target| target.first_term <= at.term) - 1;
                 found.push((
@@ -201,7 +207,7 @@ impl BatchTerms {
     }
 }
 
-/// Terms of a micro-batch, with the sequences of the update that it has.
+/// Terms of a micro-batch, with the sequences of the update that it contains.
 struct Kept {
     batch: TreeBatch,
     terms: LossTerms,
@@ -212,7 +218,7 @@ struct Kept {
     indices: Vec<u32>,
 }
 
-/// Learner that trains like the one behind it, and keeps the terms of its losses.
+/// A learner that trains like the learner it wraps, and keeps the terms of its losses.
 pub(crate) struct Observed<'a> {
     learner: &'a dyn Learner,
     updates: Mutex<Vec<Vec<Kept>>>,
@@ -256,7 +262,8 @@ fn indices(batch: &TreeBatch, sequences: &[PathInput]) -> Vec<u32> {
         *at += 1;
         sequence.targets[*at - 1].index
     };
-    // Terms are sorted by their targets, and targets by their tokens, as the targets of each sequence are.
+    // Terms are sorted by their targets, and targets by their tokens. The targets of each sequence
+    // are in the same order.
     batch.terms.iter().map(&mut index).collect()
 }
 

@@ -1,4 +1,4 @@
-//! The tools of agents, as a recipe says it.
+//! Creates the tools of agents as a recipe specifies them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,8 +11,8 @@ use levade_tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, Tool
 
 use crate::TrainerError;
 
-/// The toolboxes of a recipe. However many agents have one, it is made once: they share its processes and the
-/// limits of its calls.
+/// The toolboxes of a recipe. All agents that name a toolbox share one instance, with its processes
+/// and call limits.
 pub struct Toolboxes {
     tools: Vec<ToolKeys>,
     supervisor: Supervisor,
@@ -20,16 +20,16 @@ pub struct Toolboxes {
 }
 
 impl Toolboxes {
-    /// Toolboxes as the tables of a recipe describe them, made as agents name them. Processes that they start
-    /// are under `supervisor`.
+    /// Creates an empty collection over the tables of a recipe. A toolbox is created when the first
+    /// agent that names it is set up. `supervisor` supervises its processes.
     pub fn new(tools: &[ToolKeys], supervisor: Supervisor) -> Self {
         Toolboxes { tools: tools.to_vec(), supervisor, made: Mutex::default() }
     }
 
-    /// The tools that an agent has. The tokens of their answers are counted as `chat` counts them.
+    /// Returns the tools of an agent. `chat` counts the tokens of tool results for their limit.
     ///
     /// # Errors
-    /// When there is no such tool, or one is named twice.
+    /// Returns an error if a tool does not exist, or if an agent names it twice.
     pub fn of(&self, agent: &AgentKeys, chat: &Arc<Chat>) -> Result<ToolSet, TrainerError> {
         let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
         let named = |name: &String| {
@@ -62,7 +62,7 @@ impl Toolboxes {
         Ok(ToolSet::timed(boxes)?.strict(retries))
     }
 
-    /// The toolbox that all agents share.
+    /// Returns the toolbox that all agents share, and creates it on first use.
     fn shared(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, String> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(toolbox) = made.get(keys.name()) {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_have_the_tools_that_they_name() {
+    fn agents_get_tools_by_name() {
         let mut recipe = recipe(
             "[agent]\ntools = ['sums', 'calculator']\n[[tool]]\nkind = 'calculator'\nname = 'sums'\nseconds = 2",
         );
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_kinds_have_limits_which_agents_share_and_short_answers() {
+    async fn tool_limits_are_shared_and_results_truncated() {
         let recipe = recipe(
             "[agent]\ntools = ['calculator']\n[[tool]]\nkind = 'calculator'\nmax_characters = 4\ntruncate = 'right'\n\
              calls_per_second = 2",
@@ -147,7 +147,7 @@ mod tests {
         let call = ToolCall { id: String::new(), name: "calculator".into(), arguments: arguments.into() };
         let reply = Parsed { content: String::new(), calls: vec![Ok(call)], bare: false };
         let start = tokio::time::Instant::now();
-        // Two agents, with a set each.
+        // Two agents would each have a set like these.
         for waited in [0, 500, 1000] {
             let set = toolboxes.of(&recipe.agent, &chat).unwrap();
             let mut open = set.open(&attempt).await.unwrap();
