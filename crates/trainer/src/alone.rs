@@ -1,15 +1,15 @@
-//! Work of others that may panic, which is then not the end of the run.
+//! Isolates panics of external code, so that they do not end the run.
 
 use tokio::task::JoinSet;
 
-/// Does something that may panic.
+/// Runs a future that may panic.
 ///
 /// # Errors
-/// With what it panicked.
+/// Returns the panic as a message if the future panics.
 pub(crate) async fn alone<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, String> {
-    // A set ends its task when it is dropped, as an attempt that is given up is.
+    // A `JoinSet` aborts its task when it is dropped, for example when an attempt is cancelled.
     let mut set = JoinSet::new();
     set.spawn(work);
     match set.join_next().await {

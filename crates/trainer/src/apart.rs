@@ -1,25 +1,26 @@
-//! How far apart sampler and learner are, by the age of the weights that drew a token and by its place.
+//! Measures the mismatch between sampler and learner, by the age of the weights that sampled a
+//! token and by the token's position.
 //!
-//! A difference that grows with the age is what training changed; one that is there at age 0 is of numerics,
-//! and one that grows with the place builds up along a path: in keys and values of an earlier version, or in
-//! positions that the two do not compute alike.
+//! A difference that grows with age comes from training. A difference at age 0 comes from numerics.
+//! A difference that grows with position accumulates along a sequence: in keys and values of an
+//! earlier version, or in position encodings that the two sides compute differently.
 
 use crate::metrics::Metrics;
 
-/// Ages that have a class of their own; older tokens share the last.
+/// Number of ages with a separate class. Older tokens share the last class.
 const AGES: u32 = 4;
 
-/// Where the classes of places begin, in tokens of the path.
+/// First position of each class, in tokens of the sequence.
 const PLACES: [u32; 5] = [0, 64, 256, 1024, 4096];
 
-/// Magnitudes of the differences of log-probabilities, in classes.
+/// Absolute differences of log-probabilities, by class.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Apart {
     ages: [Class; AGES as usize + 1],
     places: [Class; PLACES.len()],
 }
 
-/// Magnitudes of one class.
+/// Absolute differences of one class.
 #[derive(Debug, Clone, Copy, Default)]
 struct Class {
     count: u64,
@@ -36,15 +37,15 @@ impl Class {
 }
 
 impl Apart {
-    /// Adds a token: how many versions ago it was drawn, where it stands in its path, and
-    /// |log p_proximal − log p_behaviour|.
+    /// Adds a token: its age in versions, its position in the sequence, and |log p_proximal − log
+    /// p_behaviour|.
     pub(crate) fn add(&mut self, age: u32, place: u32, difference: f64) {
         self.ages[age.min(AGES) as usize].add(difference);
         let after = PLACES.partition_point(|&begin| begin <= place);
         self.places[after - 1].add(difference);
     }
 
-    /// Adds mean and maximum of every class that has a token to the metrics of a step.
+    /// Adds the mean and maximum of every non-empty class to the metrics of a step.
     pub(crate) fn report(&self, metrics: &mut Metrics) {
         let ages = self.ages.iter().zip(0..).map(|(class, age)| {
             let and_older = if age == AGES { "_up" } else { "" };
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_fall_into_classes_by_age_and_by_place() {
+    fn mismatch_is_classified_by_age_and_position() {
         let mut apart = Apart::default();
         for (age, place, difference) in
             [(0, 0, 0.5), (0, 63, 1.5), (1, 64, 2.0), (4, 4095, 3.0), (9, 9000, 5.0)]

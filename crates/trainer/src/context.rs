@@ -1,4 +1,4 @@
-//! Holds what a run works with, which stays the same from its start to its end.
+//! Holds the parts of a run that stay the same from start to end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::policies::Policies;
 use crate::rollout::Rollouts;
 use crate::tasks::Tasks;
 
-/// The parts of a run that phases, evaluations and checkpoints share. What changes as the run goes on is in
-/// its [`RunProgress`](crate::progress::RunProgress).
+/// The parts of a run that phases, evaluations and checkpoints share. The
+/// [`RunProgress`](crate::progress::RunProgress) holds the parts that change.
 pub(crate) struct RunContext {
     pub recipe: Recipe,
     pub tasks: Tasks,
     pub rollouts: Rollouts,
     pub policies: Policies,
-    /// Names of the agents whose replies are no targets.
+    /// Names of the agents whose completions are not targets.
     pub untrained: Vec<String>,
     /// Largest maximum number of sampled tokens among the agents of the training tasks.
     pub constant_length: usize,
@@ -35,7 +35,7 @@ pub(crate) struct RunContext {
 }
 
 impl RunContext {
-    /// Returns the tokens that a policy learns from.
+    /// Returns the selection of tokens that a policy learns from.
     pub fn targets<'a>(&'a self, policy: &'a str) -> Targets<'a> {
         Targets { policy, untrained: &self.untrained }
     }

@@ -1,11 +1,13 @@
-//! Assigns each part of a reward to the token that earned it, and decides which attempts are compared.
+//! Assigns each part of a reward to the token that earned it, and decides which attempts are
+//! compared.
 //!
-//! A part of a reward can be earned before the end: by a turn (a call that could not be parsed), by an
-//! observation after it, or by an agent. It goes to the last sampled token before that point: the token of
-//! the action, of the action that the observation answers, or of an agent's part of a sequence. A part
-//! without an action before it stays with the outcome, which belongs to the end of every sequence. If agents
-//! are compared within their role, each agent's part of an attempt is a sample of its own. An attempt in
-//! which another policy played an agent, and in which the policy did not act, is not a sample of that policy.
+//! A part of a reward can be earned before the end: by a turn (a call that could not be parsed), by
+//! an observation after a turn, or by an agent. It is assigned to the last sampled token before
+//! that point: the last token of the action, of the action before the observation, or of an agent's
+//! part of a sequence. A part without an action before it stays with the outcome, which is assigned
+//! to the end of every sequence. If agents are compared within their role, each agent's part of an
+//! attempt is a separate sample. An attempt in which another policy played an agent, and in which
+//! the policy did not act, is not a sample of that policy.
 
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;
@@ -15,30 +17,31 @@ use levade_tree::{SegmentId, Trajectory};
 use crate::batch::TrainedPath;
 use crate::signals::Signals;
 
-/// A trained token: the path among those of its attempt, and its place among the trained ones of that.
+/// A trained token: the index of its sequence in the attempt, and its index among the trained
+/// tokens of that sequence.
 type Place = (usize, usize);
 
-/// Earnings of an attempt, and where they came.
+/// The reward of an attempt, divided into parts by the tokens that earned them.
 pub(crate) struct Earnings {
     /// Part that is not earned before the end.
     outcome: f64,
-    /// Score of the answer in that.
+    /// Part of `outcome` that is the score of the final answer.
     answer: f64,
-    /// The parts that are, with the tokens that each reaches.
+    /// Parts that are earned before the end, each with the tokens that it is assigned to.
     parts: Vec<(f64, Vec<Place>)>,
 }
 
-/// One sample for an estimator: an attempt, or one agent's part of it.
+/// One sample for an advantage estimator: an attempt, or one agent's part of an attempt.
 pub(crate) struct Sample {
-    /// Whose it is, where agents are compared each with its like.
+    /// Name of the agent if agents are compared within their role, otherwise `None`.
     pub agent: Option<String>,
-    /// Worth of the rollout.
+    /// Total reward of the sample.
     score: f64,
-    /// Tokens of the rollout, path by path.
+    /// Indices of the sample's tokens, by sequence.
     pub tokens: Vec<(usize, Vec<usize>)>,
 }
 
-/// The last token of every trained segment, with its turn and agent.
+/// Returns the last token of every trained segment, with its turn and agent.
 fn ends(paths: &[TrainedPath]) -> impl Iterator<Item = (SegmentId, Place, u32, &str)> {
     paths.iter().enumerate().flat_map(|(path, trained)| {
         let mut end = 0;
@@ -53,7 +56,7 @@ fn ends(paths: &[TrainedPath]) -> impl Iterator<Item = (SegmentId, Place, u32, &
     })
 }
 
-/// The tokens that what was earned by `by` reaches.
+/// Returns the tokens to which a reward earned by `by` is assigned.
 fn reached(trajectory: &Trajectory, paths: &[TrainedPath], by: &Earner) -> Vec<Place> {
     match by {
         Earner::Segment(id) => {
@@ -75,7 +78,7 @@ fn reached(trajectory: &Trajectory, paths: &[TrainedPath], by: &Earner) -> Vec<P
 }
 
 impl Earnings {
-    /// Earnings of an attempt that was worth `reward` in all, `answer` of it for its answer.
+    /// Divides the total `reward` of an attempt. `answer` is the part for its final answer.
     pub fn new(
         trajectory: &Trajectory,
         paths: &[TrainedPath],
@@ -94,8 +97,9 @@ impl Earnings {
         earnings
     }
 
-    /// The samples that an attempt is. One without a token is a sample for each of `agents`, who act in the
-    /// others of its group: nobody knows whose turn it would have been.
+    /// Returns the samples of an attempt. An attempt without trained tokens is a sample of each of
+    /// `agents`, which act in other attempts of the group, because the next agent to act is
+    /// unknown.
     pub fn samples(&self, paths: &[TrainedPath], by: GroupBy, agents: &[String]) -> Vec<Sample> {
         if by != GroupBy::Agent {
             let tokens = paths.iter().enumerate().map(|(i, path)| (i, (0..path.tokens()).collect()));
@@ -143,9 +147,9 @@ impl Earnings {
         samples
     }
 
-    /// A sample as estimators know it. `more` is added to the rewards of the tokens of each path and to its
-    /// score; `signals` are what models said of each path, and `masked` says what an agent did is not
-    /// trained.
+    /// Converts a sample for the estimators. `more` is added to the rewards of the tokens of each
+    /// sequence, and so to the score. `signals` are the models' numbers for each sequence, and
+    /// `masked` returns whether an agent's tokens are left out of training.
     pub fn rollout(
         &self,
         sample: &Sample,
@@ -174,7 +178,7 @@ impl Earnings {
                 [] => Vec::new(),
                 _ => tokens.iter().map(|token| f64::from(numbers[*token])).collect(),
             };
-            // Where a path was cut its last token is the one that was.
+            // The last token of a truncated sequence is the truncated one.
             let is_last = tokens.last().is_some_and(|token| token + 1 == paths[path].tokens());
             levade_rl::Path {
                 turns_before: paths[path].turns_before,
@@ -216,8 +220,8 @@ mod tests {
         }
     }
 
-    /// 0 given, 1 of "a" (2 tokens), 2 given, 3 of "b" (3), 4 given, 5 of "a" (1); and below 2 another way: 6
-    /// of "b" (2).
+    /// Segments 0 (context), 1 of "a" (2 tokens), 2 (context), 3 of "b" (3), 4 (context), 5 of "a"
+    /// (1). Below segment 2 a second branch: 6 of "b" (2).
     fn game() -> Trajectory {
         let mut t = Trajectory::new();
         let given = |parent| Segment::given(Some(SegmentId(parent)), vec![9], 0);
@@ -248,18 +252,18 @@ mod tests {
     }
 
     #[test]
-    fn a_reward_reaches_the_action_before_it() {
+    fn early_reward_is_credited_to_preceding_action() {
         let both = |first: [f64; 6], second: [f64; 2]| vec![(10.0, vec![first.to_vec(), second.to_vec()])];
         let segment = |id| Earner::Segment(SegmentId(id));
         assert_eq!(rewards(GroupBy::Task, &[]), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0]));
         for (by, want) in [
             (segment(1), both([0.0, 1.0, 0.0, 0.0, 0.0, 9.0], [0.0, 9.0])),
-            // An observation, on the way to both ends: the action before it.
+            // An observation shared by both sequences is credited to the action before it.
             (segment(2), both([0.0, 1.0, 0.0, 0.0, 0.0, 9.0], [0.0, 9.0])),
             (segment(4), both([0.0, 0.0, 0.0, 0.0, 1.0, 9.0], [0.0, 9.0])),
             (Earner::Turn(3), both([0.0, 0.0, 0.0, 0.0, 0.0, 9.0], [0.0, 10.0])),
             (Earner::Agent("b".into()), both([0.0, 0.0, 0.0, 0.0, 1.0, 9.0], [0.0, 10.0])),
-            // No action came before the prompt, and nobody is called "c".
+            // No action precedes the prompt, and no agent is named "c".
             (segment(0), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
             (Earner::Agent("c".into()), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
         ] {
@@ -268,17 +272,17 @@ mod tests {
     }
 
     #[test]
-    fn agents_are_samples_of_their_own() {
+    fn agents_become_separate_samples() {
         let found = rewards(GroupBy::Agent, &[(Earner::Turn(1), 1.0), (Earner::Agent("a".into()), -2.0)]);
         let a = (9.0, vec![vec![0.0, 0.0, 9.0]]);
         let b = (12.0, vec![vec![0.0, 0.0, 12.0], vec![0.0, 11.0]]);
         assert_eq!(found, [a, b]);
     }
 
-    /// Numbers that models said of tokens stay with them, and the value of the state that a path was cut in
-    /// with the sample that has its last token.
+    /// The models' numbers stay with their tokens. The value of the state in which a sequence was
+    /// truncated belongs to the sample with its last token.
     #[test]
-    fn signals_follow_their_tokens() {
+    fn rollout_keeps_signals_with_their_tokens() {
         let trajectory = game();
         let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let signals: Vec<Signals> = [6, 2]
@@ -296,7 +300,8 @@ mod tests {
             |sample: &Sample| earnings.rollout(sample, 0, &paths, &nothing, &signals, |agent| agent == "a");
         let samples = earnings.samples(&paths, GroupBy::Agent, &[]);
         let found: Vec<_> = samples.iter().flat_map(|sample| of(sample).paths).collect();
-        // "a" did 0, 1 and 5 of the first path, "b" the rest, and the second, which it begins after one turn.
+        // Agent "a" has tokens 0, 1 and 5 of the first sequence. Agent "b" has the remaining ones
+        // and the second sequence, which it starts after one turn.
         let want: [(&[f64], Option<f64>, usize, bool); 3] = [
             (&[0.0, 1.0, 5.0], Some(0.5), 0, true),
             (&[2.0, 3.0, 4.0], None, 0, false),
@@ -312,9 +317,9 @@ mod tests {
         }
     }
 
-    /// Charges to tokens are neither for the answer nor earned before the end.
+    /// KL penalties on tokens belong neither to the answer nor to early rewards.
     #[test]
-    fn charges_count_with_the_rest_of_the_outcome() {
+    fn token_penalties_belong_to_the_outcome_remainder() {
         let trajectory = game();
         let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let earned = [Earned { by: Earner::Turn(1), reward: 1.0 }];
@@ -323,7 +328,8 @@ mod tests {
         let [sample] = &earnings.samples(&paths, GroupBy::Task, &[])[..] else { panic!() };
         let signals = [Signals::default(), Signals::default()];
         let found = earnings.rollout(sample, 0, &paths, &charges, &signals, |_| false);
-        // Of 10, 8 are for the answer and 1 was earned early; 3.5 are taken off.
+        // The reward is 10, of which 8 are for the answer and 1 was earned early. The penalties
+        // subtract 3.5.
         assert_eq!((found.score, &found.components[..]), (6.5, &[8.0, 1.0 - 3.5, 1.0][..]));
         assert_eq!(found.paths[0].rewards, [-0.5, -0.5, -0.5, -0.5, 0.5, 8.5]);
         assert_eq!(found.paths[1].rewards, [-0.25, 8.75]);

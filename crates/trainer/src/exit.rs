@@ -1,12 +1,12 @@
-//! Tells why a run leaves its loop before all phases are done.
+//! Reasons to leave the training loop before all phases are finished.
 
 use crate::TrainerError;
 
 /// A reason to leave the loop of phases and steps early.
 pub(crate) enum Exit {
-    /// A [`StopFlag`](crate::StopFlag) asked the run to stop.
+    /// A [`StopFlag`](crate::StopFlag) requested the stop.
     Stopped,
-    /// Something broke that is not one attempt's own.
+    /// A failure that is not limited to one attempt.
     Failed(TrainerError),
 }
 

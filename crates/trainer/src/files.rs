@@ -6,12 +6,12 @@ use std::path::Path;
 
 use crate::TrainerError;
 
-/// An error of a file, with what was being done.
+/// Creates an error for a file. `action` is the operation that failed.
 pub(crate) fn file_error(action: &'static str, path: &Path, source: io::Error) -> TrainerError {
     TrainerError::File { action, path: path.to_owned(), source }
 }
 
-/// Writes a file that is either whole or not there, also after a power cut.
+/// Writes a file atomically: it is complete or absent, including after a power failure.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
     let half = path.with_extension("half");
     let write = || {
@@ -27,9 +27,9 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TrainerError>
     }
 }
 
-/// Flushes the names in a folder to the disk.
+/// Flushes the entries of a directory to disk.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), TrainerError> {
-    // Elsewhere a folder cannot be opened, and renames are flushed with the file system's own log.
+    // On other systems a directory cannot be opened, and the file system's log flushes renames.
     if cfg!(unix) {
         File::open(path)
             .and_then(|folder| folder.sync_all())

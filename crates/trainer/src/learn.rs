@@ -1,4 +1,4 @@
-//! Running the plan of a step: batches, gradients, optimiser steps.
+//! Executes the plan of a step: batches, gradients, optimizer steps.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -20,46 +20,46 @@ use crate::policies::Models;
 use crate::prepare::{Inputs, Preparer};
 use crate::survey::{Question, ask};
 
-/// Findings of the optimiser steps of a step.
+/// Results of the optimizer steps that a plan consists of.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Learned {
     /// Sums over all updates.
     pub all: ForwardBackward,
     /// Sums over the first update, which is on policy.
     pub first: ForwardBackward,
-    /// Optimiser steps that changed the weights.
+    /// Number of optimizer steps that changed the weights.
     pub applied: u32,
-    /// Optimiser steps skipped because the gradient was not finite.
+    /// Number of optimizer steps that were skipped because the gradient was not finite.
     pub skipped: u32,
-    /// Global gradient norm, summed over optimiser steps with a finite one.
+    /// Sum of the global gradient norms of the applied optimizer steps.
     grad_norms: f64,
-    /// Tokens that merging saved.
+    /// Number of tokens saved by merging sequences into trees.
     merged_away: u64,
-    /// Seconds that log-probabilities of the reference took.
+    /// Time that the log-probabilities of the reference took, in seconds.
     pub reference_seconds: f64,
-    /// Seconds that forward passes before the ones that learn took.
+    /// Time that forward passes before the training passes took, in seconds.
     pub prepare_seconds: f64,
     /// Sums of the critic's loss.
     values: ForwardBackward,
-    /// Values that the critic gave every trained token, and those it should have given.
+    /// The critic's values of all trained tokens, and the returns they should match.
     said: Vec<f64>,
     returns: Vec<f64>,
-    /// Optimiser steps that changed the critic.
+    /// Number of optimizer steps that changed the critic.
     critic_updates: u32,
-    /// Their global gradient norms, summed.
+    /// Sum of the global gradient norms of the critic's applied optimizer steps.
     critic_grad_norms: f64,
-    /// Seconds that the critic took.
+    /// Time that the critic took, in seconds.
     pub critic_seconds: f64,
-    /// How far the policies that drew the tokens are from the weights that are trained, where that was worked
-    /// out.
+    /// Mismatch between the policies that sampled the tokens and the weights that are trained.
+    /// `None` if it was not computed.
     mismatch: Option<(Mismatch, Apart)>,
-    /// The share of tokens beyond the bounds of the correction.
+    /// Fraction of tokens beyond the bounds of the correction.
     beyond: Option<f64>,
-    /// Tokens that a correction or a rejection left out.
+    /// Number of tokens that a correction or a rejection left out.
     rejected: u64,
 }
 
-/// The loss of a phase.
+/// Returns the loss of a phase.
 pub(crate) fn loss_of(phase: &Phase) -> Loss {
     match phase {
         Phase::Sft(_) => Loss::of(PolicyLoss::CrossEntropy),
@@ -67,7 +67,7 @@ pub(crate) fn loss_of(phase: &Phase) -> Loss {
     }
 }
 
-/// The optimiser's numbers for one step.
+/// Returns the optimizer's parameters for one step.
 fn optim_params(keys: &OptimiserKeys, peak: f32, step: u32, steps: u32) -> OptimParams {
     OptimParams {
         learning_rate: peak * share_of_peak(keys, step, steps),
@@ -79,8 +79,9 @@ fn optim_params(keys: &OptimiserKeys, peak: f32, step: u32, steps: u32) -> Optim
     }
 }
 
-/// The share of the peak learning rate at `step`, from 0, of `steps`: a linear rise over the warm-up, whose
-/// last step has the peak, then the schedule, which would reach its end one step after the last.
+/// Returns the fraction of the peak learning rate at `step`, from 0, of `steps`. It rises linearly
+/// over the warm-up, whose last step has the peak. Then it follows the schedule, which would reach
+/// its end one step after the last.
 fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
     if step < keys.warmup {
         return (f64::from(step + 1) / f64::from(keys.warmup)) as f32;
@@ -96,28 +97,29 @@ fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
     (last + (1.0 - last) * remaining) as f32
 }
 
-/// Rules that a plan is run by.
+/// Parameters by which a plan is executed.
 pub(crate) struct Rules<'a> {
     pub phase: &'a Phase,
-    /// Tokens that are trained.
+    /// Selects the tokens that are trained.
     pub targets: Targets<'a>,
-    /// The stream of random numbers for the step's choices.
+    /// Random stream for the choices of the step.
     pub stream: u64,
-    /// The optimiser's numbers for the policy; `None` while only the critic learns.
+    /// Optimizer parameters of the policy. `None` while only the critic learns.
     pub policy: Option<OptimParams>,
-    /// Options of the critic's optimiser.
+    /// Optimizer parameters of the critic. `None` without a critic.
     pub critic: Option<OptimParams>,
     /// Version of the weights that are trained.
     pub version: u64,
     /// Seed of the run.
     pub seed: u64,
-    /// Whether what a token was drawn with is to the bit what training computes under the same weights.
+    /// Whether the log-probabilities at sampling are bitwise equal to those that training computes
+    /// with the same weights.
     pub exact: bool,
 }
 
 impl<'a> Rules<'a> {
-    /// Rules of the recipe for a step of a phase, in a run that began with `origin`, where that was written
-    /// down.
+    /// Returns the parameters for a step of a phase. `origin` holds the recorded inputs of the run,
+    /// if it has any.
     pub fn new(
         (index, phase): (u32, &'a Phase),
         step: u32,
@@ -129,7 +131,7 @@ impl<'a> Rules<'a> {
         let exact = recipe.cluster.is_one_engine() && !recipe.engine.keep_cache;
         let seed = recipe.run.seed;
         let stream = u64::from(index) << 32 | u64::from(step);
-        // Schedules are made for the steps that the phase had when the step was planned.
+        // Schedules use the number of steps that the phase had when the step was planned.
         let steps = phase.steps();
         let steps = origin.map_or(steps, |origin| origin.scheduled(index, step, steps));
         let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);
@@ -160,24 +162,24 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Micro-batches of a step that are done, of how many over all its policies.
+/// Number of processed micro-batches of a step, and the total over all its policies.
 pub(crate) struct Progress {
     done: usize,
     total: usize,
 }
 
 impl Progress {
-    /// At the beginning of a step.
+    /// Returns the progress at the start of a step.
     pub fn of(plan: &StepPlan) -> Self {
         let updates = plan.policies.iter().flat_map(|policy| &policy.updates);
         Progress { done: 0, total: updates.map(|update| update.cut.micro_batches.len()).sum() }
     }
 }
 
-/// Runs the plan of a policy. `trajectories` holds every attempt that it names.
+/// Executes the plan of a policy. `trajectories` contains every attempt that the plan names.
 ///
 /// # Errors
-/// When an attempt is missing, or the learner fails.
+/// Returns an error if an attempt is missing, or if the learner fails.
 pub(crate) async fn run_plan(
     plan: &PolicyPlan,
     trajectories: &HashMap<AttemptId, &Trajectory>,
@@ -201,7 +203,8 @@ pub(crate) async fn run_plan(
     }
     for (i, update) in plan.updates.iter().enumerate() {
         if update.paths.is_empty() {
-            // Nothing to learn: an optimiser step would only let its momentum and decay move the weights.
+            // There is nothing to learn: an optimizer step would only let momentum and weight decay
+            // move the weights.
             continue;
         }
         let mut inputs = inputs_of(update, trajectories, rules)?;
@@ -220,8 +223,8 @@ pub(crate) async fn run_plan(
             (models.critic, rules.critic, &update.critic, rules.phase)
         {
             let start = Instant::now();
-            // As planned: what corrects for the policy that drew a token has nothing to do with what the
-            // critic should say of it.
+            // As planned: corrections for the policy that sampled a token do not concern the
+            // critic's values.
             let paths: Vec<PathInput> = in_order(&update.cut, inputs.clone());
             for paths in cut.apply(&paths) {
                 let paths: Vec<PathInput> = paths.into_iter().cloned().collect();
@@ -291,7 +294,7 @@ pub(crate) async fn run_plan(
     Ok(learned)
 }
 
-/// The paths of an update's micro-batches.
+/// Returns the sequences of an update by micro-batch.
 fn inputs_of(
     update: &Update,
     trajectories: &HashMap<AttemptId, &Trajectory>,
@@ -306,7 +309,7 @@ fn inputs_of(
     update.micro_batches().into_iter().map(|paths| paths.into_iter().map(&mut input).collect()).collect()
 }
 
-/// Paths that were laid out in micro-batches, in the order of the update again.
+/// Returns the sequences of micro-batches in the order of the update.
 fn in_order(cut: &Cut, batches: Vec<Inputs>) -> Vec<PathInput> {
     let places = cut.micro_batches.iter().flat_map(|batch| &batch.paths);
     let inputs = batches.into_iter().flatten().map(|(_, input)| input);
@@ -331,10 +334,10 @@ async fn add_reference(inputs: &mut Inputs, reference: &dyn Learner) -> Result<(
 }
 
 impl Learned {
-    /// Adds what was learned to the metrics of a step.
+    /// Adds the results to the metrics of a step.
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
-        // Of several updates the mean: each is a loss over its share of the attempts.
+        // The mean over several updates, because each is a loss over its fraction of the attempts.
         let of_update = |sum: f64, updates: u32| sum / f64::from(updates.max(1));
         let updates = self.applied + self.skipped;
         let mean = |sum: f64, count: u64| if count == 0 { 0.0 } else { sum / count as f64 };
@@ -350,7 +353,7 @@ impl Learned {
             }
             Phase::Rl(keys) => {
                 let loss = keys.loss();
-                // With a penalty or a bonus the sum holds all parts.
+                // With a penalty or a bonus, the sum contains all parts.
                 let plain = loss.kl.is_none() && loss.entropy == 0.0;
                 let name = if plain { "actor/pg_loss" } else { "actor/loss" };
                 metrics.add(name, of_update(all.loss, updates));
@@ -377,8 +380,8 @@ impl Learned {
                     metrics.add("rollout_corr/beyond_bounds", self.beyond.unwrap_or_default());
                     metrics.add("rollout_corr/rejected_tokens", self.rejected as f64);
                 }
-                // On policy both must be 0: the training forward gives the sampled log-probabilities, bit for
-                // bit.
+                // Both must be 0 on policy: the training forward pass reproduces the sampled
+                // log-probabilities, bit for bit.
                 metrics.add("training/logprob_mismatch", self.first.mismatched as f64);
                 metrics.add("training/logprob_mismatch_max", f64::from(self.first.max_mismatch));
             }
@@ -389,8 +392,8 @@ impl Learned {
     }
 }
 
-/// The divergence of the policies that drew the tokens from the one at the beginning of the step, under
-/// verl's names.
+/// Adds the divergence between the policies that sampled the tokens and the policy at the start of
+/// the step, under verl's metric names.
 fn report_mismatch(found: &Mismatch, metrics: &mut Metrics) {
     for (name, value) in [
         ("rollout_corr/kl", found.kl),
@@ -419,7 +422,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schedules() {
+    fn learning_rate_follows_warmup_and_schedule() {
         let keys = |schedule, warmup, min_lr_ratio| OptimiserKeys {
             schedule,
             warmup,
@@ -433,11 +436,11 @@ mod tests {
         assert_eq!(shares(&keys(Schedule::Linear, 0, 0.0), 4), [1.0, 0.75, 0.5, 0.25]);
         assert_eq!(shares(&keys(Schedule::Linear, 1, 0.2), 5), [1.0, 1.0, 0.8, 0.6, 0.4]);
         assert_eq!(shares(&keys(Schedule::Cosine, 0, 0.0), 4), [1.0, 0.854, 0.5, 0.146]);
-        // A warm-up longer than the phase never gets to the peak.
+        // A warm-up longer than the phase never reaches the peak.
         assert_eq!(shares(&keys(Schedule::Cosine, 4, 0.0), 2), [0.25, 0.5]);
     }
 
-    /// A recipe whose critic differs from its policy in every number.
+    /// Returns a recipe whose critic differs from its policy in every number.
     fn recipe() -> (tempfile::TempDir, Recipe) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("recipe.toml");
@@ -465,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_clipped_as_the_recipe_sets() {
+    fn max_grad_norm_follows_recipe() {
         let (_folder, recipe) = recipe();
         let rules = rules(&recipe, 3);
         let norms = [rules.policy, rules.critic].map(|params| params.unwrap().max_grad_norm);
@@ -475,13 +478,13 @@ mod tests {
     }
 
     #[test]
-    fn critics_have_rate_bounds_and_warmup_of_their_own() {
+    fn critic_has_separate_rate_clip_and_warmup() {
         let (_folder, recipe) = recipe();
         let rates = |step| {
             let rules = rules(&recipe, step);
             [rules.policy, rules.critic].map(|params| params.map(|params| params.learning_rate))
         };
-        // In the first two steps only the critic learns.
+        // Only the critic learns in the first two steps.
         assert_eq!([0, 1].map(rates), [[None, Some(0.75)]; 2]);
         assert_eq!([2, 3].map(rates), [[Some(0.25), Some(0.75)]; 2]);
         let Phase::Rl(keys) = &recipe.phase[0] else { panic!() };

@@ -1,4 +1,5 @@
-//! Evaluations in the course of a run: when one is due, its record, and the checkpoint that it chooses.
+//! Evaluates at the positions that the recipe sets, records the results, and marks the best
+//! checkpoint.
 
 use levade_store::EvalKey;
 use serde_json::json;
@@ -16,10 +17,11 @@ use crate::progress::RunProgress;
 use crate::reporter::Reporter;
 use crate::save::save_checkpoint;
 
-/// Returns the number of steps of the run that were done before its best evaluation; `None` if it has none.
+/// Returns the number of steps of the run before its best evaluation, or `None` if there is no
+/// evaluation.
 async fn best_step(run: &RunContext, progress: &RunProgress) -> Result<Option<u32>, TrainerError> {
     let Some(best) = best_of(&progress.evals) else { return Ok(None) };
-    // Phases can end before their last step; what is planned of one that is over was done.
+    // Phases can end before their last step. All planned steps of an ended phase were finished.
     let before = run.store.planned_steps().await?.iter().filter(|(phase, _)| *phase < best.phase).count();
     Ok(Some(before as u32 + best.step))
 }
@@ -27,7 +29,7 @@ async fn best_step(run: &RunContext, progress: &RunProgress) -> Result<Option<u3
 /// Saves and marks the current weights if their mean score is the highest so far.
 ///
 /// # Errors
-/// Returns an error if the record cannot be read or a checkpoint cannot be written.
+/// Returns an error if the store cannot be read or a checkpoint cannot be written.
 pub(crate) async fn keep_best(
     run: &RunContext,
     progress: &mut RunProgress,
@@ -50,7 +52,7 @@ pub(crate) async fn keep_best(
 /// Restores the evaluations that an earlier process of the run made before the current position.
 ///
 /// # Errors
-/// Returns an error if the record cannot be read.
+/// Returns an error if the store cannot be read.
 pub(crate) async fn restore_evals(
     run: &RunContext,
     progress: &mut RunProgress,
@@ -68,7 +70,7 @@ pub(crate) async fn restore_evals(
     Ok(())
 }
 
-/// Returns the label of the evaluation that is due at a position; `None` if none is.
+/// Returns the label of the evaluation that is due at a position, or `None` if none is due.
 fn due(run: &RunContext, position: Position) -> Option<String> {
     let Position { phase, step, evaluated, .. } = position;
     let eval = &run.recipe.eval;
@@ -79,7 +81,7 @@ fn due(run: &RunContext, position: Position) -> Option<String> {
         return Some("without training".to_owned());
     };
     let steps = keys.steps();
-    // Phases of one kind are told apart by their number.
+    // Phases of the same kind are distinguished by their index.
     let same = run.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
     let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
     match step {
@@ -92,12 +94,12 @@ fn due(run: &RunContext, position: Position) -> Option<String> {
     }
 }
 
-/// Evaluates the policies if the recipe sets an evaluation at the current position, and keeps the best
-/// weights.
+/// Evaluates the policies if the recipe sets an evaluation at the current position, and keeps the
+/// best weights.
 ///
 /// # Errors
-/// Returns [`Exit::Stopped`] if the run was asked to stop, and an error if the evaluation cannot be made,
-/// recorded or reported.
+/// Returns [`Exit::Stopped`] if a stop was requested, and an error if the evaluation cannot be
+/// made, recorded or reported.
 pub(crate) async fn evaluate_if_due(
     run: &RunContext,
     progress: &mut RunProgress,
@@ -110,7 +112,7 @@ pub(crate) async fn evaluate_if_due(
     let key = EvalKey { phase: position.phase, step: position.step };
     let recorded = run.store.evals().await?.into_iter().find(|(recorded, _)| *recorded == key);
     let result = match recorded {
-        // If a phase has become longer, this is no longer its last evaluation.
+        // The label may differ: after a phase became longer, this is no longer its last evaluation.
         Some((_, result)) => EvalResult { label, ..parse_eval(run.store.place(), key, result)? },
         None => {
             let (slices, keys) = (&run.tasks.eval, &run.recipe.eval);

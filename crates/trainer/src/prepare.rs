@@ -1,14 +1,15 @@
-//! Computes numbers that the terms of an update need before it is a sum over tokens.
+//! Computes the inputs of an update's loss that a single token does not determine.
 //!
-//! Most losses read one token only. Some need more: the ratio of a complete sequence (GSPO), the tokens of an
-//! update with the highest covariance (KL-Cov), the proximal policy (decoupled PPO), weights for tokens of
-//! older policies. These numbers come from the log-probabilities of a forward pass. If the weights that
-//! sampled the tokens are those in training, they come from the record, since both are equal to the bit (not
-//! with `engine.keep_cache`). They are stored in the terms, like the log-probabilities of a reference. So an
-//! update is one call of [`Learner::train`], wherever the learner is.
+//! Most losses read one token only. Some need more: the ratio of a complete sequence (GSPO), the
+//! tokens of an update with the highest covariance (KL-Cov), the proximal policy (decoupled PPO),
+//! importance weights for tokens of older policies. These numbers come from the log-probabilities
+//! of a forward pass. If the weights in training also sampled the tokens, the recorded
+//! log-probabilities are used instead, because both are bitwise equal (not with
+//! `engine.keep_cache`). The numbers are stored in the terms, like the log-probabilities of a
+//! reference. So an update is one call of [`Learner::train`], wherever the learner runs.
 //!
-//! Corrections for the policy that sampled a token weigh the policy's loss. A critic learns from the plan
-//! unchanged.
+//! Corrections for the policy that sampled a token weight the policy's loss. A critic learns from
+//! the plan unchanged.
 
 use std::collections::HashMap;
 
@@ -22,26 +23,26 @@ use crate::TrainerError;
 use crate::apart::Apart;
 use crate::survey::{PathKey, Question, ask};
 
-/// The paths of one micro-batch.
+/// The sequences of one micro-batch.
 pub(crate) type Inputs = Vec<(PathKey, PathInput)>;
 
-/// Works out what an update needs.
+/// Computes the inputs that updates need.
 pub(crate) struct Preparer<'a> {
     keys: &'a RlKeys,
     learner: &'a dyn Learner,
-    /// Log-probabilities under the weights at the beginning of the step, for paths that were asked for.
+    /// Log-probabilities under the weights at the start of the step, by sequence.
     proximal: HashMap<PathKey, Vec<f32>>,
-    /// Seed of the run and stream of the step, for random choices.
+    /// Seed of the run and random stream of the step, for random choices.
     random: (u64, u64),
-    /// Whether the log-probability that a token was drawn with is, to the bit, what the learner computes
-    /// under the same weights. It is not where replies outlive an update on keys and values of the weights
-    /// before.
+    /// Whether the log-probabilities at sampling are bitwise equal to those that the learner
+    /// computes with the same weights. They are not equal if a completion continues after an update
+    /// with the keys and values of the earlier weights.
     exact: bool,
-    /// Log-probabilities of trained tokens of the paths that were asked for: proximal, behaviour.
+    /// Log-probabilities of the trained tokens of each sequence: proximal, behavior.
     pairs: Vec<Vec<(f64, f64)>>,
-    /// How far the two are apart.
+    /// Mismatch between proximal and behavior policy by class.
     apart: Apart,
-    /// Trained tokens that a correction or a rejection leaves out.
+    /// Number of trained tokens that a correction or a rejection left out.
     pub rejected: u64,
 }
 
@@ -59,15 +60,16 @@ impl<'a> Preparer<'a> {
         }
     }
 
-    /// Whether the record says what the learner would, at the beginning of the step: the weights being
-    /// trained drew every token.
+    /// Returns whether the recorded log-probabilities equal the learner's at the start of the step:
+    /// the weights in training sampled every token.
     fn recorded(&self, inputs: &[PathInput]) -> bool {
         let terms = || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
         self.exact && terms().all(|term| term.age == 0 && term.behaviour.is_some())
     }
 
-    /// Before the first update: what the weights at the beginning of the step say. Nothing is computed for
-    /// tokens that these very weights drew: the record has it, to the bit.
+    /// Computes the log-probabilities under the weights at the start of the step, before the first
+    /// update. Uses the recorded ones for tokens that these weights sampled, because they are
+    /// bitwise equal.
     pub async fn begin(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
         if self.keys.proximal != Proximal::Recompute {
             return Ok(());
@@ -99,22 +101,24 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// How far the policies that drew the tokens of all updates are from the proximal one, where that was
-    /// worked out; in all, and by age and place.
+    /// Returns the mismatch between the policies that sampled the tokens of all updates and the
+    /// proximal policy, overall and by class. Returns `None` if the proximal policy is not
+    /// recomputed.
     pub fn mismatch(&self) -> Option<(Mismatch, Apart)> {
         let found = || (Mismatch::new(&self.pairs, Counting::Exact), self.apart.clone());
         (self.keys.proximal == Proximal::Recompute).then(found)
     }
 
-    /// The share of tokens whose ratio of the proximal to the behaviour policy is beyond the bounds of the
-    /// correction, where that was worked out.
+    /// Returns the fraction of tokens whose ratio of proximal to behavior policy is beyond the
+    /// bounds of the correction. Returns `None` if it was not computed.
     pub fn beyond(&self) -> Option<f64> {
         let correction = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)?;
         let log_ratios = |path: &Vec<(f64, f64)>| path.iter().map(|(p, b)| p - b).collect();
         correction.beyond(&self.pairs.iter().map(log_ratios).collect::<Vec<_>>())
     }
 
-    /// Before each update; `first` says that no update has changed the weights since the step began.
+    /// Adds the inputs that an update's loss needs. `first` is whether no update has changed the
+    /// weights since the start of the step.
     pub async fn update(
         &mut self,
         batches: &mut [Inputs],
@@ -179,8 +183,8 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Gives trained tokens their importance weights, and takes the weights of those that are rejected. A
-    /// proximal policy that is only guessed, token by token in the loss, has its correction there.
+    /// Adds importance weights to trained tokens, and sets the weights of rejected tokens to 0. If
+    /// the proximal policy is only approximated, the loss corrects each token itself.
     fn correct(&mut self, inputs: &mut [&mut PathInput]) {
         let Some(correction) = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)
         else {
@@ -209,7 +213,7 @@ impl<'a> Preparer<'a> {
     }
 }
 
-/// Terms of the tokens that are trained.
+/// Returns the terms of the trained tokens.
 fn trained(targets: &mut [PathTarget]) -> impl Iterator<Item = &mut Term> {
     targets.iter_mut().map(|target| &mut target.term).filter(|term| term.weight != 0.0)
 }
@@ -222,7 +226,7 @@ fn points_of(loss: &Loss, input: &PathInput, logps: &[f32]) -> Vec<Point> {
     input.targets.iter().zip(logps).map(|(target, logp)| loss.point(*logp, &target.term)).collect()
 }
 
-/// Applies `choose` to the points of all paths together.
+/// Applies `choose` to the points of all sequences together.
 fn mark(paths: &mut [Vec<Point>], choose: impl FnOnce(&mut [Point])) {
     let mut all = paths.concat();
     choose(&mut all);

@@ -1,11 +1,12 @@
-//! Streams and orders: every random choice of a run is a function of its seed and of what the choice is for.
+//! Random streams and permutations. Every random choice of a run is a function of its seed and its
+//! purpose.
 
 use levade_policy::uniform;
 use levade_tree::Placement;
 use sha2::{Digest, Sha256};
 
-/// The stream of random numbers for something in a run: the first 8 bytes of the SHA-256 of its name and
-/// numbers. Two of a million streams coincide with a probability of 3 in 10⁸.
+/// Returns the random stream for a purpose: the first 8 bytes of the SHA-256 of its name and
+/// numbers. The probability that two of a million streams coincide is 3 in 10⁸.
 fn stream(name: &str, numbers: &[u32]) -> u64 {
     let mut hash = Sha256::new();
     hash.update(name.as_bytes());
@@ -15,20 +16,20 @@ fn stream(name: &str, numbers: &[u32]) -> u64 {
     hash.finalize().iter().take(8).fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// The stream that the tokens of a try at a place in the run are sampled from, before which `failed` tries
-/// failed.
+/// Returns the random stream from which the tokens of a try are sampled, after `failed` failed
+/// tries of the same attempt slot.
 pub(crate) fn try_stream(place: &Placement, failed: u32) -> u64 {
     let Placement { purpose, phase, step, group, sample } = *place;
     let numbers = [phase, step, group, sample, failed];
     stream(purpose.name(), if failed == 0 { &numbers[..4] } else { &numbers })
 }
 
-/// A random order of `0..n` (Fisher & Yates, as in Knuth 3.4.2 P), for the given use.
+/// Returns a random permutation of `0..n` for a purpose (Fisher–Yates, as in Knuth 3.4.2 P).
 pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32> {
     let stream = stream(name, numbers);
     let mut order: Vec<u32> = (0..n as u32).collect();
     for i in (1..n).rev() {
-        // 53 random bits for fewer than 2³² places: the bias is below 2⁻²¹.
+        // 53 random bits for fewer than 2³² positions: the bias is below 2⁻²¹.
         let j = (uniform(seed, stream, i as u64) * (i + 1) as f64) as usize;
         order.swap(i, j.min(i));
     }
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_permutations_and_differ_by_use() {
+    fn order_is_permutation_that_depends_on_purpose() {
         let first = order(1, "tasks", &[0, 0], 50);
         let mut sorted = first.clone();
         sorted.sort_unstable();
@@ -55,7 +56,7 @@ mod tests {
 
     /// Recorded runs depend on these numbers.
     #[test]
-    fn streams_are_for_ever() {
+    fn streams_match_recorded_runs() {
         let place = Placement { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
         let first = try_stream(&place, 0);
         assert_ne!(first, try_stream(&Placement { sample: 5, ..place }, 0));

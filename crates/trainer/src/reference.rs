@@ -1,8 +1,9 @@
-//! Moves the reference of a KL divergence: after every given number of steps of a phase, it becomes the
-//! policy.
+//! Updates the reference of a KL penalty: at a fixed interval of steps within a phase, the
+//! reference gets the policy's weights.
 //!
-//! The weights of the reference are a function of the step. A checkpoint between two moves has them, since
-//! the policy's weights at the last move may be gone. At a move they are the policy's own.
+//! The weights of the reference are a function of the step. A checkpoint between two updates
+//! contains them, because the policy's weights at the last update may no longer exist. At an update
+//! they equal the policy's weights.
 
 use std::fs;
 use std::path::Path;
@@ -16,13 +17,14 @@ use crate::files::file_error;
 use crate::policies::{Learns, REFERENCE};
 use crate::progress::RunProgress;
 
-/// Makes an empty folder of what may be there already.
+/// Creates an empty directory. Removes existing contents.
 pub(crate) fn empty(folder: &Path) -> Result<(), TrainerError> {
     let clear = || if folder.exists() { fs::remove_dir_all(folder) } else { Ok(()) };
     clear().and_then(|()| fs::create_dir_all(folder)).map_err(|source| file_error("empty", folder, source))
 }
 
-/// Gives one model the weights of another, through a folder that is gone afterwards.
+/// Copies the weights of one model to another, through a temporary directory that is removed
+/// afterwards.
 pub(crate) async fn copy_weights(
     from: &dyn Learner,
     to: &dyn Learner,
@@ -34,7 +36,7 @@ pub(crate) async fn copy_weights(
     fs::remove_dir_all(through).map_err(|source| file_error("remove", through, source))
 }
 
-/// Returns the reference of a policy if the next checkpoint must hold it.
+/// Returns the reference of a policy if the next checkpoint must contain it.
 pub(crate) fn reference_to_keep<'a>(
     run: &RunContext,
     progress: &RunProgress,
@@ -47,7 +49,7 @@ pub(crate) fn reference_to_keep<'a>(
     learns.reference.as_deref().filter(|_| trains && keys.reference_is_its_own(progress.position.step))
 }
 
-/// Loads into references the weights that they had when the run was interrupted within the phase.
+/// Loads references with the weights that they had when the run was interrupted within the phase.
 ///
 /// # Errors
 /// Returns an error if a reference cannot be loaded.
@@ -69,7 +71,8 @@ pub(crate) async fn restore_references(
     Ok(())
 }
 
-/// Copies the weights of policies into their references if these move before `step`.
+/// Copies the weights of policies into their references if an update of the references is due
+/// before `step`.
 ///
 /// # Errors
 /// Returns an error if weights cannot be saved or loaded.

@@ -1,8 +1,8 @@
-//! A run done again from its record: the same batches, the same weights, bit for bit.
+//! Repeats a run from its store: the same batches and the same weights, bit for bit.
 //!
-//! Nothing is sampled. Every step's plan is in the ledger, with the attempts that it trains on; what was
-//! decided by the clock (which group was done first, which tool was too slow) is in them. So this also redoes
-//! runs whose sampling ran ahead of training.
+//! Nothing is sampled. The store has every step's plan and the attempts that the step trains on,
+//! which include the outcome of all decisions by the clock (which group completed first, which tool
+//! timed out). So runs whose sampling was ahead of training can be replayed, too.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -26,23 +26,24 @@ use crate::policies::{CRITIC, Companions, Models, Policies, Policy, REFERENCE};
 use crate::reference::{copy_weights, empty};
 use crate::terms::{Observed, PolicyTerms};
 
-/// How a checkpoint compares with what was computed again.
+/// Result of the comparison of a checkpoint with the replayed weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compared {
-    /// The checkpoint.
+    /// Directory of the checkpoint.
     pub checkpoint: PathBuf,
-    /// Steps done when it was written.
+    /// Number of finished steps at the checkpoint.
     pub step: u32,
-    /// The first file that differs in any byte; `None` where all are the same.
+    /// The first file that differs in any byte. `None` if all files are identical.
     pub differs: Option<String>,
 }
 
-/// Does the steps of the run in `folder` again and compares the weights with every checkpoint that is still
-/// there, calling `compared` for each. `policies` have the weights that the run began with. Returns how many
-/// steps were done.
+/// Replays the steps of the run in `folder`, compares the weights with every checkpoint that still
+/// exists, and calls `compared` for each. `policies` have the initial weights of the run. Returns
+/// the number of replayed steps.
 ///
 /// # Errors
-/// When the record is damaged or does not hold what a step trained on, or a learner fails.
+/// Returns an error if the store is damaged, if it does not contain an attempt that a step trained
+/// on, or if a learner fails.
 pub async fn replay(
     recipe: &Recipe,
     folder: &Path,
@@ -61,7 +62,7 @@ pub async fn replay(
         again.enter(index).await?;
         for step in 0..phase.steps() {
             let Some(plan) = again.store.step(index as u32, step).await? else {
-                // A phase ends early where it is good enough.
+                // A phase ends early if it reached its target success rate.
                 if planned.iter().any(|(phase, _)| *phase as usize > index) {
                     break;
                 }
@@ -78,11 +79,12 @@ pub async fn replay(
     Ok(done)
 }
 
-/// Computes the terms of the loss of a recorded step, by doing the run again up to it: from the newest
+/// Computes the loss terms of a recorded step, by replaying the run up to it: from the newest
 /// checkpoint of the same phase, or from the start.
 ///
 /// # Errors
-/// Returns an error if the step is not recorded, if a learner does not report terms, or if a learner fails.
+/// Returns an error if the step is not recorded, if a learner does not report terms, or if a
+/// learner fails.
 pub async fn terms(
     recipe: &Recipe,
     folder: &Path,
@@ -93,7 +95,8 @@ pub async fn terms(
     let again = Again::open(recipe, folder, policies).await?;
     let Found { whole: checkpoints, .. } = Checkpoints::look(folder.join("checkpoints")).find()?;
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
-    // A reference that has not moved is that of the start of the phase, which no checkpoint within it has.
+    // A reference that has not moved is that of the start of the phase. Checkpoints within the
+    // phase do not contain it.
     let has_reference = |at: &&Checkpoint| match &recipe.phase[phase as usize] {
         Phase::Rl(keys) => !keys.needs_reference() || keys.reference_is_its_own(at.position.step),
         Phase::Sft(_) => true,
@@ -126,7 +129,7 @@ pub async fn terms(
     Err(TrainerError::NoStep { phase, step })
 }
 
-/// A recorded run whose steps are done again.
+/// A recorded run whose steps are replayed.
 struct Again<'a> {
     recipe: &'a Recipe,
     store: Arc<dyn Store>,
@@ -148,7 +151,7 @@ impl<'a> Again<'a> {
         Ok(Again { recipe, store, origin, policies, untrained, scratch })
     }
 
-    /// Starts a phase with the models of its policies, as the run did.
+    /// Initializes the models of a phase's policies, as the run did.
     async fn enter(&self, index: usize) -> Result<(), TrainerError> {
         let (before, phase) = (&self.recipe.phase[..index], &self.recipe.phase[index]);
         let trained = self.recipe.trained_in(phase);
@@ -178,7 +181,7 @@ impl<'a> Again<'a> {
         Ok(())
     }
 
-    /// Does a step again. Adds the terms of its losses to `terms`, if given.
+    /// Replays a step. Adds the terms of its losses to `terms`, if given.
     async fn step(
         &self,
         plan: &StepPlan,
@@ -224,13 +227,13 @@ impl<'a> Again<'a> {
         Ok(())
     }
 
-    /// Returns the first file of a checkpoint that differs from the weights now.
+    /// Returns the first file of a checkpoint that differs from the current weights.
     async fn compare(&self, index: usize, checkpoint: &Path) -> Result<Option<String>, TrainerError> {
         let phase = &self.recipe.phase[index];
         let trained = self.recipe.trained_in(phase);
         let mut differs = None;
         for (name, learns) in self.policies.trained() {
-            // Of a policy that the phase does not train, only the weights are as they were.
+            // For a policy that the phase does not train, only the weights are comparable.
             let trains = trained.iter().any(|trained| trained == name);
             let place = self.policies.place(checkpoint, name);
             let models = learns.models(phase);
@@ -241,8 +244,9 @@ impl<'a> Again<'a> {
     }
 }
 
-/// Begins a phase with the models of a policy, as the run did: optimisers start afresh, the reference is what
-/// the phase begins with, and so is a critic unless an earlier phase has trained it (`trained`).
+/// Initializes the models of a policy for a phase, as the run did. The optimizers are reset, and
+/// the reference gets the policy's weights. The critic also gets the policy's weights, unless an
+/// earlier phase has trained it (`trained`).
 async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
     let Models { policy, reference, critic } = models;
     empty(scratch)?;
@@ -261,11 +265,11 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Returns the first file of a policy that differs from its file at `place` in a checkpoint. A policy that
-/// the phase does not train has no moments to compare.
+/// Returns the first file of a policy that differs from its file at `place` in a checkpoint. A
+/// policy that the phase does not train has no optimizer moments to compare.
 ///
-/// `companions` completes the policy's files as it did in the checkpoint: a learner in another process writes
-/// the tokenizer in a form of its own, which the checkpoint has replaced.
+/// `companions` writes the remaining files as it did in the checkpoint: a learner in another
+/// process writes the tokenizer in its own format, which the checkpoint has replaced.
 async fn compare(
     models: Models<'_>,
     companions: &Companions,
@@ -300,11 +304,12 @@ async fn compare(
     Ok(None)
 }
 
-/// A folder for this process alone, gone with the value.
+/// A temporary directory of this process. It is removed when the value is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Below `run` where a learner elsewhere writes there and nowhere else; else where temporary files are.
+    /// Creates the directory below `run` if a remote learner is restricted to that path, otherwise
+    /// in the system's temporary directory.
     fn new(recipe: &Recipe, run: &Path) -> Result<Self, TrainerError> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);

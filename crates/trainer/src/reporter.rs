@@ -1,4 +1,5 @@
-//! Reports a run: metrics into their file and to the sinks, troubles and failed sinks to the observer.
+//! Reports a run: metrics to their file and to the sinks, failures and failed sinks to the
+//! observer.
 
 use std::time::Duration;
 
@@ -15,19 +16,19 @@ use crate::policies::Policies;
 use crate::rollout::{Rollouts, Troubles};
 use crate::sink::{self, Sink};
 
-/// Receives the measures and the troubles of a run.
+/// Receives the metrics and the failures of a run.
 pub(crate) struct Reporter {
     file: MetricsFile,
     sinks: Vec<Box<dyn Sink>>,
-    /// Troubles around the model since this process started.
+    /// Failures around the model since this process started.
     pub troubles: Troubles,
-    /// Total time of handoffs of shared devices when the last step was done.
+    /// Total time of device handoffs at the end of the last step.
     handed_over: Duration,
 }
 
 impl Reporter {
-    /// Opens the metrics file and the sinks of a run that continues from `latest`, or that starts if it is
-    /// `None`. Lines of the file that were written after the checkpoint are removed.
+    /// Opens the metrics file and the sinks of a run that resumes from `latest`, or starts if
+    /// `latest` is `None`. Lines of the file that were written after the checkpoint are removed.
     ///
     /// # Errors
     /// Returns an error if a file cannot be opened.
@@ -46,8 +47,8 @@ impl Reporter {
         })
     }
 
-    /// Appends a line to the metrics file and sends its `metrics` to the sinks as those of `step`. A sink
-    /// that fails is dropped.
+    /// Appends a line to the metrics file and sends its `metrics` to the sinks as those of `step`.
+    /// A sink that fails is dropped.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -70,7 +71,7 @@ impl Reporter {
         Ok(())
     }
 
-    /// Flushes the metrics file to the disk and returns its length in bytes.
+    /// Flushes the metrics file to disk and returns its length in bytes.
     ///
     /// # Errors
     /// Returns an error if the file cannot be flushed.
@@ -78,8 +79,8 @@ impl Reporter {
         self.file.sync()
     }
 
-    /// Adds the troubles of attempts and of the tries before them, and reports each kind once. Returns the
-    /// number of tries that were superseded by these attempts.
+    /// Adds the failures of attempts and of their superseded tries, and reports each source of
+    /// failures once. Returns the number of superseded tries.
     ///
     /// # Errors
     /// Returns an error if the earlier tries cannot be read.
@@ -96,7 +97,7 @@ impl Reporter {
         Ok(earlier.len())
     }
 
-    /// Adds the time of handoffs of devices that learner and samplers share, since the step before.
+    /// Adds the time of device handoffs between learner and samplers since the previous step.
     pub fn add_handoffs(&mut self, policies: &Policies, metrics: &mut Metrics) {
         let of_each = policies.trained().filter_map(|(_, learns)| learns.learner.handed_over());
         if let Some(now) = of_each.reduce(|a, b| a + b) {
@@ -105,7 +106,7 @@ impl Reporter {
         }
     }
 
-    /// Closes the sinks. `finished` is whether all phases are done.
+    /// Closes the sinks. `finished` is whether all phases are finished.
     pub fn close(&mut self, finished: bool, observer: &mut dyn Observer) {
         for sink in &mut self.sinks {
             if let Err(why) = sink.close(finished) {

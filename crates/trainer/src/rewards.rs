@@ -1,8 +1,9 @@
-//! Selects the attempts of a group that count, with the reward at which each counts.
+//! Selects the attempts of a group that count, with the reward of each.
 //!
-//! Attempts without tokens and attempts that were cut count by the recipe (`empty`, `overlong`). A group
-//! whose attempts all count the same has no gradient. [`flow`](crate::flow) asks this to complete a step,
-//! [`plan`](crate::plan) to compute advantages.
+//! The recipe decides how attempts without tokens and truncated attempts count (`empty`,
+//! `overlong`). A group whose attempts all have the same reward has no gradient.
+//! [`flow`](crate::flow) uses this module to complete a step, [`plan`](crate::plan) to compute
+//! advantages.
 
 use levade_recipe::{Empty, Overlong, RlKeys};
 use levade_rl::shaping;
@@ -12,14 +13,14 @@ use levade_tree::{Finish, Kind, Trajectory};
 use crate::agents::TokenLimits;
 use crate::batch::Targets;
 
-/// Whether an attempt was cut for its length, in tokens, turns, context or time.
+/// Returns whether an attempt was truncated: by a limit on tokens, turns, context or time.
 pub(crate) fn is_cut(attempt: &Attempt) -> bool {
     let finish = attempt.outcome.finish;
     !finish.is_whole() && finish != Finish::Failed
 }
 
-/// Returns the reward of an attempt by the recipe's rule for long attempts, and whether the attempt is
-/// trained. `None` if the attempt counts for nothing.
+/// Returns the reward of an attempt under the recipe's rule for overlong attempts, and whether the
+/// attempt is trained. Returns `None` if the attempt does not count.
 pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) -> Option<(f64, bool)> {
     let reward = attempt.reward?;
     match keys.overlong {
@@ -34,18 +35,18 @@ pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) 
     }
 }
 
-/// Whether an attempt is a sample of a policy: not if another one was cast for an agent, and nothing in it is
-/// the policy's own.
+/// Returns whether an attempt is a sample of a policy. It is not if another policy was selected for
+/// an agent and the policy itself did not act.
 pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
     attempt.outcome.cast.values().all(|cast| cast == targets.policy) || acts(&attempt.trajectory, targets)
 }
 
-/// Whether a policy acted in a trajectory, trained or greedy.
+/// Returns whether a policy acted in a trajectory, trained or greedy.
 fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
     trajectory.segments().iter().any(|segment| segment.kind != Kind::Given && targets.are_of(segment))
 }
 
-/// The attempts of a group that count, with their rewards and whether they are trained.
+/// Returns the attempts of a group that count, with their rewards and whether they are trained.
 pub(crate) fn rewarded<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     keys: &RlKeys,
@@ -57,7 +58,7 @@ pub(crate) fn rewarded<'a>(
         .collect()
 }
 
-/// Whether the attempts of a group have no gradient, since all earned the same.
+/// Returns whether a group has no gradient, because all its attempts have the same reward.
 pub(crate) fn is_idle(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
     let Some((first, reward, _)) = rewarded.first() else { return true };
     let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {

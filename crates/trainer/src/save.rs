@@ -14,7 +14,8 @@ use crate::progress::RunProgress;
 use crate::reference::reference_to_keep;
 use crate::reporter::Reporter;
 
-/// Writes a checkpoint, which becomes the latest one, and removes those that the recipe does not keep.
+/// Writes a checkpoint, which becomes the latest one, and removes the checkpoints that the recipe
+/// does not keep.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written or a learner fails.

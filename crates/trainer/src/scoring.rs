@@ -1,10 +1,11 @@
-//! The scorers of a run: which of them score a task, the sum of their components, and other parts of a
-//! reward.
+//! The scorers of a run: selects the scorers of a task, adds up their components, and computes the
+//! other parts of a reward.
 //!
 //! # Guarantees
-//! - **A scorer that cannot score never counts as a score of 0.** The recipe decides what happens to the
-//!   attempt.
-//! - **Scoring changes no sampled token**, and can be repeated: all that a scorer reads is in the record.
+//! - **A scorer that cannot score never counts as a score of 0.** The recipe decides what happens
+//!   to the attempt.
+//! - **Scoring changes no sampled token**, and can be repeated: the store contains everything that
+//!   a scorer reads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use serde_json::Value;
 use crate::TrainerError;
 use crate::alone::alone;
 
-/// Scorers that a program brings, in place of those that the recipe has of these names.
+/// Scorers that a program provides in place of the recipe's scorers with these names.
 pub type CustomScorers = BTreeMap<String, Arc<dyn Scorer>>;
 
 /// The scorers of a run. Clones share them.
@@ -38,7 +39,7 @@ struct All {
 #[derive(Debug)]
 struct Named {
     name: String,
-    /// Where trouble with it comes from.
+    /// Source name under which failures of the scorer are reported.
     source: String,
     weight: f64,
     weights: BTreeMap<String, f64>,
@@ -47,42 +48,42 @@ struct Named {
     scorer: Arc<dyn Scorer>,
 }
 
-/// How often a scorer is asked about an attempt under `unscored = "retry"`.
+/// Maximum number of calls of a scorer for an attempt under `unscored = "retry"`.
 const ASKED: u32 = 3;
 
-/// Longest wait for a scorer that is asked before anything is made.
+/// Timeout of a scorer in a dry run, before any attempt is made.
 const REHEARSAL: Duration = Duration::from_secs(120);
 
-/// The pause before it is asked again, at first.
+/// Pause before the first retry. It doubles with each further retry.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A scorer that was asked about a made-up attempt.
+/// Result of a scorer's dry run on a synthetic attempt.
 #[derive(Debug, Clone)]
 pub struct Rehearsed {
     /// Name of the scorer.
     pub scorer: String,
-    /// Components that it gave, or why it could not; `None` where no task is scored by it, or only the
-    /// program of an attempt could say.
+    /// The components that the scorer returned, or its error. `None` if it scores no task, or if
+    /// only the program that drives an attempt could compute the score.
     pub gave: Option<Result<Vec<Component>, ScoreError>>,
 }
 
-/// An attempt that could not be scored, and why.
+/// Reason why an attempt could not be scored.
 #[derive(Debug, Clone)]
 pub(crate) struct NotScored {
-    /// The scorer.
+    /// Name of the scorer.
     pub scorer: String,
-    /// Where trouble with it comes from.
+    /// Source name under which failures of the scorer are reported.
     pub source: String,
-    /// Why it could not.
+    /// Message of the failure.
     pub why: String,
-    /// The fate of the attempt.
+    /// Consequence for the attempt.
     pub fate: Fate,
 }
 
-/// The fate of an attempt that could not be scored.
+/// Consequence for an attempt that could not be scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// The attempt is broken; `again` says whether another try may be better.
+    /// The attempt failed. `again` is whether another try may succeed.
     Broken { again: bool },
     /// The attempt is left out of training.
     Dropped,
@@ -94,14 +95,15 @@ impl Named {
     fn is_for(&self, task: &Value) -> bool {
         let holds = |(name, values): (&str, &[String])| {
             let found = task_field(task, name).and_then(Value::as_str);
-            // The file of a source names it, too.
+            // The name of the source's file matches as well.
             let is_file = |value: &str, found: &str| name == "source" && without_endings(value) == found;
             found.is_some_and(|found| values.iter().any(|value| value == found || is_file(value, found)))
         };
         self.when.fields().all(holds)
     }
 
-    /// Components as they are recorded: under the name of the scorer, with weights.
+    /// Returns the components as they are recorded: prefixed with the name of the scorer, with
+    /// weights.
     fn named(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
         let unusable = |what: String| ScoreError::Unusable(format!("the scorer {}: {what}", self.name));
         let mut scores = 0;
@@ -120,14 +122,15 @@ impl Named {
             };
             named.push(Component { name, weight, ..component });
         }
-        // Without one the attempt would count as worthless.
+        // Without a score component, the attempt would count as worthless.
         if scores == 0 && self.weight != 0.0 {
             return Err(unusable(format!("it gave no component called `{}`", Component::SCORE)));
         }
         Ok(named)
     }
 
-    /// Asks the scorer, as often as is wanted of it.
+    /// Calls the scorer, with retries if `unscored = "retry"`. `longest` is the timeout of each
+    /// call.
     async fn ask<T: Send + 'static, W: Future<Output = Result<T, ScoreError>> + Send + 'static>(
         &self,
         longest: Duration,
@@ -155,7 +158,7 @@ impl Named {
         }
     }
 
-    /// Asks about a made-up attempt that ends with what its task expects.
+    /// Dry-runs the scorer on a synthetic attempt that ends with the expected answer of its task.
     async fn rehearse(&self, task: Value) -> Result<Vec<Component>, ScoreError> {
         let outcome = Outcome::demonstrated(first_text(&task["answer"]));
         let attempt = AttemptId::from_bytes([0; 16]);
@@ -180,7 +183,7 @@ impl Named {
         let again = error.may_pass();
         let fate = match self.unscored {
             Unscored::Drop => Fate::Dropped,
-            // Waiting helps only against what may pass.
+            // Deferring helps only if the error is temporary.
             Unscored::Park if again => Fate::Parked,
             _ => Fate::Broken { again },
         };
@@ -189,7 +192,8 @@ impl Named {
     }
 }
 
-/// Names of the scorers that a task asks for itself, in the field `scorer` of its row.
+/// Returns the names of the scorers that a task selects in the field `scorer` of its row. Returns
+/// `None` if it selects none.
 fn chosen(task: &Value) -> Option<Vec<&str>> {
     match task_field(task, "scorer")? {
         Value::String(name) => Some(vec![name.as_str()]),
@@ -198,7 +202,7 @@ fn chosen(task: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// A text or a number, of several the first.
+/// Returns a text or a number as text. Of several values, returns the first.
 fn first_text(expected: &Value) -> String {
     match expected {
         Value::String(text) => text.clone(),
@@ -208,19 +212,19 @@ fn first_text(expected: &Value) -> String {
     }
 }
 
-/// Takes the evidence of an attempt, whose trajectory goes with it.
+/// Moves the trajectory of an attempt into a scorer input.
 fn evidence(attempt: &mut Attempt) -> Evidence {
     let trajectory = Arc::new(std::mem::take(&mut attempt.trajectory));
     Evidence { attempt: attempt.id, task: attempt.task.clone(), outcome: attempt.outcome.clone(), trajectory }
 }
 
-/// Gives an attempt its trajectory back.
+/// Moves the trajectory back into its attempt.
 fn give_back(attempt: &mut Attempt, evidence: Evidence) {
     attempt.trajectory = Arc::unwrap_or_clone(evidence.trajectory);
 }
 
 impl Scorers {
-    /// The scorers of a recipe.
+    /// Creates the scorers of a recipe.
     pub fn new(keys: &RewardKeys, mut custom: CustomScorers) -> Self {
         let mut of = |scorer: &ScorerKeys, source: String| Named {
             name: scorer.name.clone(),
@@ -238,12 +242,13 @@ impl Scorers {
         Scorers(Arc::new(All { scorers, keys: keys.clone() }))
     }
 
-    /// Longest wait for a scorer.
+    /// Returns the outage timeout of scorers.
     pub(crate) fn outage(&self) -> Duration {
         Duration::from_secs_f64(self.0.keys.outage_seconds)
     }
 
-    /// Scorers of a task: those that it names, or else those that are for it.
+    /// Returns the scorers of a task: the scorers that it names, otherwise those whose `when`
+    /// matches it.
     fn of<'a>(&'a self, task: &'a Value) -> impl Iterator<Item = &'a Named> {
         let chosen = chosen(task);
         self.0.scorers.iter().filter(move |named| match &chosen {
@@ -252,17 +257,19 @@ impl Scorers {
         })
     }
 
-    /// Names of the scorers that compare the attempts of a group.
+    /// Returns the names of the scorers that compare the attempts of a group.
     pub(crate) fn by_group(&self) -> impl Iterator<Item = &str> {
         self.0.scorers.iter().filter(|named| named.scorer.is_by_group()).map(|named| named.name.as_str())
     }
 
-    /// Whether the attempts at a task are scored together, once each is scored by itself.
+    /// Returns whether the attempts at a task are scored together, after each has been scored
+    /// independently.
     pub(crate) fn compares(&self, task: &Value) -> bool {
         self.of(task).any(|named| named.scorer.is_by_group())
     }
 
-    /// Whether an attempt at a task may have to wait for its score, so that it is recorded before it has one.
+    /// Returns whether an attempt at a task may have to wait for its score. Such an attempt is
+    /// recorded before it has a score.
     pub(crate) fn may_wait(&self, task: &Value) -> bool {
         self.of(task).any(|named| named.unscored == Unscored::Park || named.scorer.is_by_group())
     }
@@ -270,7 +277,8 @@ impl Scorers {
     /// Checks that a task can be scored. `sources` are the sources of all tasks, for messages.
     ///
     /// # Errors
-    /// When it names a scorer that there is not, no scorer is for it, or makes no sense to one.
+    /// Returns an error if the task names an unknown scorer, if no scorer applies to it, or if a
+    /// scorer rejects it.
     pub(crate) fn check_task(&self, id: &str, task: &Value, sources: &[String]) -> Result<(), TrainerError> {
         let known = || self.0.scorers.iter().map(|named| named.name.clone()).collect::<Vec<_>>().join(", ");
         for name in chosen(task).unwrap_or_default() {
@@ -295,10 +303,11 @@ impl Scorers {
         if some { Ok(()) } else { Err(none()) }
     }
 
-    /// Finds whether the scorers of a task could score it now; those in `asked` were asked before.
+    /// Checks that the scorers of a task are ready to score it. Skips the scorers in `asked`, and
+    /// adds the checked ones to it.
     ///
     /// # Errors
-    /// When one could not.
+    /// Returns an error if a scorer is not ready.
     pub(crate) async fn check_ready(
         &self,
         id: &str,
@@ -315,8 +324,8 @@ impl Scorers {
         Ok(())
     }
 
-    /// Asks each scorer about a made-up attempt at the first task that `find` finds for it, which ends with
-    /// what that task expects.
+    /// Dry-runs each scorer on a synthetic attempt at the first task that `find` returns for it.
+    /// The attempt ends with the expected answer of that task.
     pub(crate) async fn rehearse(
         &self,
         find: impl Fn(&dyn Fn(&Value) -> bool) -> Option<Value>,
@@ -324,7 +333,7 @@ impl Scorers {
         let mut found = Vec::new();
         for named in &self.0.scorers {
             let is_for = |task: &Value| self.of(task).any(|other| other.name == named.name);
-            // What leads an attempt is not there.
+            // A dry run has no program that drives the attempt and could score it.
             let task = find(&is_for).filter(|task| !named.scorer.is_led(task));
             let gave = match task {
                 None => None,
@@ -335,10 +344,10 @@ impl Scorers {
         found
     }
 
-    /// Scores an attempt by itself. What it had of components is replaced.
+    /// Scores an attempt independently of its group. Replaces its components.
     ///
     /// # Errors
-    /// When a scorer cannot, and the recipe has no number for that.
+    /// Returns an error if a scorer fails and the recipe has no substitute value for this case.
     pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), NotScored> {
         let task = attempt.task.clone();
         let evidence = Arc::new(evidence(attempt));
@@ -374,11 +383,11 @@ impl Scorers {
         Ok(())
     }
 
-    /// Scores attempts of a group together with those `beside` them, which have their scores already. What
-    /// they have of components stays.
+    /// Scores `attempts` of a group together with the attempts `beside` them, which already have
+    /// scores. Adds to their components.
     ///
     /// # Errors
-    /// When a scorer cannot, and the recipe has no number for that.
+    /// Returns an error if a scorer fails and the recipe has no substitute value for this case.
     pub(crate) async fn score_together(
         &self,
         attempts: &mut [&mut Attempt],
@@ -386,7 +395,8 @@ impl Scorers {
     ) -> Result<(), NotScored> {
         let Some(task) = attempts.first().map(|attempt| attempt.task.clone()) else { return Ok(()) };
         let mut beside = beside.to_vec();
-        // By number, so that it makes no difference which of them have their scores.
+        // Sorted by sample index, so that the result does not depend on which of them already have
+        // scores.
         let mut members: Vec<&mut Attempt> =
             attempts.iter_mut().map(|attempt| &mut **attempt).chain(&mut beside).collect();
         members.sort_by_key(|attempt| attempt.placement.sample);
@@ -426,7 +436,7 @@ impl Scorers {
         if let Some(failed) = failed {
             return Err(failed);
         }
-        // Of those beside only copies are changed.
+        // The attempts in `beside` are copies, so changes to them have no effect.
         for (attempt, more) in members.into_iter().zip(given) {
             attempt.outcome.components.extend(more);
             for (source, why) in &troubles {
@@ -436,12 +446,13 @@ impl Scorers {
         Ok(())
     }
 
-    /// Adds up what an attempt is worth, once all its components are there.
+    /// Computes the score and the reward of an attempt that has all its components.
     pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
         let keys = &self.0.keys;
         let mut outcome = attempt.outcome;
         let score = outcome.components.iter().map(Component::share).fold(0.0, |sum, share| sum + share);
-        // Kept once: with the outcome, that of the first scorer that says it.
+        // The extracted text is stored once, with the outcome: the text of the first scorer that
+        // extracted one.
         let extracted: Vec<String> =
             outcome.components.iter_mut().filter_map(|c| c.extracted.take()).collect();
         outcome.extracted = extracted.into_iter().next();
@@ -451,7 +462,7 @@ impl Scorers {
         earned.extend(outcome.components.iter().filter_map(of_part));
         Attempt {
             score: Some(score),
-            // Adding 0 turns −0, which the store does not tell from 0, into 0.
+            // Adding 0 turns −0 into 0, because the store does not distinguish them.
             reward: Some(reward + 0.0),
             earned,
             status: Status::Completed,
@@ -460,19 +471,20 @@ impl Scorers {
         }
     }
 
-    /// An attempt in which something outside the model broke.
+    /// Marks an attempt as failed outside the model.
     pub(crate) fn broken(&self, attempt: Attempt) -> Attempt {
         Attempt { reward: self.0.keys.broken, status: Status::Failed, ..attempt }
     }
 }
 
-/// The reward that a component on a part of an attempt earned that part.
+/// Returns the reward of a component that refers to a part of an attempt, as credit of that part.
 fn of_part(component: &Component) -> Option<Earned> {
     let (by, reward) = (component.on.clone()?, component.share());
     (reward != 0.0).then_some(Earned { by, reward })
 }
 
-/// Rewards of turns: for how their calls went, and those that tools gave.
+/// Returns the rewards of turns: for the validity of their tool calls, and those that tools
+/// assigned.
 fn calls(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
     let of_calls = |(turn, calls): &(u32, CallCounts)| {
         let malformed = f64::from(calls.malformed);
@@ -488,7 +500,7 @@ fn calls(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
 }
 
 impl NotScored {
-    /// The attempt that it is about, broken or left out.
+    /// Returns the attempt, marked as failed or left out.
     pub(crate) fn of(&self, scorers: &Scorers, mut attempt: Attempt) -> Attempt {
         let outcome = &mut attempt.outcome;
         outcome.trouble(self.source.as_str(), self.why.as_str());

@@ -1,8 +1,8 @@
 //! Queries the models about the sequences of a step before it is planned: a critic's values,
 //! log-probabilities of a reference, entropies of the policy.
 //!
-//! Estimators of advantages need these numbers besides rewards. A greedy attempt to compare with (ReMax) is
-//! sampled alongside the other attempts.
+//! Advantage estimators need these numbers in addition to rewards. The greedy baseline attempt
+//! (ReMax) is sampled alongside the other attempts.
 
 use std::collections::HashMap;
 
@@ -16,33 +16,34 @@ use crate::policies::Models;
 use crate::rewards::is_cut;
 use crate::survey::{PathKey, Question, predictions, survey};
 
-/// Knowledge of a path besides its record, a number for every trained token each; empty where not asked
-/// for.
+/// Numbers that models compute for a sequence, one for every trained token. Empty if not needed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Signals {
-    /// A critic's values.
+    /// Values of the critic.
     pub values: Vec<f32>,
-    /// A critic's value of the state that the path was cut in.
+    /// Value of the critic for the state in which the sequence was truncated.
     pub cut: Option<f32>,
-    /// Log-probabilities under the weights at the beginning of the step.
+    /// Log-probabilities under the weights at the start of the step.
     pub logprobs: Vec<f32>,
     /// Log-probabilities under the reference.
     pub reference: Vec<f32>,
-    /// Entropies of what these weights predict, in nats.
+    /// Entropies of the distributions under the weights at the start of the step, in nats.
     pub entropies: Vec<f32>,
-    /// Σ p² of what they predict.
+    /// Σ p² of these distributions.
     pub concentrations: Vec<f32>,
 }
 
-/// The signals of all paths of a step.
+/// The signals of all sequences of a step.
 #[derive(Default)]
 pub(crate) struct Heard(HashMap<PathKey, Signals>);
 
 impl Heard {
-    /// Asks the models for what advantages need to know. `context` is the longest path that they take.
+    /// Queries the models for the numbers that the advantage estimator needs. `context` is the
+    /// maximum sequence length of the models, and `budget` the maximum number of tokens in a
+    /// micro-batch.
     ///
     /// # Errors
-    /// When a model fails.
+    /// Returns an error if a model fails.
     pub async fn of(
         keys: &RlKeys,
         models: Models<'_>,
@@ -83,7 +84,7 @@ impl Heard {
         Ok(heard)
     }
 
-    /// The signals of one path.
+    /// Returns the signals of one sequence.
     pub fn get(&self, attempt: AttemptId, leaf: SegmentId) -> Signals {
         self.0.get(&(attempt, leaf)).cloned().unwrap_or_default()
     }
@@ -92,7 +93,7 @@ impl Heard {
         self.0.entry(key).or_default()
     }
 
-    /// Asks the critic what the states are worth in which attempts were cut.
+    /// Computes the critic's values of the states in which attempts were truncated.
     async fn bootstrap(
         &mut self,
         critic: &dyn levade_policy::Learner,
@@ -109,7 +110,7 @@ impl Heard {
             if input.tokens.len() <= context {
                 fitting.push((key, input));
             } else {
-                // No state comes after a full context: the last one that has a value stands for it.
+                // No state follows a full context, so the last value is used instead.
                 let signals = self.at(key);
                 signals.cut = signals.values.last().copied();
             }
@@ -121,7 +122,7 @@ impl Heard {
     }
 }
 
-/// Every path of the attempts that can be trained on, with all of its targets.
+/// Returns every trainable sequence of the attempts, with all of its targets.
 pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(PathKey, PathInput)> {
     let mut found = Vec::new();
     for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
@@ -141,8 +142,9 @@ pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(Pa
     found
 }
 
-/// The path on which the targets of an attempt were when it ended, and one token more on it as a target: a
-/// critic's value for it is that of the state in which the attempt ended. `None` where nothing was sampled.
+/// Returns the sequence with the last target of an attempt, extended by one token as a target. A
+/// critic's value for this token is the value of the state in which the attempt ended. Returns
+/// `None` if nothing was sampled.
 fn end_of(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, PathInput)> {
     let last = |path: &crate::batch::TrainedPath| {
         path.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()
@@ -150,7 +152,7 @@ fn end_of(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, P
     let path = trained_paths(trajectory, targets).into_iter().max_by_key(last)?;
     let mut tokens = trajectory.path_tokens(path.leaf);
     let index = tokens.len() as u32;
-    // Any token will do: its predictor is what is asked about.
+    // The token does not matter: only the state before it is evaluated.
     tokens.push(*tokens.last()?);
     let target = PathTarget { index, temperature: 1.0, term: Term::default() };
     Some((path.leaf, PathInput { tokens: tokens.into(), targets: vec![target] }))
@@ -163,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attempt_ends_where_it_acted_last() {
+    fn end_of_returns_sequence_of_last_action() {
         let mut t = Trajectory::new();
         let sampled = |parent, token: u32| Segment {
             kind: Kind::Sampled,
@@ -176,7 +178,7 @@ mod tests {
         assert_eq!(end_of(&t, Targets::DEFAULT).map(|(leaf, _)| leaf), None);
         t.push(sampled(0, 3)).unwrap();
         t.push(sampled(0, 4)).unwrap();
-        // What it observed after its last action is part of the state that it ended in.
+        // The observation after the last action is part of the final state.
         t.push(Segment::given(Some(SegmentId(2)), vec![5, 6], 1)).unwrap();
         let (leaf, input) = end_of(&t, Targets::DEFAULT).unwrap();
         assert_eq!((leaf, input.tokens), (SegmentId(3), vec![1, 2, 4, 5, 6, 6].into()));

@@ -1,4 +1,4 @@
-//! Answers of models about paths before anything is learnt from them: log-probabilities and values, token by
+//! Queries models about sequences before they are trained: log-probabilities and values, token by
 //! token.
 
 use std::collections::HashMap;
@@ -9,20 +9,20 @@ use levade_tree::{AttemptId, PathInput, SegmentId, TreeBatch};
 
 use crate::TrainerError;
 
-/// A path of an attempt.
+/// Identifies a sequence: attempt and leaf.
 pub(crate) type PathKey = (AttemptId, SegmentId);
 
-/// Question to a model.
+/// A query to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Question {
     /// Log-probabilities of the trained tokens.
     Logprobs,
-    /// A critic's values of the states before them.
+    /// A critic's values of the states before the trained tokens.
     Values,
 }
 
-/// The answer for every trained token of every path, in micro-batches of at most `budget` tokens where paths
-/// allow.
+/// Returns a number for every trained token of every sequence. Micro-batches have at most `budget`
+/// tokens, unless a single sequence is longer.
 pub(crate) async fn survey(
     learner: &dyn Learner,
     question: Question,
@@ -38,7 +38,8 @@ pub(crate) async fn survey(
     Ok(found)
 }
 
-/// Predictions of a policy for every trained token of every path, likewise.
+/// Returns a policy's predictions for every trained token of every sequence, in the same
+/// micro-batches as [`survey`].
 pub(crate) async fn predictions(
     learner: &dyn Learner,
     paths: &[(PathKey, PathInput)],
@@ -59,7 +60,8 @@ pub(crate) async fn predictions(
     Ok(found)
 }
 
-/// Runs of paths of at most `budget` tokens together, or of a single path.
+/// Divides sequences into consecutive micro-batches of at most `budget` tokens, or of a single
+/// longer sequence.
 fn micro_batches(paths: &[(PathKey, PathInput)], budget: usize) -> Vec<&[(PathKey, PathInput)]> {
     let mut found = Vec::new();
     let mut rest = paths;
@@ -77,7 +79,7 @@ fn micro_batches(paths: &[(PathKey, PathInput)], budget: usize) -> Vec<&[(PathKe
     found
 }
 
-/// The answer for one batch of paths.
+/// Queries a model about one batch of sequences.
 pub(crate) async fn ask(
     learner: &dyn Learner,
     question: Question,
@@ -91,10 +93,10 @@ pub(crate) async fn ask(
     Ok(by_path(&batch, &answers, inputs.len()))
 }
 
-/// Numbers of a batch's targets, for every path in the order of its targets.
+/// Returns the numbers of a batch's targets, for every sequence in the order of its targets.
 fn by_path(batch: &TreeBatch, numbers: &[f32], paths: usize) -> Vec<Vec<f32>> {
     let mut found = vec![Vec::new(); paths];
-    // Targets come by rising packed index, which on any path is the order of its tokens.
+    // Targets are sorted by packed index, which on any sequence is the order of its tokens.
     for (target, number) in batch.targets.iter().zip(numbers) {
         for term in batch.terms_of(target) {
             found[term.path as usize].push(*number);
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_go_back_to_their_paths() {
+    fn by_path_maps_numbers_to_their_sequences() {
         let path = |tokens: &[u32], targets: &[u32]| PathInput {
             tokens: tokens.to_vec().into(),
             targets: targets

@@ -1,4 +1,4 @@
-//! Descriptions of the attempts of a step, and of how they were made.
+//! Computes the metrics of a step's attempts and of how they were generated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::batch::{Census, Targets};
 use crate::flow::LeftOut;
 use crate::metrics::Metrics;
 
-/// The shortest mean wait of a toolbox's calls that is told.
+/// Minimum mean wait of a toolbox's calls that is reported.
 const WORTH_TELLING: Duration = Duration::from_millis(1);
 
-/// How many versions old the tokens are that are trained.
+/// Adds the age of the trained tokens, in weight versions.
 pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metrics: &mut Metrics) {
     let segments = attempts.iter().flat_map(|a| a.trajectory.segments()).filter(|s| targets.contain(s));
     let runs = segments.flat_map(|s| s.versions.iter());
@@ -30,7 +30,7 @@ pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metr
     metrics.add("training/staleness/max", oldest as f64);
 }
 
-/// Sampled tokens that are no targets, by reason.
+/// Adds the numbers of sampled tokens that are not targets, by reason.
 pub(super) fn masked(found: &Census, metrics: &mut Metrics) {
     for why in Masked::ALL {
         let tokens = found.masked.get(&why).map_or(0, |count| count.tokens);
@@ -38,7 +38,7 @@ pub(super) fn masked(found: &Census, metrics: &mut Metrics) {
     }
 }
 
-/// Which tokens kept their advantages for their entropy.
+/// Adds the metrics of the tokens that kept their advantages because of their entropy.
 pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
     let HighEntropy { tokens, kept, thresholds } = found;
     metrics.add("actor/high_entropy_tokens", *kept as f64);
@@ -47,7 +47,7 @@ pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
     metrics.add("actor/entropy_threshold", mean);
 }
 
-/// The greedy attempts that others were compared with; `missing` groups have none to be compared with.
+/// Adds the metrics of the greedy baseline attempts. `missing` is the number of groups without one.
 pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Metrics) {
     metrics.add_spread("critic/baseline_rewards", baselines.iter().filter_map(|baseline| baseline.reward));
     metrics.add("training/baselines", baselines.len() as f64);
@@ -56,9 +56,9 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
     metrics.add("training/baseline_tokens", tokens as f64);
 }
 
-/// Mean sampled tokens of the attempts that make groups, and of all that were started for these, if more
-/// were. An attempt that was given up counts as long as the longest of its group: it was still running when
-/// the last of these ended, so the mean is that of all at least.
+/// Adds the mean numbers of sampled tokens of the attempts in groups, and of all attempts that were
+/// started for these groups, if there were more. A cancelled attempt counts as the longest attempt
+/// of its group. It was still running when that group was completed, so the mean is a lower bound.
 pub(super) fn oversampled(groups: &[Vec<usize>], left_out: &[LeftOut], metrics: &mut Metrics) {
     let (mut kept, mut started) = (Vec::new(), Vec::new());
     for (lengths, left_out) in groups.iter().zip(left_out) {
@@ -74,20 +74,20 @@ pub(super) fn oversampled(groups: &[Vec<usize>], left_out: &[LeftOut], metrics: 
     }
 }
 
-/// A look at a sampler.
+/// A snapshot of a sampler's statistics.
 pub(super) struct Look {
     device: Option<DeviceStats>,
     paused: Duration,
 }
 
 impl Look {
-    /// How it is now.
+    /// Takes a snapshot of `sampler`.
     pub async fn at(sampler: &dyn Sampler) -> Result<Self, PolicyError> {
         Ok(Look { device: sampler.device_stats().await?, paused: sampler.paused().await? })
     }
 }
 
-/// How the sampler worked between two looks at it, `seconds` apart, where it says.
+/// Adds metrics of the sampler between two snapshots, `seconds` apart, if the sampler reports them.
 pub(super) fn sampling(before: &Look, now: &Look, seconds: f64, metrics: &mut Metrics) {
     let learning = now.paused.saturating_sub(before.paused).as_secs_f64();
     let (Some(before), Some(after)) = (&before.device, &now.device) else { return };
@@ -107,8 +107,8 @@ pub(super) fn sampling(before: &Look, now: &Look, seconds: f64, metrics: &mut Me
     }
 }
 
-/// Seconds that a call of each toolbox took between two looks at them, and for how long it had waited for its
-/// turn where any did; the mean of those that ended.
+/// Adds the mean duration of each toolbox's calls between two snapshots, in seconds, over the calls
+/// that ended. Also adds their mean wait for a permit, if it is at least 1 ms.
 pub(super) fn tools(before: &BTreeMap<String, Used>, after: &BTreeMap<String, Used>, metrics: &mut Metrics) {
     for (name, used) in after {
         let used = used.since(before.get(name).copied().unwrap_or_default());
@@ -122,8 +122,8 @@ pub(super) fn tools(before: &BTreeMap<String, Used>, after: &BTreeMap<String, Us
     }
 }
 
-/// Memory of this process, in GiB: what is resident now, and the most that ever was. Nothing where the system
-/// does not say (`/proc`).
+/// Adds the memory of this process in GiB: resident now, and at its peak. Adds nothing if the
+/// system has no `/proc`.
 pub(super) fn memory(metrics: &mut Metrics) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |key: &str| {
@@ -137,7 +137,7 @@ pub(super) fn memory(metrics: &mut Metrics) {
     }
 }
 
-/// Describes the attempts of a step.
+/// Adds the metrics of a step's attempts.
 pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();
     metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_of_kept_and_started_attempts_are_reported() {
+    fn oversampled_reports_kept_and_started_lengths() {
         let report = |left_out: LeftOut| {
             let mut metrics = Metrics::default();
             oversampled(&[vec![2, 4]], &[left_out], &mut metrics);
@@ -210,7 +210,7 @@ mod tests {
             (of("kept"), of("started"))
         };
         assert_eq!(report(LeftOut::default()), (None, None));
-        // One that was given up had sampled 4 tokens at least.
+        // The cancelled attempt counts as 4 tokens.
         assert_eq!(report(LeftOut { ended: vec![8], given_up: 1 }), (Some(3.0), Some(4.5)));
     }
 }

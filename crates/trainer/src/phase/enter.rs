@@ -6,12 +6,12 @@ use crate::context::RunContext;
 use crate::policies::{CRITIC, Models};
 use crate::progress::RunProgress;
 
-/// Starts a phase, unless the run is in the middle of it: the optimizer starts afresh, and a penalty is
-/// measured from the weights that the phase starts with.
+/// Starts a phase, unless the run is in the middle of it: the optimizer is reset, and a KL penalty
+/// is measured from the weights that the phase starts with.
 ///
 /// # Errors
-/// Returns an error if the checkpoint at the end of the phase before is missing or damaged, or a model cannot
-/// be loaded.
+/// Returns an error if the checkpoint at the end of the previous phase is missing or damaged, or if
+/// a model cannot be loaded.
 pub(crate) async fn enter(
     run: &RunContext,
     progress: &mut RunProgress,
@@ -21,8 +21,8 @@ pub(crate) async fn enter(
     if begins {
         progress.position = Position { phase: phase as u32, step: 0, ..progress.position };
     }
-    // The checkpoint at the end of the phase before; there is none before the first, which begins from
-    // the model.
+    // The checkpoint at the end of the previous phase. The first phase has none: it starts from the
+    // model.
     let found = run.checkpoints.find()?.whole;
     let before = found
         .iter()
@@ -49,15 +49,15 @@ pub(crate) async fn enter(
         }
         let Models { reference, critic, .. } = learns.models(phase);
         if let Some(reference) = reference {
-            // Where the phase begins, these are the weights at hand, which were written or checked just
-            // before.
+            // When the phase starts, these are the current weights, which were written or verified
+            // just before.
             if !begins {
                 before.verify().map_err(|why| TrainerError::Damaged { path: before.path.clone(), why })?;
             }
             reference.load(&place, false).await?;
         }
-        // A critic that an earlier phase has trained goes on from there; one that is new begins as the
-        // policy does.
+        // A critic that an earlier phase has trained continues from its weights. A new critic
+        // starts with the policy's weights.
         if let Some(critic) = critic.filter(|_| begins) {
             let from = place.join(CRITIC);
             critic.load(if from.is_dir() { &from } else { &place }, false).await?;

@@ -1,4 +1,4 @@
-//! One phase: what a step of it trains on.
+//! Runs the steps of a phase: selects what each step trains on, and trains on it.
 
 mod describe;
 mod enter;
@@ -25,16 +25,16 @@ pub(crate) use enter::enter;
 use rl::Rl;
 use sft::Sft;
 
-/// A phase under way.
+/// A phase in progress.
 pub(crate) enum PhaseRun {
     Sft(Box<Sft>),
     Rl(Box<Rl>),
 }
 
-/// Finds before the start what would stop phases later: nothing to train on, or too few demonstrations.
+/// Checks for problems that would stop phases later: no training tasks, or too few demonstrations.
 ///
 /// # Errors
-/// Names the first such phase.
+/// Returns an error for the first such phase.
 pub fn check_phases(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Result<(), TrainerError> {
     if tasks.train_len() == 0 && !recipe.phase.is_empty() {
         return Err(TrainerError::NothingToTrainOn);
@@ -52,12 +52,12 @@ impl PhaseRun {
         agents: &Agents,
     ) -> Result<(), TrainerError> {
         match phase {
-            // A policy of others is not asked before the phase.
+            // An external policy is not called before the phase.
             Phase::Sft(SftKeys { source: Some(source), demonstrations, .. }) => {
                 teacher::check(index, source, *demonstrations, recipe.run.seed, tasks)
             }
             Phase::Sft(keys) => {
-                // Names do not matter here: nothing is recorded.
+                // The name of the run does not matter here, because nothing is recorded.
                 let run = RunId(String::new());
                 sft::demonstrations(index, keys, recipe, tasks, agents, &run).map(|_| ())
             }
@@ -65,7 +65,7 @@ impl PhaseRun {
         }
     }
 
-    /// Begins or goes on with a phase.
+    /// Starts or resumes a phase.
     pub async fn new(
         index: usize,
         phase: &Phase,
@@ -83,7 +83,7 @@ impl PhaseRun {
         })
     }
 
-    /// Runs a step up to its last optimiser step. Also returns the attempts that were made for it.
+    /// Runs a step up to its last optimizer step. Also returns the attempts that were made for it.
     pub async fn step(
         &mut self,
         run: &RunContext,

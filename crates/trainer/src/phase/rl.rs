@@ -1,4 +1,4 @@
-//! A phase that reinforces what is rewarded.
+//! A phase of reinforcement learning.
 
 use std::time::Instant;
 
@@ -87,7 +87,7 @@ impl Rl {
         let waited = start.elapsed().as_secs_f64();
         let groups: Vec<&[Attempt]> = taken.groups.iter().map(Vec::as_slice).collect();
 
-        // While the weights learn, attempts go on.
+        // Attempts continue while the weights are trained.
         let Rl { flow, phase, index, keys } = self;
         let has_reward = |baseline: &&Option<Attempt>| baseline.as_ref().is_some_and(|b| b.reward.is_some());
         let missing = taken.baselines.len() - taken.baselines.iter().filter(has_reward).count();
@@ -144,13 +144,13 @@ impl Rl {
     }
 }
 
-/// The places of a step's groups where the record does not say: those in order.
+/// Returns the positions of a step's groups if the store does not contain them: those in order.
 fn in_order(keys: &RlKeys, step: u32) -> Vec<u64> {
     let groups = keys.groups as u64;
     (u64::from(step) * groups..(u64::from(step) + 1) * groups).collect()
 }
 
-/// The places of the groups that a planned step takes.
+/// Returns the positions of the groups that a planned step takes.
 fn places_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
     if plan.places.is_empty() { in_order(keys, plan.step) } else { plan.places.clone() }
 }
@@ -172,13 +172,14 @@ async fn collect(
             more = flow.next(rollouts, tasks, true, observer) => if !more? {
                 return Err(TrainerError::Starved.into());
             },
-            // What is under way is abandoned: it is made again, from the same stream, when the run goes on.
+            // Attempts in progress are abandoned. The resumed run repeats them from the same random
+            // streams.
             () = stop.stopped() => return Err(Exit::Stopped),
         }
     }
 }
 
-/// Does `work` while attempts go on, are recorded, and others begin.
+/// Runs `work` while attempts continue, are recorded, and new ones start.
 async fn alongside<T>(
     flow: &mut Flow,
     run: &RunContext,
@@ -196,7 +197,7 @@ async fn alongside<T>(
     }
 }
 
-/// Rules that a step of reinforcement goes by.
+/// Parameters of a phase's steps.
 struct OfPhase<'a> {
     phase: &'a Phase,
     index: u32,
@@ -231,7 +232,7 @@ impl OfPhase<'_> {
         Rules::new((self.index, self.phase), step, Some(origin), targets, version, recipe)
     }
 
-    /// Metrics of a policy.
+    /// Returns the metrics of a policy.
     fn describe(&self, step: u32, plan: &PolicyPlan, learned: &Learned, attempts: &[Attempt]) -> Metrics {
         let mut metrics = Metrics::default();
         let advantages =
@@ -251,8 +252,8 @@ impl OfPhase<'_> {
         metrics
     }
 
-    /// The coefficient of a divergence charged to the reward: the recipe's, or as what the step before found
-    /// has changed it.
+    /// Returns the coefficient of a KL penalty that is applied to the reward: the recipe's, or, if
+    /// it is adaptive, the value that results from the previous step.
     async fn kl_coefficient(&self, policy: &str, step: u32) -> Result<f64, TrainerError> {
         let Some(kl) = self.keys.kl else { return Ok(0.0) };
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
@@ -265,7 +266,8 @@ impl OfPhase<'_> {
         }))
     }
 
-    /// Plans a step for each policy, after asking its models for what advantages need to know.
+    /// Plans a step for each policy, after querying its models for the numbers that the advantage
+    /// estimator needs.
     async fn plan(
         &self,
         step: u32,
@@ -334,8 +336,8 @@ impl OfPhase<'_> {
         if updated > 0.0 {
             metrics.add("perf/trained_tokens_per_s", sum(|of| of.all.tokens as f64) / updated);
         }
-        // Where attempts run ahead, or are in the record, waiting for them says nothing of how fast they
-        // were.
+        // If attempts run ahead of training, or come from the store, the wait does not reflect the
+        // sampling speed.
         if self.keys.staleness == 0 && generated > 0.1 * whole {
             metrics.add("perf/sampled_tokens_per_s", sampled as f64 / generated);
         }

@@ -1,4 +1,4 @@
-//! A phase that imitates demonstrations.
+//! A phase of supervised fine-tuning on demonstrations.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -30,11 +30,11 @@ pub(crate) struct Sft {
     demonstrations: Vec<Attempt>,
 }
 
-/// How many tasks are looked at for each demonstration, so that rare kinds are among them.
+/// Number of tasks that are considered per demonstration, so that rare kinds are included.
 const POOL: usize = 32;
 
-/// The items, one of each kind by turns: kinds in the order in which they first come, items of a kind in
-/// theirs.
+/// Interleaves items by kind, one of each kind in turn. Kinds are in order of first appearance, and
+/// items of a kind keep their order.
 fn by_turns<T, K: PartialEq>(items: impl Iterator<Item = T>, kind: impl Fn(&T) -> K) -> Vec<T> {
     let mut kinds: Vec<(K, VecDeque<T>)> = Vec::new();
     for item in items {
@@ -51,7 +51,8 @@ fn by_turns<T, K: PartialEq>(items: impl Iterator<Item = T>, kind: impl Fn(&T) -
     mixed
 }
 
-/// The demonstrations of a phase, as they are recorded: from all kinds of tasks alike.
+/// Returns the demonstrations of a phase as they are recorded, evenly distributed over the kinds of
+/// tasks.
 pub(super) fn demonstrations(
     index: usize,
     keys: &SftKeys,
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_take_turns() {
+    fn by_turns_interleaves_kinds() {
         let words = ["ant", "bee", "auk", "ape", "bat", "cow", "asp"];
         let first = |word: &&str| word.chars().next();
         assert_eq!(by_turns(words.into_iter(), first), ["ant", "bee", "cow", "auk", "bat", "ape", "asp"]);

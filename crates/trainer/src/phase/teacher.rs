@@ -1,7 +1,8 @@
-//! Demonstrations by a policy of others, or by replies that rows of tasks have: attempts in which these act,
-//! of which those with a good score are kept.
+//! Demonstrations by an external policy, or from completions in the rows of tasks. Attempts with a
+//! good score are kept.
 //!
-//! Such attempts are made, scored and recorded like all others, so a run that goes on asks for none again.
+//! Such attempts are made, scored and recorded like all other attempts, so a resumed run does not
+//! repeat them.
 
 use levade_agent::{Teacher, written};
 use levade_policy::SamplingParams;
@@ -16,11 +17,13 @@ use crate::random::order;
 use crate::rollout::Rollouts;
 use crate::tasks::Tasks;
 
-/// The demonstrations of a phase: attempts at training tasks in a seeded order, until there are enough with
-/// the score that is asked for. `None` when stopped: what was recorded until then stays.
+/// Returns the demonstrations of a phase: makes attempts at training tasks in a seeded order, until
+/// enough of them reach the minimum score. Returns `None` if stopped; attempts recorded until then
+/// stay.
 ///
 /// # Errors
-/// When too few attempts reach the score, or none can be made.
+/// Returns [`TrainerError::TooFewLessons`] if too few attempts reach the score, and an error if
+/// attempts cannot be made.
 pub(super) async fn demonstrations(
     phase: u32,
     (keys, source): (&SftKeys, &SourceKeys),
@@ -54,7 +57,8 @@ pub(super) async fn demonstrations(
     Ok(Some(found))
 }
 
-/// The training tasks to be done, in a seeded order: of replies in rows those that have some.
+/// Returns the training tasks in a seeded order. If the source is a field, returns only the tasks
+/// whose rows have it.
 fn taught<'t>(
     phase: u32,
     source: &'t SourceKeys,
@@ -67,10 +71,11 @@ fn taught<'t>(
     tasks.filter(can_be)
 }
 
-/// Finds before the start what would stop the phase later: replies that cannot be read, or too few of them.
+/// Checks for problems that would stop the phase later: completions that cannot be parsed, or too
+/// few of them.
 ///
 /// # Errors
-/// When there is such a thing. A policy of others is not asked.
+/// Returns an error if there is such a problem. An external policy is not called.
 pub(super) fn check(
     phase: usize,
     source: &SourceKeys,
@@ -90,7 +95,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Whether an attempt is one to imitate: whole, with tokens, and with such a score.
+/// Returns whether an attempt can be imitated: complete, with sampled tokens, and with at least the
+/// score `least`.
 fn is_good(attempt: &Attempt, least: f64) -> bool {
     attempt.status == Status::Completed
         && attempt.outcome.finish.is_whole()

@@ -1,7 +1,8 @@
-//! An MLflow server, over its HTTP API (version 2.0), from a thread of its own.
+//! Sends metrics to an MLflow server over its HTTP API (version 2.0), from a separate thread.
 //!
-//! A server that cannot be reached when a run begins is an error of the recipe, and is said at once. One that
-//! has taken the run may be away for any time: what it misses is kept and passed on when it is back.
+//! If the server is unreachable when a run starts, the sink reports an error at once, because the
+//! recipe is probably wrong. After the server has accepted the run, it may be unreachable for any
+//! time: metrics are queued and sent when it responds again.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -19,13 +20,13 @@ use ureq::http::Response;
 use super::{Sink, parameters, wire};
 use crate::metrics::Metrics;
 
-/// Longest wait for one answer.
+/// Timeout for a response.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Longest time that the end of a run waits for what is still to be passed on.
+/// Timeout for sending the remaining metrics at the end of a run.
 const FAREWELL: Duration = Duration::from_secs(60);
-/// Most numbers of a request, by the server's own limit.
+/// Maximum number of metrics in a request, a limit of the server.
 const BATCH: usize = 1000;
-/// Pauses before a server that is away is asked again.
+/// Initial and maximum pause before a retry when the server is unavailable.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -35,17 +36,17 @@ enum Message {
     Close { finished: bool },
 }
 
-/// A run on a server.
+/// A run on an MLflow server.
 pub(crate) struct Mlflow {
     server: String,
     messages: Sender<Message>,
     thread: Option<JoinHandle<Result<(), String>>>,
-    /// Closed when the thread ends.
+    /// Disconnected when the thread ends.
     ended: Mutex<Receiver<()>>,
 }
 
 impl Mlflow {
-    /// Begins to pass on what a run measures; a run that goes on is the same run there.
+    /// Starts to send the metrics of a run. A resumed run continues the same run on the server.
     pub fn open(recipe: &Recipe, folder: &Path) -> Self {
         Mlflow::with(Client {
             server: recipe.metrics.mlflow.trim_end_matches('/').to_owned(),
@@ -69,13 +70,14 @@ impl Mlflow {
         Mlflow { server, messages, thread: thread.ok(), ended: Mutex::new(ended) }
     }
 
-    /// Error that the thread ended with, if it has.
+    /// Returns the thread's error if the thread has ended.
     fn complaint(&mut self) -> Result<(), String> {
         self.thread.take_if(|thread| thread.is_finished()).map_or(Ok(()), joined)
     }
 }
 
-/// Client that asks. A refusal is an answer, whose words are wanted.
+/// Creates an HTTP client that returns error statuses as responses, because their message is
+/// needed.
 fn agent() -> ureq::Agent {
     let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER)).http_status_as_error(false);
     config.build().new_agent()
@@ -92,7 +94,7 @@ impl Sink for Mlflow {
         let numbers = numbers.map(
             |(name, value)| json!({"key": key(name), "value": value, "timestamp": timestamp, "step": step}),
         );
-        // Where the thread has ended, it says why.
+        // If the thread has ended, `complaint` returns its error.
         let _ = self.messages.send(Message::Metrics(numbers.collect()));
         self.complaint()
     }
@@ -114,29 +116,29 @@ impl Sink for Mlflow {
     }
 }
 
-/// The thread's side.
+/// State of the sending thread.
 struct Client {
     server: String,
     agent: ureq::Agent,
     experiment: String,
-    /// Where the run's id is kept.
+    /// File that stores the run's id on the server.
     file: PathBuf,
-    /// Key and value.
+    /// Keys and values.
     parameters: Vec<(String, String)>,
-    /// Pause before a server that is away is asked again; each is twice the one before, up to
-    /// [`LONGEST_PAUSE`].
+    /// Initial pause before a retry when the server is unavailable. It doubles with each retry, up
+    /// to [`LONGEST_PAUSE`].
     pause: Duration,
 }
 
-/// Why a server did not do what it was asked.
+/// Reason why a request failed.
 enum Failure {
-    /// Cannot be reached, or says itself that this is not the request's fault.
+    /// The server is unreachable, or its status indicates a temporary failure.
     Away(String),
-    /// Would say the same again.
+    /// The server rejected the request. A retry would be rejected again.
     Refused(Refused),
 }
 
-/// Words of a server about a request that it does not take.
+/// Status and message of a rejected request.
 struct Refused {
     status: u16,
     why: String,
@@ -157,7 +159,7 @@ impl From<Failure> for String {
     }
 }
 
-/// A run on the server, and the last step that it has of each metric.
+/// A run on the server, and the last step that the server has of each metric.
 struct Run {
     id: String,
     known: HashMap<String, u64>,
@@ -166,13 +168,13 @@ struct Run {
 impl Client {
     fn serve(&self, messages: &Receiver<Message>) -> Result<(), String> {
         let Run { id, known } = self.run()?;
-        // What is done again after a crash is there already.
+        // Steps repeated after a crash are already on the server.
         let is_new = |number: &Value| {
             let key = number["key"].as_str().unwrap_or_default();
             known.get(key).is_none_or(|last| number["step"].as_u64() > Some(*last))
         };
         loop {
-            // Where the trainer is gone without a word, the run may be resumed.
+            // If the trainer has exited without a message, the run may be resumed.
             let message = messages.recv().unwrap_or(Message::Close { finished: false });
             match message {
                 Message::Metrics(mut all) => {
@@ -191,11 +193,11 @@ impl Client {
         }
     }
 
-    /// The run on the server: the one that an earlier process of the run began, if it is still there, or a
-    /// new one.
+    /// Returns the run on the server: the run that an earlier process created, if it still exists,
+    /// or a new one.
     fn run(&self) -> Result<Run, String> {
         if let Some(id) = self.begun() {
-            // Where it is refused, somebody has deleted it.
+            // If the server rejects it, a user has deleted the run.
             if let Ok(known) = self.patiently(|| self.reopened(&id)) {
                 return Ok(Run { id, known });
             }
@@ -216,14 +218,14 @@ impl Client {
         Ok(Run { id, known: HashMap::new() })
     }
 
-    /// The id of the run that an earlier process of the run began on this server.
+    /// Returns the id of the run that an earlier process created on this server.
     fn begun(&self) -> Option<String> {
         let known: Value = serde_json::from_slice(&std::fs::read(&self.file).ok()?).ok()?;
         let same = known["server"] == self.server.as_str();
         known["run_id"].as_str().filter(|_| same).map(str::to_owned)
     }
 
-    /// Says that a run goes on; returns the last step that the server has of each metric.
+    /// Marks a run as running again. Returns the last step that the server has of each metric.
     fn reopened(&self, id: &str) -> Result<HashMap<String, u64>, Failure> {
         self.post("runs/update", &json!({"run_id": id, "status": "RUNNING"}))?;
         let found = self.get("runs/get", ("run_id", id))?;
@@ -246,7 +248,7 @@ impl Client {
         }
     }
 
-    /// Asks until the server is there.
+    /// Retries a request until the server is available.
     fn patiently<T>(&self, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Refused> {
         let mut pause = self.pause;
         loop {
@@ -272,7 +274,7 @@ impl Client {
     }
 }
 
-/// Answer of a server to a request.
+/// Converts the response of a server.
 fn answer(verb: &str, said: Result<Response<Body>, ureq::Error>) -> Result<Value, Failure> {
     let away = |error: &dyn std::fmt::Display| Failure::Away(format!("{verb}: {error}"));
     let mut said = said.map_err(|error| away(&error))?;
@@ -290,7 +292,8 @@ fn answer(verb: &str, said: Result<Response<Body>, ureq::Error>) -> Result<Value
     Err(Failure::Refused(Refused { status, why: format!("{verb}: {why}") }))
 }
 
-/// A name as the server takes it: letters, digits and `_-. /`.
+/// Returns a metric name with only the characters that the server allows: letters, digits and `_-.
+/// /`.
 fn key(name: &str) -> String {
     let taken = |c: char| if c.is_alphanumeric() || "_-. /".contains(c) { c } else { '_' };
     name.replace('@', "_at_").chars().map(taken).collect()
@@ -301,7 +304,7 @@ fn text(answer: &Value, pointer: &str) -> Result<String, String> {
     found.map(str::to_owned).ok_or_else(|| format!("the answer has no {pointer}: {answer}"))
 }
 
-/// Milliseconds since 1970.
+/// Returns the milliseconds since 1970.
 fn now() -> u64 {
     wire::now().as_millis() as u64
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 
-/// State that a server keeps, as far as the sink can tell.
+/// State of the test server.
 #[derive(Default)]
 struct Kept {
     experiments: Vec<String>,
@@ -12,7 +12,7 @@ struct Kept {
     runs: Vec<Vec<(String, u64, f64)>>,
     status: Vec<String>,
     deleted: Vec<usize>,
-    /// Statuses to answer the next requests with.
+    /// Statuses of the next responses, last first.
     refusals: Vec<u16>,
 }
 
@@ -51,7 +51,7 @@ impl Server {
         })
     }
 
-    /// Logs a metric at some steps and ends.
+    /// Logs a metric at some steps and closes the sink.
     fn log(&self, name: &str, steps: std::ops::Range<u32>, finished: bool) -> Result<(), String> {
         let mut sink = self.sink();
         for step in steps {
@@ -124,7 +124,7 @@ fn answer_to(first: &str, body: &Value, kept: &mut Kept) -> (u16, Value) {
         ("runs/log-batch", Some(run)) => {
             for number in body["metrics"].as_array().into_iter().flatten() {
                 let name = number["key"].as_str().unwrap();
-                // The server's own rule.
+                // This is the server's own rule.
                 if !name.chars().all(|c| c.is_alphanumeric() || "_-. /:".contains(c)) {
                     return (400, json!({"message": format!("invalid metric name {name:?}")}));
                 }
@@ -138,11 +138,11 @@ fn answer_to(first: &str, body: &Value, kept: &mut Kept) -> (u16, Value) {
 }
 
 #[test]
-fn a_run_that_goes_on_repeats_nothing() {
+fn resumed_run_sends_no_step_twice() {
     let server = Server::new();
     server.log("eval/pass@4", 0..3, false).unwrap();
     assert_eq!(server.kept().status, ["KILLED"]);
-    // Steps 1 and 2 are done again.
+    // Steps 1 and 2 are repeated.
     server.log("eval/pass@4", 1..5, true).unwrap();
     let kept = server.kept();
     let expected: Vec<_> =
@@ -152,10 +152,10 @@ fn a_run_that_goes_on_repeats_nothing() {
 }
 
 #[test]
-fn a_server_that_comes_back_has_everything() {
+fn recovered_server_receives_all_metrics() {
     let server = Server::new();
     server.log("x", 0..1, false).unwrap();
-    // Away when the run goes on, and again in the middle.
+    // The server is unavailable when the run resumes, and again later.
     server.kept().refusals = vec![503; 4];
     let mut sink = server.sink();
     for step in 1..4 {
@@ -170,7 +170,7 @@ fn a_server_that_comes_back_has_everything() {
 }
 
 #[test]
-fn a_run_that_is_deleted_is_begun_anew() {
+fn deleted_run_is_created_again() {
     let server = Server::new();
     server.log("x", 0..2, false).unwrap();
     server.kept().deleted.push(0);
@@ -180,12 +180,12 @@ fn a_run_that_is_deleted_is_begun_anew() {
 }
 
 #[test]
-fn what_a_server_refuses_is_said_with_its_own_words() {
+fn rejection_reports_server_message_and_status() {
     let server = Server::new();
     server.kept().refusals.push(403);
     let why = server.log("x", 0..1, true).unwrap_err();
     assert!(why.contains("not now") && why.contains("403"), "{why}");
-    // Nobody listens there.
+    // No server listens at this address.
     let nowhere = Server { address: "http://127.0.0.1:9".into(), ..Server::new() };
     let why = nowhere.log("x", 0..1, true).unwrap_err();
     assert!(why.contains("get-by-name"), "{why}");

@@ -1,10 +1,10 @@
-//! Sends metrics to other programs, in addition to `metrics.jsonl`.
+//! Sends metrics to external programs, in addition to `metrics.jsonl`.
 //!
 //! # Guarantees
-//! - **A sink never delays training and never ends it.** A sink that fails reports it once and is not used
-//!   again.
-//! - **Steps that a resumed run repeats are not sent twice.** An MLflow server that answered at the start can
-//!   be unreachable for any time, and gets what it missed.
+//! - **A sink never delays training and never ends it.** A sink that fails reports it once and is
+//!   not used again.
+//! - **Steps that a resumed run repeats are not sent twice.** An MLflow server that responded at
+//!   the start can be unreachable for any time, and receives the missed metrics afterwards.
 
 mod mlflow;
 mod tensorboard;
@@ -23,28 +23,29 @@ pub(crate) use mlflow::Mlflow;
 pub(crate) use tensorboard::TensorBoard;
 pub(crate) use wandb::Wandb;
 
-/// Takes metrics, step by step.
+/// Receives metrics, step by step.
 pub(crate) trait Sink: Send + Sync {
-    /// The numbers of a step, or of an evaluation after it.
+    /// Receives the numbers of a step, or of an evaluation after it.
     ///
     /// # Errors
-    /// Why it takes no more.
+    /// Returns a message if the sink cannot receive further metrics.
     fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String>;
 
-    /// The run is over, or is stopped.
+    /// Closes the sink. `finished` is whether all phases are finished; otherwise the run was
+    /// stopped.
     ///
     /// # Errors
-    /// What could not be passed on.
+    /// Returns a message if some metrics could not be sent.
     fn close(&mut self, finished: bool) -> Result<(), String>;
 
-    /// Name in messages.
+    /// Returns the name of the sink for messages.
     fn name(&self) -> String;
 }
 
-/// The sinks of a recipe, for a run in `folder` that goes on from `step`.
+/// Opens the sinks of a recipe, for a run in `folder` that starts or resumes after `step` steps.
 ///
 /// # Errors
-/// When a file cannot be created.
+/// Returns an error if a file cannot be created.
 pub(crate) fn open(recipe: &Recipe, folder: &Path, step: u32) -> Result<Vec<Box<dyn Sink>>, TrainerError> {
     let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
     if recipe.metrics.tensorboard {
@@ -59,7 +60,8 @@ pub(crate) fn open(recipe: &Recipe, folder: &Path, step: u32) -> Result<Vec<Box<
     Ok(sinks)
 }
 
-/// The keys of a recipe as flat names and texts, as long as servers take.
+/// Returns the keys of a recipe as flat names and texts. Texts are truncated to 500 characters, a
+/// limit of servers.
 fn parameters(recipe: &Recipe) -> Vec<(String, String)> {
     fn flatten(name: String, value: &Value, to: &mut Vec<(String, String)>) {
         match value {

@@ -1,5 +1,5 @@
-//! TensorBoard's event files: length-prefixed, checksummed records of protocol buffers, of which a few fields
-//! suffice.
+//! Writes TensorBoard's event files: length-prefixed records with checksums, which contain protocol
+//! buffers. A few of their fields suffice.
 //!
 //! Formats: tensorflow/core/util/event.proto and tensorflow/core/lib/io/record_writer.
 
@@ -12,27 +12,27 @@ use crate::TrainerError;
 use crate::files::file_error;
 use crate::metrics::Metrics;
 
-/// Fields of `Event`; of those that are no bytes and no whole numbers, with the wire type.
+/// Field numbers of `Event`. Fields that are neither bytes nor integers include the wire type.
 const WALL_TIME: u8 = 1 << 3 | 1;
 const STEP: u32 = 2;
 const FILE_VERSION: u32 = 3;
 const SUMMARY: u32 = 5;
 const SESSION_LOG: u32 = 7;
-/// Fields of `Summary`, of `Summary.Value`, and of `SessionLog`.
+/// Field numbers of `Summary`, `Summary.Value` and `SessionLog`.
 const VALUE: u32 = 1;
 const TAG: u32 = 1;
 const SIMPLE_VALUE: u8 = 2 << 3 | 5;
 const STATUS: u8 = 1 << 3;
-/// `SessionLog.SessionStatus.START`: what other files hold from this step on is void.
+/// `SessionLog.SessionStatus.START`: invalidates the data of other files from this step on.
 const START: u8 = 1;
 
-/// One event file.
+/// A TensorBoard event file.
 pub(crate) struct TensorBoard {
     file: File,
 }
 
 impl TensorBoard {
-    /// Begins a file in `folder`, for a run that goes on from `step`.
+    /// Creates a file in `folder`, for a run that starts or resumes after `step` steps.
     pub fn open(folder: &Path, step: u32) -> Result<Self, TrainerError> {
         fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
         let now = wire::now().as_secs();
@@ -80,7 +80,7 @@ impl Sink for TensorBoard {
     }
 }
 
-/// An `Event` with one field besides time and step.
+/// Returns an `Event` with one field in addition to time and step.
 fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
     let mut event = vec![WALL_TIME];
     event.extend(wire::now().as_secs_f64().to_le_bytes());
@@ -89,7 +89,8 @@ fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
     event
 }
 
-/// CRC-32C, rotated and shifted so that the checksum of data that holds checksums is not their own.
+/// Returns the CRC-32C, rotated and shifted, so that data that contains checksums has a different
+/// checksum.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_have_the_known_bytes() {
+    fn records_match_tfrecord_format() {
         // The checksum of 32 zero bytes is in RFC 3720, B.4.
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
         let folder = tempfile::tempdir().unwrap();

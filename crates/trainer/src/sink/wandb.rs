@@ -1,7 +1,7 @@
-//! The folder of an offline run of Weights & Biases, to be uploaded with `wandb sync`.
+//! Writes the directory of an offline run of Weights & Biases, which `wandb sync` uploads.
 //!
-//! Its one file is a log in blocks of 32 KiB, as LevelDB's are, of protocol buffers, of which a few fields
-//! suffice. Formats: wandb/proto/wandb_internal.proto and wandb/sdk/internal/datastore.py.
+//! Its only file is a log in blocks of 32 KiB, like LevelDB's, of protocol buffers. A few of their
+//! fields suffice. Formats: wandb/proto/wandb_internal.proto and wandb/sdk/internal/datastore.py.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,22 +15,22 @@ use crate::TrainerError;
 use crate::files::file_error;
 use crate::metrics::Metrics;
 
-/// Beginning of a file: name, magic number, version.
+/// File header: name, magic number, version.
 const IDENT: [u8; 7] = [b':', b'W', b'&', b'B', 0xe1, 0xbe, 0];
 const BLOCK: usize = 32 * 1024;
-/// Checksum, length and type of a piece of a record.
+/// Length of a chunk's header in bytes: checksum, length and type.
 const HEADER: usize = 7;
-/// Types of pieces.
+/// Types of a record's chunks.
 const FULL: u8 = 1;
 const FIRST: u8 = 2;
 const MIDDLE: u8 = 3;
 const LAST: u8 = 4;
-/// Fields of `Record`.
+/// Field numbers of `Record`.
 const NUMBER: u32 = 1;
 const HISTORY: u32 = 2;
 const RUN: u32 = 17;
 const EXIT: u32 = 18;
-/// Fields of `RunRecord`.
+/// Field numbers of `RunRecord`.
 const RUN_ID: u32 = 1;
 const PROJECT: u32 = 3;
 const CONFIG: u32 = 4;
@@ -38,31 +38,34 @@ const DISPLAY_NAME: u32 = 8;
 const STARTING_STEP: u32 = 14;
 const START_TIME: u32 = 17;
 const RESUMED: u32 = 18;
-/// Fields of `ConfigRecord`, and of items of it and of `HistoryRecord`.
+/// Field numbers of `ConfigRecord`, of its items and of the items of `HistoryRecord`.
 const UPDATE: u32 = 1;
 const KEY: u32 = 1;
 const VALUE_JSON: u32 = 16;
-/// Field of `HistoryRecord`.
+/// Field numbers of `HistoryRecord`.
 const ITEM: u32 = 1;
 const STEP: u32 = 2;
-/// Field of `HistoryStep`, `Timestamp` and `RunExitRecord`: a number, seconds, the exit code.
+/// Field number in `HistoryStep` (a number), `Timestamp` (seconds) and `RunExitRecord` (the exit
+/// code).
 const FIRST_FIELD: u32 = 1;
 
 /// The log of a run.
 pub(crate) struct Wandb {
     file: File,
-    /// Bytes written.
+    /// Number of bytes written.
     written: usize,
-    /// Records written.
+    /// Number of records written.
     records: u64,
-    /// Seconds since 1970.
+    /// Start of this process as a Unix timestamp in seconds.
     start: f64,
-    /// The items of the newest step, which an evaluation after it adds to: steps there have one row each.
+    /// Items of the newest step. An evaluation after the step adds to them, because each step has
+    /// one row.
     row: Option<(u32, Vec<u8>)>,
 }
 
 impl Wandb {
-    /// Begins a folder within `folder`, for a run that goes on from `step`. All folders of a run have its id.
+    /// Creates a directory within `folder`, for a run that starts or resumes after `step` steps.
+    /// All directories of a run contain its id.
     pub fn open(recipe: &Recipe, folder: &Path, step: u32) -> Result<Self, TrainerError> {
         let now = wire::now();
         let known = fs::read_dir(folder).ok().and_then(|entries| {
@@ -110,7 +113,7 @@ impl Wandb {
         self.file.write_all(bytes)
     }
 
-    /// A `Record` with one field besides its number.
+    /// Writes a `Record` with one field in addition to its number.
     fn record(&mut self, field: u32, content: &[u8]) -> io::Result<()> {
         self.records += 1;
         let mut record = Vec::with_capacity(content.len() + 16);
@@ -148,7 +151,7 @@ impl Wandb {
 }
 
 impl Wandb {
-    /// Writes the row of the newest step down.
+    /// Writes the row of the newest step.
     fn finish_row(&mut self) -> io::Result<()> {
         let Some((step, mut history)) = self.row.take() else { return Ok(()) };
         let now = wire::now().as_secs_f64();
@@ -177,7 +180,7 @@ impl Sink for Wandb {
 
     fn close(&mut self, finished: bool) -> Result<(), String> {
         let mut exit = Vec::new();
-        // 0 is not written down.
+        // Protocol buffers omit 0.
         if !finished {
             wire::number(&mut exit, FIRST_FIELD, 1);
         }
@@ -190,7 +193,7 @@ impl Sink for Wandb {
     }
 }
 
-/// A key and its value as JSON.
+/// Returns an item: a key and its value as JSON.
 fn item(key: &str, value: &str) -> Vec<u8> {
     let mut item = Vec::new();
     wire::bytes(&mut item, KEY, key.as_bytes());
@@ -198,8 +201,8 @@ fn item(key: &str, value: &str) -> Vec<u8> {
     item
 }
 
-/// Seconds since 1970 as `YYYYMMDD_hhmmss`, UTC. Days to dates as in the algorithm `civil_from_days` (Howard
-/// Hinnant).
+/// Formats a Unix timestamp in seconds as `YYYYMMDD_hhmmss`, UTC. The conversion of days to dates
+/// follows the algorithm `civil_from_days` (Howard Hinnant).
 fn clock(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let shifted = days + 719_468;
@@ -218,21 +221,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates() {
+    fn clock_formats_utc_timestamps() {
         assert_eq!(clock(0), "19700101_000000");
         assert_eq!(clock(951_827_696), "20000229_123456");
         assert_eq!(clock(1_795_219_199), "20261120_235959");
     }
 
-    /// Read back piece by piece, across the bounds of blocks.
+    /// Reads the log back chunk by chunk, across block boundaries.
     #[test]
-    fn records_are_cut_at_blocks() {
+    fn records_are_split_at_block_boundaries() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let file = File::create(&path).unwrap();
         let mut log = Wandb { file, written: 0, records: 0, start: 0.0, row: None };
         log.write(&IDENT).unwrap();
-        // The second ends three bytes before the end of a block, so that no header has room.
+        // The second record ends three bytes before the end of a block, so that a header does not
+        // fit.
         let lengths = [10, BLOCK - 7 - 2 * HEADER - 10 - 4 - 5 - 3, 5, 2 * BLOCK, 1];
         for length in lengths {
             log.record(HISTORY, &vec![length as u8; length]).unwrap();

@@ -1,15 +1,15 @@
-//! Common parts of the formats of sinks: fields of protocol buffers, the time.
+//! Common parts of the sinks' formats: protocol buffer fields and the current time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A field of bytes, a text or a message.
+/// Appends a length-delimited field: bytes, a text or a message.
 pub(super) fn bytes(to: &mut Vec<u8>, field: u32, content: &[u8]) {
     varint(to, u64::from(field << 3 | 2));
     varint(to, content.len() as u64);
     to.extend(content);
 }
 
-/// A field of a whole number.
+/// Appends an integer field.
 pub(super) fn number(to: &mut Vec<u8>, field: u32, value: u64) {
     varint(to, u64::from(field << 3));
     varint(to, value);
@@ -23,7 +23,7 @@ fn varint(to: &mut Vec<u8>, mut number: u64) {
     to.push(number as u8);
 }
 
-/// Since 1970.
+/// Returns the time since 1970.
 pub(super) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -31,7 +31,7 @@ pub(super) fn now() -> Duration {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn fields_have_the_known_bytes() {
+    fn fields_match_protobuf_encoding() {
         let mut out = Vec::new();
         super::number(&mut out, 2, 300);
         super::bytes(&mut out, 16, b"x");
