@@ -1,4 +1,4 @@
-//! From recorded trajectories to the paths that a learner eats.
+//! Converts recorded trajectories into the sequences that a learner trains on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,63 +9,63 @@ use levade_store::{PerToken, PlannedPath};
 use levade_tree::DEFAULT;
 use levade_tree::{Masked, Part, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
 
-/// A leaf of a trajectory and what is trained on its path.
+/// A leaf of a trajectory and the trained actions on its sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrainedPath {
     pub leaf: SegmentId,
-    /// How many turns came before on the path, which an earlier leaf trains.
+    /// Number of earlier turns on the sequence that another leaf's sequence trains.
     pub turns_before: usize,
-    /// Actions, in order.
+    /// Actions in order.
     pub turns: Vec<Action>,
 }
 
-/// The trained tokens of one turn on a path.
+/// The trained tokens of one turn on a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Action {
-    /// The model call.
+    /// Index of the model call.
     pub turn: u32,
     /// Agent that acted.
     pub agent: String,
-    /// Segments with their tokens.
+    /// Segments with their numbers of tokens.
     pub segments: Vec<(SegmentId, usize)>,
 }
 
 impl Action {
-    /// How many tokens it has.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.segments.iter().map(|(_, tokens)| tokens).sum()
     }
 }
 
 impl TrainedPath {
-    /// How many tokens are trained.
+    /// Returns the number of trained tokens.
     pub fn tokens(&self) -> usize {
         self.turns.iter().map(Action::tokens).sum()
     }
 }
 
-/// Whose tokens are targets: those of one policy, save what agents did with it that are not trained.
+/// Selects the training targets: the tokens of one policy, except those of untrained agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Targets<'a> {
-    /// The policy.
+    /// Name of the policy.
     pub policy: &'a str,
-    /// Agents that are not trained.
+    /// Names of the agents that are not trained.
     pub untrained: &'a [String],
 }
 
 #[cfg(test)]
 impl Targets<'static> {
-    /// All tokens of the policy of a recipe that names none.
+    /// All tokens of the policy that a recipe has if it names none.
     pub const DEFAULT: Self = Targets { policy: DEFAULT, untrained: &[] };
 }
 
 impl Targets<'_> {
-    /// Whether what is sampled in such a segment would teach the policy.
+    /// Returns whether sampled tokens in such a segment would be targets of the policy.
     pub fn are_of(&self, segment: &Segment) -> bool {
         segment.policy == self.policy && !self.untrained.contains(&segment.agent)
     }
 
-    /// Whether a segment holds tokens that the policy is to learn.
+    /// Returns whether a segment contains targets of the policy.
     pub fn contain(&self, segment: &Segment) -> bool {
         segment.is_target() && self.are_of(segment)
     }
@@ -78,7 +78,7 @@ pub(crate) struct Count {
     pub tokens: u64,
 }
 
-/// Census of what could be trained on, and of what cannot: that is recorded and masked.
+/// Counts of trainable tokens, and of tokens that are recorded but masked.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
     pub trainable: Count,
@@ -86,7 +86,7 @@ pub(crate) struct Census {
 }
 
 impl Census {
-    /// Counts the segments that are `trained`.
+    /// Counts the segments for which `trained` returns true.
     pub fn of<'a>(
         trajectories: impl Iterator<Item = &'a Trajectory>,
         trained: impl Fn(&Segment) -> bool,
@@ -104,7 +104,7 @@ impl Census {
         found
     }
 
-    /// Adds another census.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Census) {
         let add = |to: &mut Count, Count { segments, tokens }: Count| {
             to.segments += segments;
@@ -116,7 +116,8 @@ impl Census {
         }
     }
 
-    /// Every reason with how much it masks, where nothing else is left to train on.
+    /// Returns the reasons for masking, each with its number of tokens, if no trainable token is
+    /// left. Returns `None` if there are trainable tokens or nothing is masked.
     pub fn nothing_left(&self) -> Option<String> {
         if self.trainable.segments > 0 || self.masked.is_empty() {
             return None;
@@ -128,8 +129,8 @@ impl Census {
     }
 }
 
-/// The paths that train every segment of the targets exactly once. What is masked does not exist here, nor
-/// in [`Paths::input`]: it only stands before what comes after it.
+/// Returns the sequences that train every target segment exactly once. Masked segments are context
+/// here, as in [`Paths::input`]: they precede the following tokens and are not targets.
 pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedPath> {
     let owners = trajectory.owners();
     let mut paths: Vec<TrainedPath> = Vec::new();
@@ -160,10 +161,10 @@ pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Ve
     paths
 }
 
-/// Paths of one trajectory, which share its tokens in memory.
+/// The sequences of one trajectory, which share its tokens in memory.
 pub(crate) struct Paths<'a> {
     trajectory: &'a Trajectory,
-    /// The leaf that trains each segment.
+    /// The leaf whose sequence trains each segment.
     owners: Vec<SegmentId>,
     /// Tokens of each segment.
     tokens: Vec<Arc<[u32]>>,
@@ -175,8 +176,8 @@ impl<'a> Paths<'a> {
         Paths { trajectory, owners: trajectory.owners(), tokens: tokens.collect() }
     }
 
-    /// A planned path with its tokens, up to the last of the targets: what comes after has no effect.
-    /// `version` is that of the weights which are trained.
+    /// Returns a planned sequence with its tokens, up to the last target, because later tokens have
+    /// no effect. `version` is the version of the weights that are trained.
     pub fn input(&self, planned: &PlannedPath, targets: Targets<'_>, version: u64) -> PathInput {
         let Paths { trajectory, owners, tokens } = self;
         let mut input = PathInput::default();
@@ -241,7 +242,8 @@ mod tests {
         }
     }
 
-    /// 0 given, 1 sampled; below it 2 given, 3 sampled, 4 given; and 5 sampled.
+    /// Segments 0 (context) and 1 (sampled). Below segment 1: 2 (context), 3 (sampled), 4
+    /// (context); and 5 (sampled).
     fn forked() -> Trajectory {
         let mut t = Trajectory::new();
         t.push(Segment::given(None, vec![1, 2], 0)).unwrap();
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sampled_token_is_trained_once() {
+    fn trained_paths_contain_each_sampled_token_once() {
         let trajectory = forked();
         let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let action = |segments: &[(u32, usize)]| {
@@ -269,7 +271,7 @@ mod tests {
             ]
         );
         let first = Paths::of(&trajectory).input(&planned(4), Targets::DEFAULT, 9);
-        // What was given after the last reply is left out.
+        // Context tokens after the last completion are left out.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
         let term = first.targets[2].term;
@@ -281,9 +283,10 @@ mod tests {
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
     }
 
-    /// Tokens of an opponent, and of an agent that is not trained, are part of a path and no targets on it.
+    /// Tokens of an opponent and of an untrained agent belong to a sequence, but are not targets of
+    /// it.
     #[test]
-    fn the_tokens_of_others_are_not_trained() {
+    fn targets_exclude_other_policies_and_untrained_agents() {
         let mut trajectory = Trajectory::new();
         let by = |parent, token, agent: &str, policy: &str| {
             let (agent, policy) = (agent.into(), policy.into());
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn demonstrations_have_no_behaviour() {
+    fn demonstration_targets_have_no_behaviour_logprobs() {
         let mut t = Trajectory::new();
         let root = t.push(Segment::given(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
@@ -320,10 +323,10 @@ mod tests {
         assert_eq!(input.targets.len(), 2);
     }
 
-    /// Segments that cannot be trained on stand between targets and are none; a step that has nothing else
-    /// says why.
+    /// Segments that cannot be trained on precede targets without being targets. A step without any
+    /// other segment reports the reason.
     #[test]
-    fn what_its_logprobs_do_not_describe_is_masked_and_counted() {
+    fn greedy_and_filtered_segments_are_masked_and_counted() {
         let mut t = Trajectory::new();
         t.push(Segment::given(None, vec![1], 0)).unwrap();
         t.push(Segment { temperature: 0.0, ..sampled(0, &[2, 3]) }).unwrap();
@@ -347,18 +350,18 @@ mod tests {
         assert_eq!(masked[&Masked::Greedy], Count { segments: 1, tokens: 2 });
         assert_eq!(masked[&Masked::Filtered], Count { segments: 1, tokens: 1 });
         assert_eq!(all(&t).nothing_left(), None);
-        // Nothing was sampled: that is no matter of masks.
+        // Nothing was sampled, so masking is not the reason.
         assert_eq!(all(&Trajectory::new()).nothing_left(), None);
-        // Of agents that are not trained nothing counts.
+        // Untrained agents are not counted.
         let of_b = Census::of(std::iter::once(&t), |segment| segment.agent == "b");
         assert_eq!((of_b.trainable, of_b.masked.len()), (Count::default(), 1));
     }
 
     proptest! {
-        /// Plans count the very tokens that become targets, in their order, and every target segment is on
-        /// one path.
+        /// Plans count exactly the tokens that become targets, in order, and every target segment
+        /// is on one sequence.
         #[test]
-        fn plans_and_batches_agree_on_targets(
+        fn plan_and_batch_targets_match(
             shape in prop::collection::vec((0u32..9, 0usize..4, 0u8..5, any::<bool>()), 1..14)
         ) {
             let mut t = Trajectory::new();

@@ -1,11 +1,11 @@
-//! Tests of which attempts make a group.
+//! Tests the selection of the attempts that form a group.
 
 use levade_tree::{AttemptId, Outcome, RunId, Trajectory};
 use serde_json::Value;
 
 use super::*;
 
-/// An attempt that has ended with this reward, or broke.
+/// Returns an attempt that ended with this reward, or failed if it is `None`.
 fn attempt(sample: u32, reward: Option<f64>) -> Attempt {
     let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample };
     Attempt {
@@ -30,8 +30,8 @@ fn keys(oversample_keep: &str) -> RlKeys {
 }
 
 #[test]
-fn groups_keep_attempts_by_end_or_by_start() {
-    // Rewarded, broken, under way.
+fn group_keeps_attempts_by_end_or_start_order() {
+    // `+` is rewarded, `x` failed, `.` in progress.
     let all = |text: &str| -> Vec<Option<Attempt>> {
         let of = |(state, sample): (char, u32)| match state {
             '+' => Some(attempt(sample, Some(1.0))),
@@ -56,7 +56,7 @@ fn groups_keep_attempts_by_end_or_by_start() {
         assert_eq!(enough(&all(states), &keys("ended")), ended, "{states}");
         assert_eq!(enough(&all(states), &keys("started")), started, "{states}");
     }
-    // Recipes without the key keep those that end first.
+    // Recipes without the key keep the attempts that end first.
     let text = "steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0";
     let older: RlKeys = toml::from_str(text).unwrap();
     assert_eq!(older.oversample_keep, OversampleKeep::Ended);

@@ -1,10 +1,11 @@
-//! Tests of plans over attempts that several policies or agents make.
+//! Tests plans over attempts of several policies or agents.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// An attempt in which a policy was cast for the agent `default`, and wrote the reply.
+/// Returns the attempt as if `policy` had been selected for the agent `default` and had sampled the
+/// completion.
 fn cast(attempt: Attempt, policy: &str) -> Attempt {
     let mut trajectory = Trajectory::new();
     for segment in attempt.trajectory.segments() {
@@ -19,27 +20,29 @@ fn of_agent(attempt: Attempt, agent: &str) -> Attempt {
     Attempt { task: json!({"agent": agent}), ..attempt }
 }
 
-/// Two attempts of the policy's own, with rewards of 1 and 0, and two of an opponent.
+/// Returns two attempts of the policy itself, with rewards of 1 and 0, and two of an opponent.
 fn mixed() -> Vec<Attempt> {
     let of = |sample, reward, policy| cast(attempt(0, sample, &[1], &[3 + sample], Some(reward)), policy);
     vec![of(0, 1.0, "default"), of(1, 1.0, "opponent"), of(2, 0.0, "default"), of(3, 1.0, "opponent")]
 }
 
 #[test]
-fn attempts_of_another_policy_are_no_samples() {
+fn attempts_of_another_policy_are_not_samples() {
     let w = 1.0 / 2.0;
     let want = [(0, 0, 0.5, w), (0, 2, -0.5, w)];
     for group_by in [GroupBy::Task, GroupBy::Step, GroupBy::Agent] {
         let plan = plan_of(&[mixed()], &RlKeys { group_by, ..keys() }, 1000).unwrap();
         assert_eq!(rows(&plan.updates[0]), [want.to_vec()], "{group_by:?}");
     }
-    // A group is uninformative if those of the policy earned the same, whatever the opponent got.
+    // A group is uninformative if the policy's own attempts have equal rewards, whatever the
+    // opponent's rewards.
     let mut group = mixed();
     group[2].reward = Some(1.0);
     group[1].reward = Some(0.0);
     let drop = RlKeys { uniform_groups: Some(UniformGroups::Drop), ..keys() };
     assert_eq!(plan_of(&[group], &drop, 1000).unwrap().updates, [Update::default()]);
-    // Records of older builds do not say who was cast: the mean is that of all, 3/4.
+    // Stores of older builds do not contain the selected policy, so the mean is over all attempts:
+    // 3/4.
     let older: Vec<Attempt> = mixed()
         .into_iter()
         .map(|mut attempt| {
@@ -51,9 +54,9 @@ fn attempts_of_another_policy_are_no_samples() {
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.25, w), (0, 2, -0.75, w)].to_vec()]);
 }
 
-/// Context tokens carry the name of a policy, but no policy acts by reading them.
+/// Context tokens can carry the name of a policy, but reading them is not acting.
 #[test]
-fn attempt_in_which_policy_only_reads_is_no_sample() {
+fn attempt_with_only_context_of_policy_is_not_sample() {
     let read = |segment: &mut Segment| {
         if segment.kind == Kind::Given {
             segment.policy = "default".into();
@@ -64,20 +67,21 @@ fn attempt_in_which_policy_only_reads_is_no_sample() {
     assert_eq!(plan_of(&[group], &keys(), 1000).unwrap(), plan_of(&[mixed()], &keys(), 1000).unwrap());
 }
 
-/// A policy that plays one of two agents acts in the attempt, whoever plays the other.
+/// A policy that plays one of two agents acts in the attempt, whichever policy plays the other
+/// agent.
 #[test]
-fn attempts_beside_another_policy_are_samples() {
+fn attempts_shared_with_another_policy_are_samples() {
     let mut group = vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])];
     group[0].outcome.cast = BTreeMap::from([("c".to_owned(), "opponent".to_owned())]);
     let plan = plan_of(&[group], &keys(), 1000).unwrap();
     assert_eq!(plan.updates[0].paths.len(), 2);
 }
 
-/// The greedy attempt of another policy says nothing of what this one would have got.
+/// A greedy attempt of another policy is not a baseline for this policy.
 #[test]
-fn rivals_are_greedy_attempts_of_the_policy() {
+fn baseline_is_greedy_attempt_of_same_policy() {
     let keys = RlKeys { advantage: Some(Estimator::ReMax), ..keys() };
-    // The second group's greedy attempt broke.
+    // The second group's greedy attempt failed.
     let plan = plan_of(&groups(), &keys, 1000).unwrap();
     let w = 1.0 / 6.0;
     let all = [(0, 0, 0.75, w), (0, 1, -0.25, w), (2, 0, -1.0, w), (2, 1, 2.0, w)];
@@ -105,20 +109,20 @@ fn rivals_are_greedy_attempts_of_the_policy() {
     assert_eq!(rival(&long, &RlKeys { overlong: buffer, ..keys.clone() }), Some(0.5));
     assert_eq!(rival(&cast(long.clone(), "opponent"), &keys), None);
     assert_eq!(rival(&cast(long.clone(), "default"), &keys), Some(1.0));
-    // Attempts that were cut are dropped, but not what they are compared with.
+    // Truncated samples are dropped, but not their baseline.
     assert_eq!(rival(&cut(long), &RlKeys { overlong: Overlong::Drop, ..keys }), Some(1.0));
 }
 
-/// Groups of another policy alone take no part of a policy's step: neither in its optimiser steps, nor in
-/// what attempts of the step are compared with, nor in the mean divergence.
+/// Groups in which only another policy acted are not part of a policy's step. They affect neither
+/// its optimizer steps, nor the baselines of its attempts, nor its mean divergence.
 #[test]
-fn groups_of_another_policy_do_not_count() {
+fn groups_of_another_policy_are_ignored() {
     let other = |group| -> Vec<Attempt> {
         (0..2).map(|i| cast(attempt(group, i, &[1], &[3], Some(9.0 * f64::from(i))), "opponent")).collect()
     };
     let own =
         |group| vec![attempt(group, 0, &[1], &[3], Some(1.0)), attempt(group, 1, &[1], &[4], Some(0.0))];
-    // Also if the record does not say who was cast.
+    // This holds even if the store does not contain the selected policy.
     let older = |group| -> Vec<Attempt> {
         let clear = |mut attempt: Attempt| {
             attempt.outcome.cast.clear();
@@ -146,9 +150,9 @@ fn groups_of_another_policy_do_not_count() {
     assert_eq!((charged.found, charged.rollouts), (2.0, 4));
 }
 
-/// A critic learns from attempts that say nothing to the policy.
+/// A critic also learns from attempts that have no advantage for the policy.
 #[test]
-fn critics_learn_from_tokens_without_advantage() {
+fn critic_learns_from_tokens_without_advantage() {
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let group = vec![attempt(0, 0, &[1], &[3, 4], Some(0.0)), attempt(0, 1, &[1], &[5, 6], Some(0.0))];
     let signals = |_, _| Signals { values: vec![0.0; 2], ..Signals::default() };
@@ -159,9 +163,9 @@ fn critics_learn_from_tokens_without_advantage() {
     assert!(plan_of(&[group], &keys(), 1000).unwrap().updates[0].paths.is_empty());
 }
 
-/// Attempts that are only compared with have no part in the share of the least certain tokens.
+/// Attempts that only serve for comparison do not count in the fraction of high-entropy tokens.
 #[test]
-fn masked_attempts_have_no_share_of_uncertain_tokens() {
+fn entropy_fraction_excludes_masked_attempts() {
     let group = vec![
         attempt(0, 0, &[1], &[3, 4], Some(1.0)),
         attempt(0, 1, &[1], &[5, 6], Some(0.0)),
@@ -184,9 +188,9 @@ fn masked_attempts_have_no_share_of_uncertain_tokens() {
     assert_eq!(second.advantage, PerToken::new([-0.5, 0.0]));
 }
 
-/// The constant is the largest limit among the agents of the tasks: 8, of the writer.
+/// The constant is the largest limit among the agents of the tasks: 8, the writer's.
 #[test]
-fn sums_over_attempts_are_divided_by_one_constant_for_all_agents() {
+fn constant_normalizer_is_largest_agent_limit() {
     for algorithm in ["dr_grpo", "rloo", "minirl"] {
         let algorithm = serde_json::from_value(json!(algorithm)).unwrap();
         let keys = RlKeys { algorithm, normaliser: None, ..keys() };
@@ -202,9 +206,9 @@ fn sums_over_attempts_are_divided_by_one_constant_for_all_agents() {
     }
 }
 
-/// The penalty for length begins below the limit of the agent that acts.
+/// The length penalty starts below the limit of the acting agent.
 #[test]
-fn length_is_penalised_by_the_limit_of_the_agent() {
+fn length_penalty_uses_limit_of_acting_agent() {
     let overlong = Overlong::Penalise { buffer: 2, factor: 1.0 };
     let long = |sample, reply: &[u32]| attempt(0, sample, &[1], reply, Some(1.0));
     let group = vec![long(0, &[3, 4, 5]), long(1, &[3])];
@@ -213,7 +217,7 @@ fn length_is_penalised_by_the_limit_of_the_agent() {
         let plan = plan_of(&[group], &keys, 1000).unwrap();
         plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect()
     };
-    // One token beyond 4 − 2 costs a half; the writer may sample 8.
+    // One token beyond 4 − 2 costs half of the factor. The writer's limit is 8 tokens.
     assert_eq!(advantages(group.clone()), [-0.25, 0.25]);
     assert!(advantages(group.into_iter().map(|a| of_agent(a, "writer")).collect()).is_empty());
     let group = vec![of_agent(long(0, &[3; 7]), "writer"), of_agent(long(1, &[3]), "writer")];

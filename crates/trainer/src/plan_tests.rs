@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::signals::every_path;
 
-/// A name that says where the attempt belongs.
+/// Returns an id that encodes group and sample.
 fn id(group: u32, sample: u32) -> AttemptId {
     let mut bytes = [0; 16];
     bytes[..4].copy_from_slice(&group.to_le_bytes());
@@ -19,7 +19,7 @@ fn id(group: u32, sample: u32) -> AttemptId {
     AttemptId::from_bytes(bytes)
 }
 
-/// The group and the sample that such a name says.
+/// Returns the group and the sample that an id encodes.
 fn place(id: AttemptId) -> (u32, u32) {
     let number = |from: usize| id.bytes()[from..from + 4].iter().rev().fold(0, |n, &b| n << 8 | u32::from(b));
     (number(0), number(4))
@@ -42,14 +42,15 @@ fn attempt(group: u32, sample: u32, prompt: &[u32], reply: &[u32], reward: Optio
     Attempt { id, placement, number: 0, task, outcome, score, reward, earned, status, trajectory }
 }
 
-/// GRPO without scaling by the deviation.
+/// GRPO without scaling by the standard deviation.
 fn keys() -> RlKeys {
     let text = "steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\nnormaliser = 'token_mean'";
     let advantage = Some(Estimator::Group(GroupBaseline::default()));
     RlKeys { advantage, ..toml::from_str(text).unwrap() }
 }
 
-/// Two groups that differ in reward, one that does not; one attempt left out.
+/// Returns two groups with different rewards, in the first of which one attempt has no reward, and one group
+/// with equal rewards.
 fn groups() -> Vec<Vec<Attempt>> {
     vec![
         vec![
@@ -82,7 +83,7 @@ fn plan_with(
     cut_up(rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())?, budget)
 }
 
-/// The plan, cut as learners do by default.
+/// Returns the plan, divided into micro-batches by the learners' default.
 fn cut_up(draft: Draft, budget: usize) -> Result<PolicyPlan, TrainerError> {
     let policy = &Simulator::new(SimulatorConfig { rows: 1, ..SimulatorConfig::default() });
     wait(draft.cut(Models { policy, reference: None, critic: None }, budget))
@@ -103,11 +104,11 @@ fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
 }
 
 #[test]
-fn a_step_by_hand() {
+fn plan_matches_values_computed_by_hand() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
     assert_eq!((plan.policy.as_str(), plan.version, plan.updates.len()), ("default", 9, 1));
     assert_eq!((&plan.kl, &plan.high_entropy), (&None, &None));
-    // 2 + 1 + 1 + 2 + 2 + 1 tokens: the uniform group counts, the attempt without a reward does not.
+    // 2 + 1 + 1 + 2 + 2 + 1 tokens: the zero-variance group counts, the attempt without a reward does not.
     let w = 1.0 / 9.0;
     let all = [(0, 0, 0.5, w), (0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)];
     assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
@@ -132,7 +133,7 @@ fn a_step_by_hand() {
 }
 
 #[test]
-fn nothing_to_learn_is_an_update_without_batches() {
+fn uniform_group_yields_update_without_batches() {
     let uniform = vec![groups()[1].clone()];
     for uniform_groups in [UniformGroups::Keep, UniformGroups::Drop] {
         let keys = RlKeys { uniform_groups: Some(uniform_groups), ..keys() };
@@ -142,7 +143,7 @@ fn nothing_to_learn_is_an_update_without_batches() {
 }
 
 #[test]
-fn demonstrations_all_learn() {
+fn sft_plan_includes_all_demonstrations() {
     let attempts = [attempt(0, 0, &[1], &[2, 3], None), attempt(1, 0, &[1], &[4], None)];
     let demonstrations: Vec<&Attempt> = attempts.iter().collect();
     let plan = cut_up(sft(Targets::DEFAULT, 4, &demonstrations, Normaliser::RolloutMean), 100).unwrap();
@@ -150,10 +151,10 @@ fn demonstrations_all_learn() {
 }
 
 proptest! {
-    /// Whatever the budget: the same paths in the same order with the same weights, every micro-batch within
-    /// the budget unless it is a single path, and groups whole where they fit.
+    /// For every budget, the sequences keep their order and weights. Every micro-batch is within the budget
+    /// unless it is a single sequence, and groups stay together if they fit.
     #[test]
-    fn micro_batching_changes_nothing(
+    fn micro_batches_preserve_order_weights_and_budget(
         shapes in prop::collection::vec(prop::collection::vec((1usize..9, 0.0f64..1.0), 1..5), 1..6),
         budget in 1usize..60,
     ) {
@@ -197,29 +198,29 @@ proptest! {
 }
 
 #[test]
-fn leaves_keep_their_attempt() {
+fn planned_sequences_name_attempt_and_leaf() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
     let path = &plan.updates[0].paths[0];
     assert_eq!((path.leaf, path.attempt), (SegmentId(1), groups()[0][0].id));
 }
 
-/// How an attempt ended, by one that was cut.
+/// Marks an attempt as truncated.
 fn cut(attempt: Attempt) -> Attempt {
     let outcome = Outcome { finish: Finish::MaxTokens, turns: 1, sampled_tokens: 2, ..Outcome::begun() };
     Attempt { outcome, ..attempt }
 }
 
 #[test]
-fn what_was_cut_for_its_length() {
+fn truncated_attempts_follow_overlong_rule() {
     let mut groups = groups();
     groups[0][0] = cut(groups[0][0].clone());
     let with = |overlong| plan_of(&groups[..1], &RlKeys { overlong, ..keys() }, 1000).unwrap();
     let all = |plan: &PolicyPlan| rows(&plan.updates[0]).concat();
     assert_eq!(all(&with(Overlong::Keep)), [(0, 0, 0.5, 1.0 / 3.0), (0, 1, -0.5, 1.0 / 3.0)]);
-    // The other is still compared with it, and is now all there is.
+    // The truncated attempt still serves for comparison, and the remaining attempt is the only trained one.
     assert_eq!(all(&with(Overlong::Mask)), [(0, 1, -0.5, 1.0)]);
     assert_eq!(all(&with(Overlong::Drop)), []);
-    // Without it, the others are still compared with each other: 1 and 3 tokens.
+    // The remaining attempts, with 1 and 3 tokens, are still compared with each other.
     let mut three = groups[0].clone();
     three[2].reward = Some(1.0);
     let dropped = plan_of(&[three], &RlKeys { overlong: Overlong::Drop, ..keys() }, 1000).unwrap();
@@ -229,7 +230,7 @@ fn what_was_cut_for_its_length() {
     assert!((penalised[0].2 - 0.4).abs() < 1e-6, "{penalised:?}");
 }
 
-/// An attempt of several turns of two tokens each.
+/// Returns an attempt of several turns of two tokens each.
 fn turns(sample: u32, turns: u32, reward: f64) -> Attempt {
     let mut attempt = attempt(0, sample, &[1, 2], &[3, 4 + sample], Some(reward));
     for turn in 1..turns {
@@ -247,7 +248,7 @@ fn turns(sample: u32, turns: u32, reward: f64) -> Attempt {
 }
 
 #[test]
-fn turns_that_are_left_out_give_their_weight_to_the_others() {
+fn sampled_turns_carry_weight_of_skipped_turns() {
     let groups = [vec![turns(0, 5, 1.0), turns(1, 2, 0.0)]];
     let plan = plan_of(&groups, &RlKeys { max_trained_turns: 2, ..keys() }, 1000).unwrap();
     let [long, short] = &plan.updates[0].paths[..] else { panic!() };
@@ -255,7 +256,7 @@ fn turns_that_are_left_out_give_their_weight_to_the_others() {
     assert_eq!(weights.len(), 10);
     assert!(weights.chunks(2).all(|turn| turn[0] == turn[1]));
     assert_eq!(weights.iter().filter(|w| **w > 0.0).count(), 4);
-    // 14 tokens in all; two turns stand for five.
+    // 14 tokens in total. Two turns carry the weight of five.
     assert!((weights.iter().sum::<f32>() - 10.0 / 14.0).abs() < 1e-6);
     assert!((same(&short.weight) - 1.0 / 14.0).abs() < 1e-9);
     assert_eq!(plan, plan_of(&groups, &RlKeys { max_trained_turns: 2, ..keys() }, 1000).unwrap());
@@ -266,9 +267,9 @@ fn turns_that_are_left_out_give_their_weight_to_the_others() {
     }
 }
 
-/// Equal rewards have no gradient, unless the estimator sees parts of them that differ.
+/// Groups with equal rewards have no gradient, unless the estimator uses parts of the rewards that differ.
 #[test]
-fn groups_without_a_gradient() {
+fn is_idle_detects_groups_without_gradient() {
     let early = |reward| vec![Earned { by: Earner::Turn(0), reward }];
     let group = |rewards: [f64; 2], parts: [f64; 2]| -> Vec<Attempt> {
         let of = |i: usize| Attempt { earned: early(parts[i]), ..turns(i as u32, 2, rewards[i]) };
@@ -289,9 +290,9 @@ fn groups_without_a_gradient() {
     assert!(!idle(&critic, &group([1.0, 1.0], same)));
 }
 
-/// Paths of attempts with a reward, with all of their targets.
+/// Sequences of attempts with a reward, with all of their targets.
 #[test]
-fn paths_that_models_are_asked_about() {
+fn every_path_covers_attempts_with_reward() {
     let groups = groups();
     let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
     let found: Vec<_> =
@@ -308,7 +309,7 @@ fn paths_that_models_are_asked_about() {
     assert!(paths.iter().all(|(_, input)| input.targets.len() == input.tokens.len() - 2));
 }
 
-/// An attempt in which "a" and "b" act by turns, two tokens each, "a" first.
+/// Returns an attempt in which "a" and "b" act in turn, two tokens each, starting with "a".
 fn together(sample: u32, acts: u32, reward: f64, earned: Vec<Earned>) -> Attempt {
     let mut attempt = turns(sample, acts, reward);
     let mut trajectory = Trajectory::new();
@@ -321,9 +322,9 @@ fn together(sample: u32, acts: u32, reward: f64, earned: Vec<Earned>) -> Attempt
 }
 
 #[test]
-fn agents_are_compared_with_their_like() {
+fn group_by_compares_tasks_agents_or_steps() {
     let earned = |agent: &str, reward| Earned { by: Earner::Agent(agent.into()), reward };
-    // "b" was worth 2 more in the first than in the second; "a" the same.
+    // The reward of "b" is higher by 2 in the first attempt than in the second, that of "a" is the same.
     let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
     let of = |plan: &PolicyPlan| -> Vec<Vec<f32>> {
@@ -331,7 +332,7 @@ fn agents_are_compared_with_their_like() {
     };
     assert_eq!(of(&by(GroupBy::Task)), [[1.0; 4], [-1.0; 4]]);
     assert_eq!(of(&by(GroupBy::Agent)), [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]);
-    // Over the whole step, the mean is that of all: the first has it.
+    // The mean over the complete step is the mean of all attempts, which equals the first attempt's reward.
     let two = [groups[0].clone(), vec![attempt(1, 0, &[1, 7], &[3], Some(5.0))]];
     let plan = plan_of(&two, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
     let advantages: Vec<f32> = plan.updates[0].paths.iter().map(|p| same(&p.advantage)).collect();
@@ -339,12 +340,12 @@ fn agents_are_compared_with_their_like() {
 }
 
 #[test]
-fn only_what_is_asked_for_is_trained() {
+fn only_keys_restrict_agents_and_rewards() {
     let groups = [vec![together(0, 2, 1.0, vec![]), together(1, 4, 0.0, vec![])]];
     let agents = OnlyKeys { agents: vec!["b".into()], ..OnlyKeys::default() };
     let plan = plan_of(&groups, &RlKeys { only: agents, ..keys() }, 1000).unwrap();
     let [short, long] = &plan.updates[0].paths[..] else { panic!() };
-    // Two tokens of "b" in the first, four in the second.
+    // "b" has two tokens in the first attempt and four in the second.
     let sixth = 1.0 / 6.0;
     assert_eq!(short.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth]);
     assert_eq!(long.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth, 0.0, 0.0, sixth, sixth]);
@@ -355,7 +356,7 @@ fn only_what_is_asked_for_is_trained() {
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.5, 0.25)]]);
 }
 
-/// The attempt with other replies.
+/// Returns the attempt with changed segments.
 fn resampled(attempt: &Attempt, change: impl Fn(&mut Segment)) -> Attempt {
     let mut trajectory = Trajectory::new();
     for mut segment in attempt.trajectory.segments().iter().cloned() {
@@ -365,9 +366,9 @@ fn resampled(attempt: &Attempt, change: impl Fn(&mut Segment)) -> Attempt {
     Attempt { trajectory, ..attempt.clone() }
 }
 
-/// Others are compared with attempts that are masked; denominators and paths are of what is left.
+/// Masked attempts serve for comparison. Denominators and sequences cover the remaining tokens.
 #[test]
-fn masked_tokens_are_no_targets() {
+fn masked_tokens_are_not_targets() {
     let greedy = |attempt: &Attempt| resampled(attempt, |segment| segment.temperature = 0.0);
     let mut groups = groups();
     groups[0][0] = greedy(&groups[0][0]);
@@ -388,7 +389,7 @@ fn masked_tokens_are_no_targets() {
 }
 
 #[test]
-fn attempts_without_a_token() {
+fn empty_attempts_follow_empty_rule() {
     let groups = [vec![
         attempt(0, 0, &[1], &[3], Some(1.0)),
         attempt(0, 1, &[1], &[4], Some(0.0)),
@@ -402,7 +403,7 @@ fn attempts_without_a_token() {
 }
 
 #[test]
-fn a_critic_gives_every_token_its_own_advantage() {
+fn critic_values_yield_per_token_advantages() {
     let groups = [vec![turns(0, 2, 1.0)]];
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let signals = |_, _| Signals { values: vec![0.5, 0.25, 0.75, 1.0], ..Signals::default() };
@@ -417,7 +418,7 @@ fn a_critic_gives_every_token_its_own_advantage() {
 }
 
 #[test]
-fn a_divergence_charged_to_the_reward() {
+fn kl_penalty_on_rewards_changes_advantages() {
     let groups = [vec![turns(0, 1, 1.0)]];
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let kl = Some(KlKeys {
@@ -434,13 +435,13 @@ fn a_divergence_charged_to_the_reward() {
         reference: vec![-2.0, -2.5],
         ..Signals::default()
     };
-    // At the coefficient of the moment, 0.5: 1 − 0.25 after the last token, and 0.5 less before.
+    // The current coefficient is 0.5: 1 − 0.25 after the last token, and 0.5 less before.
     let plan = plan_with(&groups, &RlKeys { advantage, kl, ..keys() }, 1000, &signals).unwrap();
     assert_eq!(plan.updates[0].paths[0].advantage, PerToken::new([0.25, 0.75]));
     assert_eq!(plan.kl, Some(ChargedKl { coefficient: 0.5, found: 0.75, rollouts: 1 }));
 
-    // Compared by groups, attempts of equal rewards differ by how far they have left the reference: by 1.5
-    // and 0.5 nats.
+    // If attempts are compared within groups, attempts with equal rewards differ by their divergence from the
+    // reference: 1.5 and 0.5 nats.
     let groups = [vec![turns(0, 1, 1.0), turns(1, 1, 1.0)]];
     let far = |id: AttemptId, _| Signals {
         logprobs: vec![-1.0, -2.0],
@@ -453,7 +454,7 @@ fn a_divergence_charged_to_the_reward() {
     assert_eq!(rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>(), [-0.25, 0.25]);
 }
 
-/// Weights of the score of the answer, of the rest of the outcome, and of what turns earned.
+/// Weights of the answer's score, of the remaining outcome, and of the turns' rewards.
 fn parts(weights: [f64; 3]) -> RlKeys {
     let (baseline, counting) = (GroupBaseline::default(), levade_rl::Counting::Exact);
     let advantage = Estimator::Gdpo { weights: weights.into(), baseline, counting, recentre: false };
@@ -461,17 +462,17 @@ fn parts(weights: [f64; 3]) -> RlKeys {
 }
 
 #[test]
-fn parts_of_a_score_are_normalised_one_by_one() {
-    // The first answers right, with a call that could not be read; the second does neither.
+fn gdpo_normalizes_reward_components_separately() {
+    // The first answer is correct, but with a malformed call. The second is neither.
     let earned = vec![Earned { by: Earner::Turn(0), reward: -0.5 }];
     let right = Attempt { score: Some(1.0), earned, ..turns(0, 1, 0.5) };
     let wrong = Attempt { score: Some(0.0), ..turns(1, 1, 0.0) };
     let plan = plan_of(&[vec![right, wrong]], &parts([1.0, 0.0, 2.0]), 1000).unwrap();
-    // 1 × 0.5 − 2 × 0.25 of the first: nothing is left, and so of the second.
+    // 1 × 0.5 − 2 × 0.25 for the first: the advantages cancel, and also those of the second.
     assert_eq!(plan.updates, [Update::default()]);
 }
 
-/// A component of the score on one turn is credited to the turn, and no more to the final answer.
+/// A component of the score that is credited to a turn is not credited to the final answer.
 #[test]
 fn answer_score_excludes_components_of_turns() {
     let of = |sample, score| Attempt { score: Some(score), ..turns(sample, 1, score) };
@@ -481,15 +482,15 @@ fn answer_score_excludes_components_of_turns() {
     half.outcome.components = vec![component];
     half.earned = vec![Earned { by, reward: 0.5 }];
     let plan = plan_of(&[vec![half, of(1, 1.0), of(2, 0.0)]], &parts([1.0, 0.0, 0.0]), 1000).unwrap();
-    // Answers earned 1 − 0.5, 1 and 0: the first has the mean, and learns nothing.
+    // Answers earned 1 − 0.5, 1 and 0. The first equals the mean, so its advantage is 0.
     let [right, wrong] = &rows(&plan.updates[0])[0][..] else { panic!("{plan:?}") };
     assert_eq!(((right.1, wrong.1), right.2), ((1, 2), -wrong.2));
     assert!(right.2 > 0.0);
 }
 
-/// A value comes after an attempt that was cut, and none after one that ended.
+/// A value follows a truncated attempt, but not a complete one.
 #[test]
-fn a_cut_attempt_is_worth_what_may_come() {
+fn truncated_attempt_bootstraps_from_critic_value() {
     let advantage = Some(Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None });
     let groups =
         [vec![attempt(0, 0, &[1, 2], &[3, 4], Some(1.0)), attempt(0, 1, &[1, 2], &[3, 5], Some(1.0))]];
@@ -507,7 +508,7 @@ fn a_cut_attempt_is_worth_what_may_come() {
 }
 
 #[test]
-fn only_the_least_certain_tokens_learn() {
+fn high_entropy_share_keeps_highest_entropy_tokens() {
     let entropies = |id: AttemptId, _| {
         let entropies = match place(id) {
             (0, 0) => vec![0.9, 0.1],
@@ -519,7 +520,7 @@ fn only_the_least_certain_tokens_learn() {
         };
         Signals { entropies, ..Signals::default() }
     };
-    // Three of nine, those of a group without advantages among them.
+    // Three of nine tokens, including tokens of a group without advantages.
     let keys = RlKeys { high_entropy_share: 1.0 / 3.0, ..keys() };
     let plan = plan_with(&groups(), &keys, 1000, &entropies).unwrap();
     assert_eq!(
@@ -531,7 +532,7 @@ fn only_the_least_certain_tokens_learn() {
     assert_eq!(path.advantage, PerToken::new([0.5, 0.0]));
     // The loss is still a mean over all tokens.
     assert_eq!(path.weight, PerToken::same(1.0 / 9.0));
-    // Every update has a threshold of its own.
+    // Every update has its own threshold.
     let keys = RlKeys { mini_batches: 2, high_entropy_share: 0.5, ..keys };
     let plan = plan_with(&groups(), &keys, 1000, &entropies).unwrap();
     let found = plan.high_entropy.unwrap();
@@ -539,10 +540,10 @@ fn only_the_least_certain_tokens_learn() {
     assert_eq!((found.tokens, found.kept), (9, 5));
 }
 
-/// An attempt that hung before its first token is compared with every agent's part of the others, unless it
-/// is dropped.
+/// An attempt that ended before its first token is compared with every agent's part of the other attempts,
+/// unless it is dropped.
 #[test]
-fn agents_are_compared_with_attempts_without_a_token() {
+fn empty_attempts_are_compared_with_each_agent() {
     let earned = vec![Earned { by: Earner::Agent("b".into()), reward: 1.0 }];
     let group = [vec![
         together(0, 2, 2.0, earned),
@@ -554,7 +555,7 @@ fn agents_are_compared_with_attempts_without_a_token() {
         let paths = plan.updates[0].paths.clone();
         paths.iter().map(|path| path.advantage.iter().take(4).collect::<Vec<_>>()).collect::<Vec<_>>()
     };
-    // "a" was worth 1, 0 and −2, a mean of −1/3; "b" 2 and −2.
+    // Rewards of "a" were 1, 0 and −2, with a mean of −1/3; those of "b" were 2 and −2.
     let third = 1.0f32 / 3.0;
     assert_eq!(with(Empty::Keep), [vec![1.0 + third, 1.0 + third, 2.0, 2.0], vec![third; 4]]);
     assert_eq!(with(Empty::Drop), [vec![0.5, 0.5, 0.0, 0.0], vec![-0.5; 4]]);
@@ -563,9 +564,9 @@ fn agents_are_compared_with_attempts_without_a_token() {
     assert_eq!(plan.updates, [Update::default()]);
 }
 
-/// Statistics over tokens are those of the tokens that are trained, whatever else is compared with.
+/// Statistics over tokens use only the trained tokens, whatever other attempts serve for comparison.
 #[test]
-fn masked_attempts_are_not_whitened_with() {
+fn whitening_uses_only_trained_tokens() {
     let gamma = 1.0;
     let plain = Estimator::ReinforcePlusPlus { gamma, counting: Counting::Exact, one_turn: false };
     let keys = || RlKeys { advantage: Some(plain.clone()), overlong: Overlong::Mask, ..keys() };
@@ -582,14 +583,14 @@ fn masked_attempts_are_not_whitened_with() {
     let from = OnlyKeys { reward_from: Some(-1.0), ..OnlyKeys::default() };
     assert_eq!(advantages(&[group], &RlKeys { only: from, overlong: Overlong::Keep, ..keys() }), alone);
 
-    // Of two agents one is trained: what the other did has another value at its last token.
+    // One of two agents is trained. The other agent's last token has a different value.
     let agents = OnlyKeys { agents: vec!["a".into()], ..OnlyKeys::default() };
     let both = [vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])]];
     let early = Earned { by: Earner::Agent("a".into()), reward: 5.0 };
     let marked = [vec![together(0, 2, 6.0, vec![early]), together(1, 2, 0.0, vec![])]];
     for (groups, want) in [(both, 0.75f32.sqrt()), (marked, 0.75f32.sqrt())] {
         let plan = plan_of(&groups, &RlKeys { only: agents.clone(), ..keys() }, 1000).unwrap();
-        // Two tokens of each: one value in the first attempt, 0 in the second, a deviation of √(1/3) of their
+        // Two tokens each: one value in the first attempt, 0 in the second, a deviation of √(1/3) of their
         // distance.
         let first: Vec<f32> = plan.updates[0].paths[0].advantage.iter().take(2).collect();
         assert!(first.iter().all(|a| (a - want).abs() < 1e-4), "{first:?} {want}");

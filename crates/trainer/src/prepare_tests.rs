@@ -1,4 +1,4 @@
-//! Numbers of what an update is prepared with, from a learner whose log-probabilities are known.
+//! Tests the prepared inputs of updates, with a learner whose log-probabilities are known.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -16,14 +16,15 @@ use crate::batch::Targets;
 use crate::learn::{Progress, Rules, run_plan};
 use crate::policies::Models;
 
-/// Says −id / 10 of every token, and remembers what it was asked and what it was to learn.
+/// A learner whose log-probability of every token is −id / 10. It records queries and training
+/// batches.
 #[derive(Default)]
 struct Known {
     asked: Mutex<u32>,
     learnt: Mutex<Vec<Arc<TreeBatch>>>,
     /// Losses of the batches.
     losses: Mutex<Vec<Loss>>,
-    /// Learning rates and bounds of gradient norms of the optimiser steps.
+    /// Learning rates and maximum gradient norms of the optimizer steps.
     steps: Mutex<Vec<(f32, f32)>>,
 }
 
@@ -75,8 +76,8 @@ fn id(sample: u8) -> AttemptId {
     AttemptId::from_bytes([sample; 16])
 }
 
-/// A path that trains all of its tokens but the first, by (id, log-probability it was drawn with, age); each
-/// with a weight of a half and an advantage of 1.
+/// Returns a sequence whose tokens are (id, log-probability at sampling, age). All tokens except
+/// the first are trained, each with a weight of 0.5 and an advantage of 1.
 fn path(sample: u32, tokens: &[(u32, f32, u32)]) -> (PathKey, PathInput) {
     let target = |(i, (_, behaviour, age)): (usize, &(u32, f32, u32))| PathTarget {
         index: i as u32 + 1,
@@ -94,7 +95,8 @@ fn terms(batches: &[Inputs]) -> Vec<Term> {
     batches.iter().flatten().flat_map(|(_, input)| input.targets.iter().map(|target| target.term)).collect()
 }
 
-/// Terms of the first update of a step, of one micro-batch, and how often the learner was asked.
+/// Returns the terms of the first update of a step, with one micro-batch, and the number of queries
+/// to the learner.
 async fn prepared(keys: &RlKeys, exact: bool, batch: Inputs) -> (Vec<Term>, u32) {
     let learner = Known::default();
     let mut preparer = Preparer::new(keys, &learner, (1, 2), exact);
@@ -105,7 +107,7 @@ async fn prepared(keys: &RlKeys, exact: bool, batch: Inputs) -> (Vec<Term>, u32)
     (terms(&batches), asked)
 }
 
-/// The weight of the policy's part of a term's loss.
+/// Returns the weight of the policy's part of a term's loss.
 fn weight(term: &Term) -> f64 {
     f64::from(term.weight) * term.correction.map_or(1.0, f64::from)
 }
@@ -115,11 +117,12 @@ fn close(found: f64, want: f64) {
     assert!((found - want).abs() < 1e-5 * want.abs().max(1.0), "{found}, expected {want}");
 }
 
-/// Log-ratios of the proximal to the behaviour policy of 0.5, −1 and 3: the last weight is truncated.
+/// Log-ratios of the proximal to the behavior policy are 0.5, −1 and 3. The last weight is
+/// truncated.
 const STALE: [(u32, f32, u32); 3] = [(10, -1.5, 1), (20, -1.0, 2), (5, -3.5, 1)];
 
 #[tokio::test]
-async fn weights_are_those_of_the_proximal_over_the_behaviour_policy() {
+async fn correction_weights_are_proximal_to_behavior_ratios() {
     let (found, asked) = prepared(&keys("proximal = 'recompute'"), true, vec![path(0, &STALE)]).await;
     assert_eq!(asked, 1);
     for ((term, (id, ..)), ratio) in found.iter().zip(STALE).zip([0.5f64.exp(), (-1.0f64).exp(), 5.0]) {
@@ -136,19 +139,20 @@ async fn weights_are_those_of_the_proximal_over_the_behaviour_policy() {
     let away = keys("proximal = 'recompute'\ncorrection = { bound = { clamp = { low = 1.0, high = 1.0 } } }");
     let (found, _) = prepared(&away, true, vec![path(0, &STALE)]).await;
     assert!(found.iter().all(|term| weight(term) == 0.5 && term.proximal.is_some()));
-    // Ratios to the policy that drew a token need no weight.
+    // Ratios to the policy that sampled a token need no weight.
     let (found, asked) = prepared(&keys(""), true, vec![path(0, &STALE)]).await;
     assert!(asked == 0 && found.iter().all(|term| weight(term) == 0.5 && term.proximal.is_none()));
 }
 
-/// A correction over paths is of the tokens that are trained, and so is the mismatch.
+/// A correction over sequences uses only the trained tokens, and so does the mismatch.
 #[tokio::test]
-async fn corrections_and_rejections_see_trained_tokens_alone() {
+async fn corrections_and_rejections_use_only_trained_tokens() {
     let text = "proximal = 'recompute'\ncorrection = { level = 'path', bound = { clamp = { high = 9.0 } } }\n\
                 rejection = [{ statistic = 'ratio', over = 'path_sum', high = 9.0 }]";
     let (keys, learner) = (keys(text), Known::default());
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
-    // Log-ratios of 0.5 and 1; and of 3, too far for either if it counted.
+    // Log-ratios of 0.5 and 1 for trained tokens. The third, 3, would exceed both bounds if it
+    // counted.
     let mut path = path(0, &[(10, -1.5, 1), (20, -3.0, 1), (5, -3.5, 1)]);
     path.1.targets[2].term.weight = 0.0;
     let mut batches = vec![vec![path]];
@@ -167,10 +171,9 @@ async fn corrections_and_rejections_see_trained_tokens_alone() {
     }
 }
 
-/// A correction weighs the policy's gradient and not the penalty for leaving the reference; what is rejected
-/// has neither.
+/// A correction weights the policy's gradient but not the KL penalty. A rejection removes both.
 #[tokio::test]
-async fn a_penalty_is_not_corrected() {
+async fn correction_does_not_weight_kl_penalty() {
     let text = "proximal = 'recompute'\nkl = { coefficient = 0.5, estimator = 'k2' }\n\
                 rejection = [{ statistic = 'ratio', high = 9.0 }]";
     let keys = keys(text);
@@ -178,7 +181,8 @@ async fn a_penalty_is_not_corrected() {
     for (term, (id, ..)) in found.iter_mut().zip(STALE) {
         term.reference = Some(said(id) + 2.0);
     }
-    // At the proximal policy: a ratio of 1, and half of 2² / 2 for the penalty, of slope −2.
+    // At the proximal policy the ratio is 1. The penalty is half of 2² / 2, with a derivative of
+    // −2.
     let at = |i: usize| keys.loss().evaluate(said(STALE[i].0), &found[i]);
     for (i, ratio) in [0.5f64.exp(), (-1.0f64).exp()].into_iter().enumerate() {
         close(at(i).loss, -ratio + 1.0);
@@ -188,10 +192,10 @@ async fn a_penalty_is_not_corrected() {
     assert_eq!(found[2].weight, 0.0);
 }
 
-/// REINFORCE with the ratio as a weight: to the policy that drew the token, whatever the trust region is
-/// around.
+/// REINFORCE weighted by the ratio to the policy that sampled the token, whatever the center of the
+/// trust region.
 #[tokio::test]
-async fn minirl_is_weighted_by_the_policy_that_drew() {
+async fn minirl_weights_use_behavior_policy() {
     let mild = [(10, -1.2, 1), (20, -1.7, 2)];
     let keys = keys("algorithm = 'minirl'\nproximal = 'recompute'");
     let (found, _) = prepared(&keys, true, vec![path(0, &mild)]).await;
@@ -204,7 +208,7 @@ async fn minirl_is_weighted_by_the_policy_that_drew() {
 }
 
 #[tokio::test]
-async fn the_record_stands_in_only_where_it_is_what_the_learner_would_say() {
+async fn recorded_logprobs_are_used_only_if_exact() {
     let recompute = keys("proximal = 'recompute'");
     let fresh = || vec![path(0, &[(10, -1.5, 0), (20, -1.0, 0)])];
     let (found, asked) = prepared(&recompute, true, fresh()).await;
@@ -213,11 +217,11 @@ async fn the_record_stands_in_only_where_it_is_what_the_learner_would_say() {
         found.iter().map(|term| (term.proximal, weight(term))).collect::<Vec<_>>(),
         [(Some(-1.5), 0.5), (Some(-1.0), 0.5)]
     );
-    // Keys and values of older weights under it: not so.
+    // With keys and values of older weights, the recorded log-probabilities differ.
     let (found, asked) = prepared(&recompute, false, fresh()).await;
     assert_eq!((asked, found[0].proximal), (1, Some(-1.0)));
     close(weight(&found[0]), 0.5 * 0.5f64.exp());
-    // One token of another version, or of nobody's, is enough.
+    // One token of another version, or without a behavior policy, suffices for a recomputation.
     let mut foreign = fresh();
     foreign[0].1.targets[1].term.behaviour = None;
     let mut mixed = fresh();
@@ -228,9 +232,10 @@ async fn the_record_stands_in_only_where_it_is_what_the_learner_would_say() {
     }
 }
 
-/// The proximal policy is that at the beginning of the step for all of its updates, and is asked for once.
+/// The proximal policy is the policy at the start of the step for all its updates, and is computed
+/// once.
 #[tokio::test]
-async fn the_proximal_policy_stays_for_the_step() {
+async fn proximal_policy_is_computed_once_per_step() {
     let (keys, learner) = (keys("proximal = 'recompute'"), Known::default());
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
     let first = vec![vec![path(0, &STALE)], vec![path(1, &STALE[..1])]];
@@ -247,22 +252,22 @@ async fn the_proximal_policy_stays_for_the_step() {
     close(preparer.mismatch().unwrap().0.kl, -3.0 / 4.0);
 }
 
-/// The guess is the loss's: nothing is asked, nothing stands in the terms, and the age decides how far along
-/// it lies.
+/// The loss interpolates the proximal policy: no query is made, and no term is changed. The age
+/// determines the interpolation.
 #[tokio::test]
-async fn interpolation_needs_no_pass_and_knows_the_age() {
+async fn interpolated_proximal_uses_age_without_forward_pass() {
     let keys = keys("proximal = 'interpolate'");
     let aged = [(10, -1.3, 1), (10, -1.3, 2), (10, -1.3, 4)];
     let (found, asked) = prepared(&keys, true, vec![path(0, &aged)]).await;
     assert_eq!((asked, &found), (0, &terms(&[vec![path(0, &aged)]])));
     for (term, age) in found.iter().zip([1.0f64, 2.0, 4.0]) {
-        // From −1.3 to −1, of which the last version is a share of 1 / age.
+        // Between −1.3 and −1, where the last version accounts for a fraction of 1 / age.
         let got = keys.loss().evaluate(-1.0, term);
         let (ratio, weight) = ((0.3 / age).exp(), (0.3 * (age - 1.0) / age).exp());
         close(got.ratio, ratio);
         close(got.loss, -weight * ratio.min(1.2));
     }
-    // What looks at whole paths first does so from the same guess.
+    // Losses over complete sequences use the same interpolation.
     let gspo = self::keys("algorithm = 'gspo'\nproximal = 'interpolate'");
     let (found, asked) = prepared(&gspo, true, vec![path(0, &aged)]).await;
     assert_eq!(asked, 1);
@@ -271,14 +276,14 @@ async fn interpolation_needs_no_pass_and_knows_the_age() {
 }
 
 #[tokio::test]
-async fn ratios_of_paths_and_marks_come_from_the_present_policy() {
+async fn sequence_ratios_and_marks_use_current_policy() {
     let batch = || vec![path(0, &[(10, -1.5, 1), (20, -1.0, 1)])];
     let gspo = keys("algorithm = 'gspo'");
     let (found, asked) = prepared(&gspo, true, batch()).await;
     // −1 + 1.5 and −2 + 1.
     assert_eq!(asked, 1);
     found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.25));
-    // On policy nothing has moved, unless an update has been.
+    // On policy the ratio is 1, unless an earlier update has changed the weights.
     let fresh = || vec![path(0, &[(10, -1.5, 0), (20, -1.0, 0)])];
     let (found, asked) = prepared(&gspo, true, fresh()).await;
     assert_eq!((asked, found[0].path_log_ratio), (0, Some(0.0)));
@@ -287,12 +292,12 @@ async fn ratios_of_paths_and_marks_come_from_the_present_policy() {
     Preparer::new(&gspo, &learner, (1, 2), true).update(&mut batches, false, 1).await.unwrap();
     terms(&batches).iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.25));
 
-    // The geometric mean of ratios that are clipped from above, at e^0.4, where the advantage is positive.
+    // The geometric mean of ratios. For a positive advantage they are clipped from above, at e^0.4.
     let (found, _) = prepared(&keys("algorithm = 'gmpo'"), true, batch()).await;
     found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), (0.4 - 1.0) / 2.0));
     assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [false, true]);
 
-    // The likeliest token of those with the larger advantage.
+    // The most likely of the tokens with the larger advantage is selected.
     let covarying = keys("loss = { kl_cov = { coefficient = 1.0, share = 0.25 } }");
     let mut batch = batch();
     batch[0].1.targets[1].term.advantage = -1.0;
@@ -302,13 +307,15 @@ async fn ratios_of_paths_and_marks_come_from_the_present_policy() {
     assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [true, false, false, false]);
 }
 
-/// Clip-Cov draws what it leaves out among tokens whose covariance is in bounds, for each update anew.
+/// Clip-Cov samples the tokens to leave out from those whose covariance is in bounds, separately
+/// for each update.
 #[tokio::test]
-async fn tokens_are_drawn_anew_for_each_update() {
+async fn clip_cov_resamples_tokens_for_each_update() {
     let text = "loss = { clip_cov = { low = 0.2, high = 0.2, share = 0.25, lower = 0.5, upper = 1.5 } }";
     let (keys, learner) = (keys(text), Known::default());
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
-    // Advantages of 1 and −1, log-probabilities of −1 and −3, by turns: all covariances are 1.
+    // Alternating advantages of 1 and −1, and log-probabilities of −1 and −3: all covariances are
+    // 1.
     let mut path = path(0, &[[(10, -1.0, 1), (30, -3.0, 1)]; 4].concat());
     path.1.targets.iter_mut().skip(1).step_by(2).for_each(|target| target.term.advantage = -1.0);
     let mut chosen = Vec::new();
@@ -317,7 +324,7 @@ async fn tokens_are_drawn_anew_for_each_update() {
         preparer.update(&mut batches, false, update).await.unwrap();
         let marked: Vec<u64> =
             (0u64..).zip(terms(&batches)).filter(|(_, term)| term.marked).map(|(place, _)| place).collect();
-        // Two of eight: those with the smallest numbers of this update.
+        // Two of eight tokens are selected: those with the smallest random numbers of this update.
         let number = |place: &u64| uniform(1, 2, update as u64 * (1 << 32) + place);
         let mut want: Vec<u64> = (0..8).collect();
         want.sort_by(|a, b| number(a).total_cmp(&number(b)));
@@ -330,10 +337,11 @@ async fn tokens_are_drawn_anew_for_each_update() {
     assert!(chosen.len() > 1, "{chosen:?}");
 }
 
-/// Tokens without weight have no part in ratios and advantages of paths, nor in covariances of an update.
+/// Tokens with weight 0 do not contribute to ratios and advantages of sequences, nor to covariances
+/// of an update.
 #[tokio::test]
-async fn what_is_not_trained_has_no_part_in_statistics() {
-    // Log-ratios of 0.5, −1 and 1.5, the last of a token that is not trained.
+async fn untrained_and_rejected_tokens_are_excluded_from_statistics() {
+    // Log-ratios of 0.5, −1 and 1.5. The last token is not trained.
     let batch = || {
         let mut path = path(0, &[(10, -1.5, 1), (20, -1.0, 1), (5, -2.0, 1)]);
         path.1.targets[2].term = Term { weight: 0.0, advantage: 8.0, ..path.1.targets[2].term };
@@ -344,12 +352,13 @@ async fn what_is_not_trained_has_no_part_in_statistics() {
     let (found, _) = prepared(&keys("algorithm = 'gmpo'"), true, batch()).await;
     found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), (0.4 - 1.0) / 2.0));
     found.iter().for_each(|term| close(term.advantage.into(), 1.0));
-    // Of two trained tokens with one advantage the first is marked, not the third, the likeliest and best.
+    // Of two trained tokens with the same advantage, the first is selected. The third has a higher
+    // log-probability and advantage, but is not trained.
     let covarying = keys("loss = { kl_cov = { coefficient = 1.0, share = 0.5 } }");
     let (found, _) = prepared(&covarying, true, batch()).await;
     assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [true, false, false]);
 
-    // Of log-ratios of 0.3, −0.4 and 2.6 to the behaviour policy the last is rejected.
+    // The log-ratios to the behavior policy are 0.3, −0.4 and 2.6. The last token is rejected.
     let text = "algorithm = 'gspo'\nproximal = 'recompute'\n\
                 rejection = [{ statistic = 'ratio', low = 0.1, high = 9.0 }]";
     let rejecting = keys(text);
@@ -358,17 +367,18 @@ async fn what_is_not_trained_has_no_part_in_statistics() {
     let mut batches = vec![vec![path(0, &STALE)]];
     preparer.proximal.insert(batches[0][0].0, vec![-1.2, -1.4, -0.9]);
     preparer.update(&mut batches, false, 1).await.unwrap();
-    // Those of the present policy to the proximal one are 0.2, −0.6 and 0.4.
+    // The log-ratios of the current to the proximal policy are 0.2, −0.6 and 0.4.
     terms(&batches).iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.2));
 }
 
 #[tokio::test]
-async fn what_is_rejected_weighs_nothing_and_is_counted() {
+async fn rejected_tokens_get_zero_weight_and_are_counted() {
     let text = "proximal = 'recompute'\nrejection = [{ statistic = 'ratio', over = 'path_mean', high = 1.5 }, \
                 { statistic = 'ratio', low = 0.5, high = 9.0 }]";
     let (keys, learner) = (keys(text), Known::default());
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
-    // Log-ratios of 0.5 and −1, with a geometric mean below 1; and of 3, too far as a path.
+    // Log-ratios of 0.5 and −1 have a geometric mean below 1. A log-ratio of 3 exceeds the bound of
+    // its sequence.
     let mut batches = vec![vec![path(0, &STALE[..2]), path(1, &STALE[2..])]];
     preparer.begin(&batches).await.unwrap();
     preparer.update(&mut batches, true, 0).await.unwrap();
@@ -377,9 +387,10 @@ async fn what_is_rejected_weighs_nothing_and_is_counted() {
     assert_eq!((&weights[1..], preparer.rejected), (&[0.0, 0.0][..], 2));
 }
 
-/// Corrections and rejections are about the policy's gradient: the critic learns from the plan as it stands.
+/// Corrections and rejections concern the policy's gradient. The critic learns from the plan
+/// unchanged.
 #[tokio::test]
-async fn the_critic_learns_from_all_tokens_alike() {
+async fn critic_ignores_corrections_and_rejections() {
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(Segment::given(None, vec![99], 0)).unwrap();
     let reply = Segment {
@@ -438,7 +449,7 @@ async fn the_critic_learns_from_all_tokens_alike() {
         close(of_update[1], 0.5 * (-1.0f64).exp());
         assert_eq!(of_update[2], 0.0);
     }
-    // Each learns by its own loss, rate and bound of the gradient's norm.
+    // Each model has its own loss, learning rate and maximum gradient norm.
     assert_eq!(*policy.steps.lock().unwrap(), [(1.0, 1.0); 2]);
     assert_eq!(*critic.steps.lock().unwrap(), [(0.5, 0.25); 2]);
     let clipped = Loss::of(levade_rl::PolicyLoss::Value { clip: Some(0.2) });
@@ -449,9 +460,9 @@ async fn the_critic_learns_from_all_tokens_alike() {
     assert_eq!(returns, [1.0, 2.0, 3.0]);
 }
 
-/// While only the critic learns, the policy is left as it is.
+/// While only the critic learns, the policy does not change.
 #[tokio::test]
-async fn policies_rest_while_the_critic_warms_up() {
+async fn critic_warmup_skips_policy_updates() {
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(Segment::given(None, vec![99], 0)).unwrap();
     let reply = Segment {

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Gives these components for every attempt.
+/// A scorer that returns these components for every attempt.
 #[derive(Debug)]
 struct Gives(Vec<Component>);
 
@@ -26,7 +26,7 @@ impl Scorer for Panics {
     }
 }
 
-/// Never answers.
+/// A scorer that never responds.
 #[derive(Debug)]
 struct Hangs;
 
@@ -75,7 +75,7 @@ fn scorers(several: Vec<ScorerKeys>, custom: Vec<(&str, Arc<dyn Scorer>)>) -> Sc
 }
 
 #[test]
-fn a_task_is_scored_by_those_that_are_for_it() {
+fn scorers_apply_to_matching_and_named_tasks() {
     let maths = ScorerKeys { when: when("", "maths"), ..scorer("maths") };
     let words = ScorerKeys { when: when("file", "words"), ..scorer("words") };
     let all = scorers(vec![maths, words, scorer("form")], Vec::new());
@@ -96,7 +96,7 @@ fn a_task_is_scored_by_those_that_are_for_it() {
         "{error}"
     );
     assert!(error.to_string().ends_with("the sources are rows, more"), "{error}");
-    // A task that names its scorer has that one and no other.
+    // A task that names its scorers uses only these.
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "maths", "scorer": "words"}})), ["words"]);
     assert_eq!(of(json!({"row": {"scorer": ["form", "maths"]}})), ["maths", "form"]);
     let error = all.check_task("t", &json!({"answer": 1, "row": {"scorer": "wrods"}}), &[]).unwrap_err();
@@ -109,7 +109,7 @@ fn a_task_is_scored_by_those_that_are_for_it() {
 }
 
 #[tokio::test]
-async fn components_add_up_by_their_weights() {
+async fn score_is_weighted_sum_of_components() {
     let parts = vec![
         Component { extracted: Some("72".into()), ..Component::score(0.5) },
         Component { on: Some(Earner::Turn(0)), ..Component::new("step", -1.0) },
@@ -133,7 +133,7 @@ async fn components_add_up_by_their_weights() {
         ("beside", 1.0, None),
     ];
     assert_eq!(components, want);
-    // Beside the score of each there is the share that a turn earned.
+    // In addition to the weighted scores, a component is credited to its turn.
     assert_eq!((done.score, done.reward), (Some(1.0), Some(1.0)));
     assert_eq!(done.earned, [Earned { by: Earner::Turn(0), reward: -0.25 }]);
     assert_eq!(done.outcome.extracted.as_deref(), Some("72"));
@@ -141,7 +141,7 @@ async fn components_add_up_by_their_weights() {
 }
 
 #[tokio::test]
-async fn an_answer_that_makes_no_sense_is_no_score() {
+async fn invalid_scorer_results_are_handled_by_unscored_policy() {
     let gives = |components| -> Arc<dyn Scorer> { Arc::new(Gives(components)) };
     let (panics, hangs): (Arc<dyn Scorer>, Arc<dyn Scorer>) = (Arc::new(Panics), Arc::new(Hangs));
     for (scorer_of, again, want) in [
@@ -151,7 +151,8 @@ async fn an_answer_that_makes_no_sense_is_no_score() {
         (panics, false, "panicked"),
         (hangs, true, "did not answer within 200ms"),
     ] {
-        // A number stands in for whatever it is; otherwise the attempt is broken, or waits if that may help.
+        // Either a substitute value is used, or the attempt fails, or it is deferred if a later
+        // call may succeed.
         for unscored in [Unscored::Retry, Unscored::Drop, Unscored::Park, Unscored::Value(0.5)] {
             let keys = ScorerKeys { unscored: Some(unscored), ..scorer("judge") };
             let all = scorers(vec![keys], vec![("judge", scorer_of.clone())]);
@@ -181,7 +182,7 @@ async fn an_answer_that_makes_no_sense_is_no_score() {
     }
 }
 
-/// Scores attempts of a group by their places among those that it is given.
+/// A scorer that scores the attempts of a group by their positions in the group.
 #[derive(Debug)]
 struct Places;
 
@@ -203,7 +204,7 @@ impl Scorer for Places {
 }
 
 #[tokio::test]
-async fn attempts_are_compared_with_those_that_have_their_scores() {
+async fn score_together_includes_already_scored_attempts() {
     let all = scorers(vec![scorer("places")], vec![("places", Arc::new(Places))]);
     let member = |sample| {
         let mut member = attempt(json!({}));
@@ -219,9 +220,9 @@ async fn attempts_are_compared_with_those_that_have_their_scores() {
     }
 }
 
-/// Rewards of tools come on top of what the calls of a turn cost.
+/// Rewards of tools are added to the penalties for the calls of their turn.
 #[test]
-fn tool_rewards_add_to_the_penalties_of_their_turn() {
+fn tool_rewards_add_to_call_penalties_of_turn() {
     let keys = RewardKeys { malformed_call: -0.5, failed_call: -0.25, ..RewardKeys::default() };
     let all = Scorers::new(&keys, CustomScorers::new());
     let mut made = attempt(json!({"answer": 72}));

@@ -1,4 +1,4 @@
-//! Tests that held-out tasks are trained on nowhere, and of the conversation that a task opens.
+//! Tests the separation of held-out tasks from training, and the opening conversation of a task.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::agents::AgentParts;
 
-/// Writes a recipe with these sources beside their files, and reads it with `overrides`.
+/// Writes a recipe with these sources next to their files, and loads it with `overrides`.
 fn recipe(folder: &TempDir, sources: &str, seed: u64, overrides: &[&str]) -> Recipe {
     let file = folder.path().join("recipe.toml");
     let recipe = format!(
@@ -68,7 +68,7 @@ const OVERLAPPING: &str = "
 ";
 
 #[test]
-fn what_one_source_holds_out_is_trained_on_from_none() {
+fn held_out_questions_are_excluded_from_all_sources() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, questions: Box<dyn Iterator<Item = String>>| {
         write_rows(&folder.path().join(name), questions)
@@ -77,30 +77,30 @@ fn what_one_source_holds_out_is_trained_on_from_none() {
     write("b.jsonl", Box::new((100..300).rev().map(|i| format!("  what is\t{i} + 1? \n"))));
     write("c.jsonl", Box::new((0..150).map(|i| format!("What is {i} + 1?\u{a0}"))));
     let runs: Vec<Tasks> = (1..4).map(|seed| load(&folder, OVERLAPPING, seed).unwrap()).collect();
-    // One evaluation for all seeds, and nothing of it in any training.
+    // All seeds share one evaluation, and none of its questions is in any training set.
     let asked_of = asked(&runs[0]);
     for run in &runs {
         assert_eq!(run.eval, runs[0].eval);
         assert_eq!(run.eval.iter().map(|slice| slice.tasks.len()).collect::<Vec<_>>(), [40, 30]);
         assert!(trained(run).is_disjoint(&asked_of));
-        // What the second holds out of the first, the first holds out, too: it takes the smallest hashes of
-        // more.
+        // The first source holds out everything that the second holds out of it, because it takes
+        // the smallest hashes of a larger number.
         let left_out: Vec<_> =
             run.notes.iter().filter(|note| note.contains("a question that is held out")).collect();
         let [b, c] = &left_out[..] else { panic!("{:?}", run.notes) };
         assert!(b.contains("b.jsonl: ") && c.contains("c.jsonl: "), "{left_out:?}");
     }
-    // The order of training is the seed's.
+    // The seed determines the training order.
     let first = |run: &Tasks| (0..20).map(|i| run.train(i).unwrap().id).collect::<Vec<_>>();
     assert_ne!(first(&runs[0]), first(&runs[1]));
-    // Another split is another evaluation.
+    // Another split seed yields another evaluation.
     let split =
         Recipe::load(&folder.path().join("recipe.toml"), &["eval.split_seed=2".parse().unwrap()]).unwrap();
     assert_ne!(asked(&tasks_of(&split).unwrap()), asked_of);
 }
 
 #[test]
-fn a_test_file_is_only_evaluated_on() {
+fn fully_held_out_file_is_not_trained_on() {
     let folder = tempfile::tempdir().unwrap();
     write_rows(&folder.path().join("train.jsonl"), (0..50).map(|i| format!("{i}?")));
     write_rows(&folder.path().join("test.jsonl"), (40..60).map(|i| format!("{i}? ")));
@@ -122,7 +122,7 @@ fn a_test_file_is_only_evaluated_on() {
 }
 
 #[test]
-fn generators_and_files_do_not_leak_into_each_other() {
+fn generators_and_files_exclude_mutual_leaks() {
     let folder = tempfile::tempdir().unwrap();
     let options =
         ArithmeticOptions { operands: 2, min_digits: 1, max_digits: 2, ..ArithmeticOptions::default() };
@@ -130,7 +130,8 @@ fn generators_and_files_do_not_leak_into_each_other() {
         let generator = Arithmetic::new(options, seed).unwrap();
         (0..60).map(move |i| generator.task(split, i).question)
     };
-    // A test file with tasks that the generator would train on under seed 5, and training rows that it asks.
+    // A test file with tasks that the generator would train on under seed 5, and training rows that
+    // the generator evaluates on.
     write_rows(&folder.path().join("test.jsonl"), questions(5, Split::Train));
     write_rows(
         &folder.path().join("train.jsonl"),
@@ -158,20 +159,20 @@ fn generators_and_files_do_not_leak_into_each_other() {
         assert_eq!(run.train_len(), trained_len(run));
     }
     assert!(runs[0].train_len() <= 500 - 60 + 9, "{}", runs[0].train_len());
-    // Without the file the generator's tasks are all there, in their order.
+    // Without the files, the generator keeps all its tasks in order.
     let alone = load(&folder, sources.split("[[tasks]]\n        kind = 'file'").next().unwrap(), 5).unwrap();
     let generator = Arithmetic::new(options, 5).unwrap();
     assert_eq!(alone.train_len(), 500);
     assert!((0..500).all(|i| alone.train(i) == Some(generator.task(Split::Train, i as u64))));
 }
 
-/// How many tasks there are, counted one by one.
+/// Returns the number of training tasks, counted one by one.
 fn trained_len(tasks: &Tasks) -> usize {
     (0..).map_while(|index| tasks.train(index)).count()
 }
 
 #[test]
-fn a_conversation_is_opened_with_its_own_instructions() {
+fn opening_prefers_system_message_of_task() {
     let agent =
         AgentKeys { system: "Be brief.".into(), prompt: "Q: {question}".into(), ..AgentKeys::default() };
     let plain = Task { question: "1 + 1?".into(), ..Task::default() };
@@ -189,9 +190,9 @@ fn a_conversation_is_opened_with_its_own_instructions() {
     assert_eq!(chat(&called), [&[Message::system("Be brief.")], &called[..]].concat());
 }
 
-/// Few-shot rows, other spellings and near copies of a test file beside a file to train on.
+/// Few-shot rows, other spellings and near copies of a test file are next to a training file.
 #[test]
-fn held_out_questions_are_trained_on_in_no_form() {
+fn variants_of_held_out_questions_are_not_trained() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     write_rows(&path("test.jsonl"), (0..10).map(|i| format!("What is {i}+1?")));
@@ -229,8 +230,8 @@ fn held_out_questions_are_trained_on_in_no_form() {
     ]);
 }
 
-/// Checks the tasks of a recipe with these keys after the sources, whose one task of the agent "writer" has
-/// a prompt of about 20 tokens.
+/// Checks the tasks of a recipe with these keys after the sources. Its only task is for the agent
+/// "writer" and has a prompt of about 20 tokens.
 fn check(folder: &TempDir, keys: &str) -> Result<(), String> {
     let row = serde_json::json!({"question": "What is 1 + 1?", "answer": "2", "agent_name": "writer"});
     fs::write(folder.path().join("rows.jsonl"), format!("{row}\n")).unwrap();
@@ -258,7 +259,7 @@ fn check(folder: &TempDir, keys: &str) -> Result<(), String> {
 }
 
 #[test]
-fn penalty_for_length_lies_below_the_limit_of_the_agent() {
+fn overlong_buffer_must_not_exceed_agent_limit() {
     let folder = tempfile::tempdir().unwrap();
     let check = |first: usize, writer: usize| {
         check(
@@ -276,8 +277,8 @@ fn penalty_for_length_lies_below_the_limit_of_the_agent() {
     assert!(error.starts_with(want) && error.ends_with("it does the task rows-1"), "{error}");
 }
 
-/// Returns the number of tokens that an error reports, if it is about the prompt of the first task and the
-/// limit `key` of 4.
+/// Returns the number of tokens that an error reports. The error must be about the prompt of the
+/// first task and the limit `key` of 4.
 #[track_caller]
 fn tokens_over(error: &str, key: &str) -> usize {
     let (start, end) = ("the prompt of task rows-1 has ", format!(" tokens, more than `{key}` = 4"));
@@ -307,7 +308,7 @@ fn prompt_over_context_fails_for_built_in_loop_without_context_policy() {
     check(tokens - 1, "").unwrap_err();
     assert_eq!(check(4, "context = 'drop_oldest'"), Ok(()));
     assert_eq!(check(4, "kind = 'program'\ncommand = ['true']"), Ok(()));
-    // What truncation leaves of the prompt is within the context.
+    // The truncated prompt fits into the context.
     assert_eq!(check(4, "max_prompt_tokens = 4\ntruncation = 'left'"), Ok(()));
 }
 
