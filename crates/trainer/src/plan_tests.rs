@@ -49,8 +49,7 @@ fn keys() -> RlKeys {
     RlKeys { advantage, ..toml::from_str(text).unwrap() }
 }
 
-/// Returns two groups with different rewards, in the first of which one attempt has no reward, and one group
-/// with equal rewards.
+/// Returns two groups with different rewards (one attempt has none), and one zero-variance group.
 fn groups() -> Vec<Vec<Attempt>> {
     vec![
         vec![
@@ -463,7 +462,7 @@ fn parts(weights: [f64; 3]) -> RlKeys {
 
 #[test]
 fn gdpo_normalizes_reward_components_separately() {
-    // The first answer is correct, but with a malformed call. The second is neither.
+    // The first answer is correct, with a malformed call. The second is incorrect, without such a call.
     let earned = vec![Earned { by: Earner::Turn(0), reward: -0.5 }];
     let right = Attempt { score: Some(1.0), earned, ..turns(0, 1, 0.5) };
     let wrong = Attempt { score: Some(0.0), ..turns(1, 1, 0.0) };
@@ -583,7 +582,7 @@ fn whitening_uses_only_trained_tokens() {
     let from = OnlyKeys { reward_from: Some(-1.0), ..OnlyKeys::default() };
     assert_eq!(advantages(&[group], &RlKeys { only: from, overlong: Overlong::Keep, ..keys() }), alone);
 
-    // One of two agents is trained. The other agent's last token has a different value.
+    // One of two agents is trained. In `marked` the other agent's tokens have a different return.
     let agents = OnlyKeys { agents: vec!["a".into()], ..OnlyKeys::default() };
     let both = [vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])]];
     let early = Earned { by: Earner::Agent("a".into()), reward: 5.0 };

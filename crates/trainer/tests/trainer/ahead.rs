@@ -1,4 +1,4 @@
-//! Algorithms by their names, sampling ahead of training, and runs done again from their record.
+//! Runs every algorithm by name, samples ahead of training, and replays runs from their stores.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -27,19 +27,19 @@ async fn run(
     }
 }
 
-/// The metrics of the steps of the second phase.
+/// Returns the metrics of the second phase's steps.
 fn steps(folder: &Path) -> Vec<Value> {
     let of_phase = |line: &Value| line["phase"] == 1 && line.get("eval").is_none();
     metrics(folder).into_iter().filter(of_phase).collect()
 }
 
-/// Does a finished run again; how its checkpoints compare.
+/// Replays a finished run. Returns the number of steps and the comparisons of its checkpoints.
 async fn replayed(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>) {
     let (steps, compared, _) = replayed_with_notes(folder, overrides).await;
     (steps, compared)
 }
 
-/// Comparisons of a replay, and what there was to say.
+/// Returns the number of steps and the comparisons of a replay, and its notes.
 async fn replayed_with_notes(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>, Vec<String>) {
     let mut notes = Notes::default();
     let fresh = || simulator(Duration::ZERO, 0.0);
@@ -50,17 +50,17 @@ async fn replayed_with_notes(folder: &Path, overrides: &[&str]) -> (u32, Vec<Com
     (steps, compared, notes.0)
 }
 
-/// The phase of reinforcement, by algorithm and further keys.
+/// Returns the override of an RL phase with an algorithm and further keys.
 fn phase(algorithm: &str, keys: &str) -> String {
     format!(
         "phase.1={{kind='rl', algorithm='{algorithm}', steps=3, groups=3, group_size=4, learning_rate=0.05, {keys}}}"
     )
 }
 
-/// Every algorithm, and every option that changes what a step computes, runs, is on policy to the bit where
-/// it should be, and is done again to the same weights.
+/// Every algorithm, and every option that changes a step's computation, runs. It is bitwise on
+/// policy where it should be, and a replay yields the same weights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn algorithms_run_and_are_done_again() {
+async fn algorithms_run_on_policy_and_replay() {
     let root = tempfile::tempdir().unwrap();
     let mut all: HashSet<Vec<u32>> = HashSet::new();
     let cases = [
@@ -110,10 +110,10 @@ async fn algorithms_run_and_are_done_again() {
     }
 }
 
-/// However far ahead: no token is older than allowed, every task of the order is tried once and taken once,
-/// and the run can be done again although its attempts ended in an order of their own.
+/// For every staleness, no token is older than allowed, every task in the order is attempted once
+/// and taken once, and the run can be replayed although its attempts ended in an arbitrary order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attempts_run_ahead_as_far_as_they_may() {
+async fn sampling_ahead_respects_staleness_and_replays() {
     let root = tempfile::tempdir().unwrap();
     let keep = "keep";
     let (recompute, interpolate) = ("recompute", "interpolate");
@@ -156,9 +156,10 @@ async fn attempts_run_ahead_as_far_as_they_may() {
     }
 }
 
-/// A critic goes on from one phase to the next, over one without; also when the run is done again.
+/// A critic continues from one phase to a later one, across a phase without a critic. This also
+/// holds in a replay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn critics_outlive_their_phase() {
+async fn critic_continues_across_phases() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let keys = "steps=2, groups=3, group_size=2, learning_rate=0.05";
@@ -171,9 +172,9 @@ async fn critics_outlive_their_phase() {
     assert!(compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
 }
 
-/// A checkpoint that something has changed is found out.
+/// A changed checkpoint is detected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_differs_is_named() {
+async fn replay_names_changed_checkpoint_file() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -187,7 +188,7 @@ async fn what_differs_is_named() {
     assert!(before.iter().all(|c| c.differs.is_none()), "{before:?}");
     assert!(last.differs.as_ref().unwrap().ends_with("simulator.weights"), "{last:?}");
 
-    // One that is not whole is not compared with, and that is said.
+    // An incomplete checkpoint is not compared, and a note reports it.
     std::fs::remove_file(file).unwrap();
     let (steps, fewer, notes) = replayed_with_notes(&folder, &["eval.tasks=0"]).await;
     assert_eq!((steps, fewer.len()), (11, compared.len() - 1));

@@ -1,5 +1,5 @@
-//! Whole runs over templates that print the past otherwise than it was recorded: every attempt trains, on
-//! exactly what was drawn.
+//! Complete runs over templates that render the history differently than it was recorded. Every
+//! attempt trains on exactly the tokens that were sampled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use levade_tree::Purpose;
 
 use crate::common::{metrics, parts, recipe, simulator};
 
-/// Runs two phases with a template; returns the sums of drift and of forks.
+/// Runs two phases with a template. Returns the numbers of drifts and of forks.
 async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
@@ -48,7 +48,7 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thoughts_that_are_switched_off_by_an_empty_one() {
+async fn empty_reasoning_causes_drift_or_forks() {
     let off = "agent.variables.enable_thinking=false";
     let (drift, forks) = run(THOUGHTFUL, &[off]).await;
     assert!(drift > 0.0 && forks == 0.0, "{drift} {forks}");
@@ -57,12 +57,12 @@ async fn thoughts_that_are_switched_off_by_an_empty_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thoughts_that_are_kept_until_the_next_question() {
+async fn reasoning_kept_until_next_question_trains() {
     run(THOUGHTFUL, &["agent.variables.enable_thinking=true"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thoughts_that_are_dropped() {
+async fn dropped_reasoning_causes_drift_or_forks() {
     let (drift, forks) = run(ALWAYS_THINKS, &[]).await;
     assert!(drift > 0.0 && forks == 0.0, "{drift} {forks}");
     let (drift, forks) = run(ALWAYS_THINKS, &["agent.history=\"template\""]).await;

@@ -1,8 +1,8 @@
-//! A run is killed with SIGKILL at every named place and at random times; resumed and finished, it ends with
-//! the weights of the run that was never interrupted, bit for bit, with every attempt recorded once and every
-//! step measured once.
+//! Kills a run with SIGKILL at every named crash point and at random times. The resumed run ends
+//! with the weights of an uninterrupted run, bit for bit, with every attempt and the metrics of
+//! every step recorded once.
 //!
-//! The test runs itself as the child that is killed.
+//! The test starts itself as the child process that is killed.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -21,15 +21,16 @@ use serde_json::Value;
 
 use crate::common::{last_checkpoint, metrics, parts, ranks, recipe, simulator};
 
-/// Tells the child where to run.
+/// Environment variable with the directory in which the child process runs.
 const FOLDER: &str = "LEVADE_TEST_FOLDER";
-/// Tells the child how slow its sampler and its tools are, in microseconds.
+/// Environment variable with the latency of the child's sampler and tools, in microseconds.
 const LATENCY: &str = "LEVADE_TEST_LATENCY";
 
-/// Tells the child what to change in the recipe: keys and values, one a line.
+/// Environment variable with overrides of the child's recipe: keys and values, one per line.
 const OVERRIDES: &str = "LEVADE_TEST_OVERRIDES";
 
-/// The child: starts the run, or goes on with it, to its end. Does nothing when run as a test.
+/// Child process: starts or resumes the run, and runs it to its end. Returns at once when run as a
+/// normal test.
 #[test]
 fn child() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -40,7 +41,7 @@ fn child() {
     let start = if folder.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        // A sixth of the requests fail: what breaks must break again.
+        // About a sixth of the requests fail. The same requests must fail again in a resumed run.
         let policy = simulator(latency / 100, 0.15);
         let recipe = recipe(folder, &overrides);
         let scorers: CustomScorers = [("rank".to_owned(), Arc::new(Rank) as Arc<dyn Scorer>)].into();
@@ -51,7 +52,7 @@ fn child() {
     });
 }
 
-/// Compares the attempts of a group, in recipes that have a scorer `rank`.
+/// A scorer that compares the attempts of a group, for recipes with a scorer `rank`.
 #[derive(Debug)]
 struct Rank;
 
@@ -88,7 +89,7 @@ fn spawn_with(folder: &Path, latency: Duration, crash_at: Option<&str>, override
     command.spawn().unwrap()
 }
 
-/// All that a run leaves behind and that must not depend on interruptions.
+/// Everything that a run leaves and that must not depend on interruptions.
 struct Left {
     weights: Vec<u8>,
     optimiser: Vec<u8>,
@@ -97,7 +98,7 @@ struct Left {
     evals: Vec<Value>,
     metrics: Vec<Value>,
     checkpoints: Vec<PathBuf>,
-    /// How many attempts came after one that was abandoned.
+    /// Number of attempts that replaced an abandoned one.
     after_abandoned: usize,
 }
 
@@ -107,8 +108,7 @@ impl Left {
         let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
         let keys = purposes.into_iter().flat_map(|purpose| wait(store.summaries(purpose)).unwrap());
-        // Attempts that were under way at a kill are abandoned, and what was made in their place has another
-        // name.
+        // Attempts in progress at a kill are abandoned, and their replacements have other ids.
         let names = wait(undisturbed(&store)).unwrap();
         let attempt = |id| {
             let (name, number) = names[&id];
@@ -145,7 +145,7 @@ impl Left {
     }
 }
 
-/// The run that is never interrupted.
+/// Returns the results of a run that is never interrupted.
 fn uninterrupted() -> &'static Left {
     static LEFT: OnceLock<Left> = OnceLock::new();
     LEFT.get_or_init(|| {
@@ -153,7 +153,7 @@ fn uninterrupted() -> &'static Left {
         let folder = root.path().join("run");
         assert!(spawn(&folder, Duration::ZERO, None).wait().unwrap().success());
         let left = Left::of(&folder);
-        // The run is worth interrupting: it trained, on attempts some of which broke.
+        // The run is a useful test: it trained, and some of its attempts failed.
         assert_eq!((left.plans.len(), left.after_abandoned), (11, 0));
         let broken = left.attempts.iter().filter(|a| a.status == Status::Failed).count();
         assert!(broken > 5, "{broken}");
@@ -168,7 +168,7 @@ fn dies_at(place: &str) {
     let folder = root.path().join("run");
     let status = spawn(&folder, Duration::ZERO, Some(place)).wait().unwrap();
     assert_eq!(status.signal(), Some(9), "{place} is never passed, or the run failed before");
-    // And once more, on the way back.
+    // Kills it once more in the resumed run.
     let status = spawn(&folder, Duration::ZERO, Some(place)).wait().unwrap();
     assert!(status.signal() == Some(9) || status.success(), "{place}: {status}");
     let status = spawn(&folder, Duration::ZERO, None).wait().unwrap();
@@ -181,7 +181,7 @@ fn dies_at(place: &str) {
 }
 
 #[test]
-fn killed_while_attempts_are_made() {
+fn run_recovers_after_kill_during_sampling() {
     // Counts reach into the first evaluation and into several RL steps.
     for place in
         ["sampling:3", "sampling:60", "sampling:110", "tool_call", "tool_call:17", "attempt_recorded:2"]
@@ -192,10 +192,11 @@ fn killed_while_attempts_are_made() {
 }
 
 #[test]
-fn killed_between_sampling_and_scoring() {
+fn run_recovers_after_kill_before_scoring() {
     dies_at("scoring:3");
     dies_at("scoring:40");
-    // What may have to wait for its score is recorded before it has one, and is not sampled again.
+    // An attempt that may have to wait for its score is recorded before it has one, and is not
+    // sampled again.
     let park = ["reward.unscored=park"];
     for place in ["attempt_unscored:3", "attempt_unscored:40", "scoring:40"] {
         let root = tempfile::tempdir().unwrap();
@@ -216,9 +217,10 @@ fn killed_between_sampling_and_scoring() {
     }
 }
 
-/// Scores of a group are recorded one by one. Those that are left are found in comparison with all.
+/// The scores of a group are recorded one by one. The missing scores are computed in comparison
+/// with the complete group.
 #[test]
-fn killed_while_scores_of_a_group_are_recorded() {
+fn run_recovers_after_kill_between_group_scores() {
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
     let root = tempfile::tempdir().unwrap();
     let run = |folder: &Path, place| spawn_with(folder, Duration::ZERO, place, &[scorers]).wait().unwrap();
@@ -245,9 +247,9 @@ fn killed_while_scores_of_a_group_are_recorded() {
 }
 
 #[test]
-fn killed_around_the_optimiser() {
+fn run_recovers_after_kill_around_optimizer_step() {
     for point in ["ledger_written", "micro_batch", "before_optim_step", "in_optim_step", "after_optim_step"] {
-        // In the first phase and, between two of its updates, in the second.
+        // In the first phase, and in the second phase between two of its updates.
         for count in [1, 5, 9] {
             dies_at(&format!("{point}:{count}"));
         }
@@ -256,19 +258,20 @@ fn killed_around_the_optimiser() {
 }
 
 #[test]
-fn killed_while_a_checkpoint_is_written() {
+fn run_recovers_after_kill_during_checkpoint() {
     let points = ["checkpoint_file", "weights_saved", "companions_saved", "before_rename", "after_rename"];
     for point in points {
-        // The first; the one at the end of a phase; one of the second phase, after others were removed.
+        // The first checkpoint, the one at the end of a phase, and one of the second phase after
+        // earlier ones were removed.
         for count in [1, 3, 5] {
             dies_at(&format!("{point}:{count}"));
         }
     }
 }
 
-/// Tools and sampler take random times, and the kill comes at a random time.
+/// Tools and sampler take random times, and the kill happens at a random time.
 #[test]
-fn killed_at_random_times() {
+fn run_recovers_after_kills_at_random_times() {
     let expected = uninterrupted();
     for round in 0..3 {
         let root = tempfile::tempdir().unwrap();
@@ -279,7 +282,7 @@ fn killed_at_random_times() {
             let wait = Duration::from_millis(30).mul_f64(1.0 + 12.0 * uniform(round, 0, kills));
             std::thread::sleep(wait);
             if kills == 25 {
-                // It has been interrupted often enough.
+                // The run has been interrupted often enough.
                 assert!(child.wait().unwrap().success());
                 break;
             }
@@ -296,11 +299,11 @@ fn killed_at_random_times() {
     }
 }
 
-/// Where attempts run ahead, what a step takes depends on who ends first, and a run that was killed is not
-/// the same as one that was not. But its ledger is kept: every task is taken by one step, and by one alone,
-/// from attempts that are recorded; and doing it again gives its weights.
+/// If attempts run ahead, a step takes the groups that end first, and a killed run differs from an
+/// uninterrupted one. But its store stays consistent: exactly one step takes each task, with
+/// recorded attempts, and a replay yields the run's weights.
 #[test]
-fn killed_while_attempts_run_ahead() {
+fn ahead_sampling_run_recovers_after_kills() {
     let phase = "phase.1={kind='rl', steps=8, groups=3, group_size=2, learning_rate=0.05, staleness=2, \
                  prefer='first_done', proximal='recompute', correction={bound={kind='clamp', high=2.0}}}";
     let overrides =
@@ -316,7 +319,7 @@ fn killed_while_attempts_run_ahead() {
             let mut child = spawn_with(&folder, Duration::from_millis(20), crash_at, &overrides);
             if crash_at.is_none() {
                 std::thread::sleep(Duration::from_millis(100).mul_f64(1.0 + uniform(round, 1, kills)));
-                // It may have ended by itself.
+                // The process may already have exited.
                 let _ = child.kill();
             }
             kills += u64::from(child.wait().unwrap().signal() == Some(9));

@@ -1,5 +1,5 @@
-//! A policy so small that everything it can do is enumerated: what an estimator gives on average is compared
-//! with its exact expectation, and where it is unbiased with the true gradient.
+//! Compares estimators with exact expectations, on a policy so small that all its outcomes can be
+//! enumerated. Unbiased estimators are also compared with the true gradient.
 
 use std::sync::Arc;
 
@@ -11,26 +11,27 @@ use levade_rl::{
 };
 use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
-/// Tokens; an attempt is two of them.
+/// Number of tokens in the vocabulary. An attempt has two tokens.
 const TOKENS: usize = 3;
-/// Attempts in a group.
+/// Number of attempts in a group.
 const GROUP: usize = 3;
 const PROMPT: u32 = 0;
 
-/// An attempt: its two tokens.
+/// An attempt, represented by its two tokens.
 type Attempt = [usize; 2];
 
-/// Worth of an attempt.
+/// Returns the score of an attempt.
 fn score(attempt: Attempt) -> f64 {
     [[1.0, 0.0, 0.3], [0.2, 0.9, 0.0], [0.0, 0.5, 0.1]][attempt[0]][attempt[1]]
 }
 
-/// Part of the score that the first token earns at once.
+/// Returns the part of the score that the first token earns at once.
 fn early(attempt: Attempt) -> f64 {
     [0.1, 0.0, 0.05][attempt[0]]
 }
 
-/// A critic's value of the state before each token: the beginning, and after the first token.
+/// A critic's values of the states before each token: the start, and after each possible first
+/// token.
 const VALUES: [f64; 4] = [0.3, 0.5, 0.2, 0.4];
 
 fn every_attempt() -> Vec<Attempt> {
@@ -40,7 +41,7 @@ fn every_attempt() -> Vec<Attempt> {
 /// Probabilities of the next token in each of the four states.
 struct Policy([[f64; TOKENS]; 4]);
 
-/// The state before each token of an attempt.
+/// Returns the states before each token of an attempt.
 fn states(attempt: Attempt) -> [usize; 2] {
     [0, 1 + attempt[0]]
 }
@@ -55,7 +56,7 @@ impl Policy {
                 p[states(attempt)[t]][attempt[t]] = f64::from(logprobs[t]).exp();
             }
         }
-        // What was rounded to f32 does not sum to 1 quite.
+        // Probabilities rounded to f32 do not sum to exactly 1.
         Policy(p.map(|row| row.map(|x| x / row.iter().sum::<f64>())))
     }
 
@@ -72,7 +73,7 @@ impl Policy {
         }
     }
 
-    /// The gradient of the expected score.
+    /// Returns the gradient of the expected score.
     fn truth(&self) -> Slopes {
         let mut slopes = Slopes::default();
         for attempt in every_attempt() {
@@ -83,7 +84,7 @@ impl Policy {
         slopes
     }
 
-    /// Mean of the estimator, over all groups there can be.
+    /// Returns the mean of the estimator over all possible groups.
     fn expectation(&self, estimator: &Estimator) -> Slopes {
         let mut slopes = Slopes::default();
         let all = every_attempt();
@@ -103,7 +104,7 @@ impl Policy {
         slopes
     }
 
-    /// The gradient of the expected best score of `k` attempts.
+    /// Returns the gradient of the expected best score of `k` attempts.
     fn truth_of_best(&self, k: u32) -> Slopes {
         let mut slopes = Slopes::default();
         let all = every_attempt();
@@ -118,7 +119,7 @@ impl Policy {
         slopes
     }
 
-    /// Advantages of both tokens of every attempt of a group.
+    /// Returns the advantages of both tokens of every attempt in a group.
     fn advantages(&self, estimator: &Estimator, group: &[Attempt]) -> Vec<[f64; 2]> {
         let rollout = |attempt: &Attempt| {
             let states = states(*attempt);
@@ -148,7 +149,7 @@ impl Policy {
 /// A number for every logit of every state.
 type Slopes = [[f64; TOKENS]; 4];
 
-/// An attempt as a path, its tokens trained with these advantages.
+/// Returns an attempt as a sequence whose tokens are trained with these advantages.
 fn input(attempt: Attempt, advantages: &[f64; 2]) -> PathInput {
     let target = |t: usize| PathTarget {
         index: t as u32 + 1,
@@ -185,7 +186,8 @@ fn simulator() -> Simulator {
     })
 }
 
-/// The rows of the simulator's table that stand for the four states, found by their gradients.
+/// Returns the rows of the simulator's table that represent the four states. They are found by
+/// their gradients.
 async fn rows(simulator: &Simulator) -> [usize; 4] {
     let mut rows = [usize::MAX; 4];
     for attempt in every_attempt() {
@@ -205,7 +207,7 @@ fn largest_difference(a: &Slopes, b: &Slopes) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn estimators_give_their_expectation() {
+async fn estimators_match_exact_expectation() {
     const GROUPS: usize = 3000;
     let simulator = simulator();
     let (policy, rows) = (Policy::of(&simulator).await, rows(&simulator).await);
@@ -214,14 +216,14 @@ async fn estimators_give_their_expectation() {
         Estimator::Group(GroupBaseline { compare, scale_by_std, ..GroupBaseline::default() })
     };
     let counting = Counting::Exact;
-    // Each with what its expectation is of the true gradient, where that is known.
+    // Each with the ratio of its expectation to the true gradient, if it is known.
     let estimators = [
         ("GRPO", group(Compare::Mean, true), None),
-        // The own score is in the mean: (n − 1) / n of the gradient.
+        // The mean includes the attempt's own score: (n − 1) / n of the gradient.
         ("Dr.GRPO", group(Compare::Mean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
         ("RLOO", group(Compare::Others, false), Some(1.0)),
         ("OPO", group(Compare::LengthWeightedMean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
-        // Of one group nothing or all is informative.
+        // With a single group, either no group or every group is informative.
         ("GPG", group(Compare::MeanOfInformative, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
         ("verl's GPG", group(Compare::MeanOfNonzero, false), None),
         ("pass@k", group(Compare::SecondBest { k: None }, false), None),
@@ -282,7 +284,7 @@ async fn estimators_give_their_expectation() {
             let gradient = simulator.take_gradient();
             for state in 0..4 {
                 for token in 0..TOKENS {
-                    // The loss falls where the score rises.
+                    // The loss decreases when the score increases.
                     let slope = -gradient[rows[state] * TOKENS + token];
                     sums[state][token] += slope;
                     squares[state][token] += slope * slope;
@@ -304,9 +306,10 @@ async fn estimators_give_their_expectation() {
     }
 }
 
-/// Summed over the group, what compares with the second best of k has the gradient of the expected best of k.
+/// Summed over the group, the comparison with the second best of k has the gradient of the expected
+/// best of k.
 #[tokio::test]
-async fn the_best_of_k_is_estimated_without_bias() {
+async fn second_best_of_k_estimates_best_of_k_without_bias() {
     let policy = Policy::of(&simulator()).await;
     for k in 2..=GROUP {
         let compare = Compare::SecondBest { k: Some(k) };
@@ -318,9 +321,9 @@ async fn the_best_of_k_is_estimated_without_bias() {
     }
 }
 
-/// A critic that is trained on what was sampled comes to know what a state is worth.
+/// A critic trained on sampled attempts converges to the values of the states.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_critic_converges_to_the_true_value() {
+async fn critic_converges_to_true_values() {
     let (actor, critic) = (simulator(), simulator());
     let policy = Policy::of(&actor).await;
     let (rows, loss) = (rows(&critic).await, Loss::of(PolicyLoss::Value { clip: Some(0.5) }));

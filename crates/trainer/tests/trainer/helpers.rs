@@ -1,5 +1,5 @@
-//! Runs whose tools ask other agents: their conversations are branches of the attempts, and are trained or
-//! not as the recipe says of them.
+//! Runs whose tools call other agents. Their conversations are branches of the attempts, and are
+//! trained if the recipe says so.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use levade_tree::Purpose;
 
 use crate::common::{parts, recipe, simulator, trained};
 
-/// Answers of the calculator of two characters or more are condensed by an agent of the same policy.
+/// An agent of the same policy summarizes results of the calculator of two characters or more.
 const CONDENSE: [&str; 2] = [
     "tool=[{kind='calculator', condense={agent='browser', above=1}}]",
     "agent.browser={tools=[], max_tokens=12}",
@@ -31,7 +31,7 @@ fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> Parts {
     parts
 }
 
-/// Runs to the end; the weights then, and all attempts that were made to train on.
+/// Runs to the end. Returns the final weights and all training attempts.
 async fn run(folder: &Path, overrides: &[&str]) -> (Vec<f32>, Vec<Attempt>) {
     let recipe = recipe(folder, &[&CONDENSE[..], overrides].concat());
     let policy = simulator(Duration::ZERO, 0.0);
@@ -50,7 +50,7 @@ fn has_browser(attempt: &Attempt) -> bool {
     attempt.trajectory.segments().iter().any(|segment| segment.agent == "browser")
 }
 
-/// How many paths plans train that end with a segment of the browser's.
+/// Returns the number of planned sequences that end with a segment of the agent "browser".
 fn trained_on(folder: &Path, attempts: &[Attempt]) -> usize {
     let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
     let mut found = 0;
@@ -69,14 +69,14 @@ fn trained_on(folder: &Path, attempts: &[Attempt]) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn helpers_are_recorded_with_attempts_and_trained_as_the_recipe_says() {
+async fn helper_agents_are_recorded_and_trained_if_configured() {
     let root = tempfile::tempdir().unwrap();
     let (one, two, silent) = (root.path().join("one"), root.path().join("two"), root.path().join("silent"));
     let (weights, attempts) = run(&one, &[]).await;
     let helped: Vec<&Attempt> = attempts.iter().filter(|attempt| has_browser(attempt)).collect();
     assert!(!helped.is_empty(), "no answer was condensed in {} attempts", attempts.len());
     for attempt in &helped {
-        // Turns of an attempt are each one agent's.
+        // Each turn of an attempt belongs to one agent.
         let mut by_turn: Vec<(u32, &str)> =
             attempt.trajectory.segments().iter().map(|s| (s.turn, s.agent.as_str())).collect();
         by_turn.sort_unstable();
@@ -84,7 +84,7 @@ async fn helpers_are_recorded_with_attempts_and_trained_as_the_recipe_says() {
         assert!(by_turn.windows(2).all(|pair| pair[0].0 != pair[1].0), "{by_turn:?}");
     }
     assert!(trained_on(&one, &attempts) > 0);
-    // A run is a function of its recipe, whatever ran beside what.
+    // A run is a function of its recipe, whatever ran concurrently.
     let (again, same) = run(&two, &["engine.concurrency=1"]).await;
     assert_eq!(again, weights);
     assert_eq!(same.len(), attempts.len());
@@ -95,7 +95,7 @@ async fn helpers_are_recorded_with_attempts_and_trained_as_the_recipe_says() {
         .await
         .unwrap();
     assert_eq!(differs, 0);
-    // Not trained, it is recorded all the same.
+    // An untrained helper is still recorded.
     let (other, attempts) = run(&silent, &["agent.browser.train=false"]).await;
     assert_ne!(other, weights);
     assert!(attempts.iter().any(has_browser));

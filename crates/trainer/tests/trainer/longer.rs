@@ -1,5 +1,5 @@
-//! Runs that go on with another length, that end where they are good enough, and what they must not go on
-//! with.
+//! Runs that resume with another length, that stop early at a target success rate, and inputs that
+//! must not change.
 
 use std::fs;
 use std::path::Path;
@@ -14,10 +14,10 @@ use levade_trainer::{
 
 use crate::common::{Notes, metrics, parts, simulator};
 
-/// Steps whose learning rate does not depend on how many there are.
+/// A learning rate that does not depend on the number of steps.
 const CONSTANT: &str = "phase.1.optimiser.schedule=constant";
 
-/// Asks to stop after a number of steps.
+/// An observer that requests a stop after a number of steps.
 struct StopAfter {
     stop: StopFlag,
     left: u32,
@@ -36,8 +36,8 @@ impl Observer for StopAfter {
     }
 }
 
-/// Runs for at most `most` steps. The weights at the end, whether that was the end of the run, and what was
-/// to be said.
+/// Runs for at most `most` steps. Returns the final weights, whether the run is finished, and the
+/// notes.
 async fn run(
     folder: &Path,
     start: Start,
@@ -53,7 +53,7 @@ async fn run(
     Ok((policy.weights(), matches!(ended, Ended::Finished(_)), observer.notes.0.join("\n")))
 }
 
-/// Everything that a run leaves must be that of `other`.
+/// Asserts that both runs left the same metrics and plans.
 fn assert_same(folder: &Path, other: &Path) {
     assert_eq!(metrics(folder), metrics(other));
     let plans = |folder: &Path| {
@@ -66,7 +66,8 @@ fn assert_same(folder: &Path, other: &Path) {
     assert_eq!(plans(folder), plans(other));
 }
 
-/// Does a run again by the recipe in its folder: how many steps, and whether all checkpoints are the same.
+/// Replays a run by the recipe in its directory. Returns the number of steps, and whether all
+/// checkpoints are identical.
 async fn replayed(folder: &Path) -> (u32, bool) {
     let fresh = || simulator(Duration::ZERO, 0.0);
     let policies = vec![crate::common::trained("default", &fresh())];
@@ -78,12 +79,12 @@ async fn replayed(folder: &Path) -> (u32, bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_steps_are_those_of_a_run_that_always_had_them() {
+async fn extended_run_matches_run_of_full_length() {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);
     let (longer, whole) = ("phase.1.steps=8", path("whole"));
     let (weights, ..) = run(&whole, Start::Fresh, 99, &[CONSTANT, longer]).await.unwrap();
-    // Finished, or stopped in the middle.
+    // The run is finished, or stopped in the middle.
     for (name, most) in [("finished", 99), ("stopped", 9)] {
         let folder = path(name);
         let (_, finished, _) = run(&folder, Start::Fresh, most, &[CONSTANT]).await.unwrap();
@@ -92,7 +93,7 @@ async fn more_steps_are_those_of_a_run_that_always_had_them() {
         assert!(finished && notes.is_empty(), "{notes}");
         assert_eq!(grown, weights);
         assert_same(&folder, &whole);
-        // It is a run of so many steps from now on.
+        // From now on the run has this number of steps.
         assert_eq!(replayed(&folder).await, (14, true));
         let fewer = run(&folder, Start::Resume, 99, &[CONSTANT]).await.unwrap_err();
         assert!(matches!(fewer, TrainerError::Differs { .. }) && fewer.is_user_error(), "{fewer}");
@@ -100,9 +101,9 @@ async fn more_steps_are_those_of_a_run_that_always_had_them() {
     }
 }
 
-/// The recipe in the folder is the one that the run goes by now, under the name that its attempts bear.
+/// The recipe in the directory is the current one, under the name that the attempts carry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_change_on_the_way_are_written_down() {
+async fn resume_writes_changed_keys_to_recipe() {
     let root = tempfile::tempdir().unwrap();
     let (folder, moved) = (root.path().join("run"), root.path().join("moved"));
     let written = |folder: &Path| Recipe::load(&folder.join("recipe.toml"), &[]).unwrap();
@@ -118,7 +119,7 @@ async fn keys_that_change_on_the_way_are_written_down() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_phase_can_be_added_and_one_that_is_over_stays_as_it_was() {
+async fn resume_accepts_added_phase_and_rejects_changed_one() {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);
     let sft = "{kind='sft', demonstrations=10, epochs=2, batch=4, learning_rate=3.0}";
@@ -132,14 +133,14 @@ async fn a_phase_can_be_added_and_one_that_is_over_stays_as_it_was() {
 
     let over = run(&path("grown"), Start::Resume, 99, &[&long, "phase.0.epochs=3"]).await.unwrap_err();
     assert!(matches!(over, TrainerError::PhaseOver { phase: 0, later: 1 }) && over.is_user_error(), "{over}");
-    // Refused, it is what it was.
+    // A rejected change leaves the run as it was.
     assert_eq!(replayed(&path("grown")).await, (8, true));
     run(&path("grown"), Start::Resume, 99, &[&long]).await.unwrap();
 }
 
-/// The learning rate of what is done stays what it was, also where it is done again.
+/// Completed steps keep their learning rate, including in a replay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schedule_goes_on_as_that_of_the_longer_phase() {
+async fn schedule_of_extended_phase_applies_to_new_steps() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     run(&folder, Start::Fresh, 99, &[]).await.unwrap();
@@ -151,17 +152,17 @@ async fn a_schedule_goes_on_as_that_of_the_longer_phase() {
     assert!(notes.contains("the learning rate of phase 1 falls over its steps: from step 5 on"), "{notes}");
     let after = rates();
     assert_eq!((&after[..11], after.len()), (&before[..], 15));
-    // Step 5 of 9 of a straight line down, after one step of warm-up, from 0.05.
+    // Step 5 of 9 of a linear decay from 0.05, after one warm-up step.
     let expected = 0.05 * (1.0 - 4.0 / 8.0);
     assert!((after[11] - expected).abs() < 1e-6, "{after:?}");
     assert_eq!(replayed(&folder).await, (15, true));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_phase_ends_where_it_is_good_enough() {
+async fn phase_stops_early_at_success_rate() {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);
-    // Every answer is right, so the first evaluation on the way ends a phase.
+    // Every answer is correct, so the first evaluation within a phase ends it.
     let right = "reward={scorer={kind='command', command=['echo', '1']}, unfinished=-0.5}";
     let easy = [right, "phase.0.until=0.1", "phase.1.until=0.1", "eval.before=false", "agent.max_turns=2"];
     let policy = simulator(Duration::ZERO, 0.0);
@@ -181,7 +182,7 @@ async fn a_phase_ends_where_it_is_good_enough() {
     );
     assert_eq!(summary.gains.len(), 1);
 
-    // Wherever it is stopped, it ends in the same place with the same weights.
+    // Wherever the run is stopped, it ends at the same step with the same weights.
     for most in [1, 3, 4, 6] {
         let folder = path(&format!("stopped-{most}"));
         run(&folder, Start::Fresh, most, &easy).await.unwrap();
@@ -191,7 +192,7 @@ async fn a_phase_ends_where_it_is_good_enough() {
         assert_same(&folder, &path("whole"));
         assert_eq!(replayed(&folder).await, (6, true));
     }
-    // A phase that is over by itself can be told to go on.
+    // A phase that stopped early can be continued.
     let more: Vec<&str> = easy.into_iter().filter(|key| *key != "phase.1.until=0.1").collect();
     let (_, finished, _) = run(&path("whole"), Start::Resume, 99, &more).await.unwrap();
     assert!(finished);
@@ -199,7 +200,7 @@ async fn a_phase_ends_where_it_is_good_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_are_those_that_a_run_began_with() {
+async fn resume_rejects_changed_files() {
     let root = tempfile::tempdir().unwrap();
     let (folder, rows, model) =
         (root.path().join("run"), root.path().join("rows.jsonl"), root.path().join("config.json"));
@@ -231,10 +232,10 @@ async fn files_are_those_that_a_run_began_with() {
     assert!(matches!(go(Start::Resume, 99).await.unwrap(), Ended::Finished(_)));
 }
 
-/// A run remembers its moment; one of an older build, which did not write it down, began when its recipe was
-/// written.
+/// A run records its start. For a run of an older build, which did not record it, the start is the
+/// modification time of its recipe.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_moment_is_that_of_the_beginning() {
+async fn begun_returns_start_of_run() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     assert_eq!(begun(&folder).unwrap(), None);

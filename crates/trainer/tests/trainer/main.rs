@@ -1,6 +1,6 @@
-//! Whole runs on the simulated policy: one program, so that it is linked once.
+//! Tests of complete runs on the simulated policy, in one program so that it is linked only once.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+#![allow(clippy::unwrap_used)] // clippy allows unwrap only inside #[test], not in the helpers next to it
 
 mod ahead;
 mod common;

@@ -1,4 +1,4 @@
-//! Agents that several policies play by turns.
+//! Agents that are played by several policies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const MIXED: [&str; 6] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_attempt_is_of_the_policy_that_is_picked_and_others_are_not_trained() {
+async fn attempts_use_picked_policy_and_train_only_own() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
@@ -55,15 +55,16 @@ async fn each_attempt_is_of_the_policy_that_is_picked_and_others_are_not_trained
     assert_eq!(opponent.weights(), before);
 }
 
-/// Rewards by who played: an opponent that always wins is no measure for the attempts of the policy.
+/// Rewards depend on the playing policy. An opponent that always wins must not affect the baseline
+/// of the policy's own attempts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn baselines_leave_out_attempts_of_opponents() {
+async fn group_baseline_excludes_opponent_attempts() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
-    // Half of the attempts are the opponent's.
+    // The opponent plays half of the attempts.
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
     parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
@@ -90,7 +91,8 @@ async fn baselines_leave_out_attempts_of_opponents() {
             of_group.push((attempt.reward.unwrap(), advantage.into()));
         }
         for group in groups.into_values().filter(|group| group.len() > 1) {
-            // Every attempt of the policy is in the plan, since the penalty gives all a gradient.
+            // Every attempt of the policy is in the plan, because the penalty gives all of them a
+            // gradient.
             let mean = group.iter().map(|(reward, _)| reward).sum::<f64>() / group.len() as f64;
             for (reward, advantage) in &group {
                 assert!((advantage - (reward - mean)).abs() < 1e-5, "{group:?}");
@@ -102,7 +104,7 @@ async fn baselines_leave_out_attempts_of_opponents() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn evaluations_measure_trained_policies_alone() {
+async fn evaluation_uses_only_trained_policies() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));

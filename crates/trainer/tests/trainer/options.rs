@@ -1,5 +1,5 @@
-//! Options of a phase of reinforcement besides its algorithm: each computes what it says, and a
-//! run with it that is stopped and goes on, or is done again from its record, ends with the same weights.
+//! Options of an RL phase other than its algorithm. Each has the documented effect. A run with it
+//! that is stopped and resumed, or replayed from its store, ends with the same weights.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::common::{metrics, parts, recipe, simulator};
 
-/// Asks to stop at the n-th attempt, micro-batch or step.
+/// An observer that requests a stop at the n-th attempt, micro-batch or step.
 struct StopAt(StopFlag, u32);
 
 impl Observer for StopAt {
@@ -29,7 +29,7 @@ impl Observer for StopAt {
     }
 }
 
-/// Runs until the end, or until the n-th event.
+/// Runs to the end, or to the n-th event.
 async fn run(folder: &Path, start: Start, overrides: &[&str], events: u32) -> (bool, Arc<Simulator>) {
     let policy = simulator(Duration::ZERO, 0.0);
     let recipe = recipe(folder, overrides);
@@ -39,8 +39,8 @@ async fn run(folder: &Path, start: Start, overrides: &[&str], events: u32) -> (b
     (matches!(ended, Ended::Finished(_)), policy)
 }
 
-/// Runs, runs again with many stops on the way, does it again from the record alone with its checkpoints and
-/// without; it all must come out the same.
+/// Runs without and with many stops, and replays from the store with checkpoints and without.
+/// Asserts that all results are the same.
 async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
     let (finished, policy) = run(folder, Start::Fresh, overrides, u32::MAX).await;
     assert!(finished);
@@ -74,7 +74,7 @@ async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
     assert_eq!(metrics(&stopped), metrics(folder));
 }
 
-/// A phase of reinforcement without evaluations.
+/// Returns overrides for an RL phase without evaluations.
 fn phase(keys: &str) -> [String; 2] {
     let phase = format!(
         "phase.1={{kind='rl', steps=4, groups=3, group_size=4, learning_rate=0.05, temperature=0.9, {keys}}}"
@@ -82,7 +82,7 @@ fn phase(keys: &str) -> [String; 2] {
     ["eval.tasks=0".to_owned(), phase]
 }
 
-/// The plan of a step with what it trains on.
+/// Returns the plan of a step with the attempts that it trains on.
 fn planned(folder: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, Attempt>) {
     let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
     let plan = wait(store.step(phase, step)).unwrap().unwrap();
@@ -96,14 +96,14 @@ fn paths_of(plan: &StepPlan) -> impl Iterator<Item = &PlannedPath> {
     plan.paths()
 }
 
-/// A policy with the weights that the phase begins with.
+/// Returns a policy with the weights at the start of the phase.
 async fn at_the_beginning(folder: &Path) -> Arc<Simulator> {
     let policy = simulator(Duration::ZERO, 0.0);
     policy.load(&folder.join("checkpoints/step-000006"), false).await.unwrap();
     policy
 }
 
-/// All tokens of an attempt, which is one chain, with its sampled tokens as targets.
+/// Returns all tokens of an attempt, which is one sequence, with its sampled tokens as targets.
 fn whole(attempt: &Attempt) -> PathInput {
     let mut input = PathInput::default();
     for segment in attempt.trajectory.segments() {
@@ -126,10 +126,10 @@ fn finish(attempt: &Attempt) -> Finish {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_cut_goes_on_with_the_critic() {
+async fn bootstrap_adds_critic_value_to_truncated_attempts() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
-    // Without imitation first, so that some attempts end their turn by chance before they are cut.
+    // Without an SFT phase, some attempts end their turn by chance before they are truncated.
     let phase = "phase=[{kind='rl', algorithm='ppo', overlong='bootstrap', critic={learning_rate=0.1}, steps=4, groups=3, \
                  group_size=4, learning_rate=0.05}]";
     let overrides = ["eval.tasks=0", phase];
@@ -148,7 +148,7 @@ async fn what_was_cut_goes_on_with_the_critic() {
         let index = beyond.tokens.len() as u32 - 1;
         beyond.targets.push(PathTarget { index, temperature: 1.0, term: Term::default() });
         let values = critic.values(Arc::new(TreeBatch::merge(&[beyond]).unwrap())).await.unwrap();
-        // What the last turn earned by itself reached its last token, too.
+        // The last turn's own reward is also credited to its last token.
         let mut want = attempt.reward.unwrap();
         if finish(attempt) != Finish::Answered {
             want += f64::from(values[0]);
@@ -167,7 +167,7 @@ async fn what_was_cut_goes_on_with_the_critic() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn greedy_attempts_are_what_others_are_compared_with() {
+async fn remax_baseline_is_greedy_attempt_reward() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let [no_eval, change] = phase("algorithm='remax', spare=1, mini_batches=2");
@@ -194,7 +194,7 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
                 .map(|segment| segment.temperature)
                 .collect();
             assert!(!sampled.is_empty() && sampled.iter().all(|temperature| *temperature == 0.0));
-            // All of the reward is still to come at the first token.
+            // The complete reward still lies ahead at the first token.
             let want = attempt.reward.unwrap() - baseline.reward.unwrap();
             let first = f64::from(path.advantage.iter().next().unwrap());
             assert!((first - want).abs() < 1e-6, "{first} {want}");
@@ -213,7 +213,7 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
         assert_eq!(step["training/logprob_mismatch"], 0.0);
     }
 
-    // With spare attempts a group still has as many as it needs, however late its greedy attempt is.
+    // With oversampling a group still has the requested size, even if its greedy attempt ends late.
     let spare = root.path().join("spare");
     run(&spare, Start::Fresh, &[&no_eval, &change], u32::MAX).await;
     let (plan, attempts) = planned(&spare, 1, 0);
@@ -226,7 +226,7 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_token_has_a_baseline_of_its_own() {
+async fn optimal_token_baseline_matches_definition() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let [no_eval, change] = phase("advantage={kind='optimal_token', bare_tail=false}");
@@ -237,7 +237,7 @@ async fn every_token_has_a_baseline_of_its_own() {
     let policy = at_the_beginning(&folder).await;
     let mut compared = 0;
     for group in 0..3 {
-        // Every token's return is the reward, since nothing is earned on the way.
+        // Every token's return is the reward, because nothing is earned before the end.
         let mut energies = Vec::new();
         for attempt in attempts.values().filter(|attempt| attempt.placement.group == group) {
             let found = predictions(&policy, attempt).await;
@@ -248,7 +248,7 @@ async fn every_token_has_a_baseline_of_its_own() {
             });
             energies.push((attempt.id, attempt.reward.unwrap(), of_tokens.collect::<Vec<f64>>()));
         }
-        // A group whose attempts all earned the same is not in the plan.
+        // A zero-variance group is not in the plan.
         assert!([0, 4].contains(&energies.len()), "{group}: {}", energies.len());
         for path in paths_of(&plan).filter(|path| attempts[&path.attempt].placement.group == group) {
             let (_, reward, mine) = energies.iter().find(|(key, ..)| *key == path.attempt).unwrap();
@@ -266,7 +266,7 @@ async fn every_token_has_a_baseline_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_of_high_entropy_keep_their_advantages() {
+async fn high_entropy_tokens_keep_their_advantages() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let penalty = "kl={estimator='k3', coefficient=0.01, importance_weighted=true}";
@@ -276,7 +276,7 @@ async fn tokens_of_high_entropy_keep_their_advantages() {
 
     let (plan, attempts) = planned(&folder, 1, 0);
     let policy = at_the_beginning(&folder).await;
-    // With a penalty all attempts are in the plan, and so are all tokens in the share.
+    // With a penalty, all attempts are in the plan, so all tokens count in the fraction.
     let mut entropies = Vec::new();
     for attempt in attempts.values() {
         entropies.extend(predictions(&policy, attempt).await.entropies);
@@ -308,18 +308,19 @@ async fn tokens_of_high_entropy_keep_their_advantages() {
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
     for step in &steps {
         let share = step["actor/high_entropy_share"].as_f64().unwrap();
-        // A whole number of tokens.
+        // The fraction corresponds to an integer number of tokens.
         assert!((0.199..0.25).contains(&share), "{step}");
     }
     assert!(steps[3]["actor/kl_loss"].as_f64().unwrap() > 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_reference_follows_the_policy() {
+async fn reference_is_updated_at_interval() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let [no_eval, change] = phase("kl={estimator='k3', coefficient=0.5, reference_every=3}");
-    // Eight steps: it moves before the fourth and before the seventh. Checkpoints lie between.
+    // In eight steps, the reference is updated before the fourth and the seventh. Checkpoints lie
+    // between the updates.
     let change = change.replace("steps=4", "steps=8");
     let overrides = [no_eval.as_str(), &change, "run.keep=9"];
     same_however_often_it_stops(&folder, &overrides).await;
@@ -328,14 +329,14 @@ async fn the_reference_follows_the_policy() {
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
     let ages: Vec<f64> = steps.iter().map(|step| step["actor/reference_age"].as_f64().unwrap()).collect();
     assert_eq!(ages, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 1.0]);
-    // Where it has just moved nothing has left it, and the estimate is exactly 0.
+    // Right after an update, the policy equals the reference, and the estimate is exactly 0.
     for (step, age) in steps.iter().zip(&ages) {
         assert_eq!(step["actor/kl_loss"].as_f64().unwrap() == 0.0, *age == 0.0, "{step}");
     }
     let weights =
         |of: &str| std::fs::read(folder.join("checkpoints").join(of).join("simulator.weights")).ok();
-    // Six steps of SFT came before. After eight and ten steps in all the reference is that of the beginning,
-    // or of step nine.
+    // Six SFT steps came before. After eight steps in total, the reference has the weights of the
+    // phase's start; after ten, those of step nine.
     assert_eq!(weights("step-000008/reference"), None);
     let held = weights("step-000010/reference").unwrap();
     assert_ne!(held, weights("step-000008").unwrap());
@@ -349,7 +350,7 @@ async fn the_reference_follows_the_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tasks_set_apart_choose_the_best() {
+async fn eval_select_reserves_selection_tasks() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -372,7 +373,7 @@ async fn tasks_set_apart_choose_the_best() {
         );
         assert_eq!(eval.overall.tasks, 6);
     }
-    // No task is asked twice, and without the share they are all the same tasks.
+    // No task occurs twice, and without selection tasks the set of tasks is the same.
     let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
     let at = |group| Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample: 0 };
     let asked: Vec<Value> =

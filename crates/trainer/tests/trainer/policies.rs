@@ -1,4 +1,5 @@
-//! Several policies in one run: each learns from its own tokens, to the bit as it would alone.
+//! Several policies in one run. Each learns from its own tokens, bitwise as it would as the only
+//! policy.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -16,10 +17,10 @@ use levade_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
 
 use crate::common::{last_checkpoint, metrics, parts, simulated, trained};
 
-/// Tells the child where to run.
+/// Environment variable with the directory in which the child process runs.
 const FOLDER: &str = "LEVADE_TEST_FOLDER";
 
-/// Two agents of two policies that speak by turns.
+/// Two agents of two policies that speak in turn.
 struct Dialogue {
     a: Arc<Simulator>,
     b: Arc<Simulator>,
@@ -58,7 +59,7 @@ impl AgentLoop for Dialogue {
         }
         let sampled = trajectory.sampled_tokens();
         let evens = trajectory.path_tokens(leaf).iter().filter(|token| *token % 2 == 0).count();
-        // Where most tokens are odd the attempt counts as cut, which costs it.
+        // If most tokens are odd, the attempt counts as truncated, which lowers its reward.
         let finish = if 2 * evens > sampled { Finish::Answered } else { Finish::MaxTurns };
         Attempt {
             outcome: Outcome { finish, turns: 3, sampled_tokens: sampled, ..Outcome::begun() },
@@ -67,7 +68,8 @@ impl AgentLoop for Dialogue {
     }
 }
 
-/// The recipe with two policies, each of `kinds`: the first phase trains both, the second only `a`.
+/// Returns a recipe with two policies of the given `kinds`. The first phase trains both, the second
+/// only `a`.
 fn recipe(folder: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
     let [a, b] = kinds;
     let file = folder.with_extension("toml");
@@ -81,7 +83,7 @@ fn recipe(folder: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
     let both = phase("steps = 4", "");
     let one = phase("steps = 3", "'a'");
     let phases = if kinds == ["trained", "trained"] { both + &one } else { phase("steps = 1", "") };
-    // Who speaks is up to the dialogue; the recipe has to name one that learns.
+    // The dialogue selects the speakers, but the recipe must name a trained policy.
     let speaks = if a == "trained" { "a" } else { "b" };
     let text = format!(
         "[run]\nname = 'two'\nseed = 3\ncheckpoint_every = 1\nkeep = 50\n[model]\nsource = 'simulated'\n\
@@ -95,7 +97,7 @@ fn recipe(folder: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
     Recipe::load(&file, &all).unwrap()
 }
 
-/// A policy that has not learnt anything yet.
+/// Returns an untrained policy.
 fn fresh(seed: u64) -> Arc<Simulator> {
     Arc::new(Simulator::new(SimulatorConfig { seed, order: 3, ..simulated() }))
 }
@@ -123,9 +125,9 @@ async fn run(recipe: Recipe, parts: Parts, start: Start) {
     assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
 }
 
-/// Both in one run: each ends with the weights that a learner has who is given its part of the plans alone.
+/// Each policy ends with the weights of a learner that receives only its part of the plans.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_learns_as_it_would_alone() {
+async fn policies_learn_independently_in_one_run() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let [a, b] = [fresh(1), fresh(2)];
@@ -138,7 +140,7 @@ async fn each_learns_as_it_would_alone() {
     for (phase, step) in store.planned_steps().await.unwrap() {
         plans.push(store.step(phase, step).await.unwrap().unwrap());
     }
-    // Versions count per policy: the second phase trains one of them.
+    // Versions count per policy. The second phase trains only one of them.
     let versions = |name: &str| -> Vec<u64> {
         let of = plans.iter().flat_map(|plan| &plan.policies).filter(|of| of.policy == name);
         of.map(|of| of.version).collect()
@@ -158,7 +160,7 @@ async fn each_learns_as_it_would_alone() {
     let state = std::fs::read_to_string(last_checkpoint(&folder).join("trainer.json")).unwrap();
     assert!(state.contains("\"a\": 7") && state.contains("\"b\": 4"), "{state}");
 
-    // A record of one policy's part alone.
+    // A store that contains only one policy's part.
     for (name, learner, whole) in [("a", fresh(1), &a), ("b", fresh(2), &b)] {
         let alone = root.path().join(name);
         std::fs::create_dir_all(alone.join("checkpoints")).unwrap();
@@ -185,10 +187,10 @@ async fn each_learns_as_it_would_alone() {
     }
 }
 
-/// A step in which the other policy is frozen trains a policy as one in which both are trained, which plans
-/// it alike.
+/// A policy is trained the same whether the other policy is frozen or trained, because the plan for
+/// its part is the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beside_a_frozen_one_it_is_planned_alike() {
+async fn frozen_opponent_does_not_change_training() {
     let root = tempfile::tempdir().unwrap();
     let mut ends = Vec::new();
     for (i, kinds) in
@@ -207,7 +209,7 @@ async fn beside_a_frozen_one_it_is_planned_alike() {
         }
         run(recipe, parts, Start::Fresh).await;
         let lines = metrics(&folder);
-        // The age and the mismatch of an opponent's tokens are nobody's business.
+        // The age and the mismatch of an opponent's tokens do not count.
         let step = lines.last().unwrap().as_object().unwrap();
         let prefix = if i == 0 { "a/" } else { "" };
         assert_eq!(step[&format!("{prefix}training/logprob_mismatch")], 0.0);
@@ -220,7 +222,8 @@ async fn beside_a_frozen_one_it_is_planned_alike() {
     assert!(both[1] != without_b[1] && both[0] != without_a[0], "a frozen one stays as it is");
 }
 
-/// The child: starts the run, or goes on with it, to its end. Does nothing when run as a test.
+/// Child process: starts or resumes the run, and runs it to its end. Returns at once when run as a
+/// normal test.
 #[test]
 fn child() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -243,7 +246,7 @@ fn spawn(folder: &Path, crash_at: Option<&str>) -> Child {
     command.spawn().unwrap()
 }
 
-/// Weights and optimisers of both policies at the end of a run.
+/// Returns weights and optimizer states of both policies at the end of a run.
 fn left(folder: &Path) -> Vec<Vec<u8>> {
     let last = last_checkpoint(folder);
     let files = ["simulator.weights", "simulator.optimiser"];
@@ -252,21 +255,21 @@ fn left(folder: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn killed_at_named_points_they_end_alike_and_replay() {
+fn two_policy_run_recovers_after_kills_and_replays() {
     let root = tempfile::tempdir().unwrap();
     let calm = root.path().join("calm");
     assert!(spawn(&calm, None).wait().unwrap().success());
     let points = [
         "attempt_recorded:5",
         "ledger_written:2",
-        // Between the optimiser steps of the two policies.
+        // Between the optimizer steps of the two policies.
         "after_optim_step:2",
         "before_optim_step:3",
         "micro_batch:4",
         "weights_saved:2",
         "before_rename:3",
         "metrics_written:2",
-        // In the phase that trains one of them.
+        // In the phase that trains only one policy.
         "in_optim_step:30",
     ];
     let killed = root.path().join("killed");
@@ -291,7 +294,7 @@ fn killed_at_named_points_they_end_alike_and_replay() {
 }
 
 #[tokio::test]
-async fn names_lead_somewhere() {
+async fn recipe_rejects_unknown_policy_and_agent_names() {
     let root = tempfile::tempdir().unwrap();
     let load = |overrides: &[&str]| {
         let file = root.path().join("r.toml");
@@ -360,7 +363,7 @@ async fn names_lead_somewhere() {
     assert!(recipe.external_of(&recipe.agent).is_none());
     let recipe = load(&["agent.x={system='x', train=false}"]).unwrap();
     assert_eq!(recipe.agents["x"].max_turns, recipe.agent.max_turns, "it has the keys of all");
-    // What is written down reads back.
+    // A written recipe loads back unchanged.
     let file = root.path().join("again.toml");
     std::fs::write(&file, recipe.to_toml().unwrap()).unwrap();
     assert_eq!(Recipe::load(&file, &[]).unwrap(), recipe);

@@ -1,4 +1,4 @@
-//! Tries that came to nothing are made again, from another stream of random numbers.
+//! Failed tries are repeated with another random stream.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,10 +13,11 @@ use levade_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, Trajectory
 
 use crate::common::{parts, recipe, simulator};
 
-/// Breaks at the first try, samples nothing at the second, and replies at the third.
+/// An agent loop that fails at the first try, samples nothing at the second, and completes the
+/// third.
 #[derive(Default)]
 struct Third {
-    /// Streams of the tries, by the place of the attempt.
+    /// Random streams of the tries, by attempt slot.
     streams: Mutex<BTreeMap<String, Vec<u64>>>,
 }
 
@@ -51,7 +52,7 @@ impl AgentLoop for Third {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn retries_draw_from_other_streams() {
+async fn retries_sample_from_separate_streams() {
     let root = tempfile::tempdir().unwrap();
     for (retries, want) in [(1, 2), (2, 3)] {
         let folder = root.path().join(format!("run-{retries}"));

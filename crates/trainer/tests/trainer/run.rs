@@ -1,4 +1,4 @@
-//! Whole runs on the simulated policy.
+//! Complete runs on the simulated policy.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub async fn run(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_from_beginning_to_end() {
+async fn run_trains_evaluates_and_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -50,7 +50,7 @@ async fn a_run_from_beginning_to_end() {
             (1, 5, "after grpo"),
         ]
     );
-    // Before training no call is written; the reply that is shown says so.
+    // Before training, the policy calls no tool. The evaluation shows an example completion.
     let reply = summary.evals[0].uncalled.as_ref().unwrap();
     assert_eq!(reply.attempt, "eval/0/0/0/0");
     assert!(reply.why.starts_with("it has no <tool_call> in it") && !reply.reply.is_empty(), "{reply:?}");
@@ -58,7 +58,7 @@ async fn a_run_from_beginning_to_end() {
     let last = &summary.evals[4];
     assert_eq!((last.overall.tasks, last.slices.len()), (6, 2));
     assert!(last.slices[1].apart && last.slices[1].tasks == 3);
-    // What a phase brought is told from the milestones, over the tasks that count.
+    // The gain of a phase is computed from the milestones, over the tasks that count.
     let [sft, grpo] = &summary.gains[..] else { panic!("{:?}", summary.gains) };
     assert_eq!(
         (sft.to.as_str(), grpo.from.as_str(), grpo.to.as_str()),
@@ -79,14 +79,14 @@ async fn a_run_from_beginning_to_end() {
         get(0, "train/nll")
     );
     for i in 6..11 {
-        // What was sampled is what the training forward computes, bit for bit.
+        // The training forward pass reproduces the sampled log-probabilities, bit for bit.
         assert_eq!(get(i, "training/logprob_mismatch"), 0.0);
         assert_eq!(get(i, "training/logprob_mismatch_max"), 0.0);
         assert_eq!(get(i, "response/aborted_ratio"), 0.0);
         assert!(get(i, "actor/grad_norm") > 0.0);
     }
     assert_eq!(get(6, "training/global_step"), 7.0);
-    // Off the start of the phase, the penalty is not 0 any more.
+    // After the first step of the phase, the penalty is no longer 0.
     assert!(get(10, "actor/kl_loss") > 0.0);
 
     let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
@@ -96,7 +96,8 @@ async fn a_run_from_beginning_to_end() {
     assert_eq!(wait(store.summaries(Purpose::Eval)).unwrap().len(), 5 * 9);
     assert_eq!(wait(store.planned_steps()).unwrap().len(), 11);
     assert_eq!(wait(store.evals()).unwrap().len(), 5);
-    // Tokens carry the version of the weights that drew them: the number of steps done before.
+    // Tokens carry the version of the weights that sampled them: the number of steps finished
+    // before.
     for summary in &trained {
         let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
         for segment in attempt.trajectory.segments() {
@@ -107,13 +108,14 @@ async fn a_run_from_beginning_to_end() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    // The ends of both phases, and the newest two besides.
+    // The ends of both phases, and the newest two others.
     let mut names = names;
     names.sort();
     assert_eq!(names, ["best", "step-000003", "step-000006", "step-000008", "step-000010", "step-000011"]);
     assert_eq!(summary.checkpoint.unwrap(), crate::common::last_checkpoint(&folder));
 
-    // Started again it is refused; resumed it is done at once, with the same summary.
+    // Another start in the same directory is rejected. A resumed run finishes at once, with the
+    // same summary.
     let taken = run(&folder, &policy, Start::Fresh, &[]).await.unwrap_err();
     assert!(matches!(taken, TrainerError::FolderTaken(_)) && taken.is_user_error(), "{taken}");
     let fresh = simulator(Duration::ZERO, 0.0);
@@ -123,9 +125,9 @@ async fn a_run_from_beginning_to_end() {
     assert_eq!(metrics(&folder), lines);
 }
 
-/// Evaluations draw by their own temperature and end by their own limits; training is what it was.
+/// Evaluations have their own temperature and limits. They do not affect training.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn evaluations_have_settings_of_their_own() {
+async fn evaluation_settings_do_not_affect_training() {
     let root = tempfile::tempdir().unwrap();
     let own = ["eval.temperature=0.7", "eval.samples=2", "eval.max_turns=1", "eval.max_tokens=9"];
     let (policy, plain) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
@@ -149,10 +151,10 @@ async fn evaluations_have_settings_of_their_own() {
     assert!(made(Purpose::Train).iter().any(|trajectory| trajectory.sampled_tokens() > 9));
 }
 
-/// How many attempts run beside each other, and how far a step is cut into micro-batches' loss, change
-/// nothing.
+/// The number of concurrent attempts does not change the weights. The micro-batch size changes only
+/// rounding errors.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn runs_are_functions_of_recipe_and_seed() {
+async fn weights_depend_only_on_recipe_and_seed() {
     let root = tempfile::tempdir().unwrap();
     let mut weights = Vec::new();
     let runs: [&[&str]; 4] =
@@ -168,9 +170,9 @@ async fn runs_are_functions_of_recipe_and_seed() {
     assert!(largest < 1e-4, "{largest}");
 }
 
-/// A policy that knows nothing of context can still learn to end its turn, which is rewarded here.
+/// A policy without context can still learn to end its turn, which is rewarded here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rl_raises_the_reward() {
+async fn rl_increases_answered_ratio() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let config = SimulatorConfig { vocabulary: VOCABULARY, order: 0, rows: 1, ..SimulatorConfig::default() };
@@ -186,10 +188,10 @@ async fn rl_raises_the_reward() {
     assert!(mean(&finished[..5]) < 0.4 && mean(&finished[35..]) > 0.9, "{finished:?}");
 }
 
-/// Whether it is an event of the kind.
+/// Whether an event is of the wanted kind.
 type Wanted = fn(&Event) -> bool;
 
-/// An observer that asks to stop when it sees the n-th event of a kind.
+/// An observer that requests a stop at the n-th event of a kind.
 struct StopAt {
     stop: StopFlag,
     left: u32,
@@ -198,7 +200,7 @@ struct StopAt {
 
 impl Observer for StopAt {
     fn event(&mut self, event: &Event) {
-        // Others may still come after it.
+        // Further events may follow.
         if self.left > 0 && (self.what)(event) {
             self.left -= 1;
             if self.left == 0 {
@@ -209,7 +211,7 @@ impl Observer for StopAt {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stopping_and_going_on_changes_nothing() {
+async fn stopped_and_resumed_run_matches_uninterrupted() {
     let root = tempfile::tempdir().unwrap();
     let whole = root.path().join("whole");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -249,9 +251,9 @@ async fn stopping_and_going_on_changes_nothing() {
     assert_eq!(metrics(&folder), metrics(&whole));
 }
 
-/// Without its checkpoints a run is done again from the record alone: nothing is sampled.
+/// Without its checkpoints, a run is repeated from the store alone, and nothing is sampled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_is_replayed_from_its_record() {
+async fn resume_without_checkpoints_samples_nothing() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -266,7 +268,7 @@ async fn a_run_is_replayed_from_its_record() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attempts_that_break_are_left_out_or_punished() {
+async fn failed_attempts_are_excluded_or_get_reward() {
     let root = tempfile::tempdir().unwrap();
     for (name, overrides) in [("out", &[][..]), ("punished", &["reward.broken=-1.0"][..])] {
         let folder = root.path().join(name);
@@ -299,16 +301,16 @@ async fn run_whose_attempts_all_fail_lists_them_and_resumes() {
     }
     let policy = simulator(Duration::ZERO, 0.0);
     run(&folder, &policy, Start::Resume, &[]).await.unwrap();
-    // The streams of the attempts are those of a run that never failed.
+    // The random streams of the attempts are those of a run that never failed.
     let undisturbed = simulator(Duration::ZERO, 0.0);
     run(&root.path().join("undisturbed"), &undisturbed, Start::Fresh, &[]).await.unwrap();
     assert_eq!(policy.weights(), undisturbed.weights());
 }
 
-/// Sampled tokens that cannot be trained on are left out and counted; where nothing else is left the run says
-/// so.
+/// Sampled tokens that cannot be trained on are left out and counted. If no other token remains,
+/// the run fails with an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_trained_is_masked_and_counted() {
+async fn untrainable_tokens_are_masked_and_counted() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let overrides = [
@@ -325,8 +327,9 @@ async fn what_cannot_be_trained_is_masked_and_counted() {
     assert!(matches!(trainer.run(&mut observer, &stop).await.unwrap(), Ended::Stopped { .. }));
     drop(trainer);
 
-    // Attempts of the next two steps that somebody else made: of each of these replies of 8 tokens the first
-    // 3 were sampled with a filter, and one reply was decoded greedily; then all of them were.
+    // Attempts of the next two steps as if another program had made them. In step 1, the first 3 of
+    // each completion's 8 tokens were sampled with a filter, and one completion was decoded
+    // greedily. In step 2, all completions were.
     let store = Sqlite::resume(&folder.join("run.db"), &RunId(String::new())).await.unwrap();
     let made = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(made.len(), 4);
@@ -364,7 +367,7 @@ async fn what_cannot_be_trained_is_masked_and_counted() {
 }
 
 #[tokio::test]
-async fn what_cannot_work_is_refused_before_the_start() {
+async fn invalid_runs_are_rejected_before_start() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -405,11 +408,11 @@ async fn what_cannot_work_is_refused_before_the_start() {
     assert!(matches!(error, TrainerError::NoReference(1)), "{error}");
 }
 
-/// A simulator with a hook that runs before it saves.
+/// A simulator with a hook that runs before each save.
 struct HookedSave<F> {
     simulator: Arc<Simulator>,
     hook: F,
-    /// Time for the devices to change hands, in seconds.
+    /// Total time of device handoffs, in seconds.
     handed_over: Arc<AtomicU32>,
 }
 
@@ -450,7 +453,7 @@ impl<F: Fn(&Path) -> Result<(), PolicyError> + Send + Sync> Learner for HookedSa
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replay_matches_though_the_learner_writes_another_tokenizer() {
+async fn replay_matches_if_learner_writes_other_tokenizer() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let with_tokenizer = || {
@@ -481,7 +484,7 @@ async fn replay_matches_though_the_learner_writes_another_tokenizer() {
     };
     let compared = replayed().await;
     assert!(compared.len() >= 2 && compared.iter().all(|one| one.differs.is_none()), "{compared:?}");
-    // Weights that were changed are still found.
+    // Changed weights are still detected.
     let changed = compared[0].checkpoint.join("simulator.weights");
     let mut bytes = std::fs::read(&changed).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -490,13 +493,13 @@ async fn replay_matches_though_the_learner_writes_another_tokenizer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_leaves_earlier_checkpoints_whole() {
+async fn full_disk_preserves_earlier_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
-    // The disk is full at the third checkpoint, after some of it is written. The devices take a minute for
-    // each checkpoint before to change hands.
+    // The disk is full at the third checkpoint, after a part of it is written. Each earlier
+    // checkpoint adds a minute of device handoffs.
     let minutes = Arc::<AtomicU32>::default();
     let handed_over = Arc::clone(&minutes);
     let hook = move |folder: &Path| {
@@ -518,9 +521,9 @@ async fn a_full_disk_leaves_earlier_checkpoints_whole() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    // The third that was to be written, of the best weights until then, is not there.
+    // The third checkpoint, of the best weights so far, does not exist.
     assert_eq!(names, ["best", "step-000002", "step-000003"]);
-    // The step after a checkpoint is told of the time that it took for devices to change hands.
+    // The step after a checkpoint reports the time of device handoffs.
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     let turns =
         |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["timing_s/turns"].as_f64();
@@ -535,7 +538,7 @@ async fn a_full_disk_leaves_earlier_checkpoints_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_checkpoint_is_passed_over() {
+async fn damaged_checkpoint_is_skipped_on_resume() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -556,9 +559,9 @@ async fn a_damaged_checkpoint_is_passed_over() {
     assert_eq!(wait(store.evals()).unwrap().last().unwrap().0, EvalKey { phase: 1, step: 5 });
 }
 
-/// A run can be given to another task.
+/// The future of a run can be sent to another thread.
 #[test]
-fn runs_are_send() {
+fn trainer_futures_are_send() {
     fn send<T: Send>(_: impl FnOnce(&'static mut Trainer, &'static StopFlag) -> T) {}
     send(|trainer, stop| trainer.run(Box::leak(Box::new(())), stop));
     fn send_parts<T: Send>(_: impl FnOnce(&Path) -> T) {}

@@ -1,4 +1,5 @@
-//! Scorers in whole runs: one as it always was, several with weights, of groups, and such as are away.
+//! Scorers in complete runs: a single scorer, several weighted scorers, group scorers, and
+//! unavailable scorers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +18,7 @@ use serde_json::Value;
 
 use crate::common::{Notes, metrics, parts, ranks, recipe, simulator};
 
-/// Runs a recipe to its end, with these scorers in place of those that it has of their names.
+/// Runs a recipe to its end. `scorers` replace the recipe's scorers with the same names.
 async fn run(
     folder: &Path,
     overrides: &[&str],
@@ -43,7 +44,7 @@ fn attempts(folder: &Path) -> Vec<Attempt> {
     all.map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect()
 }
 
-/// Worth of an attempt where numbers alone are scored, by the recipe of these tests.
+/// Returns score and reward of an attempt if only numbers are scored, by the recipe of these tests.
 fn by_numbers(attempt: &Attempt) -> (f64, f64) {
     let outcome = &attempt.outcome;
     let answered = outcome.finish == Finish::Answered;
@@ -59,14 +60,14 @@ fn by_numbers(attempt: &Attempt) -> (f64, f64) {
     (score, score + cut + calls.filter(|reward| *reward != 0.0).sum::<f64>())
 }
 
-/// Without what says how a score came about.
+/// Returns the attempt without the components of its score.
 fn bare(mut attempt: Attempt) -> Attempt {
     attempt.outcome.components.clear();
     attempt
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_scorer_alone_gives_its_score() {
+async fn single_scorer_determines_score() {
     let root = tempfile::tempdir().unwrap();
     let mut left = Vec::new();
     for (name, scorers) in
@@ -97,7 +98,7 @@ async fn one_scorer_alone_gives_its_score() {
     assert!(one == listed, "a list of one scorer is another one");
 }
 
-/// Short runs of reinforcement alone.
+/// Short runs with a single RL phase.
 const SHORT: [&str; 4] = [
     "phase=[{kind='rl', steps=3, groups=2, group_size=3, learning_rate=0.05}]",
     "eval.tasks=0",
@@ -109,7 +110,7 @@ fn short<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&SHORT[..], more].concat()
 }
 
-/// Tells how long an answer is, and rewards the first turn.
+/// A scorer that returns the length of an answer and rewards the first turn.
 #[derive(Debug)]
 struct Form;
 
@@ -123,7 +124,7 @@ impl Scorer for Form {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn scores_are_weighed_and_chosen_by_task() {
+async fn scorers_are_weighted_and_selected_by_task() {
     let root = tempfile::tempdir().unwrap();
     let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['arithmetic']}}, \
@@ -142,7 +143,7 @@ async fn scores_are_weighed_and_chosen_by_task() {
         assert_eq!(components, want);
         assert_eq!(attempt.score, Some(0.75 * right + 0.25 + 0.25));
         assert!((attempt.reward.unwrap() - (reward - right + attempt.score.unwrap())).abs() < 1e-12);
-        // What the first turn earned reaches its last token.
+        // The reward of the first turn is credited to its last token.
         let first = attempt.earned.last().unwrap();
         assert_eq!((&first.by, first.reward), (&Earner::Turn(0), 0.25));
     }
@@ -159,17 +160,17 @@ async fn scores_are_weighed_and_chosen_by_task() {
     assert!(error.is_user_error() && error.to_string().contains("none of other is for it"), "{error}");
 }
 
-/// Scores numbers, unless it is away: for its first calls, or for a task.
+/// A numeric scorer that can be unavailable: for its first calls, or for one task.
 #[derive(Debug, Default)]
 struct Judge {
-    /// How many calls it will still miss.
+    /// Number of calls that will still fail.
     missing: AtomicU32,
-    /// Calls that it answered.
+    /// Number of calls that returned a score.
     answered: AtomicU32,
-    /// Whether these are calls about the first attempt that it is asked about.
+    /// Whether only calls for the first attempt fail.
     of_first: bool,
     first: OnceLock<AttemptId>,
-    /// Whether it never scores the first task that it is asked about.
+    /// Whether calls for the first task always fail.
     shuns: bool,
     shunned: OnceLock<Value>,
 }
@@ -199,7 +200,7 @@ impl Scorer for Judge {
     }
 }
 
-/// A run whose scorer `numeric` is this judge.
+/// Runs with this judge as the scorer `numeric`.
 async fn judged(
     folder: &Path,
     more: &[&str],
@@ -217,7 +218,7 @@ fn with(attempts: &[Attempt], status: Status) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scorer_is_asked_again_and_then_the_attempt_is_made_again() {
+async fn scorer_is_retried_before_attempt_is_repeated() {
     let root = tempfile::tempdir().unwrap();
     for (missing, broken) in [(2u32, false), (3, true)] {
         let folder = root.path().join(missing.to_string());
@@ -240,7 +241,7 @@ async fn a_scorer_is_asked_again_and_then_the_attempt_is_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attempts_without_a_score_are_left_out_or_get_a_number() {
+async fn unscored_attempts_are_dropped_or_get_value() {
     let root = tempfile::tempdir().unwrap();
     let policy = || simulator(Duration::ZERO, 0.0);
     let folder = root.path().join("drop");
@@ -249,7 +250,7 @@ async fn attempts_without_a_score_are_left_out_or_get_a_number() {
     let all = attempts(&folder);
     assert_eq!(with(&all, Status::Failed), 2);
     assert!(all.iter().all(|attempt| attempt.reward.is_some() == (attempt.status == Status::Completed)));
-    // Where it scores nothing at all the run ends, and nothing counts as worthless.
+    // If the scorer never succeeds, the run ends with an error, and no attempt counts as worthless.
     let dead =
         judged(&root.path().join("dead"), &drop, &policy(), &Judge::away_for(9999), Start::Fresh).await;
     let error = dead.unwrap_err().to_string();
@@ -265,16 +266,16 @@ async fn attempts_without_a_score_are_left_out_or_get_a_number() {
     assert_eq!((given.count(), with(&all, Status::Completed)), (4, all.len()));
 }
 
-/// While a scorer is away nothing is lost, and nothing is sampled twice.
+/// While a scorer is unavailable, no attempt is lost or sampled twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attempts_wait_for_a_scorer_that_is_away() {
+async fn attempts_wait_for_unavailable_scorer() {
     let root = tempfile::tempdir().unwrap();
     let drawn = async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().drawn;
     let (folder, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
     judged(&folder, &[], &undisturbed, &Judge::away_for(0), Start::Fresh).await.unwrap();
     let want: Vec<Attempt> = attempts(&folder);
 
-    // Back before long.
+    // The scorer becomes available again soon.
     let (folder, policy) = (root.path().join("back"), simulator(Duration::ZERO, 0.0));
     let notes =
         judged(&folder, &["reward.unscored=park"], &policy, &Judge::away_for(5), Start::Fresh).await.unwrap();
@@ -284,7 +285,7 @@ async fn attempts_wait_for_a_scorer_that_is_away() {
     assert_eq!(told.count(), 1, "{notes:?}");
     assert!(policy.weights() == undisturbed.weights() && attempts(&folder) == want);
 
-    // Away for as long as the run waits.
+    // The scorer is unavailable for longer than the outage timeout.
     let (folder, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.0));
     let park = ["reward.unscored=park", "reward.outage_seconds=0.5"];
     let error = judged(&folder, &park, &policy, &Judge::away_for(9999), Start::Fresh).await.unwrap_err();
@@ -297,7 +298,7 @@ async fn attempts_wait_for_a_scorer_that_is_away() {
     let parked = attempts(&folder);
     assert_eq!((parked.len(), with(&parked, Status::Unscored)), (6, 6));
     assert!(parked.iter().all(|attempt| attempt.score.is_none() && attempt.trajectory.sampled_tokens() > 0));
-    // Once it is back, it is asked about what was made, and the run goes on.
+    // Once the scorer is available, it scores the existing attempts, and the run continues.
     let (later, judge) = (simulator(Duration::ZERO, 0.0), Judge::away_for(0));
     judged(&folder, &park, &later, &judge, Start::Resume).await.unwrap();
     assert!(later.weights() == undisturbed.weights() && attempts(&folder) == want);
@@ -305,9 +306,9 @@ async fn attempts_wait_for_a_scorer_that_is_away() {
     assert_eq!(judge.answered.load(Ordering::SeqCst) as usize, want.len());
 }
 
-/// Steps go on without the score as long as tokens may grow older.
+/// Steps continue without the score as long as the staleness allows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_run_goes_on_as_far_as_staleness_allows() {
+async fn run_continues_without_score_up_to_staleness() {
     let root = tempfile::tempdir().unwrap();
     for staleness in [0, 1, 2] {
         let folder = root.path().join(staleness.to_string());
@@ -331,7 +332,7 @@ async fn the_run_goes_on_as_far_as_staleness_allows() {
     }
 }
 
-/// Ranks the attempts at a task by their length, after a few calls that it misses.
+/// A scorer that ranks the attempts at a task by length, after some failed calls.
 #[derive(Debug)]
 struct Rank(Judge);
 
@@ -354,7 +355,7 @@ impl Scorer for Rank {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attempts_of_a_group_are_compared() {
+async fn group_scorer_compares_attempts_of_group() {
     let root = tempfile::tempdir().unwrap();
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
     let more = [scorers, "eval.tasks=4", "eval.samples=2", "eval.temperature=1.0"];
@@ -367,7 +368,7 @@ async fn attempts_of_a_group_are_compared() {
     assert!(with(&all, Status::Failed) > 0 && with(&all, Status::Unscored) == 0);
     let key = |a: &Attempt| (a.placement.purpose, a.placement.phase, a.placement.step, a.placement.group);
     for group in all.chunk_by(|a, b| key(a) == key(b)) {
-        // Those that broke are not among those that are compared.
+        // Failed attempts are not part of the comparison.
         let group: Vec<&Attempt> = group.iter().filter(|a| a.status == Status::Completed).collect();
         for attempt in &group {
             let length = |a: &Attempt| a.trajectory.sampled_tokens();
@@ -376,7 +377,7 @@ async fn attempts_of_a_group_are_compared() {
             assert_eq!(attempt.score, Some(want));
         }
     }
-    // A scorer of groups that is away keeps whole groups waiting, and they are compared when the run goes on.
+    // An unavailable group scorer defers complete groups, which are compared after the run resumes.
     let park = [&more[..2], &["reward.unscored=park", "reward.outage_seconds=1.5"]].concat();
     let (folder, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.1));
     let rank = [("rank", ranks(AtomicU32::new(9999)))];
@@ -386,7 +387,7 @@ async fn attempts_of_a_group_are_compared() {
     let rank = [("rank", ranks(AtomicU32::new(1)))];
     run(&folder, &short(&park), &policy, &rank, Start::Resume, &mut notes).await.unwrap();
     assert_eq!(with(&attempts(&folder), Status::Unscored), 0);
-    // A greedy attempt has nobody to be compared with.
+    // A greedy attempt has no group to be compared with.
     let remax = "phase=[{kind='rl', algorithm='remax', steps=1, groups=2, group_size=3, learning_rate=0.05}]";
     let folder = root.path().join("greedy");
     let refused = run(&folder, &short(&[scorers, remax]), &policy, &rank, Start::Fresh, &mut notes).await;

@@ -1,4 +1,4 @@
-//! Runs whose record is in memory, or in a file of another name.
+//! Runs whose store is in memory, or in a file of another name.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use levade_trainer::{RunFolder, Start, TrainerError};
 use crate::common::{recipe, simulator};
 use crate::run::run;
 
-/// The record is where `run.store` names it, and a run ends with the same weights wherever it is.
+/// The store is at the location in `run.store`. The final weights do not depend on the location.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn store_location_does_not_change_a_run() {
     let root = tempfile::tempdir().unwrap();
@@ -27,7 +27,7 @@ async fn store_location_does_not_change_a_run() {
         assert_eq!(folder.join("records.db").is_file(), name == "relative");
     }
     assert!(elsewhere.is_file());
-    // What exists is not written over, and a run continues with its own record only.
+    // An existing store is not overwritten, and a run resumes only with its own store.
     let again = root.path().join("again");
     let policy = simulator(Duration::ZERO, 0.0);
     let error = run(&again, &policy, Start::Fresh, &[&absolute]).await.unwrap_err();

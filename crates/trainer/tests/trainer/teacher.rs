@@ -1,4 +1,4 @@
-//! Phases that imitate a policy of others, or replies that rows of tasks have.
+//! Phases that imitate an external policy, or completions in the rows of tasks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,12 +25,12 @@ const TAUGHT: [&str; 5] = [
     "phase.1.steps=1",
 ];
 
-/// A teacher that works expressions out with the tool, and does not know those that hold a 7.
+/// A teacher that evaluates expressions with the tool, and cannot answer those that contain a 7.
 fn teacher(asked: &Arc<AtomicUsize>) -> Teacher {
     taught(asked, || ())
 }
 
-/// The same, which does something at each reply.
+/// The same teacher, with a function that runs at each completion.
 fn taught(asked: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'static) -> Teacher {
     let asked = Arc::clone(asked);
     Teacher::by_rule(move |messages| {
@@ -68,7 +68,7 @@ async fn run(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn good_attempts_of_a_teacher_are_imitated() {
+async fn sft_imitates_good_teacher_attempts() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let asked = Arc::new(AtomicUsize::new(0));
@@ -87,7 +87,7 @@ async fn good_attempts_of_a_teacher_are_imitated() {
         let demonstrated = segments.iter().filter(|s| s.kind == Kind::Demonstrated).count();
         assert_eq!(demonstrated, if attempt.score == Some(1.0) { 2 } else { 1 });
     }
-    // Only those that were good are in the plans, and what they say is learnt.
+    // Only the good attempts are in the plans, and the policy learns them.
     let plans = wait(store.planned_steps()).unwrap();
     assert_eq!(plans.iter().filter(|(phase, _)| *phase == 0).count(), 12);
     let lines = metrics(&folder);
@@ -96,7 +96,7 @@ async fn good_attempts_of_a_teacher_are_imitated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_that_goes_on_asks_for_no_lesson_again() {
+async fn resumed_run_does_not_repeat_teacher_calls() {
     let root = tempfile::tempdir().unwrap();
     let (whole, cut) = (root.path().join("whole"), root.path().join("cut"));
     let asked = Arc::new(AtomicUsize::new(0));
@@ -104,7 +104,8 @@ async fn a_run_that_goes_on_asks_for_no_lesson_again() {
     run(&whole, &policy, Start::Fresh, teacher(&asked), &[]).await.unwrap();
     let (want, all) = (policy.weights(), asked.load(Ordering::Relaxed));
 
-    // Stopped in the last lessons: attempts run at once, so those of the first round end together.
+    // Stops during the last demonstrations. Attempts end at once, so those of the first round end
+    // together.
     let (stop, asked) = (StopFlag::default(), Arc::new(AtomicUsize::new(0)));
     let policy = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
@@ -133,7 +134,7 @@ async fn a_run_that_goes_on_asks_for_no_lesson_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_teacher_that_does_not_do_well_is_named() {
+async fn weak_teacher_is_reported_by_name() {
     let root = tempfile::tempdir().unwrap();
     let ignorant = Teacher::by_rule(|_| Ok(Message::assistant("I do not know.")));
     let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
@@ -145,14 +146,14 @@ async fn a_teacher_that_does_not_do_well_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replies_that_rows_have_are_tried_with_their_tools_and_imitated_where_they_do_well() {
+async fn sft_imitates_row_completions_that_score_well() {
     let root = tempfile::tempdir().unwrap();
     let tasks = root.path().join("tasks.jsonl");
     let row = |a: u32| {
         let arguments = json!({ "expression": format!("{a}+4") });
         let call =
             json!({ "tool_calls": [{ "function": { "name": "calculator", "arguments": arguments } }] });
-        // One in three says something else than its tool, and four rows have nothing to say.
+        // One row in three contradicts its tool result, and four rows have no completions.
         let said = format!("The answer is {}.", if a.is_multiple_of(3) { 0 } else { a + 4 });
         let mut row = json!({ "question": format!("What is {a} and 4?"), "answer": a + 4 });
         if a > 4 {

@@ -1,4 +1,4 @@
-//! Runs in which something outside the model goes wrong: they go on, and say what it was.
+//! Runs with failures outside the model. They continue and report the failures.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ async fn finish(folder: &Path, overrides: &[&str], parts: Parts, start: Start) -
     }
 }
 
-/// A calculator that is broken for some attempts of the second phase: those at the first task get no answer,
-/// those at the second wait for ever, and one at the third finds a bug.
+/// A calculator that fails for some attempts of the second phase. Calls at the first task return an
+/// error, calls at the second task never return, and one attempt at the third task panics.
 struct Fragile;
 
 struct FragileSession {
@@ -70,13 +70,13 @@ impl Session for FragileSession {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_survives_tool_scorer_and_agent() {
+async fn step_survives_tool_scorer_and_agent_failures() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let tools = ToolSet::new(vec![Arc::new(Fragile)], Duration::from_secs(60)).unwrap();
     let parts = crate::common::parts_with(&policy, tools);
-    // Of answers that hold an even digit, every one breaks the scorer.
+    // Every answer that contains an even digit makes the scorer fail.
     let judge =
         r#"read line; case "${line%%,*}" in *[02468]*) echo the judge is away >&2; exit 1;; esac; echo 0.5"#;
     let scorer = format!("reward.scorer={{ kind = \"command\", command = [\"sh\", \"-c\", {judge:?}] }}");
@@ -106,7 +106,8 @@ async fn a_step_survives_tool_scorer_and_agent() {
         have("not done"),
         have("panicked")
     );
-    // Those that broke are left out of training; those that were late count as unfinished.
+    // Failed attempts are left out of training. Attempts that exceeded the deadline count as
+    // unfinished.
     for (attempt, outcome) in all.iter().zip(&outcomes) {
         assert_eq!(attempt.reward.is_none(), attempt.status == Status::Failed, "{outcome:?}");
     }
@@ -116,7 +117,7 @@ async fn a_step_survives_tool_scorer_and_agent() {
     assert!(steps.iter().all(|l| l["response/aborted_ratio"].as_f64().unwrap() > 0.0));
 }
 
-/// A calculator that cannot be opened for the attempts that it refuses.
+/// A calculator that cannot be opened for the attempts for which the function returns true.
 struct Shut<F>(F);
 
 #[async_trait]
@@ -138,12 +139,12 @@ impl<F: Fn(&str) -> bool + Send + Sync> Toolbox for Shut<F> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_broke_is_made_again() {
+async fn failed_attempt_is_retried_if_configured() {
     let root = tempfile::tempdir().unwrap();
     for (retries, broken) in [("0", true), ("1", false)] {
         let folder = root.path().join(retries);
         let policy = simulator(Duration::ZERO, 0.0);
-        // The first time for each attempt.
+        // The first try of each attempt fails.
         let times = AtomicUsize::new(0);
         let reluctant = Shut(move |attempt: &str| {
             attempt.contains("sample 1") && times.fetch_add(1, Ordering::SeqCst).is_multiple_of(2)
@@ -151,14 +152,15 @@ async fn what_broke_is_made_again() {
         let tools = ToolSet::new(vec![Arc::new(reluctant)], Duration::from_secs(60)).unwrap();
         let parts = crate::common::parts_with(&policy, tools);
         let retries = format!("agent.retries={retries}");
-        // One after the other, so that each attempt finds the tool as it should.
+        // Attempts run one after the other, so that the counter alternates between first tries and
+        // retries.
         let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
         let summary = finish(&folder, &overrides, parts, Start::Fresh).await;
         assert!(summary.troubles.iter().any(|(source, _, why)| source == "tools" && why.contains("not yet")));
         let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let all = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(all.iter().any(|attempt| attempt.status == Status::Failed), broken);
-        // What was made in its place is an attempt of its own, and so is what broke.
+        // The retry is a separate attempt, and so is the failed try.
         let again: Vec<_> = all.iter().filter(|attempt| attempt.number == 1).collect();
         assert_eq!(again.is_empty(), broken);
         for attempt in again {
@@ -170,9 +172,9 @@ async fn what_broke_is_made_again() {
     }
 }
 
-/// With spare attempts a group is complete without the slow ones, and the run can be done again.
+/// With oversampling, a group is complete without its slow attempts, and the run can be replayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stragglers_hold_no_step() {
+async fn oversampling_does_not_wait_for_stragglers() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -186,7 +188,7 @@ async fn stragglers_hold_no_step() {
     let all = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
     assert!(all.iter().all(|attempt| attempt.placement.sample != 2), "the slow one was not given up");
-    // From the record alone, with the same weights at the end.
+    // The run is repeated from the store alone, and ends with the same weights.
     std::fs::remove_dir_all(folder.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);
     let parts = crate::common::parts_with(&mute, tools);
@@ -194,9 +196,10 @@ async fn stragglers_hold_no_step() {
     assert_eq!(mute.weights(), policy.weights());
 }
 
-/// Training takes longer than any reply may: attempts that go on across updates are none the worse for it.
+/// Training takes longer than the completion timeout. Attempts that continue across updates do not
+/// fail because of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn training_that_takes_long_breaks_no_reply() {
+async fn slow_update_does_not_time_out_completions() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let (batch, update) = (Duration::from_millis(1), Duration::from_millis(2500));
@@ -225,9 +228,9 @@ async fn training_that_takes_long_breaks_no_reply() {
     assert!(updates.len() == 3 && updates.iter().all(|seconds| *seconds > 2.0), "{updates:?}");
 }
 
-/// A device that hangs ends the run, which says what it waited for and can go on.
+/// A hanging device ends the run with an error that names the operation. The run can be resumed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_hangs_ends_the_run() {
+async fn hanging_device_ends_run_with_error() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let timing = Timing { update: Duration::from_secs(3600), ..Timing::default() };
@@ -243,13 +246,13 @@ async fn a_device_that_hangs_ends_the_run() {
     finish(&folder, &patient, parts_of(&simulator(Duration::ZERO, 0.0)), Start::Resume).await;
 }
 
-/// Attempts that break at once are not among the first of their group.
+/// Attempts that fail at once do not count towards their group's size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn spare_attempts_stand_in_for_broken_ones() {
+async fn oversampled_attempts_replace_failed_ones() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    // The first two at each task.
+    // The first two attempts at each task fail.
     let shut = Shut(|attempt: &str| {
         attempt.contains("train") && ["sample 0", "sample 1"].iter().any(|end| attempt.ends_with(end))
     });
@@ -264,7 +267,7 @@ async fn spare_attempts_stand_in_for_broken_ones() {
     assert!(all.len() > rewarded, "nothing broke");
 }
 
-/// A calculator that keeps the third attempt at each task waiting from the start.
+/// A calculator whose opening blocks for the third attempt at each task.
 struct Slow;
 
 #[async_trait]
@@ -285,7 +288,7 @@ impl Toolbox for Slow {
     }
 }
 
-/// A calculator that pays for each value, and measures what it was asked. Its description can be changed.
+/// A calculator that returns a reward and metrics with each value. Its description is configurable.
 #[derive(Clone)]
 struct Paying {
     description: &'static str,
@@ -323,10 +326,10 @@ impl Session for Paying {
     }
 }
 
-/// Rewards of tools are rewards of their turns, what they measure is reported by toolbox, and a run goes on
-/// with the tools that it began with or not at all.
+/// Rewards of tools are credited to their turns, their metrics are reported by toolbox, and a run
+/// resumes only with unchanged tools.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tools_pay_measure_and_stay_the_same() {
+async fn tool_rewards_and_metrics_are_recorded() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
@@ -354,7 +357,7 @@ async fn tools_pay_measure_and_stay_the_same() {
     }
     assert!(paid > 0);
 
-    // A mean over the attempts of a step, in the order of steps.
+    // Each metric is a mean over the attempts of a step, in the order of the steps.
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let lines: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();

@@ -1,4 +1,4 @@
-//! A small run on the simulated policy, for the tests of the whole trainer.
+//! A small run on the simulated policy, for tests of the complete trainer.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use levade_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, 
 use levade_tree::{Component, DEFAULT};
 use serde_json::{Map, Value};
 
-/// SFT on a few demonstrations, then GRPO with several updates a step. Rewards differ by how attempts end.
+/// SFT on a few demonstrations, then GRPO with several updates per step. Rewards depend on how
+/// attempts end.
 pub const RECIPE: &str = r#"
 [run]
 name = "tiny"
@@ -75,7 +76,7 @@ kl = { estimator = "k3", coefficient = 0.01 }
 optimiser = { schedule = "linear", warmup = 1 }
 "#;
 
-/// The recipe, to run in `folder`.
+/// Returns the recipe, to run in `folder`.
 pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
     let file = folder.with_extension("toml");
     std::fs::write(&file, RECIPE).unwrap();
@@ -84,7 +85,7 @@ pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
     Recipe::load(&file, &all).unwrap()
 }
 
-/// Settings of the simulation.
+/// Returns the configuration of the simulator.
 pub fn simulated() -> SimulatorConfig {
     SimulatorConfig {
         vocabulary: VOCABULARY,
@@ -99,14 +100,14 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
     Arc::new(Simulator::new(SimulatorConfig { latency, failures, ..simulated() }))
 }
 
-/// Scores attempts of a group by the share of it that is shorter.
+/// Scores each attempt of a group by the fraction of attempts that are shorter.
 pub fn ranks(group: &[Evidence]) -> Vec<Vec<Component>> {
     let length = |evidence: &Evidence| evidence.trajectory.sampled_tokens();
     let shorter = |one: &Evidence| group.iter().filter(|other| length(other) < length(one)).count() as f64;
     group.iter().map(|one| vec![Component::score(shorter(one) / group.len() as f64)]).collect()
 }
 
-/// A trainer's parts around a simulated policy.
+/// Returns a trainer's parts with a simulated policy.
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
     let tools: Vec<Arc<dyn Toolbox>> =
         vec![Arc::new(Delayed::new(Arc::new(Calculator::default()), Duration::ZERO..=latency))];
@@ -123,7 +124,7 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
     }
 }
 
-/// A simulated policy that is trained, with a reference and a critic.
+/// Returns a trained simulated policy with a reference and a critic.
 pub fn trained(name: &str, policy: &Arc<Simulator>) -> Policy {
     Policy {
         name: name.into(),
@@ -138,14 +139,14 @@ pub fn trained(name: &str, policy: &Arc<Simulator>) -> Policy {
     }
 }
 
-/// A trainer's parts around a simulated policy, whose agent has these tools.
+/// Returns a trainer's parts with a simulated policy, whose agent has these tools.
 pub fn parts_with(policy: &Arc<Simulator>, tools: ToolSet) -> Parts {
     let mut parts = parts(policy, Duration::ZERO);
     parts.agents[0].tools = tools;
     parts
 }
 
-/// Keeps what a user should know.
+/// An observer that collects notes for the user.
 #[derive(Default)]
 pub struct Notes(pub Vec<String>);
 
@@ -157,7 +158,7 @@ impl Observer for Notes {
     }
 }
 
-/// The newest checkpoint of a run.
+/// Returns the newest checkpoint of a run.
 pub fn last_checkpoint(folder: &Path) -> PathBuf {
     let mut names: Vec<PathBuf> =
         std::fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -165,7 +166,7 @@ pub fn last_checkpoint(folder: &Path) -> PathBuf {
     names.pop().unwrap()
 }
 
-/// The lines of the metrics file without what depends on wall time.
+/// Returns the lines of the metrics file without metrics that depend on wall-clock time.
 pub fn metrics(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     text.lines()
