@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agents_use_parts_with_their_names() {
+    fn agents_use_parts_of_same_name() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("recipe.toml");
         let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n\

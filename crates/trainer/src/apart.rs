@@ -37,8 +37,8 @@ impl Class {
 }
 
 impl Apart {
-    /// Adds a token: its age in versions, its position in the sequence, and |log p_proximal − log
-    /// p_behaviour|.
+    /// Adds a token: its age in versions, its position in the sequence, and the difference
+    /// |log p_proximal − log p_behaviour|.
     pub(crate) fn add(&mut self, age: u32, place: u32, difference: f64) {
         self.ages[age.min(AGES) as usize].add(difference);
         let after = PLACES.partition_point(|&begin| begin <= place);

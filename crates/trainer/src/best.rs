@@ -1,7 +1,7 @@
 //! The best checkpoint of a run.
 //!
-//! Its own evaluation overestimates it, because the luckiest of several equally good checkpoints is
-//! selected. So [`Best`] records how it was selected.
+//! The evaluation that selects the best checkpoint overestimates it, because the luckiest of several
+//! equally good checkpoints is selected. So [`Best`] records how the checkpoint was selected.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::eval_result::EvalResult;
 pub struct Best {
     /// Directory of the checkpoint.
     pub checkpoint: PathBuf,
-    /// Label of its evaluation, such as `step 20`.
+    /// Label of its evaluation, such as `grpo, step 20`.
     pub label: String,
     /// Number of checkpoints from which it was selected.
     pub of: usize,

@@ -212,7 +212,7 @@ impl Checkpoints {
         fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
         let written = self.fill(&temporary, contents, &about).await;
         if let Err(error) = written {
-            // An incomplete checkpoint is useless, and its space may be what the disk lacks.
+            // An incomplete checkpoint is useless, and removing it may free the space that the disk lacks.
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }

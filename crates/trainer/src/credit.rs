@@ -2,12 +2,12 @@
 //! compared.
 //!
 //! A part of a reward can be earned before the end: by a turn (a call that could not be parsed), by
-//! an observation after a turn, or by an agent. It is assigned to the last sampled token before
-//! that point: the last token of the action, of the action before the observation, or of an agent's
-//! part of a sequence. A part without an action before it stays with the outcome, which is assigned
-//! to the end of every sequence. If agents are compared within their role, each agent's part of an
-//! attempt is a separate sample. An attempt in which another policy played an agent, and in which
-//! the policy did not act, is not a sample of that policy.
+//! an observation after a turn, or by an agent. Such a part is assigned to the last sampled token
+//! before that point. This is the last token of the action, of the action before the observation,
+//! or of the agent's part of a sequence. A part without an action before it stays with the outcome,
+//! which is assigned to the end of every sequence. If agents are compared within their role, each
+//! agent's part of an attempt is a separate sample. An attempt in which another policy played an
+//! agent, and in which the policy did not act, is not a sample of that policy.
 
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;
@@ -282,7 +282,7 @@ mod tests {
     /// The models' numbers stay with their tokens. The value of the state in which a sequence was
     /// truncated belongs to the sample with its last token.
     #[test]
-    fn rollout_keeps_signals_with_their_tokens() {
+    fn rollout_preserves_signals_of_each_token() {
         let trajectory = game();
         let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let signals: Vec<Signals> = [6, 2]
@@ -319,7 +319,7 @@ mod tests {
 
     /// KL penalties on tokens belong neither to the answer nor to early rewards.
     #[test]
-    fn token_penalties_belong_to_the_outcome_remainder() {
+    fn token_penalties_count_in_outcome_remainder() {
         let trajectory = game();
         let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let earned = [Earned { by: Earner::Turn(1), reward: 1.0 }];

@@ -88,7 +88,7 @@ fn is_0(count: &u64) -> bool {
 /// intervals over tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AtK {
-    /// Number of attempts.
+    /// Number k of attempts.
     pub k: usize,
     /// pass@k: fraction of tasks that at least one of k attempts solves.
     pub pass: Interval,
@@ -250,8 +250,8 @@ impl EvalResult {
         for (slice, name) in std::iter::once((&self.overall, "eval".to_owned()))
             .chain(self.slices.iter().map(|slice| (slice, format!("eval/{}", slice.name))))
         {
-            // No name is a directory prefix of another, because some sinks store each metric in a
-            // file.
+            // No name may be a directory prefix of another, because some sinks store each metric in
+            // a file.
             let mut add = |what: &str, interval: Interval| {
                 metrics.add(format!("{name}/{what}"), interval.estimate);
                 metrics.add(format!("{name}/{what}_low"), interval.low);

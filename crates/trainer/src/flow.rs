@@ -1,15 +1,15 @@
 //! Schedules groups of attempts ahead of training, within a bound on off-policy staleness.
 //!
 //! # Staleness bound
-//! Let η be the recipe's `staleness`, the maximum number of versions between sampling a token and training on
-//! it; G the number of groups per step; v the number of completed steps of the phase. A new group starts
-//! while fewer than (v + 1 + η) · G groups have started. η = 0 is synchronous, 1 is one step off-policy, and
-//! a larger η lets slow attempts span more updates.
+//! Let η be the recipe's `staleness`: the maximum number of versions between sampling a token and training on
+//! it. Let G be the number of groups per step, and v the number of completed steps of the phase. A new group
+//! starts while fewer than (v + 1 + η) · G groups have started. η = 0 is synchronous training, η = 1 is one
+//! step off-policy, and a larger η lets slow attempts span more updates.
 //!
 //! A step takes G complete groups, in the order that the recipe prefers. Groups that started η versions ago
-//! are taken in any case, and waited for. There are at most G of these: at most (v − η + 1 + η) · G groups
-//! had started by version v − η, and the steps before have taken v · G. So the bound holds for every token,
-//! and no sampled token is discarded for it.
+//! are due: the step takes all of them, and waits for incomplete ones. At most G groups are ever due: at most
+//! (v − η + 1 + η) · G groups had started by version v − η, and the completed steps have taken v · G of them.
+//! So the bound holds for every token, and no sampled token is discarded to enforce it.
 //!
 //! # Oversampling and updates
 //! If a recipe oversamples, a group is complete as soon as enough of its attempts have a reward: those that
@@ -17,8 +17,8 @@
 //!
 //! Attempts in progress continue across an update, and each token has the version that sampled it. A request
 //! that arrives while weights change waits until they are published. With η > 0, or with oversampling, the
-//! order in which attempts end decides what a step takes. Such a run is a function of its record, not of its
-//! recipe, and `replay` repeats it from there.
+//! order in which attempts end decides which groups a step takes. Such a run is a function of its store, not
+//! of its recipe, and `replay` repeats it from the store.
 
 use std::collections::{BTreeMap, VecDeque};
 

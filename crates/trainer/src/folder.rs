@@ -1,8 +1,8 @@
 //! The directory of a run: its lock, and the paths in it.
 //!
-//! One process works on a run at a time. The recipe must be the one that the run started with,
-//! except for keys that do not change results (threads, concurrency, checkpoint interval) or that
-//! make the run longer (`levade_recipe`'s `compare`).
+//! One process works on a run at a time. The recipe must equal the recipe of the run's start. Only
+//! keys that do not change results (threads, concurrency, checkpoint interval) and keys that make
+//! the run longer may differ (`levade_recipe`'s `compare`).
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};

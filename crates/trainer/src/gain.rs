@@ -16,11 +16,11 @@ pub struct Gain {
     pub from: String,
     /// Label of the later evaluation.
     pub to: String,
-    /// Difference of the mean scores, which are success rates if every score is 0 or 1. With its 95
-    /// % bootstrap interval over tasks. Slices that are reported separately do not count.
+    /// Difference of the mean scores, which are success rates if every score is 0 or 1, with its
+    /// 95 % bootstrap interval over tasks. Slices that are reported separately do not count.
     pub difference: Interval,
-    /// Whether there are scores other than 0 and 1, so that the difference is not one of success
-    /// rates.
+    /// Whether there are scores other than 0 and 1, so that the difference is not a
+    /// difference of success rates.
     pub graded: bool,
 }
 
@@ -73,7 +73,7 @@ impl Gain {
 pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
     let mut picked: Vec<&EvalResult> = evals.iter().take(1).collect();
     for (i, eval) in evals.iter().enumerate().skip(1) {
-        // The last evaluation of a phase is the one after the phase.
+        // The last evaluation of a phase is made after its last step.
         if evals.get(i + 1).is_none_or(|next| next.phase != eval.phase) {
             picked.push(eval);
         }

@@ -82,7 +82,7 @@
 //!   before the step runs. A checkpoint is complete or absent. After a kill at any moment, the run resumes
 //!   from the newest checkpoint and repeats the later steps from the store.
 //! - **Explicit weights.** Every normalizer is in the plan, so micro-batches change only the order of sums.
-//! - **Evaluations** are greedy, use held-out tasks, and report the score without reward shaping.
+//! - **Evaluations** use held-out tasks, are greedy by default, and report the score without shaping.
 //! - **Checked before the start**: every recipe key, every task of a file and a sample of the tasks of a
 //!   generator, the chat template, the demonstrations.
 //!

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 pub enum Event {
     /// The run starts, or resumes from a checkpoint.
     Started {
-        /// The checkpoint. `None` for a new run.
+        /// Checkpoint from which the run resumes. `None` for a new run.
         from: Option<PathBuf>,
         /// Number of steps finished before, over all phases.
         done: u32,
@@ -28,7 +28,7 @@ pub enum Event {
     PhaseStarted {
         /// Index of the phase, from 0.
         phase: usize,
-        /// Kind of the phase, such as `rl` or `sft`.
+        /// Kind of the phase: `sft`, or the RL algorithm, such as `grpo`.
         kind: String,
         /// Number of steps of the phase finished before.
         done: u32,
@@ -57,7 +57,7 @@ pub enum Event {
     Step {
         /// Index of the phase, from 0.
         phase: usize,
-        /// Kind of the phase, such as `rl` or `sft`.
+        /// Kind of the phase: `sft`, or the RL algorithm, such as `grpo`.
         kind: String,
         /// Number of finished steps of the phase, including this one.
         step: u32,

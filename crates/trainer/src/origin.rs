@@ -1,6 +1,6 @@
-//! Records what a run depends on besides its recipe, in `origin.json`, when the run starts.
+//! Records the inputs of a run other than its recipe, in `origin.json`, when the run starts.
 //!
-//! These inputs are: the time that templates can print; checksums of the files of tasks, of the
+//! The file contains: the time that templates can print; checksums of the files of tasks, of the
 //! model, and of the tool descriptions that agents see; and the steps that schedules were made for.
 //! If one of these has changed when the run resumes, the run is rejected with an error that names
 //! the change. A model that is merged from the run has a file that names the run.
@@ -356,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merged_model_names_its_run() {
+    fn merged_model_records_source_run() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(merged_from(folder.path()).unwrap(), None);
         assert_eq!(merged_from(&folder.path().join("none")).unwrap(), None);
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn planned_steps_keep_their_schedule() {
+    fn scheduled_preserves_lengths_of_planned_steps() {
         let lengths = vec![
             Length { phase: 1, until: 5, steps: 5 },
             Length { phase: 1, until: 7, steps: 9 },

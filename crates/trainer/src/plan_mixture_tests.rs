@@ -56,7 +56,7 @@ fn attempts_of_another_policy_are_not_samples() {
 
 /// Context tokens can carry the name of a policy, but reading them is not acting.
 #[test]
-fn attempt_with_only_context_of_policy_is_not_sample() {
+fn context_of_policy_does_not_make_sample() {
     let read = |segment: &mut Segment| {
         if segment.kind == Kind::Given {
             segment.policy = "default".into();

@@ -323,7 +323,7 @@ fn together(sample: u32, acts: u32, reward: f64, earned: Vec<Earned>) -> Attempt
 #[test]
 fn group_by_compares_tasks_agents_or_steps() {
     let earned = |agent: &str, reward| Earned { by: Earner::Agent(agent.into()), reward };
-    // The reward of "b" is higher by 2 in the first attempt than in the second, that of "a" is the same.
+    // The reward of "b" is higher by 2 in the first attempt than in the second; the reward of "a" is equal.
     let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
     let of = |plan: &PolicyPlan| -> Vec<Vec<f32>> {
@@ -467,7 +467,7 @@ fn gdpo_normalizes_reward_components_separately() {
     let right = Attempt { score: Some(1.0), earned, ..turns(0, 1, 0.5) };
     let wrong = Attempt { score: Some(0.0), ..turns(1, 1, 0.0) };
     let plan = plan_of(&[vec![right, wrong]], &parts([1.0, 0.0, 2.0]), 1000).unwrap();
-    // 1 × 0.5 − 2 × 0.25 for the first: the advantages cancel, and also those of the second.
+    // 1 × 0.5 − 2 × 0.25 for the first: the advantages cancel, as for the second.
     assert_eq!(plan.updates, [Update::default()]);
 }
 
@@ -507,7 +507,7 @@ fn truncated_attempt_bootstraps_from_critic_value() {
 }
 
 #[test]
-fn high_entropy_share_keeps_highest_entropy_tokens() {
+fn high_entropy_fraction_keeps_highest_entropy_tokens() {
     let entropies = |id: AttemptId, _| {
         let entropies = match place(id) {
             (0, 0) => vec![0.9, 0.1],

@@ -26,7 +26,7 @@ pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
 pub struct Policy {
     /// Name in the recipe.
     pub name: String,
-    /// Samples completions. For a trained policy, the sampler uses the weights that the learner
+    /// Sampler of completions. For a trained policy, it uses the weights that the learner
     /// publishes.
     pub sampler: Arc<dyn Sampler>,
     /// Context size: maximum length of a sequence, in tokens.
@@ -51,7 +51,7 @@ pub struct Learns {
 /// The models that execute a plan.
 #[derive(Clone, Copy)]
 pub(crate) struct Models<'a> {
-    /// The policy.
+    /// The learner of the policy.
     pub policy: &'a dyn Learner,
     /// The frozen reference, if the loss has a KL penalty.
     pub reference: Option<&'a dyn Learner>,

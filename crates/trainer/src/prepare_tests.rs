@@ -261,7 +261,7 @@ async fn interpolated_proximal_uses_age_without_forward_pass() {
     let (found, asked) = prepared(&keys, true, vec![path(0, &aged)]).await;
     assert_eq!((asked, &found), (0, &terms(&[vec![path(0, &aged)]])));
     for (term, age) in found.iter().zip([1.0f64, 2.0, 4.0]) {
-        // Between −1.3 and −1, where the last version accounts for a fraction of 1 / age.
+        // Interpolates from −1.3 to −1. The last version accounts for a fraction of 1 / age.
         let got = keys.loss().evaluate(-1.0, term);
         let (ratio, weight) = ((0.3 / age).exp(), (0.3 * (age - 1.0) / age).exp());
         close(got.ratio, ratio);

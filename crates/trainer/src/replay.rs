@@ -2,7 +2,7 @@
 //!
 //! Nothing is sampled. The store has every step's plan and the attempts that the step trains on,
 //! which include the outcome of all decisions by the clock (which group completed first, which tool
-//! timed out). So runs whose sampling was ahead of training can be replayed, too.
+//! timed out). Runs that sample ahead of training can also be replayed.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

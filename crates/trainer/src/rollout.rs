@@ -36,7 +36,7 @@ pub struct Rollouts {
     pub scorers: Scorers,
     /// Seed of the run.
     pub seed: u64,
-    /// Maximum number of attempts in progress, at least 1.
+    /// Maximum number of attempts that are generated concurrently, at least 1.
     pub concurrency: usize,
     /// Store in which attempts are recorded.
     pub store: Arc<dyn Store>,

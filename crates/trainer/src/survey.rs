@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_path_maps_numbers_to_their_sequences() {
+    fn by_path_maps_numbers_to_sequences() {
         let path = |tokens: &[u32], targets: &[u32]| PathInput {
             tokens: tokens.to_vec().into(),
             targets: targets

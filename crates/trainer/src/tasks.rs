@@ -249,8 +249,8 @@ impl Tasks {
         None
     }
 
-    /// Returns the evaluation tasks that ask one of `questions`, which a model was asked or shown
-    /// in training.
+    /// Returns the evaluation tasks with one of `questions`, which a model was asked or shown in
+    /// training.
     pub fn evaluated_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
         let tasks: Vec<&Task> = self.eval.iter().flat_map(|slice| &slice.tasks).collect();
         seen_among(&tasks, questions)

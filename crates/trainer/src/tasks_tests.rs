@@ -299,7 +299,7 @@ fn prompt_over_limit_fails_unless_truncated() {
 
 /// A program can write a shorter prompt, and other context policies shorten it.
 #[test]
-fn prompt_over_context_fails_for_built_in_loop_without_context_policy() {
+fn prompt_over_context_fails_unless_shortened() {
     let folder = tempfile::tempdir().unwrap();
     let check = |most, more| check(&folder, &format!("[agent.writer]\nmax_context_tokens = {most}\n{more}"));
     let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_context_tokens");

@@ -74,10 +74,10 @@ pub struct TokenTerm {
     pub logp: f64,
     /// Log-probability under the policy that sampled the token. `None` if it is unknown.
     pub behavior: Option<f64>,
-    /// Log-probability under the proximal policy, which may be interpolated. `None` if the loss
-    /// uses none.
+    /// Log-probability under the proximal policy, which may be interpolated. `None` without a
+    /// proximal policy.
     pub proximal: Option<f64>,
-    /// Log-probability under the reference. `None` if the loss uses none.
+    /// Log-probability under the reference. `None` without a reference.
     pub reference: Option<f64>,
     /// Probability ratio of the token to the old policy.
     pub ratio: f64,

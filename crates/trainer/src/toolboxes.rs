@@ -147,7 +147,7 @@ mod tests {
         let call = ToolCall { id: String::new(), name: "calculator".into(), arguments: arguments.into() };
         let reply = Parsed { content: String::new(), calls: vec![Ok(call)], bare: false };
         let start = tokio::time::Instant::now();
-        // Two agents would each have a set like these.
+        // Each iteration stands for an agent with its own set of tools.
         for waited in [0, 500, 1000] {
             let set = toolboxes.of(&recipe.agent, &chat).unwrap();
             let mut open = set.open(&attempt).await.unwrap();

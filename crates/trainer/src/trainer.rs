@@ -52,8 +52,8 @@ pub struct Parts {
     pub scorers: CustomScorers,
     /// The environments of the recipe, which provide its tasks.
     pub environments: Environments,
-    /// The current time as chat templates see it, as a Unix timestamp in seconds: the moment at
-    /// which a resumed run [started](crate::begun), or the present for a new run.
+    /// Start of the run as a Unix timestamp in seconds, which chat templates see as the current
+    /// time: [`begun`](crate::begun) for a run to resume, and the present for a new run.
     pub begun: u64,
     /// Files that the model was loaded from. A run resumes only with the same files.
     pub model_files: Vec<PathBuf>,

@@ -292,8 +292,8 @@ fn answer(verb: &str, said: Result<Response<Body>, ureq::Error>) -> Result<Value
     Err(Failure::Refused(Refused { status, why: format!("{verb}: {why}") }))
 }
 
-/// Returns a metric name with only the characters that the server allows: letters, digits and `_-.
-/// /`.
+/// Returns a metric name with only the characters that the server allows: letters, digits and
+/// `_-. /`.
 fn key(name: &str) -> String {
     let taken = |c: char| if c.is_alphanumeric() || "_-. /".contains(c) { c } else { '_' };
     name.replace('@', "_at_").chars().map(taken).collect()

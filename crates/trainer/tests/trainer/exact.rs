@@ -309,7 +309,7 @@ async fn estimators_match_exact_expectation() {
 /// Summed over the group, the comparison with the second best of k has the gradient of the expected
 /// best of k.
 #[tokio::test]
-async fn second_best_of_k_estimates_best_of_k_without_bias() {
+async fn second_best_baseline_yields_unbiased_pass_k() {
     let policy = Policy::of(&simulator()).await;
     for k in 2..=GROUP {
         let compare = Compare::SecondBest { k: Some(k) };

@@ -22,7 +22,7 @@ const MIXED: [&str; 6] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attempts_use_picked_policy_and_train_only_own() {
+async fn opponent_attempts_are_recorded_but_not_trained() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));

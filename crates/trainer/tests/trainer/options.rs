@@ -194,7 +194,7 @@ async fn remax_baseline_is_greedy_attempt_reward() {
                 .map(|segment| segment.temperature)
                 .collect();
             assert!(!sampled.is_empty() && sampled.iter().all(|temperature| *temperature == 0.0));
-            // The complete reward still lies ahead at the first token.
+            // The return of the first token is the complete reward.
             let want = attempt.reward.unwrap() - baseline.reward.unwrap();
             let first = f64::from(path.advantage.iter().next().unwrap());
             assert!((first - want).abs() < 1e-6, "{first} {want}");
@@ -266,7 +266,7 @@ async fn optimal_token_baseline_matches_definition() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn high_entropy_tokens_keep_their_advantages() {
+async fn low_entropy_tokens_lose_advantages() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let penalty = "kl={estimator='k3', coefficient=0.01, importance_weighted=true}";
@@ -319,8 +319,8 @@ async fn reference_is_updated_at_interval() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let [no_eval, change] = phase("kl={estimator='k3', coefficient=0.5, reference_every=3}");
-    // In eight steps, the reference is updated before the fourth and the seventh. Checkpoints lie
-    // between the updates.
+    // In eight steps, the reference is updated before the fourth and the seventh. Checkpoints are
+    // written between the updates.
     let change = change.replace("steps=4", "steps=8");
     let overrides = [no_eval.as_str(), &change, "run.keep=9"];
     same_however_often_it_stops(&folder, &overrides).await;

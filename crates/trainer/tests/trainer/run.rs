@@ -108,7 +108,7 @@ async fn run_trains_evaluates_and_checkpoints() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    // The ends of both phases, and the newest two others.
+    // The checkpoints at the ends of both phases, and the newest two of the remaining ones.
     let mut names = names;
     names.sort();
     assert_eq!(names, ["best", "step-000003", "step-000006", "step-000008", "step-000010", "step-000011"]);
@@ -286,7 +286,7 @@ async fn failed_attempts_are_excluded_or_get_reward() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn run_whose_attempts_all_fail_lists_them_and_resumes() {
+async fn run_of_failing_attempts_lists_failures_and_resumes() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("dead");
     let error = run(&folder, &simulator(Duration::ZERO, 1.0), Start::Fresh, &[]).await.unwrap_err();

@@ -9,7 +9,7 @@ use crate::run::run;
 
 /// The store is at the location in `run.store`. The final weights do not depend on the location.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_location_does_not_change_a_run() {
+async fn store_location_does_not_change_weights() {
     let root = tempfile::tempdir().unwrap();
     let usual = simulator(Duration::ZERO, 0.0);
     run(&root.path().join("usual"), &usual, Start::Fresh, &[]).await.unwrap();
