@@ -299,9 +299,9 @@ fn run_recovers_after_kills_at_random_times() {
     }
 }
 
-/// If attempts run ahead, a step takes the groups that end first, and a killed run differs from an
-/// uninterrupted one. But its store stays consistent: exactly one step takes each task, with
-/// recorded attempts, and a replay yields the run's weights.
+/// If attempts run ahead, the groups of a step depend on which attempts end first, so a killed run
+/// differs from an uninterrupted one. But its store stays consistent: exactly one step takes each
+/// task, with recorded attempts, and a replay yields the run's weights.
 #[test]
 fn ahead_sampling_run_recovers_after_kills() {
     let phase = "phase.1={kind='rl', steps=8, groups=3, group_size=2, learning_rate=0.05, staleness=2, \

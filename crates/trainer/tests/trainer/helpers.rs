@@ -1,5 +1,5 @@
 //! Runs whose tools call other agents. Their conversations are branches of the attempts, and are
-//! trained if the recipe says so.
+//! trained if the recipe sets `train`.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -187,8 +187,8 @@ async fn policies_learn_independently_in_one_run() {
     }
 }
 
-/// A policy is trained the same whether the other policy is frozen or trained, because the plan for
-/// its part is the same.
+/// A policy gets the same weights whether the other policy is frozen or trained, because its part of
+/// the plan is the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_opponent_does_not_change_training() {
     let root = tempfile::tempdir().unwrap();

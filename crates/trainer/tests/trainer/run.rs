@@ -188,7 +188,7 @@ async fn rl_increases_answered_ratio() {
     assert!(mean(&finished[..5]) < 0.4 && mean(&finished[35..]) > 0.9, "{finished:?}");
 }
 
-/// Whether an event is of the wanted kind.
+/// Predicate that matches the wanted kind of event.
 type Wanted = fn(&Event) -> bool;
 
 /// An observer that requests a stop at the n-th event of a kind.
@@ -329,7 +329,7 @@ async fn untrainable_tokens_are_masked_and_counted() {
 
     // Attempts of the next two steps as if another program had made them. In step 1, the first 3 of
     // each completion's 8 tokens were sampled with a filter, and one completion was decoded
-    // greedily. In step 2, all completions were.
+    // greedily. In step 2, all completions were decoded greedily.
     let store = Sqlite::resume(&folder.join("run.db"), &RunId(String::new())).await.unwrap();
     let made = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(made.len(), 4);
