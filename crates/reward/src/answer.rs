@@ -1,8 +1,9 @@
-//! Short answers in words, as question-answering sets score them.
+//! Scores short text answers as question-answering datasets do.
 //!
-//! Normalisation and exact match are SQuAD's (Rajpurkar et al. 2016, evaluation script), and what Search-R1,
-//! verl and Agent-R1 use. In addition, equal answers have equal numbers and symbols: the punctuation that
-//! normalization removes may be a sign, a decimal point or an operator.
+//! Normalization and exact match follow the evaluation script of SQuAD (Rajpurkar et al. 2016),
+//! which Search-R1, verl and Agent-R1 also use. In addition, equal answers must have equal numbers
+//! and symbols: the punctuation that normalization removes may be a sign, a decimal point or an
+//! operator.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -14,18 +15,19 @@ use crate::scorer::{expected, of_answer, task_field};
 use crate::short::Short;
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
-/// Scores a short answer in words against one or several that are right.
+/// Compares a short text answer with one or several accepted answers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AnswerScorer {
-    /// When an answer is right.
+    /// Criterion for a correct answer.
     pub compare: Comparison,
-    /// Where it stands.
+    /// Location of the answer in the completion.
     pub place: Place,
-    /// Worth of an answer that stands in its place but is wrong.
+    /// Score of an answer that is present but wrong, in 0..=1. The default is 0.
     pub wrong: f64,
-    /// More opening or closing tags than this in one text leave a quarter of the score: whoever writes tags
-    /// at random is right by chance.
+    /// Maximum number of `<answer>` tags, and of `</answer>` tags. If a text has more of either, a
+    /// correct answer keeps a quarter of its score, because a model that emits tags at random is
+    /// sometimes correct by chance. Applies only to [`Place::Tag`]. The default is 10.
     pub most_tags: usize,
 }
 
@@ -35,38 +37,39 @@ impl Default for AnswerScorer {
     }
 }
 
-/// When an answer is right.
+/// Criterion for a correct answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Comparison {
-    /// Equal, once both are normalised.
+    /// The answer equals an expected answer after both are normalized.
     #[default]
     Exact,
-    /// The expected answer occurs in it, as words of its own.
+    /// The answer contains an expected answer as separate words.
     Contains,
-    /// Compares by how far words agree: F1 over words.
+    /// The score is the F1 of the word overlap with the best expected answer.
     F1,
 }
 
-/// Where an answer stands.
+/// Location of the answer in the completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// In the last `<answer>…</answer>`.
+    /// Inside the last `<answer>…</answer>`.
     #[default]
     Tag,
-    /// The whole text is the answer.
+    /// The complete text is the answer.
     Text,
-    /// Where the field `answer_schema` of the task's row says: `boxed` for the last box, any other name for
-    /// the last pair of tags of that name.
+    /// Given by the field `answer_schema` of the task's row: `boxed` selects the last box, and any
+    /// other name selects the last pair of tags of that name. `answer` is the default.
     Schema,
 }
 
 const OPEN: &str = "<answer>";
 const CLOSE: &str = "</answer>";
 
-/// 2 · precision · recall / (precision + recall) over the words of two normalised texts. Answers that are
-/// yes, no or noanswer must be equal: sharing words with them means nothing (as in HotpotQA's script).
+/// Returns the word F1, 2 · precision · recall / (precision + recall), of two normalized texts. If
+/// either text is `yes`, `no` or `noanswer`, the texts must be equal, because sharing words with
+/// these means nothing (as in HotpotQA's script).
 pub fn f1(found: &str, expected: &str) -> f64 {
     let closed = |text: &str| matches!(text, "yes" | "no" | "noanswer");
     if closed(found) || closed(expected) {
@@ -157,7 +160,7 @@ impl Place {
     }
 }
 
-/// Name of the schema that the answer to a task has, `answer` where its row names none.
+/// Returns the answer schema of a task, or `answer` if the task's row does not name a schema.
 pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
     let is_name = |name: &str| !name.is_empty() && !name.contains(['<', '>', '/']);
     match task_field(task, "answer_schema") {
@@ -169,8 +172,8 @@ pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
     }
 }
 
-/// Returns what stands between the last opening tag that is closed and its closing one. Tags that a text only
-/// mentions before it (`I answer in <answer>`) open nothing.
+/// Returns the text between the last opening tag that is closed and its closing tag. Tags that the
+/// text only mentions before the answer (`I answer in <answer>`) are ignored.
 pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
     let (before, _) = text.rsplit_once(&close)?;
@@ -178,7 +181,8 @@ pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     text[start..].split_once(&close).map(|(inside, _)| inside.trim())
 }
 
-/// Returns one text or several. A truth value is expected as yes or true, or as no or false.
+/// Parses the expected answers: one text or several. `true` accepts `yes` or `true`, and `false`
+/// accepts `no` or `false`.
 fn answers(expected: &Value) -> Result<Vec<Short>, ScoreError> {
     let open = |text: &str| vec![Short::new(text, false)];
     let texts = |value: &Value| match value {
@@ -198,25 +202,27 @@ fn answers(expected: &Value) -> Result<Vec<Short>, ScoreError> {
             .map(|all| all.into_iter().flatten().collect()),
         one => texts(one),
     };
-    // An empty text would be in every answer.
+    // Every answer would contain an empty text.
     let is_given = |found: &Vec<Short>| !found.is_empty() && found.iter().all(|one| !one.text.is_empty());
     found.filter(is_given).ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
 }
 
-/// Worth of form besides the answer, after Search-R1.
+/// Partial rewards for the output format, as in Search-R1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FormScore {
-    /// For a text of the right form whose answer is wrong.
+    /// Reward for a well-formed text with a wrong answer, and the deduction for a correct answer in
+    /// a malformed text.
     pub structure: f64,
-    /// For an answer that is wrong, in a text of the wrong form.
+    /// Reward for a malformed text with a wrong answer.
     pub last: f64,
-    /// More where what was retrieved holds the answer.
+    /// Additional reward for a well-formed text with a wrong answer if the retrieved documents
+    /// contain the answer.
     pub retrieval: f64,
 }
 
 impl FormScore {
-    /// The score of a text that gives an answer, `right` or not, in the right `form` or not, after the answer
-    /// was `retrieved` or not.
+    /// Returns the score of a text: `right` is whether its answer is correct, `form` whether the
+    /// text is well-formed, and `retrieved` whether the retrieved documents contain the answer.
     pub fn score(&self, right: bool, form: bool, retrieved: bool) -> f64 {
         match (right, form) {
             (true, true) => 1.0,

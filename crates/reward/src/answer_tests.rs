@@ -6,9 +6,9 @@ use super::*;
 use crate::short::normalise;
 use crate::testing::{Dice, thousands};
 
-/// Sets such as BoolQ expect true or false.
+/// Datasets such as BoolQ expect `true` or `false`.
 #[test]
-fn truth_values_are_yes_or_no() {
+fn booleans_accept_yes_no_true_false() {
     for compare in [Comparison::Exact, Comparison::Contains, Comparison::F1] {
         let scorer = AnswerScorer { compare, place: Place::Text, ..AnswerScorer::default() };
         let grade = |text: &str, expected: Value| scorer.grade(text, &expected).unwrap().value;
@@ -26,7 +26,7 @@ fn truth_values_are_yes_or_no() {
 }
 
 #[test]
-fn normalisation_is_that_of_the_reference() {
+fn normalization_matches_squad_reference() {
     for (text, want) in [
         ("The  Arthur's Magazine!", "arthurs magazine"),
         ("a an the Anna", "anna"),
@@ -43,9 +43,9 @@ fn normalisation_is_that_of_the_reference() {
     }
 }
 
-/// verl's `search_r1_like_qa_em`, executed.
+/// Reference values come from running verl's `search_r1_like_qa_em`.
 #[test]
-fn exact_and_partial_matches() {
+fn exact_and_contains_scores_match_verl() {
     let many = format!("<answer>Beijing{}", "</answer>".repeat(11));
     for (text, exact, with_form, contains) in [
         ("<answer> beijing. </answer>", 1.0, 1.0, 1.0),
@@ -58,7 +58,7 @@ fn exact_and_partial_matches() {
         let of = |scorer: AnswerScorer| scorer.grade(text, &expected).unwrap().value;
         assert_eq!(of(AnswerScorer::default()), exact, "{text}");
         assert_eq!(of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }), with_form, "{text}");
-        // There the number of tags has no effect.
+        // In verl's contains mode, the number of tags has no effect.
         let compare = Comparison::Contains;
         assert_eq!(
             of(AnswerScorer { compare, most_tags: usize::MAX, ..AnswerScorer::default() }),
@@ -69,7 +69,7 @@ fn exact_and_partial_matches() {
 }
 
 #[test]
-fn equal_answers_have_equal_numbers() {
+fn exact_match_requires_equal_numbers() {
     let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
     let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
     for (expected, text) in [
@@ -110,7 +110,7 @@ fn equal_answers_have_equal_numbers() {
 }
 
 #[test]
-fn equal_answers_have_equal_symbols() {
+fn exact_match_requires_equal_symbols() {
     let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
     let value =
         |expected: &str, text: &str| scorer.grade(text, &expected.into()).map_or(0.0, |given| given.value);
@@ -127,7 +127,7 @@ fn equal_answers_have_equal_symbols() {
         ("The Who", "Who"),
         ("???", " ??? "),
         ("Cafe\u{301}", "caf\u{e9}"),
-        // Marks of other scripts, and their minus signs.
+        // Punctuation of other scripts, and typographic minus signs.
         ("Paris", "\u{201c}Paris\u{201d}\u{2026}"),
         ("Paris", "«Paris»"),
         ("Paris", "\u{ff30}aris\u{3002}"),
@@ -135,7 +135,7 @@ fn equal_answers_have_equal_symbols() {
         ("-5", "\u{2212}5"),
         ("-5", "\u{2013}5."),
         ("and so on", "...and so on"),
-        // Dashes, spaces, zeros and initials that change nothing.
+        // Dashes, spaces, zeros and initials that do not change the value.
         ("1950–1955", "1950-1955"),
         ("1950 - 1955", "1950–1955"),
         ("4.50", "4.5"),
@@ -182,7 +182,7 @@ fn equal_answers_have_equal_symbols() {
         (",5", "5"),
         ("1e5", "1e-5"),
         ("\u{2212}5", "5"),
-        // Marks between characters, and primes.
+        // Punctuation between characters, and primes.
         ("p-q", "pq"),
         ("p.q", "pq"),
         ("(p,q)", "pq"),
@@ -193,12 +193,12 @@ fn equal_answers_have_equal_symbols() {
         ("7'", "7"),
         ("7\"", "7'"),
         ("mail.org", "mailorg"),
-        // A name that is written as the article.
+        // Names that look like an article.
         ("A flat", "flat"),
         ("A sharp", "The sharp"),
         ("A, D", "D"),
         ("A and D", "and D"),
-        // Versions.
+        // Version numbers.
         ("release 4.10", "release 4.1"),
     ] {
         assert_eq!((value(expected, text), value(text, expected)), (0.0, 0.0), "{expected} {text}");
@@ -206,7 +206,7 @@ fn equal_answers_have_equal_symbols() {
 }
 
 #[test]
-fn contained_answers_are_words_of_their_own() {
+fn contains_matches_only_separate_words() {
     let scorer =
         AnswerScorer { compare: Comparison::Contains, place: Place::Text, ..AnswerScorer::default() };
     let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
@@ -232,7 +232,7 @@ fn contained_answers_are_words_of_their_own() {
 }
 
 #[test]
-fn tags_that_are_mentioned_open_no_answer() {
+fn mentioned_tags_are_not_answers() {
     for text in [
         "<think>I write it in <answer> tags.</think><answer>Paris</answer>",
         "<answer>Paris</answer> as </answer> asks",
@@ -242,9 +242,9 @@ fn tags_that_are_mentioned_open_no_answer() {
     }
 }
 
-/// Pairs that are the same, or differ in one respect that changes the value.
+/// Generates pairs that are equal, or differ in one respect that changes the value.
 #[test]
-fn generated_answers_are_told_apart() {
+fn exact_match_distinguishes_generated_answers() {
     let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
     let units = ["km", "metres", "dollars", "BC", "million", "°C", ""];
     let frames =
@@ -270,7 +270,7 @@ fn generated_answers_are_told_apart() {
 }
 
 #[test]
-fn a_task_says_where_its_answer_stands() {
+fn answer_schema_selects_answer_location() {
     let scorer = AnswerScorer { place: Place::Schema, ..AnswerScorer::default() };
     for (schema, text, value) in [
         (json!("boxed"), "so \\boxed{Beijing} <answer>x</answer>", 1.0),
@@ -291,7 +291,7 @@ fn a_task_says_where_its_answer_stands() {
 }
 
 #[test]
-fn words_in_common() {
+fn f1_counts_shared_words() {
     assert_eq!(f1("yes", "yes indeed"), 0.0);
     assert_eq!(f1("new york city", "new york"), 0.8);
     assert_eq!(f1("york york", "york"), 2.0 / 3.0);
@@ -300,9 +300,9 @@ fn words_in_common() {
     assert_eq!(scorer.grade("The New York City.", &"New York".into()).unwrap().value, 0.8);
 }
 
-/// Search-R1's `qa_em_format` with 0.2, 0.1, 0.1, executed.
+/// Reference values come from running Search-R1's `qa_em_format` with 0.2, 0.1 and 0.1.
 #[test]
-fn form_counts() {
+fn form_score_matches_search_r1() {
     let form = FormScore { structure: 0.2, last: 0.1, retrieval: 0.1 };
     let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} {want}");
     close(form.score(true, true, false), 1.0);
@@ -313,7 +313,7 @@ fn form_counts() {
 }
 
 #[test]
-fn bad_expectations_are_named() {
+fn invalid_expected_answers_are_rejected() {
     for expected in [json!(null), json!([]), json!([["x"]]), json!(""), json!(["Paris", " "])] {
         let error = AnswerScorer::default().grade("x", &expected).unwrap_err();
         assert!(matches!(error, ScoreError::ExpectedText { .. }), "{error}");

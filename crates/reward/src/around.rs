@@ -1,31 +1,33 @@
-//! What stands around a box or a formula, and what it makes of the answer in it.
+//! Interprets the text around a box or a formula, which can change the answer in it.
 //!
-//! A sign, a bound and a word of magnitude belong to the answer: `-\boxed{5}` is -5, `x > \boxed{5}` is x > 5
-//! and `\boxed{5}` million is 5000000. A box that is a factor, a part of a fraction or an operand, or that
-//! the words before it deny or bound, states no answer.
+//! A sign, a bound and a word of magnitude belong to the answer: `-\boxed{5}` is -5,
+//! `x > \boxed{5}` is x > 5 and `\boxed{5}` million is 5000000. A box does not state an answer if it
+//! is a factor, a part of a fraction or an operand, or if the words before it negate or bound its
+//! content.
 
 use std::ops::Range;
 
 use crate::context::{is_relation, starts_factor, starts_operation, starts_relation, without_latex};
 use crate::{doubts, languages, words};
 
-/// Number of characters before and after a box that can change its answer.
+/// Maximum number of characters before and after a box that are examined.
 const REACH: usize = 300;
 
-/// White space and commands of LaTeX that only change the layout.
+/// White space and LaTeX commands that only change the layout.
 const SPACES: [&str; 12] =
     [" ", "\\,", "\\;", "\\:", "\\!", "\\ ", "~", "\\quad", "\\qquad", "\\displaystyle", "\\left", "\\right"];
 
-/// Commands whose argument is an operand.
+/// LaTeX commands whose argument is an operand.
 const OPERATIONS: [&str; 8] = ["frac", "dfrac", "tfrac", "cfrac", "sqrt", "binom", "overline", "log"];
 
-/// Commands of operators and of factors.
+/// LaTeX commands for operators and for factors.
 const FACTORS: [&str; 16] = [
     "cdot", "times", "div", "pm", "mp", "sqrt", "pi", "log", "ln", "sin", "cos", "tan", "exp", "alpha",
     "theta", "ast",
 ];
 
-/// Commands whose argument is text, so that it does not multiply the box after it.
+/// LaTeX commands whose argument is text. A box after such a command is not multiplied by the
+/// argument.
 const TEXTS: [&str; 14] = [
     "text",
     "textbf",
@@ -43,15 +45,15 @@ const TEXTS: [&str; 14] = [
     "emph",
 ];
 
-/// Nouns for an extreme value: "a maximum of 5" states 5 and is not a bound.
+/// Nouns for an extreme value. "a maximum of 5" states the value 5 rather than a bound.
 const EXTREMES: [&str; 8] = ["minimum", "maximum", "min", "max", "limit", "bound", "minimal", "maximal"];
 
-/// Prepositions of place before a box, which are not bounds there: "from above \\boxed{5}".
+/// Prepositions that do not bound a box directly after them: "from above \\boxed{5}".
 const PLACES: [&str; 12] =
     ["above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till", "but"];
 
-/// Returns the answer that the content at a range of a text states together with what stands around it;
-/// `None` if that makes no answer of it.
+/// Returns the answer that `inside`, the content at `range` in `text`, states together with the
+/// text around it. Returns `None` if the surrounding text shows that the content is not an answer.
 pub(crate) fn in_place(text: &str, inside: &str, range: &Range<usize>) -> Option<String> {
     let start = text[..range.start].char_indices().rev().nth(REACH).map_or(0, |(at, _)| at);
     let before = text[start..range.start].rsplit('\n').next().unwrap_or_default();
@@ -64,13 +66,14 @@ pub(crate) fn in_place(text: &str, inside: &str, range: &Range<usize>) -> Option
     followed(after, led)
 }
 
-/// Returns the command at the end of a text, without its backslash.
+/// Returns the LaTeX command at the end of a text, without its backslash. Returns an empty text if
+/// there is none.
 fn last_command(text: &str) -> &str {
     let letters = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     if letters.ends_with('\\') { &text[letters.len()..] } else { "" }
 }
 
-/// Returns a text without the white space and spacing commands of LaTeX at its end.
+/// Removes white space and LaTeX spacing commands from the end of a text.
 fn without_spaces(text: &str) -> &str {
     let mut text = text;
     while let Some(rest) = SPACES.iter().find_map(|space| text.strip_suffix(space)) {
@@ -92,7 +95,7 @@ fn group_start(text: &str) -> Option<usize> {
     })
 }
 
-/// Returns the answer with a sign or a bound before it; `None` if it is an operand.
+/// Returns the answer with a sign or a bound before it. Returns `None` if the box is an operand.
 fn led(before: &str, inside: &str) -> Option<String> {
     let opener = ["$", "\\(", "\\["].iter().filter_map(|open| Some((before.rfind(open)?, open.len()))).max();
     let is_formula = before.matches('$').count() % 2 == 1
@@ -100,7 +103,7 @@ fn led(before: &str, inside: &str) -> Option<String> {
         || before.rfind("\\[") > before.rfind("\\]");
     let own = opener.map_or(before, |(at, length)| &before[at + length..]);
     let mut text = without_spaces(own);
-    // Groups around the box: those of colors and sizes, or an operand.
+    // A group around the box belongs to a color or size command, or makes the box an operand.
     while let Some(head) = text.strip_suffix('{') {
         let mut head = head.trim_end();
         if head.ends_with(['^', '_', ']']) {
@@ -170,7 +173,7 @@ fn led(before: &str, inside: &str) -> Option<String> {
     }
 }
 
-/// Returns whether the words before a box deny or bound its content: "not", "at least".
+/// Returns whether the words before a box negate or bound its content: "not", "at least".
 fn is_denied(before: &str) -> bool {
     let plain = without_latex(before);
     let plain = plain.trim_end();
@@ -186,7 +189,7 @@ fn is_denied(before: &str) -> bool {
     }
     match doubts::governing(plain) {
         Some("≠" | "≥" | "≤" | ">" | "<") => true,
-        // "If x were 2, the answer would be 5."
+        // An unreal condition: "If x were 2, the answer would be 5."
         _ => {
             let sentence = plain.rsplit(['.', '!', '?', ';']).next().unwrap_or_default().to_lowercase();
             let words: Vec<&str> = sentence.split_whitespace().collect();
@@ -195,7 +198,7 @@ fn is_denied(before: &str) -> bool {
     }
 }
 
-/// Returns the answer with a magnitude or a unit behind it; `None` if it is an operand.
+/// Returns the answer with a magnitude or a unit after it. Returns `None` if the box is an operand.
 fn followed(after: &str, inside: String) -> Option<String> {
     let line = after.split('\n').next().unwrap_or_default();
     let end = ["$", "\\)", "\\]"].iter().filter_map(|close| line.find(close)).min().unwrap_or(line.len());
@@ -255,7 +258,7 @@ mod tests {
     use crate::boxed::last_box_and_place;
 
     #[test]
-    fn surroundings_belong_to_the_answer() {
+    fn in_place_applies_surrounding_text() {
         for (text, want) in [
             ("The answer is $\\boxed{5}$.", Some("5")),
             ("x = \\boxed{5}", Some("5")),

@@ -1,4 +1,5 @@
-//! Whoever a scorer asks over a network. Rooms below know no client; whoever puts a run together does.
+//! Interfaces to network services that scorers call. `levade-reward` has no network client; the
+//! program that assembles a run provides the implementations.
 
 use std::fmt::Debug;
 
@@ -8,38 +9,40 @@ use serde_json::Value;
 
 use crate::{Evidence, ScoreError, Scorer};
 
-/// A service that answers JSON with JSON.
+/// A service that accepts JSON requests and returns JSON responses.
 #[async_trait]
 pub trait Service: Debug + Send + Sync {
-    /// Asks a question, again where that may help.
+    /// Sends a request, with retries if they can help.
     ///
     /// # Errors
-    /// [`ScoreError::Unavailable`] where the service is away; [`ScoreError::Unusable`] where it refuses, or
-    /// answers something else.
+    /// Returns [`ScoreError::Unavailable`] if the service is unreachable, and
+    /// [`ScoreError::Unusable`] if it rejects the request or returns something other than JSON.
     async fn ask(&self, question: &Value) -> Result<Value, ScoreError>;
 }
 
-/// The reply of a language model.
+/// A completion of a language model.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChatText {
     /// Text without the model's reasoning.
     pub text: String,
-    /// Whether the reply ended at its maximum number of tokens, or was withheld in part.
+    /// Whether the completion reached its maximum number of tokens, or was partly withheld.
     pub is_truncated: bool,
 }
 
-/// A language model that answers in words.
+/// A language model that completes prompts.
 #[async_trait]
 pub trait Chat: Debug + Send + Sync {
-    /// Asks for the reply to a prompt, again and elsewhere where that may help.
+    /// Requests a completion of a prompt, with retries and failover to other endpoints if they can
+    /// help.
     ///
     /// # Errors
-    /// Returns [`ScoreError::Unavailable`] if no endpoint replies now, and [`ScoreError::Unusable`] if the
-    /// prompt is rejected.
+    /// Returns [`ScoreError::Unavailable`] if no endpoint responds now, and
+    /// [`ScoreError::Unusable`] if the prompt is rejected.
     async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError>;
 }
 
-/// A scorer that asks others, in a program that has given it nobody to ask.
+/// A scorer that needs an external service or a sandbox, and has not been given one. Scoring always
+/// fails.
 #[derive(Debug)]
 pub(crate) struct Unwired(pub &'static str);
 
@@ -53,10 +56,10 @@ impl Scorer for Unwired {
     }
 }
 
-/// Components that a number says, or an object with `score` and other numbers.
+/// Parses components from a number, or from an object with `score` and other numeric fields.
 ///
 /// # Errors
-/// When it is something else, in words.
+/// Returns a description of the value if it is neither.
 pub(crate) fn components(said: &Value) -> Result<Vec<Component>, String> {
     let (score, extra) = match said {
         Value::Number(number) => (number.as_f64(), None),

@@ -1,19 +1,25 @@
-//! Blocks of code in replies, between fences as CommonMark 0.31, section 4.5, has them.
+//! Finds fenced code blocks in completions, after section 4.5 of CommonMark 0.31.
 //!
-//! A fence is three or more backticks or tildes at the beginning of a line, alone or after the marks of
-//! lists and quotations. The closing fence stands alone on its line, has the same character, is at least as
-//! long, and is indented by at most three columns more than the text around the block. Each line of the
-//! block loses the indentation of the opening fence. Replies are no perfect Markdown, so three things are
-//! more lenient: tags do not hide a fence, a line that is indented less does not end a block that is closed,
-//! and a closing fence may lack, or have text after it, if the fences of the text make no sense otherwise. A
-//! text without any such fence may have code between backticks in a line.
+//! A fence consists of three or more backticks or tildes at the start of a line, either directly or
+//! after list and quotation markers. The closing fence is the only text on its line, has the same
+//! character, is at least as long, and is indented by at most three columns more than the text
+//! around the block. Each line of the block loses the indentation of the opening fence.
+//!
+//! Completions are often imperfect Markdown, so this module is more lenient in three ways:
+//!
+//! - Tags next to a fence do not hide it.
+//! - In a block that has a closing fence, a line with less indentation does not end the block.
+//! - If the fences of the text make no sense otherwise, a closing fence may be missing or be
+//!   followed by text.
+//!
+//! If a text has no such fence, code between three backticks within a line is used.
 
 use std::borrow::Cow;
 
-/// A block of code.
+/// A fenced block of code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Block<'t> {
-    /// Name of its language; empty if it has none.
+    /// Name of the language; empty if the fence specifies none.
     language: &'t str,
     code: Cow<'t, str>,
 }
@@ -23,16 +29,17 @@ struct Block<'t> {
 struct Fence<'t> {
     mark: char,
     length: usize,
-    /// Column of its first character.
+    /// Column of the first fence character.
     column: usize,
-    /// Column of the text around it: that of the list item that it stands in, else 0.
+    /// Column of the text around the fence: the content column of the enclosing list item, or 0.
     around: usize,
-    /// Marks of quotation before it.
+    /// Number of quotation markers before the fence.
     quotes: usize,
     info: &'t str,
 }
 
-/// A place in a line, after its first columns. A tab leads to the next multiple of four.
+/// A position in a line, with the rest of the line. A tab advances the column to the next multiple
+/// of four.
 #[derive(Debug, Clone, Copy)]
 struct Cursor<'t> {
     rest: &'t str,
@@ -44,7 +51,7 @@ impl<'t> Cursor<'t> {
         Cursor { rest: line, column: 0 }
     }
 
-    /// Skips white space up to a column, all of it by default.
+    /// Skips white space up to column `most`; `usize::MAX` skips all of it.
     fn skip_blanks(&mut self, most: usize) {
         while self.column < most {
             self.column += match self.rest.as_bytes().first() {
@@ -56,7 +63,7 @@ impl<'t> Cursor<'t> {
         }
     }
 
-    /// Skips one mark of quotation and the space after it, if there is one.
+    /// Skips one quotation marker and the space after it. Returns whether there was a marker.
     fn skip_quote(&mut self) -> bool {
         let mut after = *self;
         after.skip_blanks(usize::MAX);
@@ -66,7 +73,8 @@ impl<'t> Cursor<'t> {
         true
     }
 
-    /// Skips the mark of a list item (`-`, `+`, `*`, `1.`, `1)`) and the white space after it.
+    /// Skips a list marker (`-`, `+`, `*`, `1.`, `1)`) and the white space after it. Returns
+    /// whether there was a marker.
     fn skip_item(&mut self) -> bool {
         let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
         let mark = match self.rest.as_bytes().get(digits) {
@@ -82,7 +90,8 @@ impl<'t> Cursor<'t> {
         let start = self.column;
         let mut after = *self;
         after.skip_blanks(usize::MAX);
-        // More than four columns belong to the content; so does the end of the line.
+        // If more than four columns of white space follow, all after the first column belong to the
+        // content. If nothing follows, the content starts one column after the marker.
         let most = if after.rest.is_empty() || after.column > start + 4 { start + 1 } else { usize::MAX };
         self.skip_blanks(most);
         self.column = self.column.max(start + 1);
@@ -90,16 +99,18 @@ impl<'t> Cursor<'t> {
     }
 }
 
-/// Length of the fence of this character that a text begins with; 0 if there is none.
+/// Returns the length of the fence of `mark` characters at the start of a text, or 0 if there is
+/// none.
 fn fence_length(text: &str, mark: char) -> usize {
     Some(text.len() - text.trim_start_matches(mark).len()).filter(|length| *length >= 3).unwrap_or(0)
 }
 
-/// Finds the opening fence of a line. `items` has the columns of the list items around it, and is updated.
+/// Finds the opening fence of a line. `items` holds the columns of the enclosing list items, and is
+/// updated.
 fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
     let mut cursor = Cursor::new(line);
     let (mut quotes, mut is_first) = (0, true);
-    // Quotations and items hold each other in any order.
+    // Quotations and list items can be nested in any order.
     loop {
         while cursor.skip_quote() {
             quotes += 1;
@@ -119,24 +130,27 @@ fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
     let mark = cursor.rest.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
     let length = Some(fence_length(cursor.rest, mark)).filter(|length| *length > 0)?;
     let info = cursor.rest[length..].trim();
-    // Between backticks on one line there is code in a line, no block.
+    // Backticks that close on the same line are inline code rather than a block.
     if (mark == '`' && info.contains('`')) || info.starts_with("</") {
         return None;
     }
     let around = items.last().copied().unwrap_or(0);
-    // What is indented deeper would be no fence for CommonMark; it is one here, where it stands.
+    // CommonMark would not accept a fence that is indented more deeply. Here it is accepted, and
+    // its own column counts.
     let around = if cursor.column > around + 3 { cursor.column } else { around };
     Some(Fence { mark, length, column: cursor.column, around, quotes, info })
 }
 
 impl<'t> Fence<'t> {
-    /// A line of the block without the marks of quotation before it; `None` if the quotation has ended.
+    /// Returns a line of the block without its quotation markers, or `None` if the quotation has
+    /// ended.
     fn inside(&self, line: &'t str) -> Option<Cursor<'t>> {
         let mut cursor = Cursor::new(line);
         (0..self.quotes).all(|_| cursor.skip_quote()).then_some(cursor)
     }
 
-    /// The text after a closing fence on its line; `None` if the line has none.
+    /// Returns the text after a closing fence on its line, or `None` if the line has no closing
+    /// fence.
     fn closing(&self, mut cursor: Cursor<'t>) -> Option<&'t str> {
         cursor.skip_blanks(usize::MAX);
         let length = fence_length(cursor.rest, self.mark);
@@ -144,24 +158,25 @@ impl<'t> Fence<'t> {
         fits.then(|| cursor.rest[length..].trim_end())
     }
 
-    /// Whether a line stands outside of the list item around the block.
+    /// Returns whether a line is outside the list item that contains the block.
     fn is_outside(&self, mut cursor: Cursor<'t>) -> bool {
         cursor.skip_blanks(usize::MAX);
         !cursor.rest.trim_end().is_empty() && cursor.column < self.around.min(self.column)
     }
 
-    /// Adds a line of the block, without the indentation of the opening fence.
+    /// Appends a line of the block to `code`, without the indentation of the opening fence.
     fn add(&self, cursor: Cursor<'t>, code: &mut String) {
         let mut after = cursor;
         after.skip_blanks(self.column);
-        // The rest of a tab that is not removed as a whole.
+        // Keeps the columns of a tab that extends beyond the removed indentation.
         code.extend(std::iter::repeat_n(' ', after.column.saturating_sub(self.column)));
         code.push_str(after.rest);
     }
 }
 
-/// Name of the language that an info string gives, and whether it is one: `python`, `{.python}`, `{python}`
-/// and `python title="x"` are, and a line of code is not.
+/// Returns the first word of an info string without braces and dots, and whether it is a language
+/// name. It is one in `python`, `{.python}`, `{python}` and `python title="x"`, but not in a line
+/// of code.
 fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
     let mut words = info.split_whitespace();
     let name = words.next().unwrap_or_default().trim_matches(|c| matches!(c, '{' | '}' | '.'));
@@ -173,8 +188,9 @@ fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
     (name, is_one_of(name, known) || words.all(is_attribute))
 }
 
-/// Returns the first of these lines with a fence and text after it if a block in a language begins after it:
-/// the reply meant to close its block there. Lines are what stands after their fences.
+/// Returns the index of the first line that has a fence followed by text, if a later line has a
+/// fence that can open a block: the model meant to close its block there. Each item of `lines` is
+/// the text after the fence on a line, or `None` for a line without a fence.
 fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> {
     let is_name = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "+-#_.{}".contains(c));
     let mut first = None;
@@ -188,12 +204,12 @@ fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> 
     None
 }
 
-/// The blocks between fences, in their order, and whether the last one has no closing fence. With `lenient`,
-/// any fence with text after it closes a block.
+/// Returns the fenced blocks in order, and whether the last block has no closing fence. If
+/// `lenient`, any fence closes a block even if text follows it.
 fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, bool) {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let (mut blocks, mut items, mut at, mut is_open) = (Vec::new(), Vec::new(), 0, false);
-    // The last lines that could close a block: after them none is looked for.
+    // The last lines that can close a block. Searching beyond them is unnecessary.
     let alone = |mark: char| {
         let is_alone = |line: &&str| {
             let line = line.trim_matches(|c: char| c.is_whitespace() || c == '>');
@@ -216,7 +232,7 @@ fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, 
         let is_last = !lenient && last_alone(fence.mark).is_none_or(|last| last < at);
         let end = if is_last { None } else { closed(&alone) }.or_else(|| closed(&|_| true));
         let end = end.map(|end| with_text(body().take(end).map(|line| fence.closing(line))).unwrap_or(end));
-        // A block that nothing closes ends with the list item around it.
+        // A block without a closing fence ends with the list item that contains it.
         let length = end.unwrap_or_else(|| {
             body().position(|line| fence.is_outside(line)).unwrap_or_else(|| body().count())
         });
@@ -234,7 +250,8 @@ fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, 
     (blocks, is_open)
 }
 
-/// Code between three backticks within lines, as replies write it that know no blocks.
+/// Returns the code between three backticks within lines. Models write it when they do not use
+/// blocks.
 fn in_line<'t>(text: &'t str, known: &[&str]) -> Vec<Block<'t>> {
     let block = |inside: &'t str| {
         let (first, rest) =
@@ -254,20 +271,22 @@ fn is_one_of(name: &str, known: &[&str]) -> bool {
     known.iter().any(|one| name.eq_ignore_ascii_case(one))
 }
 
-/// Returns whether a text has a fence, so that code stands in blocks if anywhere.
+/// Returns whether a text has a fence. If it does, code outside of blocks does not count.
 pub(crate) fn has_fence(text: &str) -> bool {
     text.contains("```") || text.lines().any(|line| opening(line, &mut Vec::new()).is_some())
 }
 
-/// Returns the code of the last block in one of these languages. If no block names one of them, returns the
-/// last block without a language, for an answer often ends with a block of what its program prints; and the
-/// last one if all name others. Blocks without code do not count.
+/// Returns the code of the last block in one of these languages. If no block names one of them,
+/// returns the last block without a language rather than the last block, because an answer often
+/// ends with a block of the program's output. If all blocks name other languages, returns the last
+/// one. Blocks without code are ignored.
 pub(crate) fn last_in<'t>(text: &'t str, languages: &[&str]) -> Option<Cow<'t, str>> {
     let filled = |blocks: Vec<Block<'t>>| -> Vec<Block<'t>> {
         blocks.into_iter().filter(|block| !block.code.trim().is_empty()).collect()
     };
     let (mut blocks, is_open) = fenced(text, languages, false);
-    // A fence that opens nothing at the end was to close a block: those before had text after theirs.
+    // An empty block at the end means that its fence was meant as a closing fence, so earlier
+    // closing fences had text after them.
     if is_open && blocks.last().is_some_and(|block| block.code.trim().is_empty()) {
         blocks = fenced(text, languages, true).0;
     }
@@ -293,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn last_block_of_the_language_is_returned() {
+    fn last_in_returns_last_block_of_language() {
         for (text, want) in [
             ("no block", None),
             ("```x = 1```", Some("x = 1")),
@@ -302,7 +321,7 @@ mod tests {
             ("```x\n```", None),
             ("``````", None),
             ("```py\nopen", Some("open")),
-            // What is printed, and how it is started.
+            // Blocks with the program's output, or with the command that starts it.
             ("```python\nx\n```\nOutput:\n```\n5\n```", Some("x\n")),
             ("```py\nx\n```\nRun it:\n```bash\npython x.py\n```", Some("x\n")),
             ("```\nx\n```\nOutput:\n```text\n5\n```", Some("x\n")),
@@ -323,16 +342,16 @@ mod tests {
     }
 
     #[test]
-    fn fences_are_those_of_commonmark() {
+    fn last_in_follows_commonmark_fences() {
         for (text, want) in [
-            // Tildes; longer fences; the other character and shorter fences are code.
+            // Tildes and longer fences. Fences of the other character and shorter fences are code.
             ("~~~python\na\n~~~", Some("a\n")),
             ("~~~ py\n```\na\n```\n~~~", Some("```\na\n```\n")),
             ("````python\n```\na\n````", Some("```\na\n")),
             ("```python\n~~~\na\n`````", Some("~~~\na\n")),
             // A tilde fence may have backticks in its info string.
             ("~~~python `x`\na\n~~~", Some("a\n")),
-            // Fences within the code's own texts.
+            // Fences inside string literals and comments of the code.
             ("```python\ns = '```'\n```", Some("s = '```'\n")),
             ("```python\n\"\"\"Use ```f(1)```.\"\"\"\n```", Some("\"\"\"Use ```f(1)```.\"\"\"\n")),
             ("```python\n# ``` no fence\na\n```", Some("# ``` no fence\na\n")),
@@ -345,7 +364,7 @@ mod tests {
             ("```python\na\n   ```  \t\nb", Some("a\n")),
             ("  ```python\n  a\n ```\nb", Some("a\n")),
             ("   ```python\na\n     b\n```", Some("a\n  b\n")),
-            // List items, nested ones, and quotations.
+            // Nested list items, and quotations.
             (
                 "1. Code:\n   ```python\n   def f():\n       return 1\n   ```\n",
                 Some("def f():\n    return 1\n"),
@@ -358,20 +377,20 @@ mod tests {
             ("1. Code:\n   ```python\ndef f():\n    return 1\n   ```", Some("def f():\n return 1\n")),
             ("> ```python\n> def f():\n>     return 1\n> ```\nsaid", Some("def f():\n    return 1\n")),
             ("> ```python\n> a\nb", Some("a\n")),
-            // Fences that nothing but tags stand beside.
+            // Fences with only tags next to them.
             ("<solution>\n```python\na\n```\n</solution>", Some("a\n")),
             ("<solution>\n```python\na\n```</solution> and more", Some("a\n")),
             ("<solution>```python\na\n```</solution>", Some("a\n")),
             ("- > ```python\n  > def f():\n  >     return 1\n  > ```", Some("def f():\n    return 1\n")),
             ("> - ```python\n>   a\n>   ```\nsaid", Some("a\n")),
-            // A block that is never closed.
+            // Blocks without a closing fence.
             ("- ```python\n  a\n\n  b\n\nSo it is.", Some("a\n\nb\n\n")),
             ("So:\n```python\na\n\nb", Some("a\n\nb")),
             ("1. x\n   ```python\n   a", Some("a")),
-            // Text after a fence closes its block if another one begins then.
+            // A fence with text after it closes its block if another block starts later.
             ("```python\na\n``` gives\n```text\n5\n```", Some("a\n")),
             ("```python\na\n``` b\n\"\"\"\nc\n```", Some("a\n``` b\n\"\"\"\nc\n")),
-            // Code in a line is no fence.
+            // Inline code is not a fence.
             ("Call ```f(1)``` here:\n```python\na\n```", Some("a\n")),
             ("```f(1)``` is called here:\n```python\na\n```", Some("a\n")),
         ] {
@@ -382,7 +401,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn code_survives_any_place_in_a_reply(
+        fn last_in_preserves_code_in_any_position(
             lines in prop::collection::vec("( {0,8}[a-z=~`\"']{0,9}|)", 1..8),
             indent in 0usize..4,
             place in 0usize..5,

@@ -1,25 +1,26 @@
-//! Phrases beside a number that change the value or deny it: at least 5, not 5, maybe 5, the square of 5.
+//! Recognizes phrases next to a number that change its value or negate it: at least 5, not 5, maybe
+//! 5, the square of 5.
 //!
-//! One table serves `maths` and `numeric`, in all languages: German, Spanish, French, Italian, Portuguese,
-//! Dutch, Russian, Polish, Turkish, Hindi, Arabic, Chinese, Japanese, Korean, and the common bounds of some
-//! more.
+//! `maths` and `numeric` share one table for all languages: German, Spanish, French, Italian,
+//! Portuguese, Dutch, Russian, Polish, Turkish, Hindi, Arabic, Chinese, Japanese, Korean, and
+//! common bounds of some other languages.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Position at which a phrase is a bound.
+/// Position, relative to the number, at which a phrase is a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
-    /// Right before or right behind the number.
+    /// Directly before or directly after the number.
     Any,
-    /// Right before the number.
+    /// Directly before the number.
     Before,
-    /// Right behind the number.
+    /// Directly after the number.
     Behind,
 }
 use Position::{Any, Before, Behind};
 
-/// Phrases with their position and what they make of the number. A bar parts phrases.
+/// Phrases with their position and their effect on the number. `|` separates phrases.
 const PHRASES: &[(Position, &str, &str)] = &[
     (
         Any,
@@ -96,7 +97,7 @@ const PHRASES: &[(Position, &str, &str)] = &[
         "power",
         "to the power|to the second power|to the third power|to the fourth power|to the fifth power",
     ),
-    // Other languages.
+    // Languages other than English.
     (
         Any,
         "≥",
@@ -143,7 +144,7 @@ const PHRASES: &[(Position, &str, &str)] = &[
         falsch|inkorrekt|faux|incorrecto|incorrecta|falso|errado|sbagliato|fout|неверно|неправильно|błędne|\
         yanlış|गलत|خطأ",
     ),
-    // Right before a number.
+    // Directly before a number.
     (
         Before,
         ">",
@@ -171,14 +172,14 @@ const PHRASES: &[(Position, &str, &str)] = &[
     ),
     (Before, "≥", "min|minimum|minimal|mínimo|minimo|from|as few as|as little as|as low as"),
     (Before, "≠", "no|non|non è|mai|no es|no son|versus|vs|wrong to say|nobody says"),
-    // Right behind a number.
+    // Directly after a number.
     (Behind, "<", "under"),
     (Behind, "≥", "minimum|plus|upwards|upward|au moins"),
     (Behind, "≤", "maximum|max|tops|at best"),
     (Behind, "≈", "ish|give or take|not exactly|but not exactly"),
 ];
 
-/// Phrases of the table by their first word, the longest first.
+/// Phrases of the table by their first word, in descending order of length.
 static BY_WORD: LazyLock<HashMap<&'static str, Vec<Phrase>>> = LazyLock::new(|| {
     let mut by_word: HashMap<_, Vec<Phrase>> = HashMap::new();
     for (position, sign, phrases) in PHRASES {
@@ -199,7 +200,7 @@ struct Phrase {
     words: Vec<&'static str>,
 }
 
-/// Denials in languages that are written without spaces.
+/// Negations in languages that are written without spaces.
 const DENIALS: &[&str] = &[
     "不是",
     "不等",
@@ -217,8 +218,8 @@ const DENIALS: &[&str] = &[
     "不正确",
 ];
 
-/// Bounds and doubts in languages that are written without spaces, where they are parts of words; the longest
-/// first.
+/// Bounds and doubts in languages that are written without spaces. They can be parts of words. If a
+/// phrase contains another one, it precedes it.
 const JOINED: &[(&str, &str)] = &[
     ("不少于", "≥"),
     ("不小于", "≥"),
@@ -284,7 +285,7 @@ const JOINED: &[(&str, &str)] = &[
     ("错", "≠"),
 ];
 
-/// The same, right behind the number.
+/// Like [`JOINED`], but only directly after the number.
 const JOINED_BEHIND: [(&str, &str); 12] = [
     ("分之", "part"),
     ("多", ">"),
@@ -300,7 +301,7 @@ const JOINED_BEHIND: [(&str, &str); 12] = [
     ("이 틀", "≠"),
 ];
 
-/// Endings of words that make another number of the one they belong to: 5的两倍.
+/// Suffixes that change the value of the number before them: 5的两倍.
 const MULTIPLES: &[&str] = &[
     "倍",
     "一半",
@@ -320,7 +321,7 @@ const MULTIPLES: &[&str] = &[
     "次方",
 ];
 
-/// Nouns whose "of" makes another number: the square of 5.
+/// Nouns that, followed by "of", change the value of a number: the square of 5.
 const FUNCTIONS: &[&str] = &[
     "multiple",
     "multiples",
@@ -354,7 +355,7 @@ const FUNCTIONS: &[&str] = &[
     "doppelte",
 ];
 
-/// The same in other languages, with the preposition.
+/// Like [`FUNCTIONS`], in other languages and with the preposition.
 const OTHER_FUNCTIONS: &[&str] = &[
     "hälfte von",
     "doppelte von",
@@ -372,13 +373,14 @@ const OTHER_FUNCTIONS: &[&str] = &[
     "viel wie",
 ];
 
-/// Returns the bound that a word right behind a number is.
+/// Returns the bound that a word directly after a number expresses.
 pub(crate) fn bound_behind(word: &str) -> Option<&'static str> {
     let word = word.to_lowercase();
     phrase(&[word.as_str()], |position, _| position == Behind).map(|(sign, _)| sign)
 }
 
-/// Returns the bound of the phrases of a position that words right behind a number start with.
+/// Returns the bound that `words`, directly after a number, start with, and its number of words.
+/// Considers phrases that are bounds only after a number, and the bounds ≥ and ≤.
 pub(crate) fn phrase_behind(words: &[&str]) -> Option<(&'static str, usize)> {
     let behind = |position: Position, sign: &str| {
         position == Behind || (position == Any && ["≥", "≤"].contains(&sign))
@@ -386,7 +388,8 @@ pub(crate) fn phrase_behind(words: &[&str]) -> Option<(&'static str, usize)> {
     phrase(words, behind)
 }
 
-/// Returns the bound that a text without spaces between words starts with, right behind a number.
+/// Returns the bound that `text`, directly after a number, starts with. `text` has no spaces
+/// between words.
 pub(crate) fn joined_behind(text: &str) -> Option<&'static str> {
     let mut parts = JOINED.iter().chain(&JOINED_BEHIND);
     let found = parts.find(|(part, _)| text.starts_with(part)).map(|(_, sign)| *sign);
@@ -396,14 +399,16 @@ pub(crate) fn joined_behind(text: &str) -> Option<&'static str> {
     found.or(denial.then_some("≠"))
 }
 
-/// Returns the bound that a text without spaces between words ends with, right before a number.
+/// Returns the bound that `text`, directly before a number, ends with. `text` has no spaces between
+/// words.
 pub(crate) fn joined_before(text: &str) -> Option<&'static str> {
     let found = JOINED.iter().find(|(part, _)| text.ends_with(part)).map(|(_, sign)| *sign);
     let denial = || DENIALS.iter().any(|denial| text.ends_with(denial)).then_some("≠");
     found.or_else(denial)
 }
 
-/// Returns the longest phrase of the table that words, in lower case, start with.
+/// Returns the effect and the number of words of the longest matching phrase at the start of
+/// `words`, which must be in lower case.
 fn phrase(words: &[&str], fits: impl Fn(Position, &str) -> bool) -> Option<(&'static str, usize)> {
     let of = BY_WORD.get(*words.first()?)?;
     let starts = |phrase: &Phrase| words.len() >= phrase.words.len() && words.starts_with(&phrase.words);
@@ -411,8 +416,8 @@ fn phrase(words: &[&str], fits: impl Fn(Position, &str) -> bool) -> Option<(&'st
     Some((found.sign, found.words.len()))
 }
 
-/// Returns the bound that words start with, and how many words it takes. `before` is whether a number follows
-/// the words.
+/// Returns the bound at the start of `words`, and its number of words. `before` is whether a number
+/// follows the words.
 pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize)> {
     let lower: Vec<String> = words.iter().take(8).map(|word| word.to_lowercase()).collect();
     let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
@@ -420,7 +425,8 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
     if let Some(found) = phrase(&lower, |position, _| position == Any) {
         return Some(found);
     }
-    // Can't, won't, doesn't. Without spaces the words before a denial are part of it: 答案不是.
+    // Can't, won't, doesn't. In languages without spaces, a negation can be inside a longer word:
+    // 答案不是.
     if ["n't", "n’t"].iter().any(|denial| first.ends_with(denial))
         || DENIALS.iter().any(|denial| first.contains(denial))
     {
@@ -430,7 +436,7 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
         MULTIPLES.iter().any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
             || ["平方", "立方", "非"].contains(&word)
     };
-    // 最大 is at most, 最大值 is a maximum and 最大公约数 the greatest common divisor.
+    // 最大 means "at most", 最大值 means "maximum", and 最大公约数 means "greatest common divisor".
     let is_part = |part: &str| {
         let mut places = first.match_indices(part).map(|(at, _)| &first[at + part.len()..]);
         places.any(|rest| !rest.starts_with(['值', '値', '公', '的', '数', '공', '값']))
@@ -441,7 +447,7 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
     if is_multiple(first) {
         return Some(("multiple", 1));
     }
-    // The 5th prime is another number.
+    // "The 5th prime" denotes another number than 5.
     if let [ordinal, noun, ..] = &lower[..]
         && ["st", "nd", "rd", "th"].contains(ordinal)
         && ["prime", "power", "root", "term", "multiple", "square", "cube"].contains(noun)
@@ -467,7 +473,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_found_in_several_languages() {
+    fn bound_matches_several_languages() {
         for (words, before, want) in [
             (&["at", "least"][..], true, Some(("≥", 2))),
             (&["Höchstens"][..], true, Some(("≤", 1))),
@@ -488,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn phrase_behind_leaves_out_bounds_of_what_follows() {
+    fn phrase_behind_ignores_bounds_on_later_numbers() {
         for (words, want) in [
             (&["at", "least"][..], Some(("≥", 2))),
             (&["or", "less"][..], Some(("≤", 2))),

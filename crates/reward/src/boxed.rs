@@ -1,4 +1,4 @@
-//! Answers in `\boxed{…}`, and the one number that a short formula says.
+//! Extracts answers in `\boxed{…}`, and the only number in a short formula.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -9,13 +9,14 @@ use crate::characters::spelled;
 use crate::numbers::{Found, Reader};
 use crate::pattern::pattern;
 
-/// Content of the last `\boxed{…}` or `\fbox{…}`; without braces (`\boxed 5`), what follows up to white space
-/// or the end of the formula. `None` if there is no box, or the last one is not closed.
+/// Returns the content of the last `\boxed{…}` or `\fbox{…}`. Without braces (`\boxed 5`), the
+/// content extends to white space or to the end of the formula. Returns `None` if there is no box,
+/// or if the last box is not closed.
 pub(crate) fn last_box(text: &str) -> Option<&str> {
     last_box_and_place(text).map(|(inside, _)| inside)
 }
 
-/// The last box, and the bytes from its command to its end.
+/// Returns the content of the last box, and the byte range from its command to its end.
 pub(crate) fn last_box_and_place(text: &str) -> Option<(&str, Range<usize>)> {
     let find = |name: &str| text.rfind(name).map(|at| (at, at + name.len()));
     let (start, after) = find("\\boxed").max(find("\\fbox"))?;
@@ -41,8 +42,8 @@ pub(crate) fn last_box_and_place(text: &str) -> Option<(&str, Range<usize>)> {
     None
 }
 
-/// Returns the content of a box without commands for text and fonts (`\text{Paris}`, `\textbf{Paris}`), and
-/// without the backslashes that LaTeX needs before marks (`C\#`, `a\_b`).
+/// Removes text and font commands from the content of a box (`\text{Paris}`, `\textbf{Paris}`), and
+/// the backslashes that LaTeX needs before some characters (`C\#`, `a\_b`).
 pub(crate) fn without_text_commands(inside: &str) -> String {
     let mut text = inside.to_owned();
     loop {
@@ -64,7 +65,8 @@ static TEXT: LazyLock<Regex> = LazyLock::new(|| {
 static ESCAPED: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\([#$%&_])"));
 static THIN_SPACE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\[,;: ]|~"));
 
-/// Commands that make something else of a number beside them, or of an equation.
+/// LaTeX commands that turn an adjacent number into another value, or an equation into another
+/// relation.
 const COMPUTES: [&str; 42] = [
     "sqrt", "pi", "log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos",
     "arctan", "binom", "dbinom", "tbinom", "choose", "sum", "prod", "int", "infty", "lt", "gt", "le", "leq",
@@ -72,16 +74,16 @@ const COMPUTES: [&str; 42] = [
     "min",
 ];
 
-/// Commands with an argument, by how many they have: in a unit (`\frac{m}{s^2}`) it has no numbers but
-/// exponents.
+/// LaTeX commands with arguments, with their number of arguments. In a unit (`\frac{m}{s^2}`), the
+/// arguments contain no numbers except exponents.
 const WRAPS: [(&str, u32); 6] =
     [("frac", 2), ("dfrac", 2), ("tfrac", 2), ("cfrac", 2), ("overline", 1), ("bar", 1)];
 
-/// Letters that are no unit: right after a number they are multiplied with it.
+/// Letters that are not units. Directly after a number, they multiply it.
 const FACTORS: [&str; 15] =
     ["x", "y", "z", "n", "k", "e", "i", "π", "√", "alpha", "beta", "gamma", "theta", "phi", "lambda"];
 
-/// The token that was read last, white space apart.
+/// Kind of the token that was read last, ignoring white space.
 #[derive(PartialEq)]
 enum Last {
     Nothing,
@@ -90,9 +92,9 @@ enum Last {
     Other,
 }
 
-/// The number that a short text says, such as `x = 5`, `\$1{,}234.`, `5\text{ cm}^2` or `about 72 clips`.
-/// `None` where it says none or several, or where something would have to be computed (`3 + x`, `\sqrt{2}`,
-/// `2\pi`, `5!`) or chosen (`x > 3`).
+/// Returns the number that a short text states, such as `x = 5`, `\$1{,}234.`, `5\text{ cm}^2` or
+/// `about 72 clips`. Returns `None` if the text has no number or several, if a value would have to
+/// be computed (`3 + x`, `\sqrt{2}`, `2\pi`, `5!`), or if the text is an inequality (`x > 3`).
 pub(crate) fn only_number(text: &str) -> Option<Found> {
     let mut reader = Reader::new(spelled(text.trim()).trim(), true);
     let (mut only, mut last) = (None, Last::Nothing);
@@ -118,10 +120,11 @@ pub(crate) fn only_number(text: &str) -> Option<Found> {
         let computes = match next {
             '\\' => COMPUTES.contains(&name),
             '<' | '>' | '|' | '≤' | '≥' | '≠' | '±' => true,
-            // Of a number or of what stands in brackets; that of a unit follows a word.
+            // An exponent of a number or of a bracket. The exponent of a unit follows a word.
             '^' => (after_number && !is_mark(&word)) || matches!(before, Some(')' | ']')),
             '!' => after_number,
-            // A raised digit or a fraction in one character, as in 5² and 3½; that of cm² follows a word.
+            // A superscript digit or a fraction character, as in 5² and 3½. The superscript of cm²
+            // follows a word.
             _ => after_number && next.is_numeric(),
         };
         if computes || (after_number && (last == Last::Operator || FACTORS.contains(&name))) {
@@ -141,7 +144,7 @@ fn is_operator(word: &str) -> bool {
     operators.contains(&word)
 }
 
-/// Whether what follows a slash says what the number is for, as in `12/hour`.
+/// Returns whether a unit follows a slash, as in `12/hour`.
 fn unit_follows(reader: &mut Reader) -> bool {
     reader.skip_spaces();
     let letters = |c: Option<char>| c.is_some_and(char::is_alphabetic);
@@ -149,12 +152,13 @@ fn unit_follows(reader: &mut Reader) -> bool {
         || (letters(reader.peek(0)) && letters(reader.peek(1)))
 }
 
-/// Whether a raised mark leaves a number what it is: a degree, or the end of an ordinal.
+/// Returns whether a superscript keeps the value of the number: a degree sign, or the suffix of an
+/// ordinal.
 fn is_mark(raised: &str) -> bool {
     ["circ", "degree", "°", "th", "st", "nd", "rd"].iter().any(|mark| raised.contains(mark))
 }
 
-/// Whether there are digits that are no exponent.
+/// Returns whether a text has digits that are not an exponent.
 fn has_numbers(text: &str) -> bool {
     let mut exponent = false;
     text.chars().any(|c| {
@@ -174,7 +178,7 @@ mod tests {
     use crate::Rational;
 
     #[test]
-    fn boxes() {
+    fn last_box_returns_content() {
         for (text, want) in [
             ("so \\boxed{72} and 5", Some("72")),
             ("\\boxed{1} then \\fbox{\\frac{3}{4}}.", Some("\\frac{3}{4}")),
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn one_number_is_said() {
+    fn only_number_parses_single_numbers() {
         for (text, value) in [
             ("1{,}234", "1234"),
             ("12{,}345{,}678", "12345678"),
@@ -236,7 +240,7 @@ mod tests {
             ("5 million", "5000000"),
             ("\\$1.5\\text{ billion}", "1500000000"),
             ("101_2", "5"),
-            // A backslash at the end, cut off from its command.
+            // A final backslash whose command was truncated.
             ("5\\", "5"),
             ("1 000 000", "1000000"),
             ("5\\ ", "5"),
@@ -247,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn repeating_digits_are_fractions() {
+    fn only_number_parses_repeating_decimals() {
         for (text, fraction) in [("0.\\overline{3}", "1/3"), ("0.1(6)", "1/6"), ("0.(27)", "3/11")] {
             let values = [text, fraction].map(|text| only_number(text).and_then(|found| found.value));
             assert!(values[0].is_some() && values[0] == values[1], "{text}");
@@ -255,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_single_number_is_none() {
+    fn only_number_rejects_expressions_and_lists() {
         for text in [
             "",
             "x",

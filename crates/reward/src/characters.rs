@@ -1,14 +1,15 @@
-//! Characters of Unicode in the spelling that the parsers of numbers and formulas read.
+//! Maps Unicode characters to the spelling that the parsers of numbers and formulas accept.
 //!
-//! What has one meaning gets one spelling: digits of any script, full-width and mathematical letters (NFKC),
-//! runs of superscripts and subscripts (`^{…}`, `_{…}`), fractions in one character (`\frac{1}{3}`), minus
-//! signs, spaces, signs of LaTeX. Invisible characters and pictures are removed.
+//! Characters with the same meaning get the same spelling: digits of any script, full-width and
+//! mathematical letters (NFKC), runs of superscripts and subscripts (`^{…}`, `_{…}`), fraction
+//! characters (`\frac{1}{3}`), minus signs, spaces, and LaTeX symbols. Invisible characters and
+//! pictures are removed.
 
 use std::borrow::Cow;
 
 use unicode_normalization::UnicodeNormalization;
 
-/// Digits, signs and letters that are raised, each with what it raises.
+/// Superscript digits, signs and letters, with the plain character of each.
 const RAISED: [(char, char); 22] = [
     ('⁰', '0'),
     ('¹', '1'),
@@ -34,11 +35,11 @@ const RAISED: [(char, char); 22] = [
     ('ᵈ', 'd'),
 ];
 
-/// The first characters of blocks of ten digits, from 0 to 9.
+/// Zeros of blocks of ten consecutive digits, from 0 to 9.
 const ZEROS: [char; 20] =
     ['٠', '۰', '߀', '०', '০', '੦', '૦', '୦', '௦', '౦', '೦', '൦', '๐', '໐', '༠', '၀', '០', '᠐', '᧐', '０'];
 
-/// Characters with another spelling.
+/// Characters that are replaced by another spelling.
 const SPELLED: [(char, &str); 68] = [
     ('‰', " permille "),
     ('−', "-"),
@@ -110,7 +111,7 @@ const SPELLED: [(char, &str); 68] = [
     ('″', "''"),
 ];
 
-/// Returns a text in the spelling of the parsers; a text in ASCII as it is.
+/// Returns a text in the spelling that the parsers accept. An ASCII text is returned unchanged.
 pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
         return Cow::Borrowed(text);
@@ -125,7 +126,7 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
         };
         let raised = run(&raised);
         let lowered = run(&lowered);
-        // ¹⁄₃: a fraction of raised and lowered digits.
+        // ¹⁄₃: a fraction of superscript and subscript digits.
         let slash = at - 1 + raised.chars().count();
         let bottom: String = match chars.get(slash) {
             Some('⁄' | '/' | '∕') => chars[slash + 1..].iter().map_while(|c| self::lowered(*c)).collect(),
@@ -136,13 +137,13 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
             out.push_str(&format!("\\frac{{{raised}}}{{{bottom}}}"));
             continue;
         }
-        // Numbers in circles side by side are several.
+        // Adjacent circled numbers are separate numbers.
         if is_circled(c) && at > 1 && is_circled(chars[at - 2]) {
             out.push_str(", ");
         }
         if !raised.is_empty() {
             at += raised.chars().count() - 1;
-            // ³√8: the degree of a root.
+            // ³√8: the superscript is the degree of a root.
             match chars.get(at) {
                 Some('√') => {
                     at += 1;
@@ -156,7 +157,7 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
         } else if let Some((top, bottom)) = fraction(c) {
             out.push_str(&format!("\\frac{{{top}}}{{{bottom}}}"));
         } else if is_overlined(chars.get(at)) && c.is_ascii_digit() {
-            // A decimal that repeats: each of its digits has its own line.
+            // A repeating decimal: each of its digits has its own overline.
             out.push_str("\\overline{");
             out.push(c);
             at += 1;
@@ -170,7 +171,7 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
         } else if let Some((_, spelled)) = SPELLED.iter().find(|(own, _)| *own == c) {
             out.push_str(spelled);
         } else if matches!(c, '\u{2009}' | '\u{202f}' | '\u{2006}') {
-            // Narrow spaces part thousands, as in LaTeX.
+            // Narrow spaces separate thousands, as in LaTeX.
             out.push_str("\\,");
         } else if c.is_whitespace() && c != '\n' {
             out.push(' ');
@@ -202,7 +203,7 @@ fn lowered(c: char) -> Option<char> {
     }
 }
 
-/// Returns numerator and denominator of a fraction in one character.
+/// Returns numerator and denominator of a fraction character.
 fn fraction(c: char) -> Option<(String, String)> {
     if !matches!(c, '¼'..='¾' | '⅐'..='⅞' | '↉') {
         return None;
@@ -229,7 +230,8 @@ fn is_invisible(c: char) -> bool {
         | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Returns whether a character is a quotation mark, a check mark or a picture. Crosses, which deny, are none.
+/// Returns whether a character is a quotation mark, a check mark or a picture. Crosses are
+/// excluded, because they negate.
 fn is_picture(c: char) -> bool {
     matches!(c, '“' | '”' | '„' | '‟' | '‘' | '’' | '‚' | '«' | '»' | '‹' | '›' | '「' | '」')
         || matches!(
@@ -252,8 +254,8 @@ fn is_picture(c: char) -> bool {
         || (matches!(c, '\u{1f300}'..='\u{1faff}') && !matches!(c, '\u{1f6ab}' | '\u{1f44e}'))
 }
 
-/// Returns whether a character only decorates what it stands beside: a star, a check mark or an emoji, but no
-/// sign that denies (❌, 👎) or doubts.
+/// Returns whether a character is only decoration: a star, a check mark or an emoji. Signs that
+/// negate (❌, 👎) or doubt are excluded.
 pub(crate) fn is_decoration(c: char) -> bool {
     let is_emoji = matches!(c, '\u{1f300}'..='\u{1faff}') && !matches!(c, '👎' | '🚫' | '🛑' | '🤔');
     is_emoji || matches!(c, '✅' | '✔' | '☑' | '✓' | '⭐' | '★' | '☆' | '✨' | '\u{fe0f}')
@@ -264,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_of_one_meaning_get_one_spelling() {
+    fn spelled_unifies_equivalent_characters() {
         for (text, want) in [
             ("x + 1", "x + 1"),
             ("x³ − 2⁻¹⁰", "x^{3} - 2^{-10}"),

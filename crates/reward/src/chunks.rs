@@ -1,31 +1,32 @@
-//! Sentences in chunks: words, values and signs between white space.
+//! Splits sentences into chunks: words, values and signs, separated by white space.
 
 use crate::words;
 
-/// Maximum number of characters of a sentence that are looked at.
+/// Maximum number of characters of a sentence that are examined.
 pub(crate) const LONGEST: usize = 2000;
 
 /// A part of a sentence between white space.
 #[derive(Debug)]
 pub(crate) struct Chunk<'t> {
-    /// The characters without marks and punctuation around them.
+    /// Characters of the chunk without surrounding markup and punctuation.
     pub text: &'t str,
-    /// Bytes of `text` in the sentence.
+    /// Byte offset of `text` in the sentence.
     pub start: usize,
+    /// Byte offset of the end of `text` in the sentence.
     pub end: usize,
     pub kind: Kind,
-    /// Punctuation behind it.
+    /// Punctuation after the chunk.
     pub stop: Option<char>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
-    /// Digits, a formula, a command of LaTeX or a bracket with one of these.
+    /// Digits, a formula, a LaTeX command, or a bracket that contains one of these.
     Value,
     /// A sign between values.
     Operator,
     Word,
-    /// A bracket that begins with a word.
+    /// A bracket that starts with a word.
     Remark,
 }
 
@@ -53,7 +54,8 @@ impl Chunk<'_> {
             })
     }
 
-    /// Whether a bracket behind a value works it out or explains it: (3 × 4), ($3 each), but not (x + 1).
+    /// Returns whether a bracket after a value derives or explains it: (3 × 4) and ($3 each) do,
+    /// but (x + 1) does not.
     pub fn explains(&self) -> bool {
         let is_word = |word: &str| word.chars().count() > 1;
         let mut words =
@@ -66,7 +68,7 @@ impl Chunk<'_> {
             }
     }
 
-    /// Whether a word belongs to the value before it.
+    /// Returns whether a word belongs to the value before it.
     pub fn is_beside(&self) -> bool {
         let lower = self.text.to_lowercase();
         let word = lower.replace('.', "");
@@ -95,7 +97,7 @@ impl Chunk<'_> {
     }
 }
 
-/// Cuts a sentence at white space outside of brackets and formulas.
+/// Splits a sentence at white space outside of brackets and formulas.
 pub(crate) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
     let mut found: Vec<Chunk> = Vec::new();
     let mut at = 0;
@@ -110,14 +112,14 @@ pub(crate) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
         found.push(chunk(&trimmed[..length], at));
         at += length;
     }
-    // 3 x 4 has a sign of multiplication.
+    // In 3 x 4, the x is a multiplication sign.
     for at in 1..found.len().saturating_sub(1) {
         let is_sign = matches!(found[at].text, "x" | "X") && found[at].stop.is_none();
         if is_sign && found[at - 1].kind == Kind::Value && found[at + 1].kind == Kind::Value {
             found[at].kind = Kind::Operator;
         }
     }
-    // 5! = 120 has a factorial, "12!" at the end of a sentence has none.
+    // 5! = 120 has a factorial, but "12!" at the end of a sentence does not.
     for at in 0..found.len() {
         let followed = found.get(at + 1).is_some_and(|next| next.kind == Kind::Operator);
         let chunk = &mut found[at];
@@ -129,10 +131,11 @@ pub(crate) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
     found
 }
 
-/// The bytes of the chunk at the beginning of a text.
+/// Returns the length in bytes of the chunk at the start of a text.
 fn length(text: &str) -> usize {
     let plain = text.find(char::is_whitespace).unwrap_or(text.len());
-    // A formula, which does not end right before a digit: that sign is one of an amount.
+    // A formula does not end directly before a digit: a dollar sign there starts an amount of
+    // money.
     for (open, close) in [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
         let Some(inside) = text.strip_prefix(open) else { continue };
         let Some(end) = inside.find(close).map(|end| open.len() + end + close.len()) else { continue };
@@ -162,7 +165,7 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
         let kept = text.trim_end_matches(['.', ',', ';', ':', '!', '?']);
         if kept.len() < text.len() && !kept.is_empty() {
             stop = text[kept.len()..].chars().find(|c| *c != '.').or(Some('.'));
-            // The point of an abbreviation.
+            // The period of an abbreviation.
             let is_short = |word: &str| word.contains('.') || words::units(word).is_some();
             if stop == Some('.') && is_short(kept) && kept.chars().all(|c| c.is_alphabetic() || c == '.') {
                 stop = None;
@@ -180,7 +183,7 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
     let first = text.chars().next();
     let starts_word = |text: &str| {
         let letters = text.chars().take_while(|c| c.is_alphabetic()).count();
-        // (A dog has 4 legs), (I know)
+        // Remarks such as (A dog has 4 legs) and (I know).
         letters > 1 || ["A ", "I "].iter().any(|word| text.starts_with(word))
     };
     let kind = if first == Some('(') && starts_word(&text[1..]) {
@@ -197,7 +200,7 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
     Chunk { text, start, end: start + text.len(), kind, stop }
 }
 
-/// What stands between the marks of a formula.
+/// Returns the content between the delimiters of a formula.
 pub(crate) fn inside(text: &str) -> Option<&str> {
     [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")].iter().find_map(|(open, close)| {
         let inside = text.strip_prefix(open)?.strip_suffix(close)?;
@@ -205,7 +208,7 @@ pub(crate) fn inside(text: &str) -> Option<&str> {
     })
 }
 
-/// A sentence without the marks of Markdown and HTML around its words.
+/// Removes Markdown and HTML markup around the words of a sentence.
 pub(crate) fn without_marks(sentence: &str) -> String {
     let mut out = String::with_capacity(sentence.len());
     let mut rest = sentence;
@@ -214,7 +217,7 @@ pub(crate) fn without_marks(sentence: &str) -> String {
         let is_alone = |mark: &str| {
             let after = rest[mark.len()..].chars().next();
             let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == ')');
-            // 2 == 3 is a relation, ==3== is marked.
+            // 2 == 3 is a relation, but ==3== is highlighted text.
             let is_sign = mark == "==" && is_part(before) == is_part(after);
             !(is_sign || is_part(before) && is_part(after))
         };
@@ -224,7 +227,7 @@ pub(crate) fn without_marks(sentence: &str) -> String {
             rest = &rest[mark.len()..];
             continue;
         }
-        // <|im_end|>
+        // A special token such as <|im_end|>.
         let near = &rest[..rest.char_indices().nth(24).map_or(rest.len(), |(at, _)| at)];
         if near.starts_with("<|")
             && let Some(end) = near.find("|>")
@@ -232,7 +235,7 @@ pub(crate) fn without_marks(sentence: &str) -> String {
             rest = &rest[end + "|>".len()..];
             continue;
         }
-        // <b>12</b>, but not x < 3 and y > 5.
+        // A tag as in <b>12</b>, but not x < 3 and y > 5.
         if let Some((tag, _)) = near.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
             let name = tag.strip_prefix('/').unwrap_or(tag);
             if !name.is_empty() && name.len() < 20 && name.chars().all(|c| c.is_ascii_alphanumeric()) {

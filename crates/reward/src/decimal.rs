@@ -1,6 +1,6 @@
-//! Decimal numbers of any length, as they are written in outputs and in JSON.
+//! Decimal numbers of any length, as written in model output and in JSON.
 //!
-//! Values are compared on their digits: nothing is rounded, and no power of ten is written out.
+//! Comparisons work on the digits: values are not rounded, and powers of ten are not expanded.
 
 use std::cmp::Ordering;
 
@@ -12,15 +12,15 @@ use num_traits::Zero;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Decimal {
     pub negative: bool,
-    /// Digits without zeros around them; none for 0.
+    /// Digits without leading and trailing zeros; empty for 0.
     pub digits: Vec<u8>,
     /// Power of ten of the last digit.
     pub exponent: i64,
-    /// Whether it is written with a decimal point or an exponent.
+    /// Whether the number is written with a decimal point or an exponent.
     pub is_float: bool,
 }
 
-/// Maximum number of digits of which a difference is computed exactly.
+/// Maximum number of digits for which a difference is computed exactly.
 const MAX_DIGITS: i64 = 100_000;
 
 impl Decimal {
@@ -49,7 +49,8 @@ impl Decimal {
         Some(Decimal { negative: negative && !digits.is_empty(), digits, exponent, is_float })
     }
 
-    /// Creates the decimal of a float, with all of its digits if it is whole.
+    /// Creates a decimal from a float. An integer gets all of its digits, and another value the
+    /// shortest decimal that is closest to it. Returns `None` if the value is not finite.
     pub fn of(value: f64) -> Option<Self> {
         Decimal::parse(&if value.fract() == 0.0 { format!("{value:.0}") } else { value.to_string() })
     }
@@ -58,7 +59,7 @@ impl Decimal {
         (self.negative, self.exponent, &self.digits) == (other.negative, other.exponent, &other.digits)
     }
 
-    /// The nearest f64.
+    /// Returns the nearest f64.
     pub fn to_f64(&self) -> f64 {
         let digits = String::from_utf8_lossy(&self.digits);
         let size = format!("{}e{}", if digits.is_empty() { "0" } else { &digits }, self.exponent);
@@ -66,7 +67,7 @@ impl Decimal {
         if self.negative { -size } else { size }
     }
 
-    /// |self − other|, computed on the digits and rounded once.
+    /// Returns |self − other|, computed on the digits and rounded once.
     pub fn difference(&self, other: &Decimal) -> f64 {
         let low = self.exponent.min(other.exponent);
         let width = |of: &Decimal| of.digits.len() as i64 + of.exponent - low;
@@ -75,7 +76,7 @@ impl Decimal {
             return (self.to_f64() - other.to_f64()).abs();
         }
         let length = length as usize + 1;
-        // Digits from the lowest one, with the sign of their number.
+        // Signed digits of the difference, lowest digit first.
         let mut places = vec![0i8; length];
         let mut add = |of: &Decimal, sign: i8| {
             let start = (of.exponent - low) as usize;
@@ -85,8 +86,9 @@ impl Decimal {
         };
         add(self, if self.negative { -1 } else { 1 });
         add(other, if other.negative { 1 } else { -1 });
-        // The sign of the whole is that of its highest place, since no place is beyond ±18 while carried ones
-        // are below 10: make that positive, then carry.
+        // If both numbers have the same sign, each entry is in −9..=9. Otherwise all entries have
+        // the same sign. In both cases the sign of the difference is the sign of its highest
+        // non-zero entry. Make it positive, then carry.
         if places.iter().rev().find(|place| **place != 0).is_some_and(|place| *place < 0) {
             places.iter_mut().for_each(|place| *place = -*place);
         }
@@ -99,14 +101,14 @@ impl Decimal {
         format!("{text}e{low}").parse().unwrap_or(f64::INFINITY)
     }
 
-    /// Compares two values.
+    /// Compares the values of two decimals.
     pub fn compare(&self, other: &Decimal) -> Ordering {
         let sign = |of: &Decimal| match (of.digits.is_empty(), of.negative) {
             (true, _) => 0,
             (false, true) => -1,
             (false, false) => 1,
         };
-        // Digits after the point of 0.… and the power of ten before it.
+        // Power of ten of the first digit, plus 1.
         let size = |of: &Decimal| of.exponent.saturating_add(of.digits.len() as i64);
         let (own, its) = (sign(self), sign(other));
         let sizes = size(self).cmp(&size(other)).then_with(|| self.digits.cmp(&other.digits));
@@ -117,12 +119,12 @@ impl Decimal {
         })
     }
 
-    /// Returns whether this is a whole number of times `step`, which must not be 0.
+    /// Returns whether the value is an integer multiple of `step`, which must not be 0.
     pub fn is_multiple_of(&self, step: &Decimal) -> bool {
         let whole = |of: &Decimal| BigInt::parse_bytes(&of.digits, 10).unwrap_or_default();
         let (value, step_digits) = (whole(self), whole(step));
         let tens = self.exponent.saturating_sub(step.exponent);
-        // The last digit of the value is not 0, so it is no multiple of ten steps.
+        // The last digit of the value is not 0, so the value is not a multiple of ten steps.
         value.is_zero()
             || (tens >= 0 && {
                 let power = BigInt::from(10).modpow(&BigInt::from(tens), &step_digits);

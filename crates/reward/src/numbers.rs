@@ -1,14 +1,19 @@
-//! Finding numbers in prose and in LaTeX, as people and models write them.
+//! Finds numbers in prose and in LaTeX, as people and models write them.
 //!
-//! Read: signs (`-`, `+`, `−`), decimals, thousands separated by commas or as LaTeX has it (`1{,}234`,
-//! `1\,234`, `1,\!234`), exponents (`1.5e3`, `2 × 10^3`, `2 \cdot 10^{3}`), powers (`2^{10}`), fractions
-//! (`3/4`, `3 / 4`, `\frac{3}{4}`, `\frac34`), mixed numbers (`1\frac12`, `1 1/2`), currency before and units
-//! after (`$1,000`, `50\%`, `5kg`, `5\text{ cm}^2`), words of sign and magnitude (`minus 5 million`), bases
-//! (`101_2`), Unicode's own numerals. A percent sign is a unit like any other: 50% reads as 50.
+//! These notations are parsed:
 //!
-//! Not read: numbers spelled as words ("five"), decimal commas, and digits that belong to a word (`x25`,
-//! `H2O`, `x_{2}`) or to its exponent (`cm^2`). What has no value of its own is in
-//! [`context`](crate::context).
+//! - signs (`-`, `+`, `−`), decimals, and exponents (`1.5e3`, `2 × 10^3`, `2 \cdot 10^{3}`),
+//! - thousands separated by commas, spaces or LaTeX separators (`1{,}234`, `1\,234`, `1,\!234`),
+//! - powers (`2^{10}`), fractions (`3/4`, `3 / 4`, `\frac{3}{4}`, `\frac34`) and mixed numbers
+//!   (`1\frac12`, `1 1/2`),
+//! - currency before and units after a number (`$1,000`, `50\%`, `5kg`, `5\text{ cm}^2`),
+//! - words for sign and magnitude (`minus 5 million`), bases (`101_2`), and Unicode numerals.
+//!
+//! A percent sign is a unit like any other: 50% is parsed as 50.
+//!
+//! These are not parsed: numbers spelled as words ("five"), decimal commas, and digits that belong
+//! to a word (`x25`, `H2O`, `x_{2}`) or to its exponent (`cm^2`). [`context`](crate::context)
+//! determines which numbers have no value of their own.
 
 use std::ops::Range;
 
@@ -17,18 +22,20 @@ use crate::characters::spelled;
 use crate::context::{Change, Place};
 use crate::words::About;
 
-/// A number as it stands in a text.
+/// A number found in a text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Found {
-    /// Characters, with sign and currency.
+    /// Characters of the number, with sign and currency.
     pub text: String,
-    /// Value; `None` if it has too many digits, divides by zero, or is only a part of what the text states.
+    /// Value of the number. `None` if it has too many digits, divides by zero, or is only a part of
+    /// what the text states.
     pub value: Option<Rational>,
-    /// How many decimals it is written with; 0 for integers, fractions, powers and numbers with an exponent.
+    /// Number of decimals in the notation; 0 for integers, fractions, powers and numbers with an
+    /// exponent.
     pub decimals: u32,
-    /// Units and directions beside it.
+    /// Units and directions next to the number.
     pub about: About,
-    /// Characters in the text.
+    /// Range of the number in the text, in characters.
     range: Range<usize>,
 }
 
@@ -39,7 +46,8 @@ pub(crate) fn find(text: &str) -> Vec<Found> {
     found.into_iter().map(|found| reader.in_context(found)).collect()
 }
 
-/// Returns the first number of the first line of a text. What follows the line can take it back.
+/// Returns the first number of a text if it is on the first line. Text after that line can retract
+/// it.
 pub(crate) fn first_of_line(text: &str) -> Option<Found> {
     let near = &text[..text.char_indices().nth(NEAR).map_or(text.len(), |(at, _)| at)];
     let (reader, found) = read(near);
@@ -48,12 +56,12 @@ pub(crate) fn first_of_line(text: &str) -> Option<Found> {
     is_line.then(|| reader.in_context(found))
 }
 
-/// Returns how many numbers a text has.
+/// Returns the number of numbers in a text.
 pub(crate) fn count(text: &str) -> usize {
     read(text).1.len()
 }
 
-/// Returns the number of a text that contains a byte.
+/// Returns the number of a text that contains the byte at an offset.
 pub(crate) fn at(text: &str, byte: usize) -> Option<Found> {
     let before = text[..byte].chars().count();
     let start = text[..byte].char_indices().rev().nth(NEAR).map_or(0, |(at, _)| at);
@@ -70,7 +78,7 @@ pub(crate) fn last(text: &str) -> Option<Found> {
     found.into_iter().next_back().map(|found| reader.in_context(found))
 }
 
-/// Reads all numbers of a text, without what their surroundings make of them.
+/// Parses all numbers of a text, without the effects of the text around them.
 fn read(text: &str) -> (Reader, Vec<Found>) {
     let mut reader = Reader::new(&spelled(text), false);
     let mut found = Vec::new();
@@ -83,20 +91,21 @@ fn read(text: &str) -> (Reader, Vec<Found>) {
     (reader, found)
 }
 
-/// Maximum number of characters around a number of a statement that are looked at.
+/// Maximum number of characters before and after a number that are examined.
 const NEAR: usize = 2000;
 
-/// Fractions within fractions are read so deep.
+/// Maximum nesting depth of fractions.
 const DEPTH: u32 = 8;
 
-/// Most characters of an exponent or a subscript in braces.
+/// Maximum number of characters of an exponent or a subscript in braces.
 const LONGEST: usize = 100;
 
-/// A position in a text.
+/// A parser at a position in a text.
 pub(crate) struct Reader {
     chars: Vec<char>,
     at: usize,
-    /// Whether the text is one formula: then a dash at its beginning is a sign, and not that of a list.
+    /// Whether the text is a single formula. If so, a dash at its start is a sign rather than a
+    /// list marker.
     formula: bool,
     depth: u32,
 }
@@ -105,11 +114,12 @@ pub(crate) struct Reader {
 struct Unsigned {
     value: Option<Rational>,
     decimals: u32,
-    /// Whether it is digits alone, to which a fraction may be added.
+    /// Whether the number consists of digits only, so that a fraction may follow (mixed number).
     whole: bool,
 }
 
-/// Returns the value of digits that are of a base.
+/// Interprets digits in a base, and returns their value. Returns `None` if the digits do not fit
+/// the base.
 fn in_base(digits: &Rational, base: u32) -> Option<Rational> {
     if !digits.is_integer() || !(2..=36).contains(&base) {
         return None;
@@ -124,7 +134,7 @@ fn in_base(digits: &Rational, base: u32) -> Option<Rational> {
     Some(if negative { value.negate() } else { value })
 }
 
-/// Digits as written: the plain text that [`Rational::parse`] reads, and the number of decimals.
+/// Digits as plain text that [`Rational::parse`] accepts, and the number of decimals.
 struct Digits {
     plain: String,
     decimals: u32,
@@ -148,12 +158,12 @@ impl Reader {
         self.peek(ahead).is_some_and(|c| c.is_ascii_digit())
     }
 
-    /// The character that was passed last.
+    /// Returns the last character before the position.
     pub fn before(&self) -> Option<char> {
         self.at.checked_sub(1).map(|at| self.chars[at])
     }
 
-    /// Reads something, or moves nowhere.
+    /// Parses something, and resets the position if that fails.
     fn attempt<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
         let start = self.at;
         let done = read(self);
@@ -163,7 +173,7 @@ impl Reader {
         done
     }
 
-    /// Moves past `text` if it is next.
+    /// Moves past `text` if it is next, and returns whether it was.
     fn take(&mut self, text: &str) -> bool {
         let is_next = text.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c));
         if is_next {
@@ -176,7 +186,7 @@ impl Reader {
         texts.iter().any(|text| self.take(text))
     }
 
-    /// A thin space of LaTeX, which may part thousands.
+    /// Moves past a thin space of LaTeX, which can separate thousands.
     fn take_thin(&mut self) -> bool {
         self.take_any(&["\\,", "\\!", "\\;", "\\:", "\\ ", "~"])
     }
@@ -185,16 +195,16 @@ impl Reader {
         while self.take(" ") || self.take_thin() {}
     }
 
-    /// The name of the command of LaTeX that is next, without its backslash.
+    /// Returns the name of the LaTeX command that is next, without its backslash.
     pub fn command(&self) -> Option<String> {
         let name = || self.chars[self.at + 1..].iter().take_while(|c| c.is_ascii_alphabetic()).collect();
         (self.peek(0) == Some('\\')).then(name)
     }
 
-    /// Moves on by one character, past a whole word if one starts here, with the digits that belong to it.
+    /// Moves past one character, or past a complete word and the digits that belong to it.
     pub fn skip_word(&mut self) {
         if let Some(name) = self.command() {
-            // A backslash at the end of the text stands alone.
+            // A backslash can be the last character of the text.
             self.at = (self.at + 1 + name.len().max(1)).min(self.chars.len());
             return;
         }
@@ -204,7 +214,7 @@ impl Reader {
                 self.at += 1;
                 self.skip_argument();
             }
-            // A mark of Markdown.
+            // Markdown emphasis.
             Some('_')
                 if !self.before().is_some_and(|c| c.is_alphanumeric() || matches!(c, ')' | '}' | ']')) =>
             {
@@ -225,15 +235,15 @@ impl Reader {
         }
     }
 
-    /// Text that `skip` moves past.
+    /// Returns the text that `skip` moves past.
     pub fn skipped(&mut self, skip: impl FnOnce(&mut Self)) -> String {
         let start = self.at;
         skip(self);
         self.chars[start..self.at].iter().collect()
     }
 
-    /// Moves past an argument, an exponent or a subscript: a group, a command, a signed number or one
-    /// character.
+    /// Moves past an argument, an exponent or a subscript: a group, a command, a signed number, or
+    /// a single character.
     pub fn skip_argument(&mut self) {
         match self.peek(0) {
             Some('{') => {
@@ -252,7 +262,7 @@ impl Reader {
                     }
                     None
                 });
-                // One that is not closed soon is none.
+                // A brace that is not closed within [`LONGEST`] characters does not open a group.
                 if group.is_none() {
                     self.at += 1;
                 }
@@ -270,7 +280,7 @@ impl Reader {
         }
     }
 
-    /// A number that starts exactly here, with its sign and currency.
+    /// Parses a number that starts at the position, with its sign and currency.
     pub fn found(&mut self) -> Option<Found> {
         let start = self.at;
         let (value, decimals) = self.attempt(Self::number)?;
@@ -284,7 +294,7 @@ impl Reader {
         })
     }
 
-    /// Returns a number with what its surroundings make of it.
+    /// Applies the effects of the surrounding text to a number.
     pub fn in_context(&self, found: Found) -> Found {
         let Change { factor, base, range, about } =
             Place { chars: &self.chars, range: found.range.clone(), formula: self.formula }.change();
@@ -306,15 +316,15 @@ impl Reader {
         let before = self.before();
         let mut negative = false;
         if let Some('-' | '−' | '+') = self.peek(0) {
-            // After an operand it is an operator or a hyphen: 10-7, page-3.
+            // After an operand, the character is an operator or a hyphen: 10-7, page-3.
             if before.is_some_and(|c| c.is_ascii_alphanumeric() || matches!(c, ')' | ']' | '}' | '%' | '_')) {
                 return None;
             }
             let sign = self.at;
             negative = self.peek(0) != Some('+');
             self.at += 1;
-            // Apart from its number it could be the dash of a list, except after an equals sign and in a
-            // formula.
+            // If a space follows, the dash may be a list marker, except after an equals sign and at
+            // the start of a formula.
             if self.peek(0) == Some(' ') {
                 let last = self.chars[..sign].iter().rev().find(|c| **c != ' ');
                 if last != Some(&'=') && !(self.formula && last.is_none()) {
@@ -340,7 +350,7 @@ impl Reader {
         Some((value.map(|v| if negative { v.negate() } else { v }), decimals))
     }
 
-    /// `\frac{a}{b}`, `\frac12`, also as `\dfrac`, `\tfrac` and `\cfrac`.
+    /// Parses `\frac{a}{b}` or `\frac12`, also as `\dfrac`, `\tfrac` and `\cfrac`.
     fn fraction(&mut self) -> Option<Unsigned> {
         if self.depth == DEPTH || !self.take_any(&["\\frac", "\\dfrac", "\\tfrac", "\\cfrac"]) {
             return None;
@@ -352,7 +362,8 @@ impl Reader {
         Some(Unsigned { value: top.zip(bottom).and_then(|(t, b)| t.over(&b)), decimals: 0, whole: false })
     }
 
-    /// A number in braces, or one digit. `None` within where its value cannot be had.
+    /// Parses a number in braces, or one digit. The inner value is `None` if it cannot be
+    /// represented.
     fn argument(&mut self) -> Option<Option<Rational>> {
         while self.take(" ") {}
         if !self.take("{") {
@@ -370,7 +381,7 @@ impl Reader {
         self.take("}").then_some(value.map(|v| if negative { v.negate() } else { v }))
     }
 
-    /// An operand, two of them with a slash between, or digits and a fraction of LaTeX.
+    /// Parses an operand, two operands separated by a slash, or digits and a LaTeX fraction.
     fn quotient(&mut self) -> Option<Unsigned> {
         let follows_slash = self.before() == Some('/');
         let top = self.operand()?;
@@ -392,7 +403,7 @@ impl Reader {
         if !follows_slash && self.take("/") {
             self.skip_spaces();
             if let Some(bottom) = self.operand() {
-                // A third part makes it a date, not a fraction.
+                // A third part makes it a date rather than a fraction.
                 if self.peek(0) != Some('/') {
                     let value = top.value.zip(bottom.value).and_then(|(t, b)| t.over(&b));
                     return Some(Unsigned { value, decimals: 0, whole: false });
@@ -403,7 +414,7 @@ impl Reader {
         Some(top)
     }
 
-    /// A fraction below 1 of plain digits, behind a whole number.
+    /// Parses the fraction of a mixed number: plain digits, below 1.
     fn part(&mut self) -> Option<Rational> {
         let (mut top, mut bottom) = (String::new(), String::new());
         self.run(&mut top);
@@ -415,7 +426,7 @@ impl Reader {
         (slash && ends && top.compare(&bottom).is_lt()).then(|| top.over(&bottom)).flatten()
     }
 
-    /// Digits, or a power of theirs.
+    /// Parses digits, a repeating decimal, or a power.
     fn operand(&mut self) -> Option<Unsigned> {
         let Digits { plain, decimals, exponent } = self.digits()?;
         let value = Rational::parse(&plain);
@@ -441,7 +452,7 @@ impl Reader {
         }
     }
 
-    /// Digits in brackets or under a line, which repeat behind the decimals: 0.(3), 0.\overline{3}.
+    /// Parses the repeating digits of a decimal, in brackets or overlined: 0.(3), 0.\overline{3}.
     fn period(&mut self, decimals: u32) -> Option<String> {
         if decimals == 0 && !self.take(".") {
             return None;
@@ -458,13 +469,13 @@ impl Reader {
         ((1..=30).contains(&block.len()) && self.take(close)).then_some(block)
     }
 
-    /// Digits with thousands separators, decimals and an exponent.
+    /// Parses digits with thousands separators, decimals and an exponent.
     fn digits(&mut self) -> Option<Digits> {
         let before = self.before();
         let mut plain = String::new();
         self.run(&mut plain);
         if plain.is_empty() {
-            // A bare point starts a decimal only where it cannot end a word or another number.
+            // A leading decimal point is accepted only if it cannot end a word or another number.
             let free = before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '.');
             if !(free && self.peek(0) == Some('.') && self.is_digit(1)) {
                 return None;
@@ -490,8 +501,8 @@ impl Reader {
         Some(Digits { plain, decimals, exponent: exponent.is_some() })
     }
 
-    /// Separators of three digits from those before: `,`, `{,}`, `,\!`, a space, an apostrophe, an
-    /// underscore. (`,\,` parts the items of a list.)
+    /// Moves past a thousands separator: `,`, `{,}`, `,\!`, a space, an apostrophe or an
+    /// underscore. `,\,` is not accepted, because it separates the items of a list.
     fn separator(&mut self) -> Option<()> {
         let braced = self.take("{");
         let plain = !braced && self.take_any(&[" ", "'", "_"]);
@@ -510,7 +521,7 @@ impl Reader {
         }
     }
 
-    /// `e-5`, `× 10^5`, `\times 10^{5}`: the power of ten, if one follows.
+    /// Parses a power of ten, if it is next: `e-5`, `× 10^5`, `\times 10^{5}`.
     fn exponent(&mut self) -> Option<String> {
         if self.take_any(&["e", "E"]) {
             let power = self.signed()?;
@@ -525,7 +536,7 @@ impl Reader {
         if self.take_any(&["10^", "{10}^", "10**"]) { self.signed() } else { None }
     }
 
-    /// Digits of an exponent with their sign, in braces or not.
+    /// Parses the digits of an exponent with their sign, with or without braces.
     fn signed(&mut self) -> Option<String> {
         let braced = self.take("{");
         let mut power = String::new();

@@ -9,7 +9,7 @@ fn texts(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn reads_what_people_write() {
+fn find_parses_common_notations() {
     for (text, value) in [
         ("1,234.50", "1234.5"),
         ("-7.", "-7"),
@@ -70,7 +70,7 @@ fn reads_what_people_write() {
 }
 
 #[test]
-fn tells_numbers_apart() {
+fn find_separates_adjacent_numbers() {
     for (text, want) in [
         ("", &[][..]),
         ("none at all.", &[]),
@@ -104,7 +104,7 @@ fn tells_numbers_apart() {
     assert_eq!(find(&"9".repeat(2000))[0].value, None);
     assert_eq!(find("2^{20000}")[0].value, None);
     assert_eq!(find(&format!("2^{}", "9".repeat(30)))[0].value, None);
-    // However deep it is nested, reading it ends.
+    // Parsing terminates for any nesting depth.
     find(&"\\frac{".repeat(100_000));
     find(&"x_{".repeat(10_000));
     assert_eq!(texts("5 \\"), ["5"]);
@@ -115,14 +115,14 @@ fn numbers_of_pairs_and_sets_have_no_value() {
     for text in ["(5, 6)", "[5; 6)", "\\{5, 6\\}", "It is $\\{5, 6\\}$.", "{5, 6}"] {
         assert!(find(text).iter().all(|found| found.value.is_none()), "{text}");
     }
-    // Braces of LaTeX are no set.
+    // Braces directly after a letter are LaTeX groups rather than sets.
     for text in ["a{5, 6}", "x{5, 6}"] {
         assert_eq!(find(text)[0].value, Some(Rational::from(5)), "{text}");
     }
 }
 
 #[test]
-fn letter_names_temperature_only_behind_degrees() {
+fn letter_is_temperature_only_after_degrees() {
     for (text, want) in [
         ("It is 25 degrees C.", &[("celsius", 1)][..]),
         ("It is 77 degrees F.", &[("fahrenheit", 1)]),
@@ -136,7 +136,7 @@ fn letter_names_temperature_only_behind_degrees() {
 
 proptest! {
     #[test]
-    fn nothing_makes_it_panic(text in "([-0-9.,/eE$%×^{} _~\\\\a−]|\\\\\\\\frac|\\\\\\\\cdot|\\\\\\\\[,!]){0,40}") {
+    fn find_never_panics(text in "([-0-9.,/eE$%×^{} _~\\\\a−]|\\\\\\\\frac|\\\\\\\\cdot|\\\\\\\\[,!]){0,40}") {
         for found in find(&text) {
             prop_assert!(crate::characters::spelled(&text).contains(&found.text));
         }
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn finds_any_decimal(whole in 0u64..10_000_000, cents in 0u32..100, negative: bool) {
+    fn find_parses_any_decimal(whole in 0u64..10_000_000, cents in 0u32..100, negative: bool) {
         let sign = if negative { "-" } else { "" };
         let plain = format!("{sign}{whole}.{cents:02}");
         let mut grouped = whole.to_string();

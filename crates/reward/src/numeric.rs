@@ -1,4 +1,4 @@
-//! Scoring a numeric answer against the expected number.
+//! Scores a numeric answer against the expected number.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -11,30 +11,32 @@ use crate::numbers::{self, Found};
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Rational, Score, ScoreError, Scorer};
 
-/// Where in the text the answer stands.
+/// Location of the answer in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extract {
     /// The last number of the text.
     #[default]
     LastNumber,
-    /// The first number after the last `####`, on the same line (GSM8K's own format).
+    /// The first number after the last `####`, on the same line (the format of GSM8K).
     Hashes,
-    /// The number in the last `\boxed{…}`. A box with several numbers, or with something to be computed, is
-    /// no answer.
+    /// The number in the last `\boxed{…}`. A box with several numbers, or with an expression that would
+    /// have to be computed, has no answer.
     Boxed,
-    /// The first number after the last "answer is", also in other languages, on the same line or the next.
+    /// The first number after the last "answer is", including in other languages, on the same line or the
+    /// next.
     AnswerIs,
 }
 
-/// When a number counts as the expected one. An expected integer must always be met exactly.
+/// Criterion for a correct number. An expected integer must always be matched exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Tolerance {
-    /// Equal in value: 0.5, .50 and 1/2 are the same number.
+    /// The values are equal: 0.5, .50 and 1/2 are the same number.
     #[default]
     Exact,
-    /// Rounds to the expected number at the decimals that one is written with: 3.1416 meets 3.14.
+    /// The answer, rounded to the decimals of the expected number, equals that number: 3.1416 matches
+    /// 3.14.
     AsWritten,
     /// |answer − expected| ≤ max(absolute, relative × |expected|).
     Within {
@@ -47,14 +49,14 @@ pub enum Tolerance {
 
 /// Scores 1 if the text's final number is the expected one, else 0.
 ///
-/// The caller passes the text of the final assistant message only, so numbers in tool calls and tool results
-/// never count.
+/// The caller passes only the text of the final assistant message, so numbers in tool calls and tool
+/// results never count.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NumericScorer {
-    /// Where the answer stands.
+    /// Location of the answer.
     pub extract: Extract,
-    /// When it is right.
+    /// Criterion for a correct number.
     pub tolerance: Tolerance,
 }
 
@@ -70,12 +72,13 @@ impl Scorer for NumericScorer {
 }
 
 impl NumericScorer {
-    /// Grades a final text against the expected answer: a JSON number, a text that holds one number
-    /// (`"1,234"`), or a list of these, each of which is right.
+    /// Grades a final text against the expected answer: a JSON number, a text that contains one number
+    /// (`"1,234"`), or a list of these, any of which is correct.
     ///
     /// # Errors
-    /// When an expected answer is not one number that can be compared exactly, or a tolerance is negative or
-    /// not finite. Nothing in `text` is an error: what cannot be read scores 0.
+    /// Returns an error if an expected answer is not a single number that can be compared exactly, or if
+    /// a tolerance is negative or not finite. The content of `text` never causes an error: if it cannot
+    /// be parsed, the score is 0.
     pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let targets = expected_numbers(expected)?;
@@ -89,7 +92,7 @@ impl NumericScorer {
     /// Checks the tolerances.
     ///
     /// # Errors
-    /// Names the one that is negative or not finite.
+    /// Returns [`ScoreError::Tolerance`] if a tolerance is negative or not finite.
     pub fn check(&self) -> Result<(), ScoreError> {
         if let Tolerance::Within { absolute, relative } = self.tolerance {
             for (name, value) in [("absolute", absolute), ("relative", relative)] {
@@ -108,7 +111,7 @@ impl NumericScorer {
             Extract::AnswerIs => {
                 let text = readable(text);
                 let stated = stated_answer(&text)?;
-                // The answer may stand on the next line.
+                // The answer may be on the next line.
                 let is_next = stated.lines().next().is_some_and(|line| !line.contains(char::is_alphanumeric));
                 first_stated(if is_next { stated.trim_start_matches([':', ' ', '*', '\n']) } else { stated })
             }
@@ -135,7 +138,7 @@ impl NumericScorer {
         match self.tolerance {
             Tolerance::Exact => false,
             Tolerance::AsWritten => {
-                // Half of the last decimal, on either side.
+                // Half a unit of the last decimal, in either direction.
                 let power = i32::try_from(decimals).ok().and_then(|power| Rational::from(10).power(-power));
                 let bound = power.and_then(|unit| unit.over(&Rational::from(2)));
                 decimals > 0 && bound.is_some_and(|bound| distance.compare(&bound).is_le())
@@ -147,7 +150,7 @@ impl NumericScorer {
     }
 }
 
-/// Returns the expected numbers.
+/// Parses one or several expected numbers.
 fn expected_numbers(expected: &Value) -> Result<Vec<Found>, ScoreError> {
     match expected {
         Value::Array(several) if !several.is_empty() => several.iter().map(expected_number).collect(),
@@ -155,7 +158,7 @@ fn expected_numbers(expected: &Value) -> Result<Vec<Found>, ScoreError> {
     }
 }
 
-/// Returns one expected number, which has a value.
+/// Parses one expected number, which must have a value.
 fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
     let refused = || ScoreError::Expected { expected: expected.to_string() };
     let text = match expected {
@@ -169,24 +172,25 @@ fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
     }
 }
 
-/// Returns the first number of a line, without a value if its sentence states more than this number.
+/// Returns the first number of the first line. It has no value if its sentence states more than this
+/// number.
 fn first_stated(text: &str) -> Option<Found> {
     let mut found = numbers::first_of_line(text)?;
     let line = text.lines().next()?;
     let sentence = first_sentence(line.trim_start_matches([':', ' ', '*', '_']));
     let sentence = without_addition(sentence);
     let stated = statement(sentence);
-    // 12 = 3 × 4, 2/3 ≈ 0.67
+    // In 12 = 3 × 4 and 2/3 ≈ 0.67, the number is the left side.
     let is_first = |at: &usize| stated[..*at].contains(|c: char| c.is_ascii_digit());
     let sign = stated.find(['=', '≈']).filter(is_first).unwrap_or(stated.len());
-    // The words before the line are not in its context.
+    // The context of the number does not include the text before the line.
     let start = line.trim_start_matches([':', ' ', '*', '_', '$']);
     let is_compared = start.starts_with("> ") || start.starts_with("< ");
     found.value.take_if(|_| is_compared || numbers::count(&stated[..sign]) > 1);
     Some(found)
 }
 
-/// Cuts a sentence at a comma that another quantity follows: "72, 5 more" becomes "72".
+/// Truncates a sentence at a comma that is followed by another quantity: "72, 5 more" becomes "72".
 fn without_addition(sentence: &str) -> &str {
     let adds = |text: &str| {
         let mut words = text.split_whitespace();
@@ -218,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn last_number() {
+    fn last_number_is_extracted() {
         let check = |text: &str, expected: Value, value: f64, extracted: Option<&str>| {
             check(Extract::LastNumber, Tolerance::Exact, text, expected, value, extracted);
         };
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn after_hashes() {
+    fn number_after_hashes_is_extracted() {
         let check = |text: &str, value: f64, extracted: Option<&str>| {
             check(Extract::Hashes, Tolerance::Exact, text, json!(72), value, extracted);
         };
@@ -250,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn boxed() {
+    fn boxed_number_is_extracted() {
         let check = |text: &str, expected: Value, value: f64, extracted: Option<&str>| {
             check(Extract::Boxed, Tolerance::Exact, text, expected, value, extracted);
         };
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_is() {
+    fn number_after_answer_phrase_is_extracted() {
         let check = |text: &str, value: f64, extracted: Option<&str>| {
             check(Extract::AnswerIs, Tolerance::Exact, text, json!(72), value, extracted);
         };
@@ -277,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerances() {
+    fn tolerances_accept_close_non_integers() {
         let number = Extract::LastNumber;
         check(number, Tolerance::Exact, "2.4649", json!(2.46), 0.0, Some("2.4649"));
         check(number, Tolerance::AsWritten, "2.4649", json!(2.46), 1.0, Some("2.4649"));
@@ -292,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn expected_answers_in_latex() {
+    fn expected_answer_parses_latex() {
         for (expected, answer) in [
             ("1{,}234", "1,234"),
             ("$1\\frac12$", "1.5"),
@@ -306,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn any_of_several_expected_answers_is_right() {
+    fn any_listed_expected_answer_is_accepted() {
         let scorer = NumericScorer { tolerance: Tolerance::AsWritten, ..NumericScorer::default() };
         let expected = json!(["1{,}234", 5, "0.33"]);
         for (answer, value) in [("1234", 1.0), ("5.0", 1.0), ("1/3", 1.0), ("6", 0.0), ("5.001", 0.0)] {
@@ -317,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_expected_is_refused() {
+    fn invalid_expected_answers_and_tolerances_are_rejected() {
         let scorer = NumericScorer::default();
         for expected in [
             json!(null),

@@ -1,8 +1,8 @@
-//! Exact fractions of integers of any practical size.
+//! Exact fractions of integers with up to 4,096 bits.
 //!
-//! Decimals, their sums, products and quotients are exact, so 0.1 + 0.2 is 0.3, and the last of 40 digits
-//! counts. A result with more than 4,096 bits is `None`, so that time and memory stay bounded; the
-//! caller decides what to do instead.
+//! Decimals and their sums, products and quotients are exact: 0.1 + 0.2 equals 0.3, and the last of
+//! 40 digits is significant. To bound time and memory, a result with more than 4,096 bits is
+//! `None`, and the caller decides how to proceed.
 
 use std::cmp::Ordering;
 
@@ -63,7 +63,7 @@ impl Rational {
         if !whole.bytes().chain(decimals.bytes()).all(|digit| digit.is_ascii_digit()) {
             return None;
         }
-        // Zeros at the ends carry no value, however many there are.
+        // Leading and trailing zeros do not change the value, however many there are.
         let (whole, decimals) = (whole.trim_start_matches('0'), decimals.trim_end_matches('0'));
         if whole.len() + decimals.len() > MAX_DIGITS {
             return None;
@@ -85,7 +85,7 @@ impl Rational {
         }
     }
 
-    /// Returns the numerator, which has the sign.
+    /// Returns the numerator, which carries the sign.
     pub fn numerator(&self) -> &BigInt {
         self.0.numer()
     }
@@ -105,7 +105,7 @@ impl Rational {
         self.0.is_integer()
     }
 
-    /// Returns the nearest f64; infinity if the value is beyond its range.
+    /// Returns the nearest f64, or an infinity if the value is beyond the range of f64.
     pub fn to_f64(&self) -> f64 {
         let infinity = if self.0.is_negative() { f64::NEG_INFINITY } else { f64::INFINITY };
         self.0.to_f64().unwrap_or(infinity)
@@ -121,27 +121,28 @@ impl Rational {
         Rational(self.0.abs())
     }
 
-    /// Returns self + other; `None` if it has too many bits.
+    /// Returns self + other, or `None` if the result has too many bits.
     pub fn plus(&self, other: &Self) -> Option<Self> {
         Self::bounded(&self.0 + &other.0)
     }
 
-    /// Returns self − other; `None` if it has too many bits.
+    /// Returns self − other, or `None` if the result has too many bits.
     pub fn minus(&self, other: &Self) -> Option<Self> {
         Self::bounded(&self.0 - &other.0)
     }
 
-    /// Returns self × other; `None` if it has too many bits.
+    /// Returns self × other, or `None` if the result has too many bits.
     pub fn times(&self, other: &Self) -> Option<Self> {
         Self::bounded(&self.0 * &other.0)
     }
 
-    /// Returns self ÷ other; `None` if other is 0 or the result has too many bits.
+    /// Returns self ÷ other, or `None` if `other` is 0 or the result has too many bits.
     pub fn over(&self, other: &Self) -> Option<Self> {
         if other.0.is_zero() { None } else { Self::bounded(&self.0 / &other.0) }
     }
 
-    /// Returns self to an integer power; `None` if it has too many bits, or divides by 0.
+    /// Returns self to an integer power, or `None` if the result has too many bits or would divide
+    /// by 0.
     pub fn power(&self, exponent: i32) -> Option<Self> {
         if exponent < 0 && self.0.is_zero() {
             return None;
@@ -155,23 +156,25 @@ impl Rational {
         Self::bounded(Pow::pow(&self.0, if is_unit && exponent != 0 { 2 - odd } else { exponent }))
     }
 
-    /// Returns the largest integer that is not above self.
+    /// Returns the largest integer that is at most self.
     pub fn floor(&self) -> Self {
         Rational(self.0.floor())
     }
 
-    /// Returns self modulo other, with the sign of other; `None` if other is 0.
+    /// Returns self modulo other, with the sign of `other`. Returns `None` if `other` is 0 or the
+    /// result has too many bits.
     pub fn modulo(&self, other: &Self) -> Option<Self> {
         self.minus(&other.times(&self.over(other)?.floor())?)
     }
 
-    /// Returns the greatest common divisor of two integers; `None` for fractions.
+    /// Returns the greatest common divisor of two integers, or `None` if either value is not an
+    /// integer.
     pub fn gcd(&self, other: &Self) -> Option<Self> {
         let both = self.is_integer() && other.is_integer();
         both.then(|| Rational(self.numerator().gcd(other.numerator()).into()))
     }
 
-    /// Returns how self compares with other.
+    /// Compares the values of two fractions.
     pub fn compare(&self, other: &Self) -> Ordering {
         self.0.cmp(&other.0)
     }
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_decimals_exactly() {
+    fn parse_is_exact() {
         for (text, numerator, denominator) in [
             ("0", 0, 1),
             ("-12", -12, 1),
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_add_up() {
+    fn decimal_arithmetic_is_exact() {
         assert_eq!(q("0.1").plus(&q("0.2")), Some(q("0.3")));
         assert_eq!(q("1").over(&q("3")).unwrap().times(&q("3")), Some(q("1")));
         assert_eq!(q("1").over(&q("0")), None);
@@ -242,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn results_beyond_the_bound_are_none() {
+    fn oversized_results_are_none() {
         let most = q("2").power(4095).unwrap();
         assert_eq!(most.plus(&most), None);
         assert_eq!(most.times(&q("2")), None);
@@ -253,7 +256,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arithmetic_agrees_with_f64(a in -9999i64..9999, b in 1i64..999, c in -9999i64..9999, d in 1i64..999) {
+        fn arithmetic_matches_f64(a in -9999i64..9999, b in 1i64..999, c in -9999i64..9999, d in 1i64..999) {
             let (x, y) = (Rational::new(a.into(), b.into()).unwrap(), Rational::new(c.into(), d.into()).unwrap());
             let (p, q) = (a as f64 / b as f64, c as f64 / d as f64);
             let near = |got: Option<Rational>, want: f64| {

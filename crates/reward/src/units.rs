@@ -1,6 +1,6 @@
-//! Units of measurement, by their names and signs.
+//! Units of measurement, by their names and symbols.
 
-/// Known units by their names and signs, which are in lower case but for single letters.
+/// Known units with their names and symbols. Names with several letters are in lower case.
 const UNITS: [(&str, &[&str]); 87] = [
     (
         "second",
@@ -169,7 +169,7 @@ const UNITS: [(&str, &[&str]); 87] = [
     ("寸", &["寸"]),
 ];
 
-/// Units in which one measure goes on, from the smallest to the largest.
+/// Units that can be combined in one measure, from the smallest to the largest.
 const PARTS: [&[&str]; 11] = [
     &["second", "minute", "hour", "day", "week", "month", "year", "decade", "century"],
     &["inch", "foot", "yard", "mile"],
@@ -184,7 +184,7 @@ const PARTS: [&[&str]; 11] = [
     &["second", "minute", "degree"],
 ];
 
-/// Returns whether a unit is the part of another one, in which a measure goes on: 2 hours and 30 minutes.
+/// Returns whether unit `small` can follow unit `large` in one measure: 2 hours and 30 minutes.
 pub(crate) fn is_part(small: &str, large: &str) -> bool {
     let both = units(small).zip(units(large));
     both.is_some_and(|(small, large)| match (&small[..], &large[..]) {
@@ -196,7 +196,7 @@ pub(crate) fn is_part(small: &str, large: &str) -> bool {
     })
 }
 
-/// Units that are written with prefixes, each with its sign and its name.
+/// Units that take prefixes, with symbol and name.
 const PREFIXED: [(&str, &str, &str); 15] = [
     ("hertz", "Hz", "hertz"),
     ("pascal", "Pa", "pascal"),
@@ -215,7 +215,7 @@ const PREFIXED: [(&str, &str, &str); 15] = [
     ("ohm", "Ω", "ohm"),
 ];
 
-/// Prefixes of units, each with its sign.
+/// Prefixes of units, with their symbols.
 const PREFIXES: [(&str, &[&str]); 9] = [
     ("", &[""]),
     ("tera", &["T"]),
@@ -228,7 +228,8 @@ const PREFIXES: [(&str, &[&str]); 9] = [
     ("nano", &["n"]),
 ];
 
-/// Returns a unit with its prefix as a factor: kHz is kilo · hertz. Signs differ by their case, names do not.
+/// Returns a unit with its prefix as a factor: kHz is kilo · hertz. Symbols are case-sensitive, and
+/// names are not.
 fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
     let lower = word.to_lowercase();
     for (unit, sign, name) in PREFIXED {
@@ -244,7 +245,7 @@ fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
     None
 }
 
-/// Returns the unit of a letter that is one right behind a number alone: 5 A, 5 C.
+/// Returns the unit of a letter that is a unit only directly after a number: 5 A, 5 C.
 pub(crate) fn letter(word: &str) -> Option<&'static str> {
     match word {
         "A" => Some("ampere"),
@@ -253,7 +254,7 @@ pub(crate) fn letter(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the known units of a word, each with its power.
+/// Returns the known units of a word, with their powers.
 pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
     match word {
         "mph" | "MPH" => return Some(vec![("mile", 1), ("hour", -1)]),
@@ -280,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_found_by_name_and_sign() {
+    fn units_match_names_and_symbols() {
         for (word, want) in [
             ("Centimetres", vec!["cm"]),
             ("N", vec!["newton"]),
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_go_on_in_smaller_units() {
+    fn is_part_requires_smaller_unit() {
         for (small, large, want) in
             [("minutes", "hr", true), ("hours", "minutes", false), ("cents", "dollars", true)]
         {

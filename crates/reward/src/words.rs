@@ -1,9 +1,10 @@
-//! Words beside numbers: number words, magnitudes, signs, bounds, directions and units.
+//! Words next to numbers: number words, magnitudes, signs, bounds, directions and units.
 //!
-//! Each word has one of four effects. A magnitude multiplies (5 million), a sign word negates (minus 5), a
-//! bound makes another statement of the number (at least 5), and all others say what the number is of. Those
-//! are compared only where both sides have one of the same kind: a unit with a unit, an increase with a
-//! decrease, a month with a month. Words are compared in lower case.
+//! Each word has one of four effects. A magnitude multiplies the number (5 million), a sign word
+//! negates it (minus 5), a bound turns it into a different statement (at least 5), and any other
+//! word describes it. Descriptions are compared only if both sides have one of the same kind: a
+//! unit with a unit, an increase with a decrease, a month with a month. Words are compared in lower
+//! case.
 
 use crate::languages;
 
@@ -14,12 +15,12 @@ pub(crate) use self::directions::{bearing, direction, is_month, moment, month};
 pub(crate) use crate::bounds::{bound, bound_behind};
 pub(crate) use crate::units::{is_part, letter, units};
 
-/// What the words beside a number say.
+/// Description of a number by the words next to it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct About {
-    /// Bounds, which a number without them does not meet: `≥`, `<`, `≠`.
+    /// Bounds: `≥`, `<`, `≠`. A number without these bounds does not match.
     pub bounds: Vec<&'static str>,
-    /// Directions and months, each with its kind.
+    /// Directions and months, with the kind of each.
     pub directions: Vec<(&'static str, &'static str)>,
     /// Known units with their powers, sorted.
     pub units: Vec<(&'static str, i32)>,
@@ -29,7 +30,8 @@ pub(crate) struct About {
     pub people: Vec<String>,
 }
 
-/// First names that are common in word problems. Other words before a number, such as "Total", only label it.
+/// First names that are common in word problems. Other words before a number, such as "Total", are
+/// only labels.
 const FIRST_NAMES: &str = "alice bob carol charlie dave david eve tom john jack jane mary anna ann anne emma peter \
     paul sam sara sarah james tim ben lisa mike michael maria julia kate max leo lily lucy mia noah olivia oliver \
     henry george jill joe jim kim laura linda susan nancy robert steve kevin brian alex amy andy betty billy cindy \
@@ -38,7 +40,8 @@ const FIRST_NAMES: &str = "alice bob carol charlie dave david eve tom john jack 
     tony victor walter wendy zoe";
 
 impl About {
-    /// Returns whether two numbers of equal value can be the same answer.
+    /// Returns whether two numbers of equal value can be the same answer, judging by their
+    /// descriptions.
     pub fn agrees(&self, other: &About) -> bool {
         self.bounds == other.bounds
             && self.is_same_direction(other)
@@ -46,7 +49,7 @@ impl About {
             && (self.people.is_empty() || other.people.is_empty() || self.people == other.people)
     }
 
-    /// Adds a word before a number if it is a first name.
+    /// Adds a word before a number, if it is a first name.
     pub fn add_person(&mut self, word: &str) {
         let lower = word.trim_end_matches(':').to_lowercase();
         if FIRST_NAMES.split(' ').any(|name| name == lower) {
@@ -55,7 +58,7 @@ impl About {
         }
     }
 
-    /// Returns whether units, directions and names are the same.
+    /// Returns whether units, directions and names are equal.
     pub fn is_written_as(&self, other: &About) -> bool {
         let names = |of: &About| (of.units.clone(), of.directions.clone(), of.names.clone());
         names(self) == names(other)
@@ -80,14 +83,14 @@ impl About {
         let is = |units: &[(&str, i32)], of: &[&str]| matches!(units, [(unit, 1)] if of.contains(unit));
         let is_degree = |units: &[(&str, i32)]| is(units, &["degree"]);
         let is_heat = |units: &[(&str, i32)]| is(units, &["celsius", "fahrenheit"]);
-        // An amount of money may leave out what it is paid for: $12 for 12 dollars per hour.
+        // An amount of money may omit what it is paid for: $12 for 12 dollars per hour.
         let is_rate = |rate: &[(&str, i32)], amount: &[(&str, i32)]| {
             is(amount, &MONEY) && rate.contains(&amount[0]) && rate.iter().all(|u| u == &amount[0] || u.1 < 0)
         };
         a.is_empty()
             || b.is_empty()
             || a == b
-            // 25 C may be degrees.
+            // 25 C can be a temperature.
             || (is(a, &["coulomb"]) && is_heat(b))
             || (is_heat(a) && is(b, &["coulomb"]))
             || (is_degree(a) && is_heat(b))
@@ -96,7 +99,7 @@ impl About {
             || is_rate(b, a)
     }
 
-    /// Adds a unit to a power; powers of the same unit add up.
+    /// Adds a power of a unit. Powers of the same unit are added.
     pub fn add_unit(&mut self, unit: &'static str, power: i32) {
         match self.units.iter_mut().find(|(own, _)| *own == unit) {
             Some((_, own)) => *own = own.saturating_add(power),
@@ -106,7 +109,7 @@ impl About {
         self.units.sort_unstable();
     }
 
-    /// Adds words that are neither a unit nor a bound: directions and names.
+    /// Adds words that are neither units nor bounds: directions and names.
     pub fn add_words(&mut self, words: &str) {
         for word in words.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
             let word = word.to_lowercase();
@@ -120,7 +123,7 @@ impl About {
             match short.or_else(|| direction(&word)) {
                 Some(direction) => self.directions.push(direction),
                 None if FILLERS.contains(&word.as_str()) => {}
-                // A number that was not read makes another one.
+                // A number word that was not parsed makes it a different number.
                 None if is_number(&word) => self.bounds.push("number"),
                 None => {
                     self.directions.extend(exclusive(&word));
@@ -136,7 +139,7 @@ impl About {
 
 const MONEY: [&str; 7] = ["dollar", "cent", "euro", "pound", "yen", "rupee", "pence"];
 
-/// Words that name nothing.
+/// Words that do not describe a number.
 const FILLERS: [&str; 34] = [
     "a",
     "an",
@@ -174,13 +177,13 @@ const FILLERS: [&str; 34] = [
     "gets",
 ];
 
-/// Whether a word is part of a number in words.
+/// Returns whether a word is part of a number in words.
 fn is_number(word: &str) -> bool {
     let is_sign = ["half", "halves", "minus", "negative", "plus", "neg", "mil", "mio", "mrd"].contains(&word);
     is_sign || number_word(word).is_some() || magnitude(word).is_some() || multiplier(word).is_some()
 }
 
-/// Returns a noun without the ending of its plural.
+/// Returns a noun without its plural ending.
 fn singular(word: &str) -> String {
     let stem = match word {
         _ if word.ends_with("ies") && word.len() > 4 => return format!("{}y", &word[..word.len() - 3]),
@@ -191,7 +194,7 @@ fn singular(word: &str) -> String {
     stem.to_owned()
 }
 
-/// Returns the factor of a word of magnitude.
+/// Returns the factor of a word for a magnitude.
 pub(crate) fn magnitude(word: &str) -> Option<u64> {
     let word = word.to_lowercase();
     Some(match word.as_str() {
@@ -211,7 +214,7 @@ pub(crate) fn magnitude(word: &str) -> Option<u64> {
     })
 }
 
-/// Parts of one, by their denominator, that words behind a number make of it: 5 per mille, 5 basis points.
+/// Fractions of one that words after a number express, by denominator: 5 per mille, 5 basis points.
 const PARTS: [(i64, &str); 12] = [
     (1000, "‰"),
     (1000, "per mille"),
@@ -227,7 +230,8 @@ const PARTS: [(i64, &str); 12] = [
     (10_000, "basis points"),
 ];
 
-/// Returns the denominator of the words that a text starts with, and their length in bytes: ‰, per mille.
+/// Returns the denominator that words at the start of a text express, and the length of these words
+/// in bytes: ‰, per mille.
 pub(crate) fn part(text: &str) -> Option<(i64, usize)> {
     let ends = |rest: &str| !rest.starts_with(char::is_alphabetic);
     PARTS.iter().find_map(|(bottom, words)| {
@@ -237,7 +241,7 @@ pub(crate) fn part(text: &str) -> Option<(i64, usize)> {
     })
 }
 
-/// Returns the factor of a letter right behind an amount of money: $5k, $5M, $5B.
+/// Returns the factor of a letter directly after an amount of money: $5k, $5M, $5B.
 pub(crate) fn suffix(letter: &str) -> Option<u64> {
     Some(match letter {
         "k" | "K" => 1000,
@@ -288,7 +292,7 @@ pub(crate) fn number_word(word: &str) -> Option<u64> {
     place(&ONES).or_else(|| place(&TENS).map(|at| 10 * (at + 2)))
 }
 
-/// Returns the denominator of a word for a part: half, thirds, tenth.
+/// Returns the denominator of a word for a fraction: half, thirds, tenth.
 pub(crate) fn denominator(word: &str) -> Option<u64> {
     const PARTS: [&str; 9] =
         ["half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];
@@ -324,7 +328,7 @@ mod tests {
         for (a, b, want) in [
             (about(&[], "red apples", &[]), about(&[], "pears", &[]), true),
             (about(&["≥"], "", &[]), about(&[], "", &[]), false),
-            // A number in words that was not read makes another number.
+            // A number in words that was not parsed makes it a different number.
             (about(&[], "five", &[]), about(&[], "", &[]), false),
             (about(&[], "dozen", &[]), about(&[], "", &[]), false),
             (about(&[], "profit", &[]), about(&[], "", &[]), true),
@@ -346,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_the_same_in_singular_and_plural() {
+    fn names_match_in_singular_and_plural() {
         let is_same = |a: &str, b: &str| about(&[], a, &[]).is_written_as(&about(&[], b, &[]));
         for (one, several) in
             [("apple", "apples"), ("glass", "glasses"), ("box", "boxes"), ("city", "cities")]
@@ -357,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_in_words_have_values() {
+    fn number_words_have_values() {
         for (word, want) in [("Millionen", Some(1_000_000)), ("百万", Some(1_000_000)), ("eggs", None)] {
             assert_eq!(magnitude(word), want, "{word}");
         }

@@ -1,15 +1,16 @@
-//! Stated options among sentences, generated: no false option, and nearly all of the right ones.
+//! Generates texts that state options among other sentences. No wrong option may be found, and
+//! nearly all of the right ones must be.
 
 use super::Options;
 use super::named::named;
 
-/// Options of the generated questions, as texts that a model may also write as words of its own.
+/// Options of the generated questions. Models may also use their texts as ordinary words.
 fn options() -> Options {
     let texts = ["11 cm", "cheesecake", "-84", "Paris"].map(str::to_owned);
     Options { texts: texts.into(), ..Options::default() }
 }
 
-/// How models state an option, which `@` stands for.
+/// Sentences in which models state an option. `@` is replaced by its letter.
 const STATED: [&str; 96] = [
     "Answer: @",
     "Answer: @.",
@@ -173,7 +174,7 @@ const ELSEWHERE: [&str; 60] = [
     "Правильный ответ: @",
 ];
 
-/// What states no option, with `@` in it.
+/// Sentences with `@` that do not state an option.
 const UNSTATED: [&str; 84] = [
     "The answer is not @.",
     "The answer isn't @.",
@@ -261,7 +262,7 @@ const UNSTATED: [&str; 84] = [
     "Ответ не @.",
 ];
 
-/// Sentences that state nothing.
+/// Sentences that do not state anything.
 const BESIDE: [&str; 16] = [
     "Let us compute each value.",
     "A is too small.",
@@ -281,7 +282,7 @@ const BESIDE: [&str; 16] = [
     "The value of C is 5.",
 ];
 
-/// The letter of the option that a text names.
+/// Returns the letter of the option that a text names.
 fn found(text: &str) -> Option<char> {
     let (number, _) = named(text, 4, &options())?;
     "ABCD".chars().nth(number)
@@ -319,7 +320,7 @@ fn stated_option_is_found_among_sentences() {
 }
 
 #[test]
-fn unstated_option_is_never_found() {
+fn unstated_option_is_not_found() {
     let (mut count, mut wrong) = (0, 0);
     for template in UNSTATED {
         for (letter, other) in [('A', 'B'), ('B', 'C'), ('C', 'D'), ('D', 'A'), ('B', 'A'), ('D', 'C')] {
@@ -343,7 +344,7 @@ fn unstated_option_is_never_found() {
 }
 
 #[test]
-fn later_statement_wins_and_denial_leaves_the_earlier() {
+fn later_statement_wins_and_denial_keeps_earlier() {
     let (mut count, mut lost) = (0, 0);
     for first in STATED.iter().chain(&ELSEWHERE) {
         let is_short = first.starts_with(['@', '(', '\\', '<']) || first.contains("\\boxed");
@@ -354,7 +355,7 @@ fn later_statement_wins_and_denial_leaves_the_earlier() {
             count += 1;
             match found(&text) {
                 Some('B') => {}
-                // A bare letter or a box is no sentence, so the one before it counts.
+                // A bare letter or a box is not a sentence, so the preceding statement counts.
                 _ if is_short => {}
                 None => {
                     lost += 1;

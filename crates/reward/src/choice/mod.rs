@@ -1,4 +1,4 @@
-//! Multiple choice: the letter of an option, or its text.
+//! Scores multiple choice: the answer is the letter of an option, or its text.
 
 #[cfg(test)]
 mod metamorphic_tests;
@@ -22,11 +22,12 @@ use crate::scorer::{expected, of_answer};
 use crate::short::normalise;
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
-/// Scores 1 where the option that an answer names is the expected one, else 0.
+/// Scores 1 if the option that the answer names is the expected one, else 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChoiceScorer {
-    /// How many options there are, from A on, where the task does not list its own.
+    /// Number of options, labeled from A on, for tasks that do not list their own. In 2..=26; the
+    /// default is 4.
     pub options: usize,
 }
 
@@ -36,7 +37,7 @@ impl Default for ChoiceScorer {
     }
 }
 
-/// Options at most: one for each letter.
+/// Maximum number of options without labels: one for each letter.
 const LETTERS: usize = 26;
 
 #[async_trait]
@@ -52,7 +53,7 @@ impl Scorer for ChoiceScorer {
     }
 }
 
-/// A value as text.
+/// Converts a value to text. A string is trimmed, and other values become JSON.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned())
 }
@@ -68,11 +69,12 @@ impl ChoiceScorer {
         }
     }
 
-    /// Grades a final text against the expected option: its letter, its number from 0 on, or its text, if the
-    /// texts of `options` are known. If the options have labels, their letters are among these alone.
+    /// Grades a final text against the expected option, which is given as its letter, its index
+    /// from 0, or its text if `options` has texts. If the options have labels, only these labels
+    /// name options.
     ///
     /// # Errors
-    /// When the expected answer names no option.
+    /// Returns an error if the expected answer does not name an option.
     pub(crate) fn grade(&self, text: &str, expected: &Value, options: &Options) -> Result<Score, ScoreError> {
         self.check()?;
         let count = options.count(self.options);
@@ -84,7 +86,7 @@ impl ChoiceScorer {
             }
             Value::String(text) => {
                 let alone = text.trim().trim_matches(['(', ')', '.']).trim();
-                // Tables have numbers as texts.
+                // Datasets store numbers as text.
                 let number = || alone.parse::<usize>().ok().filter(|_| options.labels.is_empty());
                 let label = options.of_label(alone).or_else(|| options.letter(alone));
                 label.or_else(|| option_of(alone, &options.texts)).or_else(number)
@@ -104,24 +106,24 @@ impl ChoiceScorer {
     }
 }
 
-/// The number of an option by its letter, which stands alone.
+/// Returns the index of an option from its letter. The letter must be the complete text.
 fn letter(text: &str) -> Option<usize> {
     let mut chars = text.chars();
     let first = chars.next()?.to_ascii_uppercase();
     (first.is_ascii_uppercase() && chars.next().is_none()).then(|| (first as u8 - b'A') as usize)
 }
 
-/// Returns the number of the one option with this text.
+/// Returns the index of the option with this text, if there is exactly one.
 fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let normal = normalise(text);
     let exact = with_signs(text);
-    // "C++" and "C" are the same once normalised.
+    // "C++" and "C" are equal after normalization.
     let mut written = options.iter().enumerate().filter(|(_, option)| with_signs(option) == exact);
     if let (Some((found, _)), None) = (written.next().filter(|_| !exact.is_empty()), written.next()) {
         return Some(found);
     }
     let is_same = |option: &String| {
-        // Signs and points, which normalising takes away, belong to numbers.
+        // Signs and decimal points, which normalization removes, belong to numbers.
         let has_digits = option.contains(|c: char| c.is_ascii_digit());
         normalise(option) == normal && (!has_digits || with_signs(option) == exact)
     };
@@ -130,8 +132,8 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     same.next().is_none().then_some(found.0)
 }
 
-/// Returns a text in small letters, without separators of thousands, spaces (but for those between digits)
-/// and marks that mean nothing beside a number.
+/// Returns a text in lower case, without thousands separators, without spaces (except between
+/// digits), and without characters that mean nothing next to a number.
 fn with_signs(text: &str) -> String {
     let text = text.trim().trim_end_matches('.').replace(['−', '–'], "-").to_lowercase();
     let text = THOUSANDS.replace_all(&text, |found: &Captures<'_>| found[0].replace(',', ""));
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_option_is_found() {
+    fn grade_finds_option_by_letter_or_text() {
         let options = texts(&["a dog", "a cat", "the fish", "none"]);
         for (text, want) in [
             ("The answer is (B).", Some("B")),
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn option_is_found_where_it_is_stated() {
+    fn grade_uses_last_stated_option() {
         let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
         let mut apart = Vec::new();
         for (text, want) in [
@@ -290,7 +292,7 @@ mod tests {
             ("【答案】B", Some("B")),
             ("答案是B，不是A", Some("B")),
             ("The answer is −84.", Some("−84.")),
-            // Taken back.
+            // Retracted answers.
             ("\\boxed{B}\n\nOops, that is wrong.", None),
             ("\\boxed{B} cannot be right.", None),
             ("\\boxed{B}? Nope.", None),
@@ -307,7 +309,7 @@ mod tests {
             ("Die Antwort ist B. Nein, D.", None),
             ("答案是B。不对，是D。", None),
             ("The answer is B. It boils at 5, and A is too low.", Some("B")),
-            // Supposed or quoted.
+            // Supposed or quoted answers.
             ("Suppose \\boxed{B}.", None),
             ("The template is \\boxed{B}", None),
             ("If x = 2, it fits, so \\boxed{B}", Some("B")),
@@ -323,7 +325,7 @@ mod tests {
             ("Answer:\nB\nD", None),
             ("答案：B、D", None),
             ("The answer is B - D", None),
-            // Labels that begin a name, or have the text of another option.
+            // Labels that start a name, or are followed by the text of another option.
             ("The answer is B. Brown", None),
             ("Answer: B. Paris", None),
             ("The answer is Paris (B).", None),
@@ -351,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn option_of_another_speaker_or_condition_is_not_stated() {
+    fn grade_ignores_reported_and_conditional_options() {
         let options = texts(&["iron", "gold", "zinc", "lead"]);
         let mut apart = Vec::new();
         for (text, want) in [
@@ -417,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn option_called_wrong_is_stated_if_the_question_asks_for_it() {
+    fn option_called_false_answers_question_for_false() {
         let named = |question: &str, text: &str| {
             named::named(text, 4, &Options::of(&json!({ "question": question, "row": {} }))).is_some()
         };
@@ -439,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn long_options_are_compared_to_their_ends() {
+    fn long_options_are_compared_in_full() {
         let lead = "the water in the pot boils at a lower temperature than it does at the level of the sea "
             .repeat(2);
         let options = texts(&[
@@ -455,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_option_is_not_taken_for_its_first_letter() {
+    fn option_text_is_not_read_as_letter() {
         let named = |all: &[&str], text: &str| {
             let choices = json!({ "row": { "choices": all } });
             named::named(text, all.len(), &Options::of(&choices)).map(|(number, _)| number)
@@ -472,7 +474,7 @@ mod tests {
         ] {
             assert_eq!(named(all, text), want, "{text}");
         }
-        // Labels that are numbers.
+        // Numeric labels.
         let choices = json!({ "text": ["red", "green", "blue"], "label": ["1", "2", "3"] });
         let options = Options::of(&json!({ "row": { "choices": choices } }));
         for (text, want) in [
@@ -488,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn expected_options_are_letters_numbers_or_texts() {
+    fn expected_option_accepts_letter_index_or_text() {
         let options = texts(&["red", "green", "blue"]);
         for expected in [json!("B"), json!("(b)"), json!(1), json!("1"), json!("Green")] {
             let grade = |text: &str| ChoiceScorer::default().grade(text, &expected, &options).unwrap().value;
@@ -503,15 +505,15 @@ mod tests {
     }
 
     #[test]
-    fn labels_say_which_option_is_expected() {
+    fn numeric_labels_select_expected_option() {
         let choices = json!({ "text": ["10 g", "2 kg", "3"], "label": ["1", "2", "3"] });
         let options = Options::of(&json!({ "row": { "choices": choices } }));
         for (text, want) in [
             ("The answer is (2)", 1.0),
             ("The answer is 2.", 1.0),
-            // The labels alone name options.
+            // Only the labels name options.
             ("The answer is B", 0.0),
-            // The text of the second option, and no label.
+            // The text of the second option, rather than a label.
             ("The answer is 2 kg", 1.0),
             ("The answer is 1", 0.0),
             ("The answer is 4", 0.0),
@@ -522,14 +524,14 @@ mod tests {
                 "{text}"
             );
         }
-        // Letters are read as letters, in whatever order a row has them.
+        // Letters are labels in any order.
         let letters = json!({ "row": { "choices": { "text": ["x", "y"], "label": ["A", "B"] } } });
         let score = ChoiceScorer::default().grade("b", &json!("B"), &Options::of(&letters)).unwrap();
         assert_eq!(score.value, 1.0);
     }
 
     #[test]
-    fn options_are_read_as_data_sets_have_them() {
+    fn options_parse_dataset_formats() {
         for task in [
             json!({"row": {"choices": ["x", "y"]}}),
             json!({"row": {"options": {"B": "y", "A": "x"}}}),
@@ -540,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_are_read_in_linear_time() {
+    fn grade_is_linear_in_line_length() {
         let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
         let begun = std::time::Instant::now();
         for piece in [
@@ -567,7 +569,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text: String) {
+        fn grade_never_panics(text: String) {
             ChoiceScorer::default().grade(&text, &json!("A"), &texts(&["é"])).unwrap();
         }
     }

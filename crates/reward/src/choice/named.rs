@@ -1,11 +1,17 @@
-//! The option that a text names.
+//! Finds the option that a text names.
 //!
-//! A box or `<answer>` that names an option comes first; one that does not is passed over. Then the last
-//! sentence that states an option counts ("the answer is B", "I choose B", "B is correct", a line of the
-//! letter alone). A later sentence may take back what a box, a tag or a sentence states: then none is named.
-//! Where nothing states an option, the last or the first line counts, if it begins with an option; then the
-//! option in brackets that ends the last sentence. Where two options are named as one answer ("B or C"), and
-//! where one is denied, none is named.
+//! The sources are tried in this order:
+//!
+//! - The last box or `<answer>` that names an option. Boxes and tags without an option are ignored.
+//! - The last sentence that states an option ("the answer is B", "I choose B", "B is correct", or a
+//!   line that consists of the letter).
+//! - The last line, then the first line, if it starts with an option.
+//! - The option in brackets at the end of the last sentence.
+//! - The only option that the text calls true, or false if the question asks for the false one.
+//!
+//! A later sentence can retract what a box, a tag or a sentence states; then no option is named. No
+//! option is named either if two options are given as one answer ("B or C"), or if the option is
+//! negated.
 
 use regex::Regex;
 
@@ -25,14 +31,15 @@ use crate::boxed::last_box_and_place;
 use crate::retraction::takes_back;
 use crate::{bounds, doubts};
 
-/// An option and how it was named.
+/// The index of an option, and the text that named it.
 type Named = (usize, String);
 
-/// Returns the option of `count` that a text names, and how.
+/// Returns the option that a text names, with the text that named it. `count` is the number of
+/// options.
 pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named> {
     let text = plain(text);
     let reader = Reader { count, options };
-    // What follows a statement may take it back.
+    // Text after a statement may retract it.
     let unless_undone =
         |end: usize, found: Named| Some(found).filter(|found| !reader.is_taken_back(&text[end..], found.0));
     let behind = |place: usize, found: &Named| {
@@ -40,7 +47,8 @@ pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named
     };
     if let Some((end, marked)) = reader.in_box(&text).or_else(|| reader.in_tag(&text)) {
         let marked = marked?;
-        // Text behind may state it again ("Wait, I check: B is correct"), or another option.
+        // The following text may repeat the option ("Wait, I check: B is correct") or state another
+        // one.
         return match reader.stated(&text[end..]) {
             None => unless_undone(end, marked),
             Some((_, later)) if later.0 != marked.0 => None,
@@ -56,7 +64,7 @@ pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named
     reader.in_brackets(&text).or_else(|| reader.only_called(&text))
 }
 
-/// Whether a small letter can be an option.
+/// Whether a lower-case letter can name an option.
 #[derive(Clone, Copy, PartialEq)]
 enum Case {
     Any,
@@ -69,9 +77,10 @@ struct Reader<'o> {
 }
 
 impl Reader<'_> {
-    /// Returns whether what follows a stated option takes it back: a sentence that denies it or gives another
-    /// option's label by itself, or another label in its own sentence ("or C"). A task may ask for the option
-    /// that is wrong.
+    /// Returns whether `rest`, the text after a stated option, retracts it. It does if a sentence
+    /// negates the option or consists of another option's label, or if the rest of the same
+    /// sentence adds another label ("or C"). Negations are ignored if the task asks for the wrong
+    /// option.
     fn is_taken_back(&self, rest: &str, number: usize) -> bool {
         let is_other = |label: &str| self.letter(label).is_some_and(|(other, _)| other != number);
         let names_other = |expression: &Regex, sentence: &str| {
@@ -85,7 +94,7 @@ impl Reader<'_> {
         if names_other(&JOINED, own) {
             return true;
         }
-        // "Answer: C", and the text of another option below.
+        // "Answer: C", with the text of another option on the next line.
         let below = rest.split_once('\n').filter(|(line, _)| !line.contains(char::is_alphanumeric));
         let below = below.and_then(|(_, below)| self.of_text(below.lines().next()?));
         if below.is_some_and(|(other, how)| other != number && how.len() > 1) {
@@ -119,7 +128,8 @@ impl Reader<'_> {
         is_denied || (!asks_for_wrong && (is_denied_here || denied.any(|denied| denied == number)))
     }
 
-    /// Returns the one option that a text calls false or true, whichever the question asks for.
+    /// Returns the only option that the text calls false or true, depending on what the question
+    /// asks for.
     fn only_called(&self, text: &str) -> Option<Named> {
         let only = |expression: &Regex| {
             let mut called = expression.captures_iter(text).filter_map(|found| found.get(1));
@@ -134,8 +144,8 @@ impl Reader<'_> {
         only(&IS_TRUE).filter(|_| !self.options.asks_for_wrong)
     }
 
-    /// Returns the option in the last box that names one, with the end of the box. The option is `None` if
-    /// the box before is joined to this box ("or") and names another option.
+    /// Returns the option in the last box that names one, with the end of the box. The option is
+    /// `None` if the preceding box names another option and is joined to this box ("or").
     fn in_box(&self, text: &str) -> Option<(usize, Option<Named>)> {
         let mut boxes = Vec::new();
         let mut end = text.len();
@@ -169,7 +179,8 @@ impl Reader<'_> {
         None
     }
 
-    /// Returns the option that the content of a box or tag names, unless it is denied before.
+    /// Returns the option that the content of a box or tag names, unless the text before it negates
+    /// the option.
     fn inside(&self, inside: &str, before: &str) -> Option<Named> {
         let before = tail(before.trim_end_matches(['$', '(', '*', ' ', '\\', '[']));
         let line = before.rsplit('\n').next().unwrap_or_default();
@@ -179,11 +190,11 @@ impl Reader<'_> {
         let inside = inside.trim().trim_start_matches(['{', '$', '*']).trim_end_matches('~');
         let lines = inside.lines().filter(|line| !line.trim().is_empty()).count();
         let short = self.short(inside, Case::Any);
-        // A tag may hold more than a line: then it is a text like any other.
+        // A tag with several lines is read like a complete text.
         short.or_else(|| (lines > 1).then(|| self.stated(inside)).flatten().map(|(_, found)| found))
     }
 
-    /// Returns the option of the last sentence that states one, with its place.
+    /// Returns the option of the last sentence that states one, with its position.
     fn stated(&self, text: &str) -> Option<(usize, Named)> {
         let mut last: Option<(usize, Named)> = None;
         let mut take = |at: usize, found: Option<Named>| {
@@ -236,14 +247,14 @@ impl Reader<'_> {
             }
             at += line.len();
         }
-        // Headings and lists of options state none.
+        // Headings and lists of options do not state an option.
         let mut distinct: Vec<usize> =
             alone.iter().filter_map(|(_, found)| Some(found.as_ref()?.0)).collect();
         distinct.sort_unstable();
         distinct.dedup();
         let is_answer = match &alone[..] {
             [.., (_, None), (_, Some(_))] => true,
-            // "Answer:", B and C on lines of their own.
+            // "Answer:", B and C on separate lines.
             [.., (_, Some(_)), (_, Some(_))] => distinct.len() == 1,
             _ => distinct.len() == 1,
         };
@@ -255,15 +266,15 @@ impl Reader<'_> {
         last
     }
 
-    /// Returns whether a text begins with lines of several options.
+    /// Returns whether a text starts with several lines that are options.
     fn is_list(&self, text: &str) -> bool {
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
         lines.next().is_some_and(|line| ITEM.is_match(line))
             && lines.next().is_some_and(|line| ITEM.is_match(line))
     }
 
-    /// Returns the option that the last line begins with or is, or else the first, unless several lines begin
-    /// with options.
+    /// Returns the option that the last line starts with, or else the first line. Returns `None` if
+    /// lines start with different options.
     fn on_an_edge(&self, text: &str) -> Option<(usize, Named)> {
         let place = |line: &str| line.as_ptr() as usize - text.as_ptr() as usize;
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -279,7 +290,7 @@ impl Reader<'_> {
         }
         let (first, last) = (lines.next()?, lines.next_back());
         let last = last.unwrap_or(first);
-        // A line of several options states none.
+        // A line with several options does not state one.
         let is_one = |line: &&str| ITEMS.captures_iter(line).filter_map(|item| item.get(1)).count() < 2;
         // "B: wrong", "B. No", "2. Then we add".
         let holds = |line: &str, (number, how): &Named| {
@@ -293,7 +304,7 @@ impl Reader<'_> {
             });
             let is_label =
                 !how.starts_with(|c: char| c.is_ascii_digit()) || rest.is_empty() || behind.is_some();
-            // "(b) 3", where B is no 3.
+            // "(b) 3" names a part of the question, if the text of B is not 3.
             let is_number =
                 !rest.is_empty() && rest.trim_end_matches('.').chars().all(|c| c.is_ascii_digit());
             let is_of_part = is_number && option.is_some() && behind.is_none();
@@ -312,7 +323,8 @@ impl Reader<'_> {
         short.or_else(|| capital().map(|found| (place(first), found)))
     }
 
-    /// Returns the option in brackets that ends the last sentence, if this states it and has no other.
+    /// Returns the option in brackets at the end of the last sentence, if the sentence states it
+    /// and has no other brackets.
     fn in_brackets(&self, text: &str) -> Option<Named> {
         let text = text.trim_end();
         let start = SENTENCE_END.find_iter(text).filter(|end| end.end() < text.len()).last();
@@ -332,20 +344,20 @@ impl Reader<'_> {
             .filter(|_| is_last && !is_of_another && !is_denied && STATES.is_match(clause(&before)))
     }
 
-    /// Returns the option of a letter.
+    /// Returns the option that a letter names.
     fn letter(&self, letter: &str) -> Option<Named> {
         let number = self.options.letter(letter).filter(|number| *number < self.count)?;
         Some((number, letter.to_ascii_uppercase()))
     }
 
-    /// Returns the option that a text begins with: by its letter or label, in whatever marks, or by its text,
-    /// if that is all of its sentence.
+    /// Returns the option at the start of a text: either its letter or label, with any marks around
+    /// it, or its text, if that is a complete sentence.
     fn short(&self, text: &str, case: Case) -> Option<Named> {
         let longest = self.options.texts.iter().map(String::len).max().unwrap_or(0);
         let mut line = text.lines().next()?;
         let (mut open, mut is_marked);
         loop {
-            // A text that is longer than any option with marks around it is none.
+            // A text longer than any option with marks around it does not name an option.
             line = line.char_indices().nth(1000 + 4 * longest).map_or(line, |(end, _)| &line[..end]);
             is_marked = line.trim_start().starts_with(OPENS);
             open = line.trim_start().trim_start_matches(OPENS);
@@ -356,10 +368,10 @@ impl Reader<'_> {
         }
         let whole = || self.of_text(line);
         let word = open.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
-        // "E. coli" is no E.
+        // "E. coli" is not option E.
         if let Some(found) = whole().filter(|(_, how)| how.chars().filter(|c| !c.is_whitespace()).count() > 1)
         {
-            // "A. carbon dioxide" where this is the text of B.
+            // "A. carbon dioxide", if carbon dioxide is the text of B.
             let label = |text: &str| LETTERED.captures(text).and_then(|label| self.options.letter(&label[1]));
             let own = self.options.texts.get(found.0).and_then(|text| label(text));
             return Some(found)
@@ -388,7 +400,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the option whose capital letter a text begins with.
+    /// Returns the option whose capital letter is at the start of a text.
     fn capital(&self, text: &str) -> Option<Named> {
         self.short(text, Case::Capital).filter(|(_, how)| how.len() == 1)
     }
@@ -400,8 +412,8 @@ impl Reader<'_> {
         other.is_some_and(|other| other.as_str() != "I" && is_digit(other.as_str()) == is_number)
     }
 
-    /// Returns whether a label is followed by the text of another option, "B. sand", or begins a name,
-    /// "B. subtilis".
+    /// Returns whether the text of another option follows a label ("B. sand"), or whether the label
+    /// starts a name ("B. subtilis").
     fn is_of_another(&self, number: usize, rest: &str) -> bool {
         let line = rest.lines().next().unwrap_or_default();
         let behind = line.trim_start_matches(|c: char| CLOSES.contains(&c) || "\\.,:-–—( ".contains(c));
@@ -414,12 +426,13 @@ impl Reader<'_> {
             text.to_lowercase().starts_with(&own) && !own.is_empty()
         });
         let is_word = text.chars().count() > 1 && text.trim_end_matches('.').chars().all(char::is_alphabetic);
-        // Chinese and Japanese have no capital letters, and explain in words of their own.
+        // Chinese and Japanese have no capital letters; text that follows a label there is an
+        // explanation.
         let is_name = line.starts_with(". ") && is_word && text.chars().all(|c| c < '\u{2e80}');
         !own && (is_name || self.of_text(text).is_some_and(|(other, _)| other != number))
     }
 
-    /// Returns whether a letter stands alone, by what follows it.
+    /// Returns whether a letter is a complete option name, judging by the text after it.
     fn ends(&self, found: &Named, rest: &str, letter: char, is_marked: bool) -> bool {
         let closed = rest.trim_start_matches(|c| CLOSES.contains(&c) || (is_marked && c == '\''));
         let is_closed = closed.len() < rest.len();
@@ -448,7 +461,7 @@ impl Reader<'_> {
                 }
                 let is_capital = letter.is_ascii_uppercase();
                 let goes_on = BEHIND.iter().any(|word| behind.to_lowercase().starts_with(word));
-                // "A is correct" is no answer where the question asks what is false.
+                // "A is correct" is not an answer if the question asks for the false statement.
                 let goes_on = goes_on && !(self.options.asks_for_false && IS_RIGHT.is_match(behind));
                 let is_word = letter == 'A' || letter == 'I';
                 (is_marked && is_closed)
@@ -460,7 +473,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the one option whose text a line is, or its first sentence.
+    /// Returns the only option whose text equals a line or its first sentence.
     fn of_text(&self, line: &str) -> Option<Named> {
         let line = line.trim().trim_matches(['*', '"', '`', '$', ':', '_', ' ']);
         let sentence = SENTENCE.find(line).map_or(line, |end| &line[..end.start()]);
@@ -482,26 +495,27 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the end of a text: what is far before a statement belongs to another sentence. Each statement
-/// looks at so much alone, however long a line is.
+/// Returns the last 200 characters of a text. Earlier text belongs to other sentences, and the
+/// bound keeps the search linear in the length of a line.
 fn tail(text: &str) -> &str {
     let start = text.char_indices().rev().nth(200).map_or(0, |(at, _)| at);
     &text[start..]
 }
 
-/// Returns the part of a text behind its last boundary of a sentence.
+/// Returns the part of a text after its last sentence boundary.
 fn sentence(text: &str) -> &str {
     text.rsplit(['.', '!', '?', ';', '\n']).next().unwrap_or_default()
 }
 
-/// Returns the part of a text behind its last boundary of a clause.
+/// Returns the part of a text after its last clause boundary.
 fn clause(text: &str) -> &str {
     let boundary = BOUNDARY.find_iter(text).last();
     boundary.map_or(text, |found| &text[found.end()..])
 }
 
-/// Returns whether the words before "answer" leave it the speaker's own: no adjective but those known ("the
-/// popular answer"), and no report of what another one says ("the user says", "one would think").
+/// Returns whether an "answer" is the speaker's own, judging by the words before it. It is not if
+/// an unknown adjective precedes it ("the popular answer"), or if the sentence reports another
+/// person's statement ("the user says", "one would think").
 fn is_own_answer(before: &str) -> bool {
     let line = tail(before).rsplit('\n').next().unwrap_or_default();
     if !OWN.is_match(line) {
@@ -512,11 +526,11 @@ fn is_own_answer(before: &str) -> bool {
     subject.is_none_or(|subject| is_own(subject.as_str()))
 }
 
-/// Returns whether the words before a statement, and those within it, leave it one.
+/// Returns whether a statement holds, judging by the words before it and the words in it (`gap`).
 fn is_stated(before: &str, gap: &str) -> bool {
     let before = tail(before);
     let clause = SURE.replace_all(clause(before), "");
-    // "Angenommen, die Antwort ist".
+    // "Angenommen, die Antwort ist" is hypothetical.
     let is_supposed = before
         .rsplit_once(',')
         .is_some_and(|(lead, rest)| rest.split_whitespace().count() < 2 && doubts::is_supposed(lead));

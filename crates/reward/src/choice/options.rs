@@ -1,6 +1,6 @@
-//! Options as tasks list them: their texts, and the names that a model reads beside these.
+//! Parses the options of tasks: their texts, and the labels that a model sees next to them.
 //!
-//! If options bring labels, these alone name the options.
+//! If options have labels, only these labels name them.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -12,28 +12,31 @@ use super::{LETTERS, letter, plain};
 use crate::pattern::pattern;
 use crate::scorer::task_field;
 
-/// Fields that hold the label of an option that is a table. The first one that is present counts.
+/// Fields that can hold the label of an option that is an object. The first one that is present is
+/// used.
 pub const OPTION_LABELS: [&str; 3] = ["label", "key", "letter"];
-/// Fields that hold the text of such an option.
+/// Fields that can hold the text of an option that is an object. The first one that is present is
+/// used.
 pub const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
 
 /// The options of a task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Texts of all; empty where the task does not list its own.
+    /// Texts of all options; empty if the task does not list its options.
     pub texts: Vec<String>,
-    /// Names of all, if these are not A, B, C… in this order. Then no other name counts.
+    /// Labels of all options, if they differ from A, B, C… in this order; else empty. If present,
+    /// only labels name options.
     pub labels: Vec<String>,
-    /// Whether the question asks for the option that is wrong ("all of these EXCEPT").
+    /// Whether the question asks for the wrong option ("all of these EXCEPT").
     pub asks_for_wrong: bool,
-    /// Whether it asks for the statement that is false: then "A is correct" is no answer.
+    /// Whether the question asks for the false statement. Then "A is correct" is not an answer.
     pub asks_for_false: bool,
 }
 
 impl Options {
-    /// Those in the field `choices` or `options` of a task: a list of texts, of tables with a label and a
-    /// text, or a table by label. As data sets have them, either may be in a table `choices` with `text` and
-    /// `label`.
+    /// Parses the options in the field `choices` or `options` of a task. The field is a list of
+    /// texts, a list of objects with a label and a text, an object from labels to texts, or an
+    /// object with the lists `text` and `label`, as in published datasets.
     pub fn of(task: &Value) -> Self {
         let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
         let (mut texts, mut labels) = listed(found.unwrap_or(&Value::Null));
@@ -42,7 +45,7 @@ impl Options {
         {
             (texts, labels) = (rest, own);
         }
-        // Labels that are A, B, C… in this order are none.
+        // The labels A, B, C… in this order are the default.
         if labels.iter().enumerate().all(|(at, label)| in_order(at).as_ref() == Some(label)) {
             labels.clear();
         }
@@ -52,7 +55,7 @@ impl Options {
         Options { asks_for_wrong, asks_for_false, texts, labels }
     }
 
-    /// Returns how many options there are; `unlisted` if the task does not list its own.
+    /// Returns the number of options, or `unlisted` if the task does not list its options.
     pub fn count(&self, unlisted: usize) -> usize {
         match self.texts.len() {
             0 => unlisted,
@@ -61,14 +64,15 @@ impl Options {
         }
     }
 
-    /// Returns the number of the option that a letter alone names: by the labels if there are any, else by
-    /// its position in the alphabet.
+    /// Returns the index of the option that a single letter names: by its label if the options have
+    /// labels, else by its position in the alphabet.
     pub fn letter(&self, text: &str) -> Option<usize> {
         let position = letter(text)?;
         if self.labels.is_empty() { Some(position) } else { self.of_label(text) }
     }
 
-    /// Returns the number of the one option with this label, in whatever case.
+    /// Returns the index of the only option with this label. If no label matches exactly, ignores
+    /// case.
     pub fn of_label(&self, name: &str) -> Option<usize> {
         let only = |is_it: &dyn Fn(&str) -> bool| {
             let mut found =
@@ -78,14 +82,14 @@ impl Options {
         only(&|label| label == name).or_else(|| only(&|label| label.to_lowercase() == name.to_lowercase()))
     }
 
-    /// Returns the number of the option with this label, if that is no letter: ARC has questions with options
-    /// from 1 to 4.
+    /// Returns the index of the option with this label, if the label is not a single letter. ARC
+    /// has questions with options from 1 to 4.
     pub fn labelled(&self, name: &str) -> Option<usize> {
         self.of_label(name).filter(|_| letter(name).is_none())
     }
 }
 
-/// Returns the texts of options, and their labels if they bring any.
+/// Returns the texts of options, and their labels if they have any.
 fn listed(options: &Value) -> (Vec<String>, Vec<String>) {
     let texts = |list: &[Value]| -> Vec<String> { list.iter().map(plain).collect() };
     match options {
@@ -111,8 +115,8 @@ fn listed(options: &Value) -> (Vec<String>, Vec<String>) {
     }
 }
 
-/// Splits the texts of options into their letters and the remaining texts, such as `B) 21` into `B` and `21`.
-/// Returns `None` unless each text starts with a letter and the letters differ.
+/// Splits the texts of options into their letters and the remaining texts, such as `B) 21` into `B`
+/// and `21`. Returns `None` unless each text starts with a letter and the letters differ.
 pub fn lettered(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
     let label = |text: &String| Some(LETTERED.captures(text)?[1].to_owned());
     let labels: Vec<String> = texts.iter().map(label).collect::<Option<_>>()?;
@@ -121,7 +125,7 @@ pub fn lettered(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
     is_distinct.then(|| (labels, rest.collect()))
 }
 
-/// Returns the letter at a position of the alphabet.
+/// Returns the letter at an index of the alphabet, from 0.
 fn in_order(at: usize) -> Option<String> {
     u8::try_from(at).ok().filter(|at| usize::from(*at) < LETTERS).map(|at| char::from(b'A' + at).to_string())
 }
@@ -131,7 +135,7 @@ static ASKS_FOR_WRONG: LazyLock<Regex> = LazyLock::new(|| {
 });
 static ASKS_FOR_FALSE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid)\b"));
-/// The letter that some data sets write before the text of an option, "B) cheesecake".
+/// Matches the letter that some datasets write before the text of an option: "B) cheesecake".
 pub(super) static LETTERED: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\(?([A-Z])(?:\)\s*|[.:]\s+)"));
 
 #[cfg(test)]
@@ -141,9 +145,9 @@ mod tests {
     use super::*;
     use crate::ChoiceScorer;
 
-    /// Names of options that the model reads beside them, in whatever order and script.
+    /// Labels can be in any order and script.
     #[test]
-    fn labels_of_a_row_alone_name_its_options() {
+    fn only_row_labels_name_options() {
         let listed = |labels: &[&str]| {
             let texts = ["red", "green", "blue", "grey"];
             json!({ "text": &texts[..labels.len()], "label": labels })
@@ -186,7 +190,7 @@ mod tests {
             let score = ChoiceScorer::default().grade(&said, &json!(expected), &options);
             assert_eq!(score.ok().map(|score| score.value), due, "{choices} expects {expected}: {said}");
         }
-        // A number is a label if labels are numbers, else a position.
+        // An expected number is a label if the labels are numbers, else an index.
         let number = |choices: Value| {
             let options = Options::of(&json!({ "choices": choices }));
             ChoiceScorer::default().grade("green", &json!(1), &options).unwrap().value

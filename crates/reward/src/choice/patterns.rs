@@ -1,4 +1,4 @@
-//! Patterns of the words around the name of an option.
+//! Regular expressions for the words around the name of an option.
 
 use std::sync::LazyLock;
 
@@ -6,12 +6,12 @@ use regex::Regex;
 
 use crate::pattern::pattern;
 
-/// Marks before a letter that names an option.
+/// Characters that can precede the letter of an option.
 pub(super) const OPENS: [char; 11] = [':', ' ', '*', '$', '"', '`', '(', '[', '{', '_', '\''];
-/// Marks after it.
+/// Characters that can follow the letter of an option.
 pub(super) const CLOSES: [char; 8] = ['*', '$', '"', '`', ')', ']', '}', '_'];
 
-/// Words after a letter that names an option. An "A" before other words is an article.
+/// Words that can follow the letter of an option. Before other words, "A" is an article.
 pub(super) const BEHIND: [&str; 19] = [
     "because",
     "since",
@@ -34,78 +34,79 @@ pub(super) const BEHIND: [&str; 19] = [
     "|",
 ];
 
-/// The end of a sentence or a line.
+/// Matches the end of a sentence or a line.
 pub(super) static SENTENCE_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?;]+\s+|\n|[。！？]"));
-/// Words that make a statement hypothetical: "if", "otherwise".
+/// Matches words that make a statement hypothetical: "if", "otherwise".
 pub(super) static COUNTERFACTUAL: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:had|if|were|unless|without|otherwise)\b|\bin\s+that\s+case\b"));
-/// A condition under which a statement holds: "With the other sign, the answer is".
+/// Matches a condition under which a statement holds: "With the other sign, the answer is".
 pub(super) static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)^\W*(?:with|without|for|under|in|by)\s[^,]*\b(?:other|another|different|opposite|wrong)\b")
 });
-/// Words that deny a statement later in its sentence: "but this ignores the sign".
+/// Matches words that negate a statement later in its sentence: "but this ignores the sign".
 pub(super) static IGNORES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:but|though|which)\s+(?:(?:this|that|it)\s+)?(?:ignores|overlooks|forgets|neglects|misses)\b",
     )
 });
-/// A capital letter that is a word.
+/// Matches a single capital letter.
 pub(super) static LETTER: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b[A-Z]\b"));
-/// A label behind the text of its option.
+/// Matches a label after the text of its option.
 pub(super) static LABEL_BEHIND: LazyLock<Regex> = LazyLock::new(|| pattern(r"\s*\(([A-Z])\)\.?$"));
-/// What can follow a letter that names an option without punctuation: "C which", "A not B".
+/// Matches words that can follow the letter of an option without punctuation: "C which", "A not B".
 pub(super) static BEHIND_CAPITAL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^(?:which|for|here|in\s+this|by|from|i\s+(?:think|believe)|it\s+is|indeed|according|so|though|while|and\s+(?:not|it|this|that|i|we|the\s+others?)|not)\b",
     )
 });
-/// Words that introduce an option: "the correct answer is".
+/// Matches words that introduce an option: "the correct answer is".
 pub(super) static LEAD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:option|choice|letter|answer|alternative)(?:\s+is)?[\s:*_]+",
     )
 });
-/// A rejected option before the stated one: "not B but".
+/// Matches a rejected option before the stated one: "not B but".
 pub(super) static INSTEAD: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^(?i:not)\s+\(?[A-Z]\)?\s*,?\s+but\s+(?:rather\s+)?"));
-/// Words that reject another option named in a later sentence: "C is too small", "rather than C".
+/// Matches words that reject another option named in a later sentence: "C is too small", "rather
+/// than C".
 pub(super) static DENIES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:not|\w+n't|cannot|neither|nor|eliminat\w+|exclud\w+|rul\w+\s+out|reject\w*|instead\s+of|rather\s+than|unlike|wrong|incorrect|false|without|except)\b",
     )
 });
-/// Text between two boxes that are one answer: "or", "and", a comma.
+/// Matches text between two boxes that form one answer: "or", "and", a comma.
 pub(super) static JOINS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^[\s$,.()]*(?i:or|and|,|/|;)?[\s$()]*$"));
-/// The end of a clause.
+/// Matches the end of a clause.
 pub(super) static BOUNDARY: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)[.!?\n;:,。，；]|\b(?:so|therefore|thus|hence|but|then|because|and|since)\b|所以|因此|故|但",
     )
 });
-/// Phrases with a negation that affirm: "no doubt", "not only".
+/// Matches phrases with a negation that affirm: "no doubt", "not only".
 pub(super) static SURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:there\s+is\s+)?(?:no|without(?:\s+a)?)\s+doubt(?:\s+that)?\b|\bnot\s+only\b")
 });
-/// Words after an option that reject another one: "C, not B".
+/// Matches words after an option that reject another option: "C, not B".
 pub(super) static AGAINST: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i),?\s+(?:not|rather\s+than|instead\s+of)\s+"));
-/// The end of a statement, also by a reason or by closing marks.
+/// Matches the end of a statement, including a following reason and closing marks.
 pub(super) static SENTENCE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)[.!?](?:[\s*_\x22`]|$)|,?\s+(?:because|since)\b|[*_`\x22}\])]+[.!?]?$"));
-/// A text that is one letter with marks around it.
+/// Matches a text that is one letter with marks around it.
 pub(super) static ALONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"^(?:####\s)?[*_\x22'(\[{`$\s]*(?:(?i:option|answer|choice)\s+)?([A-Z])[)\]}*_\x22'`$.\s!。]*$")
 });
-/// A line that starts with the letter of an option and its text: "B) Paris".
+/// Matches a line that starts with the letter of an option and its text: "B) Paris".
 pub(super) static ITEM: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^[*_\x22(\[{`$\s-]*([A-Z])[*_`]*(?:[)\].:]|\s[-–—])[*_`]*\s*\S"));
-/// Letters that start items of a list, also within a line.
+/// Matches letters that start items of a list, including items within a line.
 pub(super) static ITEMS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:^|[\s*_(\[])([A-Z])[*_]*(?:[)\]]|[.:](?:\s|$))"));
-/// A letter in parentheses.
+/// Matches a letter in parentheses.
 pub(super) static BRACKETED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"\(\s*\*{0,2}([A-Za-z])\*{0,2}\s*\)"));
-/// What calls the option before it right.
+/// Matches words that call the preceding option right.
 pub(super) static IS_RIGHT: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^(?i:is)\s+(?i:correct|right)\W*(?:$|[.,;\n])"));

@@ -1,4 +1,4 @@
-//! Texts without what only changes how they look.
+//! Removes typographic variants and styling from texts.
 
 use std::sync::LazyLock;
 
@@ -7,8 +7,8 @@ use regex::{Captures, Regex};
 use crate::characters::is_decoration;
 use crate::pattern::pattern;
 
-/// Returns a text with ASCII in place of full-width characters, and without marks that only change how it
-/// looks.
+/// Replaces full-width and typographic characters by ASCII, and removes markup that only changes
+/// the appearance.
 pub(super) fn plain(text: &str) -> String {
     let narrow = |c: char| match c {
         'Ａ'..='Ｚ'
@@ -47,10 +47,10 @@ static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
         r"\\(?:text(?:bf|it|rm|sf|tt|sc)?|math(?:rm|bf|it|sf|tt|cal|bb)|operatorname|bold|bm|underline)\s*\{",
     )
 });
-/// Commands for fonts, sizes and spaces.
+/// LaTeX commands for fonts, sizes and spaces.
 static STYLE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"\\(?:(?:rm|bf|sf|it|tt|large|Large|LARGE|huge|Huge|displaystyle|quad|qquad)\b|[,;! ])")
 });
 static ANSWER_TAG: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)</?answer>"));
-/// A backslash that Markdown or LaTeX puts before a mark.
+/// A backslash that Markdown or LaTeX puts before punctuation.
 static ESCAPE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\(?:left|right)?([.()\[\]*_:!?,;])"));

@@ -1,4 +1,4 @@
-//! Words in which an option is stated, in English and in the languages of MMMLU.
+//! Regular expressions for phrases that state an option, in English and in the languages of MMMLU.
 
 use std::sync::LazyLock;
 
@@ -6,7 +6,8 @@ use regex::Regex;
 
 use crate::pattern::pattern;
 
-/// "The answer is", "answer:", "a good choice here is", up to the option. Group 1 has the words between.
+/// Matches "The answer is", "answer:" and "a good choice here is", up to the option. Group 1 holds
+/// the words in between.
 pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b|_)(?:answer|ans|option|choice|letter|solution|(?:correct|right|best)\s+(?:one|response|statement)|(?:my|final)\s+(?:pick|guess|selection|vote))",
@@ -18,7 +19,8 @@ pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// "I choose", "I'd say", "so it is", "matches": behind these only a capital letter is an option.
+/// Matches "I choose", "I'd say", "so it is" and "matches". After these, only a capital letter is
+/// an option.
 pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?im)\b(?:i(?:'d|\s+would|\s+will|'ll|'m|\s+am)?\s+(?:choose|chose|pick|picked|select|selected|say|answer",
@@ -33,7 +35,7 @@ pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// "B is correct", with the letter in group 1.
+/// Matches "B is correct", with the letter in group 1.
 pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be)",
@@ -43,10 +45,11 @@ pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Words for "answer" with the option, a capital letter, which group 1 ends with.
+/// Matches words for "answer" in other languages, up to and including the option, a capital letter.
+/// Group 1 or 2 ends with it.
 pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        // Languages that separate words: an adjective, a verb and an article may stand between.
+        // Languages with spaces between words: an adjective, a verb and an article may follow.
         r"(?i)(?:\b(?:richtig\s+ist|antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
         r"|ответ(?:ом)?|правильный\s+вариант|alternativa|opción|opção|opzione|l'option|option|lösung|solución|soluzione|solução)\b[*_]*",
         r"(?:\s+(?:richtige|korrekte|endgültige|correcta|correcte|correta|corretta|final|finale|yang|benar|tepat|sahihi",
@@ -57,17 +60,17 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
         r"\s*:?\s*(?:الخيار\s+|الحرف\s+)?",
         r"|(?:উত্তর|উত্তরটি|জবাব)(?:\s*(?:হল|হলো|হবে|হচ্ছে|বিকল্প))*\s*[:-]?\s*(?:বিকল্প\s+)?",
         r"|(?:उत्तर|जवाब|सही\s+विकल्प)(?:\s*(?:है|विकल्प|होगा))*\s*[:-]?\s*(?:विकल्प\s+)?",
-        // Languages that do not.
+        // Languages without spaces between words.
         r"|(?:答案|答え|正解|解答|回答|正答)[\]\x22]?\s*(?:应该|應該|应|應|就|只能)?(?:是|为|為|選|选|选择|は|が)?\s*:?\s*(?:选项|選項)?\s*",
         r"|(?:选项|選項|选择|選擇|选|選)\s*(?:是|为|為)?\s*:?\s*",
         r"|(?:정답|답안|답변|답)\s*(?:은|는|이)?\s*:?\s*)",
         r"([\s*_\x22'`(\[{$]*(?-i:[A-Z]))",
-        // One option denied, and another one named instead.
+        // One option negated, and another one named instead.
         r"|(?:不是|\b(?:nicht|no\s+es|n'est\s+pas|non\s+è|não\s+é))\s*(?:(?:die|la|l)\s+)?(?-i:[A-Z])\s*,?\s*(?:而是|sondern|sino|mais|ma|mas)\s*(?:(?:die|la)\s+)?((?-i:[A-Z]))\b",
     ))
 });
 
-/// "B is correct" where words are not separated, with the letter in group 1.
+/// Matches "B is correct" in languages other than English, with the letter in group 1.
 pub(super) static IS_CORRECT_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?-i:([A-Z]))\s*(?:选项|選項|项|項)?\s*(?:是\s*(?:正确|正確|对|對)的?|(?:正确|正確)(?:[。.,;!]|$|\n)|が(?:正解|正しい)",
@@ -75,7 +78,7 @@ pub(super) static IS_CORRECT_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// What may follow an option there.
+/// Matches what can follow an option in languages other than English.
 pub(super) static ENDS_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^\s*(?:(?:です|だ|である|になります|となります|でした|。|입니다|이다|예요|이에요|번|है|हैं|হবে|选项|選項|项|項|吧|번입니다|번이다|。)",
@@ -84,7 +87,7 @@ pub(super) static ENDS_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Words before a statement, in its clause, with which it states nothing.
+/// Matches words before a statement, in the same clause, that make it state nothing.
 pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|suppose|supposing|assum\w+|whether|unless|not|never|\w+n't|cannot|doubt|doubtful|neither|nor|wrong",
@@ -98,7 +101,7 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Words right before "answer" that make it another one than the answer.
+/// Matches words directly before "answer" that make it a different answer: "the other answer".
 pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)오\s*$|\bleast\s+\w+\s*$|\b(?:they|he|she|who|someone|everyone|first|initial|other|another|second|third|(?:second|next|third)-best|previous|earlier|tempting|common|worst|bad|eliminated|excluded|discarded|rejected|dismissed",
@@ -106,14 +109,14 @@ pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// What follows an option that is denied.
+/// Matches a negation after an option.
 pub(super) static DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w(]*(?:is|was|are|seems|looks|can|could|would|does|do|has|must)?(?:\s+be)?\s*\b(?:not|\w*n't|cannot|never|wrong|incorrect",
         r"|false|excluded|eliminated|impossible|out|too|ruled|implausible|unlikely|fails?)\b",
     ))
 });
-/// What precedes one.
+/// Matches a negation before an option.
 pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:not|cannot\s+be|can't\s+be|isn't|neither|nor|eliminate[sd]?|exclude[sd]?|rules?\s+out|ruled\s+out|reject(?:ed|s)?",
@@ -122,7 +125,8 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Another option right behind one, with its letter in group 1: "B or C", "B, C", "B/C".
+/// Matches another option directly after an option, with its letter in group 1: "B or C", "B, C",
+/// "B/C".
 pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,、/&|+]|\s?[-–—−]|,?\s*\b(?i:or|and|as\s+well\s+as|(?:along|together)\s+with|plus|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
@@ -131,7 +135,7 @@ pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// What follows an option that is called wrong: "B, which is wrong", "B. This is incorrect."
+/// Matches text after an option that calls it wrong: "B, which is wrong", "B. This is incorrect."
 pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:hmm+|but|actually|however|wait|oops|sorry|oh|no|hold\s+on)\b\W*)*(?:(?:which|that|this|it)(?:(?:'s|\s+is|\s+was)\s+(?:not|wrong|incorrect|false)",
@@ -139,7 +143,8 @@ pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\s+(?:correct|right|true|so|it|fit|work))?(?:\s+though)?\s*(?:[.,;:!)]|$|\b(?:because|since|as)\b)|\(\s*(?:wrong|incorrect|no|not)\s*\))",
     ))
 });
-/// A later sentence or clause that gives a label by itself, in one of its groups: "Sorry, C.", "Edit: C".
+/// Matches a later sentence or clause that consists of a label, which is in one of the groups:
+/// "Sorry, C.", "Edit: C".
 pub(super) static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?:^|[,:;(—–…]|\s-|\b(?i:hmm|reflection|mean|rather|believe|think|now|possibly|maybe|perhaps|probably|that|is|be|so|it's|c'est|doch|option|answer|choice|also|to|alternatively|truth\s+is))",
@@ -148,8 +153,8 @@ pub(super) static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
         r"|\b([A-Z])[)\]*_\x22'`]*\s+(?i:is|are|seems|looks|fits|would\s+be|could\s+be|may\s+be)\s+(?i:also|equally|just\s+as|likewise|better)\b",
     ))
 });
-/// Another label in the sentence of a stated option, in one of its groups: "B (ice) or C (sand)", "B for even
-/// n and C for odd n", "B, though it could also be C".
+/// Matches another label in the sentence of a stated option. One of the groups holds it: "B (ice)
+/// or C (sand)", "B for even n and C for odd n", "B, though it could also be C".
 pub(super) static JOINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i:[^\w]\b(?:or|alternatively|rather|mean|wait|sorry),?)\s+(?:(?i:option|rather)\s+)?[(\[*]*([A-Z])\b(?:[)\].,;!(*]|\s*$|\s+\(|\s+(?i:for|if|when|in)\b)",
@@ -159,8 +164,8 @@ pub(super) static JOINED: LazyLock<Regex> = LazyLock::new(|| {
         r"|\d\s*%[)\s,;/]*(?i:(?:and|or)\s+)?\(?([A-Z])\b",
     ))
 });
-/// Who says that the answer is an option, in group 1 or 2: "The user says: the answer is", "One would think
-/// that the answer is".
+/// Matches the attribution of an answer to a speaker, who is in group 1 or 2: "The user says: the
+/// answer is", "One would think that the answer is".
 pub(super) static REPORTED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b(\w+)\s+(?:\w+ly\s+)?(?:says|said|writes|wrote|claims|claimed|argues|argued|thinks|believes|believed|suggests|suggested|assumes|assumed|guesses|guessed)",
@@ -183,46 +188,48 @@ pub(super) const OWN_SUBJECTS: [&str; 12] = [
     "result",
     "context",
 ];
-/// What makes a box or tag in its sentence none that is stated: "Suppose", "Please put the answer as".
+/// Matches words that turn a box or tag in the same sentence into an example: "Suppose", "Please
+/// put the answer as".
 pub(super) static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:suppose|supposing|please|format|template|example|e\.g|such\s+as|might|may\s+be|were|had)\b",
         r"|^\W*(?:if|unless|assum\w+)\b(?:[^,]|,\s*\W*$)*$",
     ))
 });
-/// What makes "is correct" the answer, and not only true.
+/// Matches words that distinguish "B is the correct answer" from "B is true".
 pub(super) static NAMES_ANSWER: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:answer|option|choice|one)\b"));
-/// A sentence that denies an option, whose letter group 1 has: "B is wrong".
+/// Matches a sentence that negates an option, whose letter is in group 1: "B is wrong".
 pub(super) static IS_DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\b([A-Z])\b[)\]}\x22'*_`]*\s+(?i:(?:is|was)\s+(?:clearly\s+|also\s+|actually\s+)?(?:the\s+)?(?:not\s+(?:the\s+)?(?:correct|right|answer|true)",
         r"|wrong|incorrect|false|excluded|eliminated|impossible|ruled\s+out)|can't\s+be|cannot\s+be)\b",
     ))
 });
-/// A sentence that calls a statement false whose letter is in group 1: "The false statement is B".
+/// Matches a sentence that calls a statement false. Its letter is in group 1: "The false statement
+/// is B".
 pub(super) static FALSE_IS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:false|incorrect|wrong|untrue)\s+(?:statement|option|claim|one)\s+is\s*:?\s*[(*_]*((?-i:[A-Z]))\b",
     )
 });
-/// A sentence that calls a statement true whose letter is in group 1: "B is true".
+/// Matches a sentence that calls a statement true. Its letter is in group 1: "B is true".
 pub(super) static IS_TRUE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"\b([A-HJ-Z])\b[)\]}\x22'*_`]*\s+is\s+(?:clearly\s+|therefore\s+)?true[\x22'*_`]*(?:[.,;!]|\s*$|\s*\n)",
     )
 });
-/// What makes a bracketed letter the option that its sentence states: "the capital is Paris (D)".
+/// Matches words with which a sentence states the option in brackets: "the capital is Paris (D)".
 pub(super) static STATES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:is|are|be|equals?|gives?|get|yields?|option|choice|thus|so|hence|therefore)\b|=")
 });
-/// Nouns before a bracketed letter that is no option: "equation (B)".
+/// Matches nouns before a letter in brackets that is not an option: "equation (B)".
 pub(super) static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:equations?|eq\.?|figure|fig\.?|lemma|theorem|part|case|step|line|point|section|but|copyright|see|by|in|of)(?:\s+is)?\s*$",
     )
 });
-/// What may stand before "answer": nothing, marks, or a word of these.
+/// Matches what can precede "answer": nothing, punctuation, or one of these words.
 pub(super) static OWN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:^|[^a-z'\s-]|\b(?:the|an?|my|our|final|correct|right|best|better|most\s+\w+|only|single|good|true|real|actual|proper",
@@ -236,7 +243,8 @@ pub(super) static AFTER_ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\b[A-Z]\b[)\]\x22'*_`]*\s*(?:,|、|/|&|,?\s*\b(?i:or|and|nor)\b)|\b(?i:neither|nor|none\s+of|not|than|if|whether|only\s+if))\s*(?i:option|choice|answer)?$",
     )
 });
-/// What may stand before the letter of "B is correct": no noun that makes it another thing ("vitamin B").
+/// Matches what can precede the letter of "B is correct". A noun such as in "vitamin B" is
+/// excluded.
 pub(super) static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)(?:^|[^\w\s-]|\n|选项|選項|選択肢|\b(?:option|opción|opção|opzione|antwort|respuesta|réponse|risposta|resposta|somit|daher|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",

@@ -1,4 +1,4 @@
-//! Shapes of answers: values, lists, sets, tuples and intervals, matrices, relations, words.
+//! Parses the shape of an answer: a value, list, set, tuple, interval, matrix, relation or words.
 
 mod relations;
 
@@ -15,44 +15,45 @@ use super::quantity::{Quantity, quantity, stripped};
 use super::time::{Ratio, ratio};
 use crate::words::{self, About};
 
-/// Answer as it was read.
+/// A parsed answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Answer {
     Value(Quantity),
     Words(String),
-    /// Several answers, in any order.
+    /// Several answers in any order.
     List(Vec<Answer>),
     Set(Vec<Answer>),
-    /// Items in order, in brackets: `(` or `[`. With two items it may be an interval.
+    /// Items in order, in brackets `(` or `[`. A tuple of two items can be an interval.
     Tuple {
         open: char,
         close: char,
         items: Vec<Answer>,
     },
-    /// An answer and the name before it: A(1, 2), "vertex (1, 2)", B: 4.
+    /// An answer with the name before it: A(1, 2), "vertex (1, 2)", B: 4.
     Labeled(String, Box<Answer>),
-    /// A tuple whose members have names: (a, b) = (1, 2).
+    /// A tuple with names for its members: (a, b) = (1, 2).
     Named(Vec<Expr>, Vec<Answer>),
-    /// Sets with `∪`, `∩` or `∖` between, or operands with an operator of logic or another one without a
-    /// value.
+    /// Sets combined by `∪`, `∩` or `∖`, or operands of a logical or other operator that is not
+    /// evaluated.
     Combined(char, Vec<Answer>),
-    /// Conditions that all hold.
+    /// Conditions that must all hold.
     All(Vec<Answer>),
     Matrix(Rows),
-    /// Expressions and the relations between each and the next: `= ≈ < > ≤ ≥ ≠`; and what stands beside
-    /// the last.
+    /// Expressions, and the relations `= ≈ < > ≤ ≥ ≠` between each expression and the next. `About`
+    /// describes the last expression.
     Relation(Vec<Expr>, Vec<char>, About),
     Ratio(Ratio),
-    /// A value modulo another one.
+    /// A value modulo another value.
     Residue(Expr, Expr),
 }
 
-/// How deep answers are within answers.
+/// Maximum nesting depth of answers.
 const DEPTH: u32 = 8;
 
-/// Ways to read a text as an answer, best first. A text all of whose commas can part thousands is a
-/// number; else a comma before three digits parts thousands or items. A letter in brackets at the
-/// beginning names a choice, the rest of which may be the answer, too.
+/// Parses a text as an answer in every plausible way, in order of preference. If all commas of the
+/// text can separate thousands, it is a number. Otherwise a comma before three digits separates
+/// either thousands or items. A letter in brackets at the start names a choice, and the text after
+/// it may also be the answer.
 pub(super) fn readings(text: &str) -> Vec<Answer> {
     let turned = inwards(text);
     let text = turned.as_deref().unwrap_or(text);
@@ -81,7 +82,7 @@ pub(super) fn readings(text: &str) -> Vec<Answer> {
     read
 }
 
-/// An interval with its brackets inwards, `(a, b)`, where it is written `]a, b[` (ISO 80000-2).
+/// Rewrites an interval in the notation of ISO 80000-2, `]a, b[`, as `(a, b)`.
 fn inwards(text: &str) -> Option<String> {
     let plain = text.replace("\\left", "").replace("\\right", "");
     let inner = plain.trim().trim_matches('$').trim();
@@ -93,7 +94,7 @@ fn inwards(text: &str) -> Option<String> {
         .then(|| format!("{}{inner}{}", closed(opens, '(', '['), closed(closes, ')', ']')))
 }
 
-/// A choice such as `(B) 5` or `B: 5`: the letter, and what stands behind it.
+/// Splits a choice such as `(B) 5` or `B: 5` into its letter and the tokens after it.
 fn choice(tokens: &[Token]) -> Option<(Answer, &[Token])> {
     let (letter, rest) = match tokens {
         [Token::Open('('), Token::Letter(letter), Token::Close(')'), rest @ ..] => (letter, rest),
@@ -105,7 +106,7 @@ fn choice(tokens: &[Token]) -> Option<(Answer, &[Token])> {
         }
         _ => return None,
     };
-    // Several labels are no choice.
+    // Several labels are not a choice.
     let is_label = |three: &[Token]| {
         matches!(three, [sep, Token::Letter(_), Token::Sign(':')] | [sep, Token::Open('('), Token::Letter(_)]
             if sep.is_separator())
@@ -119,7 +120,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     if depth == DEPTH {
         return None;
     }
-    // Braces around everything.
+    // Braces around the complete answer.
     if let [Token::GroupOpen, inner @ .., Token::GroupClose] = tokens
         && closing(tokens)? + 1 == tokens.len()
     {
@@ -128,7 +129,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     if let Some(words) = text(tokens) {
         return Some(Answer::Words(words));
     }
-    // The order of quantifiers counts.
+    // The order of quantifiers matters.
     let is_quantifier =
         |token: &Token| matches!(token, Token::Command(name) if name == "forall" || name == "exists");
     if tokens.iter().any(is_quantifier) {
@@ -138,7 +139,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
         };
         return Some(Answer::Words(tokens.iter().map(token).collect()));
     }
-    // ℝ but for some points.
+    // ℝ except for some points.
     if let [Token::Letter(reals), Token::Text(except), points @ ..] = tokens
         && reals == "\\mathbb{R}"
         && ["except", "but", "excluding", "without"].contains(&except.to_lowercase().as_str())
@@ -173,7 +174,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     if parts.len() == 1 {
         return item(tokens, depth);
     }
-    // "1, 2, and 3" has one separator too many.
+    // "1, 2, and 3" has an extra separator.
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     match parts[..] {
         [] => None,
@@ -198,7 +199,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
 }
 
-/// Gives the values behind an equation its name: x = 1, 2 is x = 1, x = 2.
+/// Adds the name in an equation to the values after it: x = 1, 2 becomes x = 1, x = 2.
 fn with_name(items: Vec<Answer>) -> Vec<Answer> {
     let Some((Answer::Relation(parts, signs, _), values)) = items.split_first() else { return items };
     let is_value = |item: &Answer| matches!(item, Answer::Value(_));
@@ -216,12 +217,12 @@ fn with_name(items: Vec<Answer>) -> Vec<Answer> {
     items[..1].iter().cloned().chain(values.iter().map(named)).collect()
 }
 
-/// Whether signs say of all that they stand between that it is equal.
+/// Returns whether the signs make all sides of a relation equal.
 pub(super) fn equates(signs: &[char]) -> bool {
     signs.iter().all(|sign| matches!(sign, '=' | '≈'))
 }
 
-/// Text of an answer in words alone.
+/// Returns the text of an answer that consists of words only.
 fn text(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
@@ -238,7 +239,7 @@ fn text(tokens: &[Token]) -> Option<String> {
     Some(words[article..].join(" "))
 }
 
-/// Returns the name that tokens spell if all of them are words or letters.
+/// Returns the name that tokens spell, if all of them are words or letters.
 fn label(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
@@ -256,8 +257,8 @@ fn labeled(name: Option<String>, answer: Answer) -> Answer {
     }
 }
 
-/// The lines of an environment as a list: `\begin{aligned} x &= 1 \\ y &= 2 \end{aligned}`. A line that
-/// starts with a relation continues the line before it.
+/// Converts the lines of an environment to a list: `\begin{aligned} x &= 1 \\ y &= 2
+/// \end{aligned}`. A line that starts with a relation sign continues the preceding line.
 fn lines(name: &str, inner: &[Token]) -> Option<Vec<Token>> {
     let is_sign = |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
     let rows: Vec<&[Token]> = rows(inner).collect();
@@ -298,7 +299,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     {
         return answer(&lines, depth + 1);
     }
-    // 3 R 4: a quotient and its remainder.
+    // 3 R 4: a quotient with its remainder.
     if let [quotient @ Token::Number { .. }, Token::Letter(sign) | Token::Text(sign), rest] = tokens
         && ["R", "r", "remainder"].contains(&sign.as_str())
         && matches!(rest, Token::Number { .. })
@@ -316,7 +317,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     if let [Token::Sign('→'), value @ ..] = tokens {
         return item(value, depth + 1);
     }
-    // What it follows from went before. Between propositions alone the sign is a part of the answer.
+    // The premise is left of the sign. Between propositions only, the sign is a part of the answer.
     if let [first, .., last] = split(tokens, |token| matches!(token, Token::Sign('⇒')))[..]
         && (first.is_empty() || first.iter().any(|t| !matches!(t, Token::Letter(_) | Token::Command(_))))
     {
@@ -325,7 +326,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     if let Some(found) = logical(tokens, depth) {
         return Some(found);
     }
-    // The name of the value went before, in words or in another formula.
+    // The name of the value is outside of these tokens, in words or in another formula.
     if let [Token::Sign('=' | '≈'), value @ ..] = tokens {
         return item(value, depth + 1);
     }
@@ -334,7 +335,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     {
         return Some(Answer::Set(vec![]));
     }
-    // `x \in [0, 1)` says where.
+    // In `x \in [0, 1)`, the answer is the set.
     if let [first, .., last] = split(tokens, |token| matches!(token, Token::Sign('∈')))[..] {
         let is_letter = |of: &[Token]| matches!(of, [Token::Letter(name)] if !name.starts_with('\\'));
         if is_letter(first) && is_letter(last) {
@@ -373,7 +374,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     })
 }
 
-/// `468 \pmod{1000}`, `468 (mod 1000)`.
+/// Parses a residue: `468 \pmod{1000}`, `468 (mod 1000)`.
 fn residue(tokens: &[Token]) -> Option<Answer> {
     let modulus = |token: &Token| matches!(token, Token::Command(name) if name == "pmod" || name == "mod");
     let at = tokens.iter().position(modulus)?;
@@ -385,7 +386,8 @@ fn residue(tokens: &[Token]) -> Option<Answer> {
     Some(Answer::Residue(quantity(value)?.value, expression(modulus)?))
 }
 
-/// Operands with an operator of logic, a relation of figures or an operation without a value between.
+/// Parses operands of a logical operator, of a relation between figures, or of an operation that is
+/// not evaluated.
 fn logical(tokens: &[Token], depth: u32) -> Option<Answer> {
     ['⇒', '→', '∨', '∧', '≅', '∼', '∘', '⋆'].into_iter().find_map(|sign| {
         let parts = split(tokens, |token| *token == Token::Sign(sign));
@@ -395,7 +397,7 @@ fn logical(tokens: &[Token], depth: u32) -> Option<Answer> {
     })
 }
 
-/// Sets with `∪`, `∩` or `∖` between, from the left.
+/// Parses sets combined by `∪`, `∩` or `∖`, from the left.
 fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
     let is_reals = |tokens: &[Token]| matches!(tokens, [Token::Letter(name)] if name == "\\mathbb{R}");
     for sign in ['∪', '∩', '∖', '-'] {
@@ -405,7 +407,7 @@ fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
         if parts.len() > 1 && parts.len() <= ITEMS && is_set {
             let mut parts: Vec<Answer> =
                 parts.iter().map(|part| item(part, depth + 1)).collect::<Option<_>>()?;
-            // Points that are left out may stand in plain braces: ℝ∖{2}.
+            // Excluded points can be in plain braces: ℝ∖{2}.
             let is_difference = matches!(sign, '∖' | '-');
             for part in parts[1..].iter_mut().filter(|_| is_difference) {
                 match part {
@@ -420,7 +422,7 @@ fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
     None
 }
 
-/// A set, a tuple or an interval.
+/// Parses a set, a tuple or an interval.
 fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
     let tokens = without_words(tokens)?;
     let (Token::Open(open), Some(Token::Close(close))) = (tokens.first()?, tokens.last()) else {
@@ -459,8 +461,8 @@ fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
 }
 
-/// The bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`, or all tokens if they are
-/// nothing of the kind. `None` if the words deny it.
+/// Returns the bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`. Returns all
+/// tokens if they have another form, and `None` if the words negate the bracket.
 fn without_words(tokens: &[Token]) -> Option<&[Token]> {
     let is_word = |token: &&Token| matches!(token, Token::Text(_));
     let before = tokens.iter().take_while(is_word).count();
@@ -490,7 +492,7 @@ fn without_words(tokens: &[Token]) -> Option<&[Token]> {
     (!denies).then_some(inner)
 }
 
-/// The condition of `\{x : x > 1\}` or `\{x \in \mathbb{R} \mid x > 1\}`.
+/// Returns the condition of `\{x : x > 1\}` or `\{x \in \mathbb{R} \mid x > 1\}`.
 fn condition(inner: &[Token]) -> Option<&[Token]> {
     let (before, condition) = match inner {
         [before @ Token::Letter(_), Token::Sign(':' | '|'), condition @ ..] => (before, condition),

@@ -1,4 +1,5 @@
-//! Values in floating point, for what no finite field holds: functions, nested roots, variable exponents.
+//! Evaluates expressions in floating point if a finite field cannot: functions, nested roots,
+//! variable exponents.
 
 use num_integer::Integer;
 
@@ -64,22 +65,23 @@ impl Complex {
         self.ln().times(exponent).exp()
     }
 
-    /// Whether it is near another one: by a fraction of the larger, or next to 0.
+    /// Returns whether the distance to `other` is at most `fraction` of the larger size, or almost
+    /// 0.
     pub fn is_near(self, other: Self, fraction: f64) -> bool {
         let far = Complex { re: self.re - other.re, im: self.im - other.im }.size();
         far <= fraction * self.size().max(other.size()) || far <= 1e-13
     }
 }
 
-/// Value of an expression at a point; `None` where it has none, or one too large.
+/// Returns the value of an expression at a point, or `None` if it is undefined or too large.
 pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
     let found = match expression {
         Expr::Number(literal) => Complex::real(format!("{}e{}", literal.digits, literal.scale).parse().ok()?),
-        // Between −3 and 3, and not near 0.
+        // In −3..=3, and not close to 0.
         Expr::Symbol(name) | Expr::Unit(name) => {
             let hash = at.hash(name);
             let size = 0.25 + 2.75 * (hash >> 11) as f64 / (1u64 << 53) as f64;
-            // The first points are positive, where more expressions have values.
+            // The first points are positive, because more expressions have values there.
             Complex::real(if at.0 % 4 >= 2 && hash & 1 == 1 { -size } else { size })
         }
         Expr::Constant(constant) => match constant {
@@ -98,7 +100,7 @@ pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
             .try_fold(Complex::real(1.0), |product, part| Some(product.times(value(part, at)?)))?,
         Expr::Power(base, exponent) => {
             let base = value(base, at)?;
-            // The real root of odd degree, as √[3]{−8} is read.
+            // Takes the real root of odd degree, so that √[3]{−8} is −2.
             if base.im == 0.0
                 && base.re < 0.0
                 && let Some(fraction) = rational(exponent)

@@ -1,10 +1,10 @@
-//! Times of day among tokens: noon, midnight, o'clock, 13h05, 13.05 Uhr, 5月3日, 下午3点.
+//! Parses times of day in tokens: noon, midnight, o'clock, 13h05, 13.05 Uhr, 5月3日, 下午3点.
 
 use super::lexer::Token;
 use super::phrases::Reader;
 use crate::words;
 
-/// Parts of the day that stand before a time in Chinese.
+/// Words for a part of the day before a time in Chinese and Japanese.
 const DAY_PARTS: [(&str, &str); 9] = [
     ("上午", "am"),
     ("早上", "am"),
@@ -18,7 +18,7 @@ const DAY_PARTS: [(&str, &str); 9] = [
 ];
 
 impl Reader<'_> {
-    /// 下午3点, 上午9:15, 14时30分.
+    /// Parses 下午3点, 上午9:15 and 14时30分.
     fn chinese_time(&mut self) -> bool {
         let rest = &self.tokens[self.at..];
         let part = match rest.first() {
@@ -56,7 +56,7 @@ impl Reader<'_> {
         self.replace(before + taken, clock.into_iter().chain(half))
     }
 
-    /// Noon, midnight, o'clock and 5月3日.
+    /// Parses times and dates, including noon, midnight, o'clock and 5月3日.
     pub(super) fn time(&mut self) -> bool {
         if self.chinese_time() {
             return true;

@@ -1,14 +1,16 @@
-//! Separators of thousands and repeating blocks within the digits of a number.
+//! Parses thousands separators and repeating digits within numbers.
 
-/// Returns the digits in brackets that a text starts with, which repeat behind a decimal, and the rest: (3).
+/// Parses the repeating digits of a decimal, in brackets at the start of a text: (3). Returns them
+/// and the remaining text.
 pub(super) fn period(text: &str) -> Option<(&str, &str)> {
     let (digits, rest) = text.strip_prefix('(')?.split_once(')')?;
     let is_block = (1..=20).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
     is_block.then_some((digits, rest))
 }
 
-/// Strips a thousands separator (a comma, a space, an apostrophe) from the start of a text, if exactly three
-/// digits follow it.
+/// Strips a thousands separator (a comma, a space, an apostrophe) from the start of a text, if
+/// exactly three digits follow it. `comma` is whether bare separators count, rather than only LaTeX
+/// separators.
 pub(super) fn after_separator(rest: &str, comma: bool) -> Option<&str> {
     let marks = ["{,}\\!", "{,}", ",\\!", "\\,", "\\!", "\\ "];
     let bare = || rest.strip_prefix([',', ' ', '\'']).filter(|_| comma);

@@ -1,4 +1,4 @@
-//! Whether an answer is the expected one.
+//! Decides whether an answer equals the expected answer.
 
 use super::answer::{Answer, equates};
 use super::approximate::{self, Complex};
@@ -9,28 +9,31 @@ use super::quantity::Quantity;
 use super::region::{self, turned};
 use super::time::Ratio;
 
-/// How answers are compared.
+/// Options for comparing answers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// Decimals at which a number that is written with a point is compared with another one.
+    /// Number of decimals at which a number with a decimal point is compared with another number.
+    /// `None` requires equality.
     pub decimals: Option<u32>,
-    /// Whether 50% is also 50.
+    /// Whether 50% equals 50 in addition to 0.5.
     pub percent_or_number: bool,
-    /// Whether units and names must be the same.
+    /// Whether units and names must be equal.
     pub units: bool,
 }
 
-/// Points at which expressions are compared exactly, and in floating point.
+/// Points at which expressions are compared in a finite field.
 const POINTS: [Point; 2] = [Point(0x5bd1_e995_7b93_d1a1), Point(0x2545_f491_4f6c_dd1d)];
+/// Points at which expressions are compared in floating point.
 const NEAR: [Point; 6] = [Point(4), Point(9), Point(16), Point(6), Point(11), Point(26)];
 
-/// How many points in floating point must have values.
+/// Minimum number of points at which floating-point values must exist.
 const ENOUGH: usize = 3;
 
 impl Rules {
-    /// Whether an answer means the same as the expected one. Symmetric but for two rules: the expected answer
-    /// decides whether 1:15 is a time or a ratio, and only an answer may name what its value is of by an
-    /// equation of several variables, m + n = 204.
+    /// Returns whether an answer means the same as the expected answer `gold`. The comparison is
+    /// symmetric except for two rules. The expected answer decides whether 1:15 is a time or a ratio.
+    /// Only an answer may state its value by an equation of several variables, such as
+    /// `m + n = 204`.
     pub fn same(self, gold: &Answer, answer: &Answer) -> bool {
         use Answer as A;
         if gold == answer {
@@ -41,7 +44,7 @@ impl Rules {
             (gold, A::Labeled(_, answer)) => self.same(gold, answer),
             (A::Value(a), A::Value(b)) => self.quantities(a, b),
             (A::Words(a), A::Words(b)) => a == b,
-            // Words that were taken for variables: \text{even} and even, \text{no} and n · o.
+            // Words that were parsed as variables: \text{even} and even, \text{no} and n · o.
             (A::Words(words), A::Value(value)) | (A::Value(value), A::Words(words)) => {
                 spelled(&value.value).is_some_and(|spelled| spelled == *words)
             }
@@ -53,9 +56,9 @@ impl Rules {
             }
             (A::Relation(..), A::Relation(..)) => self.relations(gold, answer),
             (A::Ratio(gold), A::Ratio(answer)) => self.ratios(gold, answer),
-            // A time is no quotient: 2:30 is neither 1/15 nor 2/30, though 3:00 is 3 o'clock. 9:49, whose
-            // minutes are no multiple of 5, can be a ratio if the answer is the fraction of these very
-            // numbers.
+            // A time is not a quotient: 2:30 is neither 1/15 nor 2/30, but 3:00 equals 3 o'clock. A
+            // time whose minutes are not a multiple of 5, such as 9:49, can be a ratio if the
+            // answer is the fraction of exactly these numbers.
             (A::Ratio(Ratio { parts, clock: Some(clock), .. }), A::Value(value)) => {
                 let hour = parts.first().filter(|_| clock % 3600 == 0);
                 hour.is_some_and(|hour| self.quantities(&Quantity::plain(hour.clone()), value))
@@ -92,7 +95,7 @@ impl Rules {
             (A::Named(..) | A::List(_) | A::Set(_), A::Named(..) | A::List(_) | A::Set(_)) => {
                 self.several(gold, answer)
             }
-            // A half-open interval is no list.
+            // A half-open interval is not a list.
             (A::Tuple { items, open, close }, A::List(list))
             | (A::List(list), A::Tuple { items, open, close })
                 if (*open == '(') == (*close == ')') && self.in_order(items, &members::by_variable(list)) =>
@@ -144,7 +147,7 @@ impl Rules {
         Some(a.same(&b, &|a, b| self.values(a, b)))
     }
 
-    /// Lists and sets: by name where the members of both have names, else in any order.
+    /// Compares lists and sets: by name if the members of both have names, else in any order.
     fn several(self, a: &Answer, b: &Answer) -> bool {
         if let (Some(named), Some(other)) = (members::named_members(a), members::named_members(b)) {
             return members::pairs(&named, &other)
@@ -173,7 +176,7 @@ impl Rules {
             && a.first().zip(b.first()).is_some_and(|(first, other)| {
                 a.iter().zip(b).all(|(a, b)| self.values(&across(a, other), &across(b, first)))
             })
-            // 0 : 1 is no multiple of 0 : 0.
+            // 0 : 1 is not a multiple of 0 : 0.
             && !b.iter().all(|part| rational(part) == Some(0.into()))
     }
 
@@ -208,7 +211,7 @@ impl Rules {
         })
     }
 
-    /// Whether two expressions have the same value.
+    /// Returns whether two expressions have the same value.
     pub fn values(self, a: &Expr, b: &Expr) -> bool {
         if a == b {
             return true;
@@ -225,7 +228,8 @@ impl Rules {
         }
     }
 
-    /// Whether two numbers, one of them written with a point, are the same but for rounding.
+    /// Returns whether two numbers are equal up to rounding. At least one of them must have a
+    /// decimal point.
     fn rounded(self, a: &Expr, b: &Expr) -> bool {
         let Some(decimals) = self.decimals else { return false };
         let is_decimal = |of: &Expr| of.any(&mut |of| matches!(of, Expr::Number(literal) if literal.decimal));
@@ -237,13 +241,13 @@ impl Rules {
         let (Some(x), Some(y)) = (real(a), real(b)) else { return false };
         let size = x.abs().max(y.abs());
         let exact = rational(a).zip(rational(b)).and_then(|(a, b)| a.minus(&b));
-        // Of a large number floating point does not have these decimals.
+        // For a large number, floating point does not represent these decimals.
         let far = match exact {
             Some(far) => far.to_f64().abs(),
             None if size * 1e-15 > bound => return false,
             None => (x - y).abs(),
         };
-        // A small number is not any other small number.
+        // The relative bound distinguishes small numbers from each other.
         far <= bound && far <= 1e-3 * size
     }
 
@@ -255,7 +259,7 @@ impl Rules {
         if r == s && p.len() == q.len() && p.iter().zip(q).all(|(a, b)| self.values(a, b)) {
             return true;
         }
-        // a > b > c is c < b < a.
+        // a > b > c equals c < b < a.
         let is_turned = r.iter().eq(s.iter().rev().map(|sign| turned(*sign)).collect::<Vec<_>>().iter());
         if is_turned && p.iter().zip(q.iter().rev()).all(|(a, b)| self.values(a, b)) {
             return true;
@@ -277,7 +281,7 @@ impl Rules {
     }
 }
 
-/// Adds the units of all values of an answer.
+/// Appends the units of all values in an answer to `units`.
 fn units_within(answer: &Answer, units: &mut Vec<(&'static str, i32)>) {
     match answer {
         Answer::Value(quantity) => units.extend(&quantity.about.units),
@@ -293,10 +297,11 @@ fn units_within(answer: &Answer, units: &mut Vec<(&'static str, i32)>) {
     }
 }
 
-/// Whether two expressions are near each other at every point where they have values, which are enough.
+/// Returns whether two expressions are close at every point at which they have values, and whether
+/// there are enough such points.
 fn near(a: &Expr, b: &Expr) -> bool {
-    // With more digits the numbers must be nearer, and with as many as floating point has they cannot be told
-    // apart.
+    // Numbers with more digits must be closer. With as many digits as floating point has, they
+    // cannot be distinguished.
     let mut digits = 0;
     for of in [a, b] {
         of.any(&mut |of| {
@@ -325,7 +330,7 @@ fn difference(left: &Expr, right: &Expr) -> Expr {
     Expr::Sum(vec![left.clone(), Expr::Negative(Box::new(right.clone()))])
 }
 
-/// How many times one expression is another one, if that is the same number everywhere.
+/// Returns the quotient of two expressions if it is the same number everywhere.
 fn proportion(a: &Expr, b: &Expr) -> Option<f64> {
     let [p, q] = POINTS;
     let exact = |of: &Expr| Some([p.value(of)?, q.value(of)?]).filter(|of| !of.contains(&Element::ZERO));
@@ -345,8 +350,8 @@ fn ratio(a: &Expr, b: &Expr, at: Point) -> Option<f64> {
     (a.im == 0.0 && b.im == 0.0 && b.re != 0.0).then_some(a.re / b.re)
 }
 
-/// The value of `x = 3`, of each in a list of such, of `2 + 3 = 5`; and what is only rounded at the end of
-/// `x = 1/3 ≈ 0.333`.
+/// Returns the value of `x = 3` or `2 + 3 = 5`. For `x = 1/3 ≈ 0.333`, returns both the rounded and
+/// the exact value.
 fn assigned(answer: &Answer) -> Vec<Answer> {
     let Answer::Relation(parts, signs, about) = answer else { return Vec::new() };
     let [rest @ .., last] = &parts[..] else { return Vec::new() };
@@ -359,7 +364,7 @@ fn assigned(answer: &Answer) -> Vec<Answer> {
     [Some(last), exact].into_iter().flatten().map(value).collect()
 }
 
-/// The value of an expression of several variables: 204 of `m + n = 204`.
+/// Returns the value of an equation of several variables: 204 for `m + n = 204`.
 fn defined(answer: &Answer) -> Option<Answer> {
     let Answer::Relation(parts, signs, about) = answer else { return None };
     let (first, last) = (parts.first()?, parts.last()?);
@@ -369,7 +374,7 @@ fn defined(answer: &Answer) -> Option<Answer> {
     is_value.then(|| Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(last.clone()) }))
 }
 
-/// Letters of a value that is a product of variables.
+/// Returns the letters of a value that is a product of variables.
 fn spelled(value: &Expr) -> Option<String> {
     match value {
         Expr::Symbol(name) | Expr::Unit(name) => Some(name.to_lowercase()),

@@ -1,16 +1,16 @@
-//! Expressions as they are written.
+//! Mathematical expressions in the form in which they are written.
 
 use num_bigint::BigInt;
 
 use crate::Rational;
 
-/// A mathematical expression as it was written.
+/// A mathematical expression in its written form.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Expr {
     Number(Literal),
-    /// A variable, with its subscript.
+    /// A variable with its subscript.
     Symbol(String),
-    /// Words beside the mathematics, mostly a unit.
+    /// Words next to the mathematics, usually a unit.
     Unit(String),
     Constant(Constant),
     Sum(Vec<Expr>),
@@ -18,16 +18,16 @@ pub(super) enum Expr {
     Power(Box<Expr>, Box<Expr>),
     Negative(Box<Expr>),
     Call(Function, Vec<Expr>),
-    /// Both values, ±x.
+    /// Both signs of a value: ±x.
     PlusMinus(Box<Expr>),
 }
 
-/// Digits as written: `digits` × 10^`scale`.
+/// Digits in their written form: `digits` × 10^`scale`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Literal {
     pub digits: String,
     pub scale: i32,
-    /// Whether it is written with a decimal point, so that it may be rounded.
+    /// Whether the number has a decimal point, so that it may be rounded.
     pub decimal: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) enum Constant {
     Degree,
 }
 
-/// Functions with a value of their own.
+/// Functions that are evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Function {
     Factorial,
@@ -68,41 +68,42 @@ pub(super) enum Function {
     Min,
     Gcd,
     Lcm,
-    /// Remainder of the first argument by the second, with the sign of the second.
+    /// Remainder of the first argument divided by the second, with the sign of the second.
     Modulo,
 }
 
 impl Literal {
-    /// A whole number.
+    /// Creates an integer literal from its digits.
     pub fn whole(digits: impl Into<String>) -> Self {
         Literal { digits: digits.into(), scale: 0, decimal: false }
     }
 
-    /// Exact value; `None` where it does not fit.
+    /// Returns the exact value, or `None` if it exceeds the bounds of [`Rational`].
     pub fn rational(&self) -> Option<Rational> {
         Rational::parse(&format!("{}e{}", self.digits, self.scale))
     }
 
-    /// Returns the value of a whole number whose digits are of `base`.
+    /// Returns the value of an integer whose digits are in `base`, or `None` if they do not fit the
+    /// base.
     pub fn in_base(&self, base: u64) -> Option<Expr> {
         let base = u32::try_from(base).ok().filter(|base| self.is_whole() && (2..=36).contains(base))?;
         let value = BigInt::parse_bytes(self.digits.as_bytes(), base)?;
         Some(Expr::Number(Literal::whole(value.to_string())))
     }
 
-    /// Whether it is a whole number without point and exponent.
+    /// Returns whether the literal has neither a decimal point nor an exponent.
     pub fn is_whole(&self) -> bool {
         self.scale == 0 && !self.decimal
     }
 }
 
 impl Expr {
-    /// A small whole number.
+    /// Creates an integer.
     pub fn whole(value: u32) -> Expr {
         Expr::Number(Literal::whole(value.to_string()))
     }
 
-    /// 1 / x.
+    /// Returns 1 / self.
     pub fn inverted(self) -> Expr {
         Expr::Power(Box::new(self), Box::new(Expr::Negative(Box::new(Expr::whole(1)))))
     }
@@ -112,7 +113,7 @@ impl Expr {
         Expr::Product(vec![a.clone(), b.clone().inverted()])
     }
 
-    /// The sign of an infinity; `None` for anything else.
+    /// Returns the sign of an infinity, or `None` for any other expression.
     pub fn infinite(&self) -> Option<i8> {
         match self {
             Expr::Constant(Constant::Infinity) => Some(1),
@@ -121,7 +122,7 @@ impl Expr {
         }
     }
 
-    /// The expressions directly below.
+    /// Returns the direct subexpressions.
     pub fn parts(&self) -> Vec<&Expr> {
         match self {
             Expr::Number(_) | Expr::Symbol(_) | Expr::Unit(_) | Expr::Constant(_) => vec![],
@@ -131,17 +132,17 @@ impl Expr {
         }
     }
 
-    /// Whether no more than `levels` expressions stand within one another. Goes down no further than that.
+    /// Returns whether expressions are nested at most `levels` deep. Recursion stops at that depth.
     pub fn is_within(&self, levels: u32) -> bool {
         levels > 0 && self.parts().into_iter().all(|part| part.is_within(levels - 1))
     }
 
-    /// Returns how many expressions there are, this one included.
+    /// Returns the number of nodes of the expression, including itself.
     pub fn size(&self) -> usize {
         1 + self.parts().into_iter().map(Expr::size).sum::<usize>()
     }
 
-    /// Adds the names of the variables to a list, each once.
+    /// Appends the names of the variables to `names`, each once.
     pub fn variables<'e>(&'e self, names: &mut Vec<&'e str>) {
         match self {
             Expr::Symbol(name) if !names.contains(&name.as_str()) => names.push(name),
@@ -149,12 +150,12 @@ impl Expr {
         }
     }
 
-    /// Whether it has neither variables nor words.
+    /// Returns whether the expression has neither variables nor words.
     pub fn is_fixed(&self) -> bool {
         !self.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)))
     }
 
-    /// Whether this or anything below it is so.
+    /// Returns whether `is` holds for the expression or any node below it.
     pub fn any(&self, is: &mut impl FnMut(&Expr) -> bool) -> bool {
         is(self) || self.parts().into_iter().any(|part| part.any(is))
     }

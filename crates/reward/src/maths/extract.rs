@@ -1,4 +1,4 @@
-//! Where the answer stands in a text.
+//! Locates the answer in a text.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,22 +12,22 @@ use crate::context::is_one_of_several;
 use crate::retraction::retracts;
 use crate::{doubts, numbers};
 
-/// Where in the text a mathematical answer stands.
+/// Location of a mathematical answer in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MathsPlace {
-    /// In the last `\boxed{…}`, though not in one before `<answer>`; or where there is none in that tag,
-    /// behind the last `####`, "answer is" or "answer:", in the last formula (`$…$`), or it is the last
-    /// number.
+    /// The last `\boxed{…}`, unless an `<answer>` tag follows it. If there is no such box, the
+    /// first of these that exists: the content of the tag, the text after the last `####`, the text
+    /// after the last "answer is" or "answer:", the last formula (`$…$`), the last number.
     #[default]
     Last,
-    /// In the last `\boxed{…}`. Boxes side by side (`\boxed{2}` and `\boxed{3}`) are one list.
+    /// The last `\boxed{…}`. Adjacent boxes (`\boxed{2}` and `\boxed{3}`) form one list.
     Boxed,
-    /// The whole text is the answer, or the formula in it.
+    /// The complete text.
     Text,
 }
 
-/// Words that an answer stands behind.
+/// Phrases that announce an answer.
 const SAID: [&str; 26] = [
     "answer is",
     "answer:",
@@ -57,16 +57,16 @@ const SAID: [&str; 26] = [
     "答えは",
 ];
 
-/// How many words make a text prose.
+/// Minimum number of words that make a text prose.
 const PROSE: usize = 3;
 
-/// Marks of formulas on lines of their own.
+/// Delimiters of display formulas.
 const DISPLAYS: [(&str, &str); 2] = [("$$", "$$"), ("\\[", "\\]")];
 
-/// Marks of LaTeX between boxes that say nothing.
+/// LaTeX markup between boxes that has no meaning.
 const SPACES: [&str; 7] = ["\\text{", "\\mathrm{", "\\quad", "\\ ", "\\,", "\\;", "}"];
 
-/// Most boxes side by side.
+/// Maximum number of adjacent boxes.
 const BOXES: usize = 20;
 
 impl MathsPlace {
@@ -79,7 +79,7 @@ impl MathsPlace {
             MathsPlace::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
             MathsPlace::Last => {
                 let text: &str = &spread(text);
-                // A box before the tag was a try.
+                // A box before the tag was a preliminary answer.
                 let last = text.rfind("<answer>").map_or(text, |at| &text[at..]);
                 let tagged = || in_tag(last, "answer").and_then(tagged);
                 let boxed =
@@ -96,8 +96,9 @@ impl MathsPlace {
     }
 }
 
-/// The answer of the last boxes together with what stands around them. An error is the text that takes it
-/// back, or an empty one if the surroundings make no answer of it.
+/// Returns the answer of the last boxes together with the text around them. Returns `Err` with the
+/// text that retracts the answer, or with an empty text if the surrounding text shows that the box
+/// is not an answer.
 fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
     let inside = boxes(text)?;
     let (last, place) = last_box_and_place(text)?;
@@ -106,15 +107,15 @@ fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
     if retracts(behind) || doubts::is_taken_back(after, false) {
         return Some(Err(after));
     }
-    // Several boxes are a list.
+    // Several boxes form a list.
     let stated = if inside == last.trim() { in_place(text, &inside, &place) } else { Some(inside) };
     Some(stated.ok_or(""))
 }
 
-/// Content of the last box, and of those beside it.
+/// Returns the content of the last box, and of the boxes adjacent to it.
 pub(super) fn boxes(text: &str) -> Option<String> {
     let (last, place) = last_box_and_place(text)?;
-    // The name of a solution: x=
+    // The name of a solution, as in x=.
     let is_name = |word: &str| {
         let name = word.strip_suffix('=').unwrap_or(word);
         name.len() == 1 && name.starts_with(|c: char| ('w'..='z').contains(&c))
@@ -128,7 +129,7 @@ pub(super) fn boxes(text: &str) -> Option<String> {
         let is_beside = between
             .split(|c: char| c.is_whitespace() || c == '$' || c == ',' || c == ';')
             .all(|word| matches!(word, "" | "and" | "or" | "=") || is_name(word));
-        // White space alone parts two tries at one answer.
+        // Boxes with only white space between them are two versions of one answer.
         if !is_beside || !between.contains([',', ';', 'a', 'o']) {
             break;
         }
@@ -139,7 +140,8 @@ pub(super) fn boxes(text: &str) -> Option<String> {
     Some(found.join(", "))
 }
 
-/// The answer in a tag: behind "answer is", in a formula, all of it, or the last number of prose.
+/// Returns the answer in a tag: the text after "answer is", else a formula, else the complete text,
+/// or the last number if the text is prose.
 fn tagged(inside: &str) -> Option<String> {
     let is_word = |word: &&str| word.len() > 1 && word.chars().all(char::is_alphabetic);
     let rest = || match inside.split_whitespace().filter(is_word).count() >= PROSE {
@@ -164,7 +166,8 @@ fn unboxed(text: &str) -> Option<String> {
     }
 }
 
-/// Words that may stand before an announcement in its clause. Any other word may deny or suppose it.
+/// Words that can precede an announcement in its clause. Any other word may negate or suppose the
+/// answer.
 const LEADS: &str = "the a an our my your final correct right exact required desired numerical numeric simplified \
     complete full best only approximate closest total question's problem's overall so thus therefore hence then and \
     also because since as consequently accordingly finally lastly indeed now here here's again just simply clearly \
@@ -177,27 +180,28 @@ const LEADS: &str = "the a an our my your final correct right exact required des
     a o portanto logo assim então e resposta final итак значит правильный окончательный следовательно \
     ergo quindi dunque by up all these together adding combining simplifying";
 
-/// Maximum number of characters before an announcement, and of announcements, that are looked at.
+/// Maximum number of characters before an announcement that are examined.
 const MAX_LEAD: usize = 200;
+/// Maximum number of announcements that are examined.
 const MAX_ANNOUNCEMENTS: usize = 50;
 
-/// Parts of words that deny or suppose in scripts without spaces.
+/// Parts of words that negate or suppose in scripts without spaces.
 const DENIALS: [&str; 9] = ["不", "非", "假", "如果", "若", "误", "错", "仮", "もし"];
 
-/// Words that begin a phrase which says how an answer was found: by Vieta, from equation 3. So does a
-/// participle.
+/// Words that start a phrase about how an answer was found: by Vieta, from equation 3. Participles
+/// do so as well.
 const ADJUNCTS: &str = "by using from after with in for since because as without thanks due upon on to at given \
     through via under counting following";
 
-/// Participles that suppose or doubt, and words in such a phrase that say that the answer is another's or
-/// wrong.
+/// Participles that suppose or doubt, and words that attribute the answer to another person or call
+/// it wrong.
 const UNSTATED: &str = "assuming supposing pretending imagining guessing doubting denying saying claiming believing \
     thinking hoping if unless were had would could might when whether wrong mistake mistaken mistakenly error claim \
     claims claimed says said believes believed thinks thought argues according someone people students naive popular \
     hypothetical another other every any most many few some";
 
-/// Whether the words before an announcement say how the answer was found: by Vieta the, solving for x our
-/// final.
+/// Returns whether the words before an announcement describe how the answer was found: "by Vieta
+/// the", "solving for x our final".
 fn is_adjunct(words: &[String]) -> bool {
     let has = |list: &str, word: &str| list.split_whitespace().any(|own| own == word);
     let Some((head, rest)) = words.split_first() else { return false };
@@ -216,8 +220,8 @@ fn is_adjunct(words: &[String]) -> bool {
     rest[article..].iter().all(|word| has(LEADS, word)) && !(0..rest.len()).any(doubts)
 }
 
-/// Returns where the words that draw a conclusion from those before them start: Bob pays 12 dollars, so the.
-/// Nothing before them supposes, doubts or denies.
+/// Returns the index of the word that draws a conclusion from the words before it: "Bob pays 12
+/// dollars, so the". Returns `None` if a word before it supposes, doubts or negates.
 fn consequence(words: &[String]) -> Option<usize> {
     let is_joint = |word: &String| ["so", "and", "thus", "hence", "therefore"].contains(&word.as_str());
     let at = words.iter().rposition(is_joint)?;
@@ -230,17 +234,17 @@ fn consequence(words: &[String]) -> Option<usize> {
     (!(0..before.len()).any(is_open)).then_some(at)
 }
 
-/// Whether the words before an announcement let it stand.
+/// Returns whether an announcement states an answer, judging by the words before it.
 fn is_stated(before: &str) -> bool {
     let near = before.char_indices().rev().nth(MAX_LEAD).map_or(0, |(at, _)| at);
     let sentence = before[near..].rsplit(['.', ';', '!', '?', '\n']).next().unwrap_or_default();
     let clause = sentence.rsplit([',', ':']).next().unwrap_or_default();
     let clause = if clause.trim_start().starts_with("that ") { sentence } else { clause };
-    // "Suppose, the answer is": what stands before the clause supposes it.
+    // "Suppose, the answer is": words before the clause can make it hypothetical.
     if doubts::is_supposed(&sentence[..sentence.len() - clause.len()]) {
         return false;
     }
-    // Formulas deny nothing.
+    // Formulas do not negate.
     let words = clause.split('$').step_by(2);
     let words: Vec<String> = words
         .flat_map(|text| text.split(|c: char| !c.is_alphanumeric() && c != '\''))
@@ -269,7 +273,7 @@ fn is_stated(before: &str) -> bool {
     })
 }
 
-/// A text with a space at the full-width marks, which stand without one.
+/// Adds spaces at full-width punctuation, which is written without spaces.
 fn spaced(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -285,12 +289,13 @@ fn spaced(text: &str) -> String {
     out
 }
 
-/// Returns a text in the spelling of the parsers, with spaces between its sentences in any script.
+/// Returns a text in the spelling that the parsers accept, with spaces between its sentences in any
+/// script.
 pub(crate) fn readable(text: &str) -> String {
     spread(&spelled(&spaced(text)))
 }
 
-/// A text with a space behind each stop before a character of Chinese, Japanese or Korean.
+/// Adds a space between punctuation and a following Chinese, Japanese or Korean character.
 fn spread(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -302,9 +307,11 @@ fn spread(text: &str) -> String {
     out
 }
 
-/// The answer behind the last words that announce one and do not suppose it; or the text that takes it back.
+/// Returns the answer after the last announcement that is not hypothetical. Returns `Err` with the
+/// text that retracts it, or with the text after the last announcement if all announcements are
+/// hypothetical.
 fn said(text: &str) -> Option<Result<String, &str>> {
-    // Lower-casing ASCII alone moves no byte, so the place is the same in both.
+    // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
     let places = SAID.iter().flat_map(|said| lower.match_indices(said));
     let mut places: Vec<(usize, usize)> = places.map(|(start, said)| (start, start + said.len())).collect();
@@ -313,7 +320,7 @@ fn said(text: &str) -> Option<Result<String, &str>> {
     let Some((_, end)) =
         places.into_iter().rev().take(MAX_ANNOUNCEMENTS).find(|(start, _)| is_stated(&text[..*start]))
     else {
-        // Only another clause can have the answer.
+        // Only another clause can contain the answer.
         let rest = &text[last..];
         let is_stop =
             |pair: &[u8]| matches!(pair, [b',' | b'.' | b';' | b'!' | b'?', b' ' | b'\n'] | [b'\n', _]);
@@ -322,7 +329,7 @@ fn said(text: &str) -> Option<Result<String, &str>> {
     };
     let rest = &text[end..];
     let found = line(rest)?;
-    // A question that a value follows states nothing, and "wait" or "no" takes back what went before.
+    // A question followed by a value does not state the answer, and "wait" or "no" retracts it.
     let own = rest.trim_start_matches([':', ' ', '*', '_', '\n']);
     let sentence = own.lines().next().and_then(|line| sentences(line).next()).unwrap_or_default();
     let after = &own[sentence.len()..];
@@ -340,9 +347,9 @@ fn said(text: &str) -> Option<Result<String, &str>> {
     }
 }
 
-/// Returns the text behind the last "answer is" that is stated.
+/// Returns the text after the last "answer is" that states an answer.
 pub(crate) fn stated_answer(text: &str) -> Option<&str> {
-    // Lower-casing ASCII alone moves no byte, so the place is the same in both.
+    // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
     let is_verb = |said: &&&str| !said.contains([':', '*', '=']) || said.starts_with("答案");
     let places = SAID.iter().filter(is_verb).flat_map(|said| lower.match_indices(said));
@@ -357,8 +364,8 @@ pub(crate) fn first_sentence(line: &str) -> &str {
     sentences(line).next().unwrap_or_default()
 }
 
-/// The answer in the first sentence of the first line of a text, without the reasons given for it; or in the
-/// formula that is set on lines of its own there.
+/// Returns the answer in the first sentence of the first line of a text, without the reasons for
+/// it. If the text starts with a display formula, returns that formula.
 fn line(text: &str) -> Option<String> {
     let own = text.trim_start_matches([':', ' ', '*']).trim_start();
     if let Some((open, close)) = DISPLAYS.iter().find(|(open, _)| own.starts_with(open)) {
@@ -370,7 +377,8 @@ fn line(text: &str) -> Option<String> {
     Some(statement(sentence)).filter(|stated| !stated.is_empty())
 }
 
-/// The last value of a text, in the last sentence that has a number.
+/// Returns the last value of a text, from the last sentence that has a number and is not a
+/// question.
 fn last(text: &str) -> Option<String> {
     let sentences: Vec<&str> = text.lines().flat_map(sentences).collect();
     let mut stated = sentences.into_iter().rev().filter(|sentence| !sentence.ends_with('?'));
@@ -378,7 +386,7 @@ fn last(text: &str) -> Option<String> {
     if value.starts_with("~~") {
         return None;
     }
-    // A number alone must be one of prose: neither bounded nor denied nor a part of a formula.
+    // A plain number must be part of prose: neither bounded nor negated nor a part of a formula.
     let digits = value.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?;
     let is_bare = value.trim_start_matches(['$', '-', ' ', '\\']).starts_with(|c: char| c.is_ascii_digit());
     let start = sentence.as_ptr() as usize - text.as_ptr() as usize;
@@ -391,7 +399,7 @@ fn last(text: &str) -> Option<String> {
     }
 }
 
-/// The sentences of a line. A point before the first digit may be that of an abbreviation.
+/// Splits a line into sentences. A period before the first digit may belong to an abbreviation.
 fn sentences(line: &str) -> impl Iterator<Item = &str> {
     let is_digit = |c: char| c.is_ascii_digit();
     let (first, last) = (line.find(is_digit).unwrap_or(0), line.rfind(is_digit).unwrap_or(0));
@@ -410,7 +418,7 @@ fn sentences(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The last formula between marks, and where it ends.
+/// Returns the last delimited formula, and the offset of its end.
 fn last_formula(text: &str) -> Option<(usize, &str)> {
     let marked = |open: &str, close: &str| {
         let end = text.rfind(close)?;
@@ -421,8 +429,8 @@ fn last_formula(text: &str) -> Option<(usize, &str)> {
     all.into_iter().flatten().max_by_key(|(end, _)| *end)
 }
 
-/// The answer that the last formula states together with what stands around it. `Some(None)` if it is
-/// supposed, one of several or an operand.
+/// Returns the answer that the last formula states together with the text around it. Returns
+/// `Some(None)` if the formula is hypothetical, one of several answers, or an operand.
 fn formula(text: &str) -> Option<Option<String>> {
     let (_, inside) = last_formula(text)?;
     let start = inside.as_ptr() as usize - text.as_ptr() as usize;
@@ -436,7 +444,7 @@ fn formula(text: &str) -> Option<Option<String>> {
     }
     let open = before.len();
     let close = text.len() - after.len();
-    // Words around it are looked at, signs are not: a formula is complete.
+    // Surrounding words can change a number. A formula with operators is complete in itself.
     let is_number = inside.chars().all(|c| c.is_ascii_digit() || ".,-{}\\$".contains(c));
     if !is_number {
         return Some(Some(inside.to_owned()));
@@ -446,8 +454,8 @@ fn formula(text: &str) -> Option<Option<String>> {
     Some(in_place(&spaced, inside, &range))
 }
 
-/// The last formula between dollar signs, single or double, and where it ends. A sign that is escaped, or
-/// that stands right before a digit where a formula would end, is that of an amount.
+/// Returns the last formula between single or double dollar signs, and the offset of its end. A
+/// dollar sign is currency if it is escaped, or if it would end a formula directly before a digit.
 fn dollars(text: &str) -> Option<(usize, &str)> {
     let signs = text.match_indices('$').map(|(at, _)| at).filter(|at| !text[..*at].ends_with('\\'));
     let signs: Vec<usize> = signs.collect();
@@ -463,7 +471,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_is_found() {
+    fn place_locates_stated_answer() {
         for (text, want) in [
             ("so \\boxed{\\frac{1}{2}} and 5", Some("\\frac{1}{2}")),
             ("$\\boxed{2}$ and $\\boxed{3}$.", Some("2, 3")),
@@ -486,13 +494,13 @@ mod tests {
             ("we get \\(a\\), or 5", Some("a")),
             ("48 + 24 = 72 clips", Some("72")),
             ("nothing", None),
-            // Formulas on lines of their own.
+            // Display formulas.
             ("Therefore,\n$$x = \\sqrt{2}$$", Some("x = \\sqrt{2}")),
             ("So we get\n$$\nx+1\n$$", Some("x+1")),
             ("The answer is:\n\n$$\\sqrt2$$\nwith 3", Some("\\sqrt2")),
             ("**Answer:**\n\n\\[\\sqrt2\\]", Some("\\sqrt2")),
             ("The answer is:\n\nx + 1", Some("x + 1")),
-            // Amounts.
+            // Amounts of money.
             ("Janet makes 9 * $2 = $18 every day", Some("$18")),
             ("$200,000 - $130,000 = $70,000", Some("$70,000")),
             ("He spent $5 and then $7, so he has 18 dollars left", Some("18 dollars left")),
@@ -504,7 +512,7 @@ mod tests {
             ("The answer is: 42 (since 6*7=42).", Some("42")),
             ("The answer is $\\frac{1}{2}$ because $x = 3$ here.", Some("\\frac{1}{2}")),
             ("The answer is $\\{x \\text{ where } x > 3\\}$.", Some("\\{x \\text{ where } x > 3\\}")),
-            // Suppositions, questions and statements that are taken back.
+            // Suppositions, questions and retracted statements.
             ("If the answer is 12, then x = 4", Some("4")),
             ("Few believe that the answer is 7.", None),
             ("Suppose the answer is 7. That is absurd.", None),

@@ -1,10 +1,11 @@
-//! Exact equality by values in a finite field.
+//! Decides equality exactly, by evaluation in a finite field.
 //!
-//! Rational functions over ℚ that are equal have equal values wherever both have one; ones that differ have
-//! equal values at a random point of a field of 2^122 elements with a probability of about degree / 2^61
-//! (Schwartz and Zippel). So an expression is never expanded, and no number grows. π and e stand for
-//! variables of their own. The field is F_p[i] with i² = −1, in which every rational number has square roots,
-//! so that ℚ(i, √2, √3, …) maps into it, too; the prime is such that roots of degree 3, 5 and 7 are unique.
+//! Equal rational functions over ℚ have equal values wherever both are defined. By the
+//! Schwartz–Zippel lemma, different ones have equal values at a random point of a field of 2^122
+//! elements with a probability of about degree / 2^61. An expression is therefore never expanded,
+//! and numbers do not grow. π and e are treated as separate variables. The field is F_p[i] with i²
+//! = −1. In it every rational number has square roots, so that ℚ(i, √2, √3, …) also maps into it.
+//! The prime is chosen so that roots of degree 3, 5 and 7 are unique.
 
 use num_bigint::BigInt;
 use num_traits::{Signed, ToPrimitive, Zero};
@@ -12,16 +13,16 @@ use num_traits::{Signed, ToPrimitive, Zero};
 use super::expression::{Constant, Expr, Function, Literal};
 use crate::Rational;
 
-/// A prime below 2^61 that is 3 modulo 4; 3, 5, 7, 11 and 13 do not divide p − 1.
+/// A prime below 2^61 that is 3 modulo 4. 3, 5, 7, 11 and 13 do not divide p − 1.
 const P: u64 = 2_305_843_009_213_693_487;
 
-/// Largest argument of a factorial.
+/// Maximum argument of a factorial.
 const FACTORIAL: i128 = 2000;
 
-/// Square roots are taken of numbers whose prime factors are known: trial division goes so far.
+/// Limit of trial division. Square roots exist only for numbers that it factors completely.
 const TRIALS: u128 = 1 << 16;
 
-/// re + im · i.
+/// The element re + im · i.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Element {
     re: u64,
@@ -76,7 +77,7 @@ impl Element {
         }
     }
 
-    /// 1 / self; `None` for 0.
+    /// Returns 1 / self, or `None` for 0.
     fn inverted(self) -> Option<Self> {
         let norm = plus(times(self.re, self.re), times(self.im, self.im));
         let inverse = (norm != 0).then(|| power(norm, P - 2))?;
@@ -102,7 +103,8 @@ impl Element {
             Element::real(rest.to_u64().unwrap_or_default())
         };
         let (top, bottom) = (part(value.numerator()), part(value.denominator()));
-        // A denominator that is a multiple of the prime: as good as any other value.
+        // The denominator is a multiple of the prime, so there is no exact value; 0 is as good as
+        // any other.
         bottom.inverted().map_or(Element::ZERO, |bottom| top.times(bottom))
     }
 
@@ -113,9 +115,9 @@ impl Element {
     }
 }
 
-/// √ of a rational number.
+/// Returns the square root of a rational number.
 fn root(value: &Rational) -> Option<Element> {
-    // √(n / d) = √(n d) / d, with each prime's root.
+    // √(n / d) = √(n d) / d, as a product of the roots of primes.
     let (numerator, denominator) = value.to_parts()?;
     let mut left = numerator.checked_mul(denominator)?.unsigned_abs();
     let mut product = Element::ONE;
@@ -157,14 +159,16 @@ fn root(value: &Rational) -> Option<Element> {
     Some(product.times(Element::of(&Rational::new(1, denominator)?)))
 }
 
-/// √ of a prime below 2^61: in F_p, or i times √ of its negative.
+/// Returns the square root of a prime below 2^61. It is in F_p, or i times the root of the negative
+/// prime.
 fn root_of_prime(prime: u128) -> Option<Element> {
     let prime = u64::try_from(prime).ok().filter(|prime| *prime < P)?;
     let root = power(prime, P.div_ceil(4));
     Some(if times(root, root) == prime { Element::real(root) } else { Element::real(root).times(Element::I) })
 }
 
-/// Value of an expression without variables as an exact fraction, where it fits.
+/// Returns the exact value of an expression without variables. Returns `None` if it is not rational
+/// or exceeds the bounds of [`Rational`].
 pub(super) fn rational(expression: &Expr) -> Option<Rational> {
     match expression {
         Expr::Number(literal) => literal.rational(),
@@ -181,12 +185,12 @@ pub(super) fn rational(expression: &Expr) -> Option<Rational> {
     }
 }
 
-/// A point at which expressions are evaluated: every variable has its value there.
+/// A point at which expressions are evaluated. It assigns a value to every variable.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Point(pub u64);
 
 impl Point {
-    /// A number that looks random, of a name.
+    /// Returns a pseudorandom number that depends on the point and `name`.
     pub fn hash(self, name: &str) -> u64 {
         let mut state = self.0 ^ 0x9e37_79b9_7f4a_7c15;
         for byte in name.bytes() {
@@ -202,7 +206,7 @@ impl Point {
         Element::real(self.hash(name))
     }
 
-    /// Value of an expression; `None` where it has none in the field.
+    /// Returns the value of an expression, or `None` if it has none in the field.
     pub fn value(self, expression: &Expr) -> Option<Element> {
         match expression {
             Expr::Number(literal) => Element::of_literal(literal),
@@ -300,22 +304,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_are_roots() {
+    fn squares_of_roots_match_radicands() {
         for value in [2, 3, 5, 6, 12, 49, 65537, 999_983, 1 << 40] {
             let of = Rational::from(value);
             let found = root(&of).unwrap();
             assert_eq!(found.times(found), Element::of(&of), "{value}");
         }
-        // √2 √3 = √6, whichever of them lie in F_p.
+        // √2 √3 = √6, no matter which of the roots are in F_p.
         let root = |n: i64| root(&Rational::from(n)).unwrap();
         assert_eq!(root(2).times(root(3)), root(6));
         assert_eq!(root(-2).times(root(-3)), Element::ZERO.minus(root(6)));
-        // Too large to know its factors.
+        // Too large to be factored.
         assert_eq!(super::root(&Rational::new(2_305_843_009_213_693_951 * 2_147_483_647, 1).unwrap()), None);
     }
 
     #[test]
-    fn a_third_root_is_unique() {
+    fn cube_root_is_unique() {
         let eight = Expr::whole(8);
         let third = Rational::new(1, 3).unwrap();
         assert_eq!(Point(1).power(&eight, &third), Some(Element::real(2)));

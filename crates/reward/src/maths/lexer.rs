@@ -1,4 +1,4 @@
-//! Tokens of a formula, in LaTeX or in plain text.
+//! Splits a formula, in LaTeX or in plain text, into tokens.
 
 mod numbers;
 
@@ -9,59 +9,59 @@ use super::names::{
 };
 use crate::words::{self, is_month};
 
-/// A token.
+/// A token of a formula.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
-    /// Digits, with a power of ten, and whether a point stands among them.
+    /// Digits with a power of ten, and whether they contain a decimal point.
     Number {
         digits: String,
         scale: i32,
         decimal: bool,
-        /// Whether white space stands before.
+        /// Whether white space precedes the number.
         spaced: bool,
     },
     /// A variable.
     Letter(String),
     /// Words.
     Text(String),
-    /// A command of LaTeX, a function or a constant by its name in LaTeX.
+    /// A LaTeX command, or a function or a constant under its LaTeX name.
     Command(String),
-    /// `+ - * / ^ _ ! % | = < >` and signs of LaTeX in one character.
+    /// `+ - * / ^ _ ! % | = < >`, or a LaTeX symbol as one character.
     Sign(char),
-    /// `(`, `[`, or `{` for a brace that is shown.
+    /// `(`, `[`, or `{` for a visible brace.
     Open(char),
     Close(char),
-    /// Braces that group.
+    /// An opening brace that only groups.
     GroupOpen,
     GroupClose,
     /// A comma or a semicolon.
     Separator,
     And,
     Or,
-    /// `\begin{…}` and `\end{…}`.
+    /// `\begin{…}` with the name of the environment.
     Begin(String),
     End,
-    /// `&` and `\\`.
+    /// `&` in a matrix or an alignment.
     Cell,
     Row,
 }
 
-/// Longest formula that is read, in characters.
+/// Maximum length of a formula, in characters.
 pub(super) const LONGEST: usize = 4000;
 
 impl Token {
-    /// Returns whether the token parts the items of a list.
+    /// Returns whether the token separates the items of a list.
     pub fn is_separator(&self) -> bool {
         matches!(self, Token::Separator | Token::And | Token::Or)
     }
 
-    /// Returns a number without decimals.
+    /// Creates an integer token.
     pub fn whole(digits: impl ToString) -> Token {
         Token::Number { digits: digits.to_string(), scale: 0, decimal: false, spaced: false }
     }
 }
 
-/// Whether a text starts with two capital letters in braces.
+/// Returns whether a text starts with two capital letters in braces.
 fn is_segment(text: &str) -> bool {
     let inside = text.trim_start().strip_prefix('{').and_then(|text| text.split_once('}'));
     inside.is_some_and(|(points, _)| {
@@ -69,8 +69,8 @@ fn is_segment(text: &str) -> bool {
     })
 }
 
-/// Gives signs that have two meanings the one that fits: between numbers and relations, ∧ and ∨ join
-/// answers, and beside a number ∼ and ≅ say that it is rounded.
+/// Resolves ambiguous signs. Between numbers and relations, ∧ and ∨ join answers. Next to a number,
+/// ∼ and ≅ mean that it is rounded.
 fn settle(tokens: &mut [Token]) {
     let joins = tokens.iter().any(|token| {
         matches!(token, Token::Number { .. } | Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠' | '∈'))
@@ -94,21 +94,22 @@ struct Lexer<'t> {
     rest: &'t str,
     tokens: Vec<Token>,
     spaced: bool,
-    /// How deep arguments are within arguments.
+    /// Nesting depth of arguments.
     depth: u32,
     /// Whether the argument is text.
     is_text: bool,
-    /// Whether a dollar sign stands for the currency and not for a formula.
+    /// Whether a dollar sign is currency rather than the delimiter of a formula.
     is_currency: bool,
     /// Whether the text has words.
     is_prose: bool,
-    /// Whether a comma before three digits parts thousands, outside of brackets.
+    /// Whether a comma before three digits separates thousands, outside of brackets.
     thousands: bool,
     brackets: u32,
 }
 
-/// The tokens of a formula, where a comma before three digits parts `thousands` or the items of a list.
-/// `None` where it is too long, or has signs that no formula has.
+/// Splits a formula into tokens. `thousands` is whether a comma before three digits separates
+/// thousands, rather than items of a list. Returns `None` if the text is too long or has characters
+/// that do not occur in formulas.
 pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
     if text.chars().count() > LONGEST {
         return None;
@@ -182,7 +183,7 @@ impl<'t> Lexer<'t> {
             '$' | '"' | '`' => {}
             c if c.is_whitespace() || c == '~' => self.spaced = true,
             '{' => self.push(Token::GroupOpen),
-            // An empty group says nothing.
+            // An empty group has no meaning.
             '}' if self.tokens.last() == Some(&Token::GroupOpen) => {
                 self.tokens.pop();
             }
@@ -221,7 +222,7 @@ impl<'t> Lexer<'t> {
             {
                 self.push(Token::Sign(':'));
             }
-            // A full stop ends a sentence or an abbreviation.
+            // A period that ends a sentence or an abbreviation.
             '.' if self.is_text || self.rest.trim().is_empty() => {}
             '.' if matches!(self.tokens.last(), Some(Token::Text(_))) => {}
             '+' | '-' | '*' | '/' | '^' | '_' | '!' | '%' | '|' | '=' | '<' | '>' | '±' | '≤' | '≥' | '≠'
@@ -246,13 +247,13 @@ impl<'t> Lexer<'t> {
                 '}' => self.push(Token::Close('}')),
                 '%' => self.push(Token::Sign('%')),
                 '$' => self.push(Token::Text("$".into())),
-                // In plain text the difference of sets.
+                // In plain text, the difference of sets.
                 ' ' if self.tokens.ends_with(&[Token::Letter("\\mathbb{R}".into())]) => {
                     self.push(Token::Sign('∖'));
                 }
                 '|' => self.push(Token::Sign('|')),
                 '\\' => {
-                    // `\\[4pt]` says how far apart rows are.
+                    // `\\[4pt]` specifies the distance between rows.
                     if let Some((_, rest)) = self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']'))
                     {
                         self.rest = rest;
@@ -281,7 +282,7 @@ impl<'t> Lexer<'t> {
         }
         if LOOKS.contains(&name) {
             self.spaced = true;
-            // `\left.` stands for no bracket.
+            // `\left.` denotes an invisible bracket.
             if matches!(name, "left" | "right") {
                 self.rest = self.rest.trim_start();
                 self.rest = self.rest.strip_prefix('.').unwrap_or(self.rest);
@@ -350,14 +351,14 @@ impl<'t> Lexer<'t> {
             "R" | "reals" | "Reals" => self.push(Token::Letter("\\mathbb{R}".into())),
             "wedge" | "land" => self.push(Token::Sign('∧')),
             "vee" | "lor" => self.push(Token::Sign('∨')),
-            // The vector between two points, whose letters are no factors.
+            // The vector between two points, whose letters are not factors.
             "vec" | "overrightarrow" if is_segment(self.rest) => {
                 let points = self.argument()?.trim();
                 self.push(Token::Letter(format!("\\vec{{{points}}}")));
             }
             name => self.named(name),
         }
-        // Arguments of one digit: `\frac12`.
+        // One-digit arguments: `\frac12`.
         let arguments = match self.tokens.last() {
             Some(Token::Command(name)) if name == "frac" || name == "binom" => 2,
             Some(Token::Command(name)) if name == "sqrt" => 1,
@@ -381,7 +382,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The argument in braces that follows.
+    /// Returns the following argument in braces.
     fn argument(&mut self) -> Option<&'t str> {
         let rest = self.rest.trim_start().strip_prefix('{')?;
         let mut depth = 1;
@@ -399,7 +400,7 @@ impl<'t> Lexer<'t> {
         None
     }
 
-    /// An argument that is shown, in a frame or with a line.
+    /// Parses the argument of a command that frames, underlines or colors it.
     fn framed(&mut self, name: &str) -> Option<()> {
         // `\framebox[2cm]{4}`
         if let Some((_, rest)) = self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -407,7 +408,7 @@ impl<'t> Lexer<'t> {
         }
         let Some(inside) = self.argument() else { return Some(()) };
         if name.ends_with("brace") && self.rest.trim_start().starts_with(['_', '^']) {
-            // What is written at a brace explains.
+            // A label at a brace is an explanation.
             self.rest = &self.rest.trim_start()[1..];
             self.argument()?;
         }
@@ -422,7 +423,7 @@ impl<'t> Lexer<'t> {
         Some(())
     }
 
-    /// Reads an argument.
+    /// Parses an argument with `read`. Returns `None` if arguments are nested too deeply.
     fn inner(
         &mut self,
         inside: &'t str,
@@ -441,7 +442,8 @@ impl<'t> Lexer<'t> {
         done
     }
 
-    /// Text of LaTeX. Without words it is a formula.
+    /// Parses the argument of a LaTeX text command. If it does not consist of words, it is parsed
+    /// as a formula.
     fn text(&mut self, inside: &'t str) -> Option<()> {
         let start = self.tokens.len();
         let plain = inside.trim();
@@ -458,7 +460,7 @@ impl<'t> Lexer<'t> {
             }
             Some(())
         });
-        // A sign that no formula has makes all of it words.
+        // If the argument has a character that does not occur in formulas, all of it is words.
         if done.is_none() {
             self.tokens.truncate(start);
             self.push(Token::Text(plain.to_owned()));
@@ -474,7 +476,7 @@ impl<'t> Lexer<'t> {
             .unwrap_or(end);
         let (word, rest) = self.rest.split_at(end);
         self.rest = rest;
-        // The sign of multiplication, as those without one write powers of ten.
+        // In 3 x 10^5, the letter x is a multiplication sign.
         let is_operand = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
         if after_number && matches!(word, "x" | "X") && is_operand(rest.trim_start()) {
             self.push(Token::Sign('*'));
@@ -494,9 +496,9 @@ impl<'t> Lexer<'t> {
         self.name_function(start, false);
     }
 
-    /// Turns the word at an index of the tokens into the name of a function if its argument follows: a
-    /// bracket, as in Var(X) and SO(3), or a letter behind an operator, as in \operatorname{Re} z. Without
-    /// that, the word is a remark, which equality leaves out.
+    /// Turns the word at an index of the tokens into the name of a function if an argument follows:
+    /// a bracket, as in Var(X) and SO(3), or a letter after an operator, as in \operatorname{Re} z.
+    /// Otherwise the word is a remark, which comparison ignores.
     fn name_function(&mut self, start: usize, is_operator: bool) {
         let Some([Token::Text(word)]) = self.tokens.get(start..) else { return };
         let follows_value = matches!(
@@ -511,7 +513,7 @@ impl<'t> Lexer<'t> {
         );
         let inside = self.rest.strip_prefix("\\left").unwrap_or(self.rest).strip_prefix('(');
         let inside = inside.map(|inside| inside.split(')').next().unwrap_or_default());
-        // A name before several items is that of a point, but SL(2, R) is a group.
+        // A name before several items is the name of a point, but SL(2, R) is a group.
         let is_group = word.len() < 4 && word.chars().all(|c| c.is_ascii_uppercase());
         let mut next = self.rest.trim_start().chars();
         let is_letter = next.next().is_some_and(|c| c.is_alphabetic() || c == '\\')
@@ -551,12 +553,12 @@ impl<'t> Lexer<'t> {
             "i" | "e" if is_text => self.push(Token::Letter(word.into())),
             "C" | "F" | "K" if after_degree => self.push(Token::Text(word.into())),
             "m" | "g" | "s" | "h" | "l" if is_text => self.push(Token::Text(word.into())),
-            // 5K may be 5000.
+            // 5K may mean 5000.
             "K" if is_text && after_number && !self.spaced => self.push(Token::Letter(word.into())),
             "A" | "C" | "J" | "K" | "L" | "N" | "V" | "W" if is_text && after_number => {
                 self.push(Token::Text(word.into()));
             }
-            // A character of Chinese, Japanese or Korean is a word.
+            // A single Chinese, Japanese or Korean character is a word.
             _ if one && word.starts_with(|c| ('\u{3000}'..'\u{e000}').contains(&c)) => {
                 self.push(Token::Text(word.into()));
             }
@@ -565,7 +567,7 @@ impl<'t> Lexer<'t> {
             _ if self.is_prose && PROSE_WORDS.contains(&word.to_lowercase().as_str()) => {
                 self.push(Token::Text(word.into()));
             }
-            // Of a unit, sec and min are no functions.
+            // In a unit, sec and min are not functions.
             _ if is_text && self.tokens.last() == Some(&Token::Sign('/')) => {
                 self.push(Token::Text(word.into()));
             }
@@ -575,7 +577,7 @@ impl<'t> Lexer<'t> {
             }
             _ if after_number && UNITS.contains(&word) => self.push(Token::Text(word.into())),
             "yes" | "no" | "Yes" | "No" | "YES" | "NO" => self.push(Token::Text(word.into())),
-            // Names: Tom in prose, May, the triangle ABC, whose letters are no factors.
+            // Names, whose letters are not factors: Tom in prose, May, the triangle ABC.
             _ if is_name(word) && (self.is_prose || is_month(word)) => self.push(Token::Text(word.into())),
             _ if word.len() == 3 && word.chars().all(|c| c.is_ascii_uppercase()) => {
                 let is_angle = self.tokens.last() == Some(&Token::Command("angle".into()));

@@ -1,4 +1,4 @@
-//! Matrices: written out, in brackets of arrays, times numbers, added and transposed.
+//! Parses matrices: environments and bracketed arrays, scaled by factors, added and transposed.
 
 use super::expression::Expr;
 use super::lexer::Token;
@@ -9,14 +9,14 @@ use crate::words::About;
 /// Rows of cells.
 pub(super) type Rows = Vec<Vec<Expr>>;
 
-/// Whether a token begins a matrix. (A determinant is a number.)
+/// Returns whether a token starts a matrix. (A determinant is a number.)
 fn begins(token: &Token) -> bool {
     let names =
         ["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array", "psmallmatrix", "bsmallmatrix"];
     matches!(token, Token::Begin(name) if names.contains(&name.as_str()))
 }
 
-/// Returns the value of tokens that are a matrix, or a sum of matrices; `None` for anything else.
+/// Returns the value of tokens that are a matrix or a sum of matrices, or `None` for anything else.
 pub(super) fn matrix(tokens: &[Token]) -> Option<Rows> {
     if !tokens.iter().any(begins) {
         return None;
@@ -35,7 +35,7 @@ pub(super) fn matrix(tokens: &[Token]) -> Option<Rows> {
     sum
 }
 
-/// The terms of a sum, each with whether it is subtracted.
+/// Splits a sum into its terms, with whether each is subtracted.
 fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
     let (mut found, mut start, mut negative, mut at) = (Vec::new(), 0, false, 0);
     while at < tokens.len() {
@@ -60,11 +60,11 @@ fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
     found
 }
 
-/// A matrix with factors before and behind it.
+/// Parses a matrix with factors before and after it.
 fn scaled(term: &[Token]) -> Option<Rows> {
     let begin = term.iter().position(begins)?;
     let is_open = |at: usize| matches!(term.get(at), Some(Token::Open('(' | '[') | Token::GroupOpen));
-    // A bracket around the matrix alone.
+    // A bracket that contains only the matrix.
     let bracket = begin.checked_sub(1).filter(|at| {
         let end = begin + closing(&term[begin..]).unwrap_or(0);
         is_open(*at) && closing(&term[*at..]) == Some(end + 1 - at)
@@ -98,7 +98,8 @@ fn scaled(term: &[Token]) -> Option<Rows> {
     Some(map(found, |cell| Expr::Product(vec![cell, factor.clone()])))
 }
 
-/// What follows an exponent that is the mark of a transposed matrix.
+/// Returns the tokens after an exponent that denotes transposition, or `None` for any other
+/// exponent.
 fn transposes(tokens: &[Token]) -> Option<&[Token]> {
     let is_mark = |token: &Token| match token {
         Token::Letter(name) | Token::Text(name) => name == "T" || name == "t",

@@ -1,4 +1,4 @@
-//! Members of lists and tuples that have names: 3 boys and 4 girls, a = 1 and b = 2, (a, b) = (1, 2).
+//! Named members of lists and tuples: 3 boys and 4 girls, a = 1 and b = 2, (a, b) = (1, 2).
 
 use super::answer::{Answer, equates};
 use super::expression::{Expr, Function};
@@ -8,18 +8,18 @@ use super::quantity::Quantity;
 #[derive(Debug, Clone, PartialEq)]
 enum Name {
     Variable(Expr),
-    /// Words and units, sorted.
+    /// Words and units.
     Words(Vec<String>),
 }
 
 /// A member with its name.
 pub(super) type Member = (NameOf, Answer);
 
-/// The name of a member, apart from the words that other members have, too.
+/// The name of a member, without the words that also occur in the names of other members.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct NameOf(Name);
 
-/// Returns the members of an answer, if all have names that tell them apart.
+/// Returns the members of an answer, if all of them have distinct names.
 pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     let found: Option<Vec<(Name, Answer)>> = match answer {
         Answer::Named(names, items) => {
@@ -46,7 +46,7 @@ pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
             }
             name => name.clone(),
         };
-        // x = 3 or x = -3: one name for both.
+        // x = 3 or x = -3: both have the same name.
         if members.iter().any(|(other, _): &Member| other.0 == name) {
             return None;
         }
@@ -55,7 +55,7 @@ pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     Some(members)
 }
 
-/// Returns a list in the order of its variables, in which an unnamed tuple has them: y = 1, x = 2 is (2, 1).
+/// Sorts a list by its variables, the order of an unnamed tuple: y = 1, x = 2 is (2, 1).
 pub(super) fn by_variable(list: &[Answer]) -> Vec<Answer> {
     let variable = |item: &Answer| match named(item)?.0 {
         Name::Variable(Expr::Symbol(name)) => Some(name),
@@ -92,8 +92,8 @@ fn named(item: &Answer) -> Option<(Name, Answer)> {
     }
 }
 
-/// Returns the members of two answers in pairs of one name; in their order, if none of the names are the
-/// same. `None` if the names of some are and those of others are not.
+/// Pairs the members of two answers by name. If no names match, pairs them in order. Returns `None`
+/// if only some names match.
 pub(super) fn pairs(a: &[Member], b: &[Member]) -> Option<Vec<(Answer, Answer)>> {
     if a.len() != b.len() {
         return None;
@@ -117,7 +117,7 @@ pub(super) fn pairs(a: &[Member], b: &[Member]) -> Option<Vec<(Answer, Answer)>>
     }
 }
 
-/// The value of a member without its name.
+/// Returns the value of a member without its name.
 fn bare(member: &Answer) -> Answer {
     match member {
         Answer::Relation(parts, signs, about) => match assignment(parts, signs) {
@@ -130,11 +130,11 @@ fn bare(member: &Answer) -> Answer {
     }
 }
 
-/// Letters that mostly name a function.
+/// Letters that usually name a function.
 const FUNCTIONS: [char; 10] = ['f', 'g', 'h', 'p', 'q', 'F', 'G', 'H', 'P', 'Q'];
 
-/// Whether an expression is the name of something: a variable, words, the length of a segment, a function of
-/// variables or of a number.
+/// Returns whether an expression is a name: a variable, words, the length of a segment, or a
+/// function of variables or of a number.
 pub(super) fn is_name(of: &Expr) -> bool {
     match of {
         Expr::Symbol(_) | Expr::Unit(_) => true,
@@ -144,7 +144,7 @@ pub(super) fn is_name(of: &Expr) -> bool {
     }
 }
 
-/// Whether a product is a function of a number: f(2) is read as f · 2.
+/// Returns whether a product is a function of a number: f(2) is parsed as f · 2.
 fn is_applied(factors: &[Expr]) -> bool {
     let is_number = |of: &Expr| match of {
         Expr::Negative(inner) => matches!(**inner, Expr::Number(_)),
@@ -156,7 +156,7 @@ fn is_applied(factors: &[Expr]) -> bool {
     }
 }
 
-/// The name and the value of `x = … = value`.
+/// Returns the name and the value of `x = … = value`.
 pub(super) fn assignment<'a>(parts: &'a [Expr], signs: &[char]) -> Option<(&'a Expr, &'a Expr)> {
     let (name, value) = (parts.first()?, parts.last()?);
     (equates(signs) && is_name(name)).then_some((name, value))

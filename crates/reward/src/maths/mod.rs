@@ -1,18 +1,19 @@
 //! Compares mathematical answers by their meaning.
 //!
 //! Answers are LaTeX or plain text: fractions, mixed numbers, decimals, powers, roots, π, e and i,
-//! polynomials and other expressions in variables, percent, units, ±, lists, sets, tuples, intervals and
-//! their unions, matrices, equations and inequalities, choices, words.
+//! polynomials and other expressions in variables, percent, units, ±, lists, sets, tuples,
+//! intervals and their unions, matrices, equations and inequalities, choices, words.
 //!
-//! The given and the expected answer pass the same stages: characters, tokens, phrases (`phrases`: numbers in
-//! words, magnitudes, signs), quantities (`quantity`: a value without its bounds, units and names), shapes
-//! (`answer`), equality (`equal`). Equality of exactly computable values is decided by values in a finite
-//! field ([`field`]), which is exact except for a probability of 2^-50 and takes no time that grows with
-//! expansion. Other values are compared in floating point at fixed points.
+//! The answer and the expected answer pass the same stages: characters, tokens, phrases (`phrases`:
+//! numbers in words, magnitudes, signs), quantities (`quantity`: a value without its bounds, units
+//! and names), shapes (`answer`), equality (`equal`). Values that can be computed exactly are
+//! compared in a finite field ([`field`]). That comparison is exact except for a probability of
+//! 2^-50, and its time does not grow with the expansion of an expression. Other values are compared
+//! in floating point at fixed points.
 //!
 //! # Guarantees
-//! - **Bounded.** Time and memory are bounded by the length of an answer, whatever it contains.
-//! - **Unparsed answers** are right only if they are written like the expected answer.
+//! - **Bounded.** Time and memory are bounded by the length of an answer, whatever its content.
+//! - **Unparsed answers** are correct only if they are written like the expected answer.
 
 mod answer;
 mod approximate;
@@ -50,29 +51,30 @@ pub use extract::MathsPlace;
 pub(crate) use extract::{first_sentence, readable, stated_answer};
 pub(crate) use statement::statement;
 
-/// Scores 1 where the answer means the same as an expected one, else 0.
+/// Scores 1 if the answer means the same as an expected answer, else 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MathsScorer {
-    /// Where the answer stands.
+    /// Location of the answer in the text.
     pub place: MathsPlace,
-    /// Treatment of units and other words beside a value.
+    /// Treatment of units and other words next to a value.
     pub units: Units,
     /// Treatment of percent signs.
     pub percent: Percent,
-    /// A number with a decimal point is right where it differs by at most half a unit of this decimal (and a
-    /// thousandth of itself); with 0 it must be right exactly.
+    /// Number of decimals for comparing a number with a decimal point, in 0..=12. The number is
+    /// correct if its error is at most half a unit of this decimal, and at most a thousandth of its
+    /// value. 0 requires equality. The default is 6.
     pub decimals: u32,
 }
 
-/// Treatment of units and other words beside a value.
+/// Treatment of units and other words next to a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Units {
-    /// Left out: 5 cm is 5, and 90° is 90.
+    /// Ignored: 5 cm equals 5, and 90° equals 90.
     #[default]
     Strip,
-    /// Compared by name: 5 cm is not 5 m.
+    /// Compared by name: 5 cm differs from 5 m.
     Compare,
 }
 
@@ -80,10 +82,10 @@ pub enum Units {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Percent {
-    /// 50% is 0.5, and also 50.
+    /// 50% equals both 0.5 and 50.
     #[default]
     Either,
-    /// 50% is 0.5 alone.
+    /// 50% equals only 0.5.
     Value,
 }
 
@@ -98,7 +100,7 @@ impl Default for MathsScorer {
     }
 }
 
-/// Most decimals of a tolerance: floating point has no more.
+/// Maximum number of decimals of a tolerance, given the precision of floating point.
 const DECIMALS: u32 = 12;
 
 #[async_trait]
@@ -121,11 +123,13 @@ impl MathsScorer {
         Err(ScoreError::Unusable(what))
     }
 
-    /// Grades a final text against the expected answer: a text in LaTeX or plain text (its `\boxed{…}`, what
-    /// follows its `####`, or all of it), a number, or a list of these, each of which is right.
+    /// Grades a final text against the expected answer: a text in LaTeX or plain text (its
+    /// `\boxed{…}`, else the text after its `####`, else all of it), a number, or a list of these,
+    /// any of which is correct.
     ///
     /// # Errors
-    /// When there is no expected answer. Nothing in `text` is an error.
+    /// Returns an error if `expected` has no answer, or if `decimals` is out of range. The content
+    /// of `text` never causes an error.
     pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let golds = golds(expected)?;
@@ -136,7 +140,7 @@ impl MathsScorer {
         Ok(Score { value: f64::from(u8::from(right)), extracted: Some(found) })
     }
 
-    /// Returns whether an answer means the same as the expected one.
+    /// Returns whether an answer means the same as an expected answer.
     pub fn is_same(&self, expected: &str, answer: &str) -> bool {
         let (expected, answer) = (without_marks(&spelled(expected)), without_marks(&spelled(answer)));
         let plain_expected = plain(&expected);
@@ -152,7 +156,8 @@ impl MathsScorer {
             let (expected, answer) = (readings(&expected), readings(&answer));
             expected.iter().any(|expected| answer.iter().any(|answer| rules.same(expected, answer)))
         };
-        // Numbers in Chinese words, and 40k where the expected answer has no variables.
+        // Parses numbers in Chinese words, and amounts such as 40k if the expected answer has no
+        // variables.
         let written = |text: &str| languages::chinese_number(&plain(text));
         let short = || amount(&plain(&answer)).filter(|_| !expected.contains(char::is_alphabetic));
         is_read
@@ -165,24 +170,24 @@ impl MathsScorer {
     }
 }
 
-/// Returns whether a text is two integers with nothing but a hyphen or a dash between: the score of a match,
-/// a range of years, a number of a telephone. As an expected answer it is no difference.
+/// Returns whether a text is two integers joined by a hyphen or a dash: the score of a match, a
+/// range of years, a phone number. As an expected answer, such a text is not a difference.
 fn is_score_or_range(text: &str) -> bool {
     let is_integer = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.trim().split_once(['-', '–']).is_some_and(|(first, last)| is_integer(first) && is_integer(last))
 }
 
-/// Returns whether two texts are written alike, with whichever dash.
+/// Returns whether two texts are written in the same way, apart from the kind of dash.
 fn written_alike(expected: &str, answer: &str) -> bool {
     let dashed = |text: &str| plain(&without_marks(&spelled(text))).replace(['–', '−'], "-");
     dashed(expected) == dashed(answer)
 }
 
-/// The number that digits with a letter of magnitude write: 40k, 2.5M.
+/// Returns the number that digits followed by a magnitude letter denote: 40k, 2.5M.
 fn amount(text: &str) -> Option<String> {
     let power = match text.chars().next_back()? {
         'k' | 'K' => 3,
-        // 1M may be something else.
+        // 1M without a decimal point may have another meaning.
         'M' if text.contains('.') => 6,
         _ => return None,
     };
@@ -193,7 +198,7 @@ fn amount(text: &str) -> Option<String> {
     is_number.then(|| format!("{digits}e{power}"))
 }
 
-/// An answer as it is written, without spaces and marks of formulas and of words within them.
+/// Returns an answer as written, without spaces, formula delimiters and text commands.
 fn plain(text: &str) -> String {
     let mut text = text.trim().trim_end_matches('.').replace("\\left", "").replace("\\right", "");
     while let Some((before, (inside, after))) =
@@ -208,7 +213,7 @@ fn plain(text: &str) -> String {
             spaced = true;
             continue;
         }
-        // Two numbers are not one.
+        // Keeps two numbers separate.
         if spaced && c.is_ascii_digit() && out.ends_with(|c: char| c.is_ascii_digit()) {
             out.push(' ');
         }
@@ -218,7 +223,7 @@ fn plain(text: &str) -> String {
     out
 }
 
-/// Texts of the expected answers.
+/// Returns the texts of the expected answers.
 fn golds(expected: &Value) -> Result<Vec<String>, ScoreError> {
     let text = |value: &Value| match value {
         Value::String(text) => {

@@ -1,13 +1,13 @@
-//! Tables of names: functions, units, commands of LaTeX.
+//! Tables of names: functions, units, LaTeX commands.
 
-/// Words that are functions or constants, with their names in LaTeX.
+/// Words that are functions or constants, under their LaTeX names.
 pub(super) const NAMES: &[&str] = &[
     "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
     "ln", "log", "exp", "max", "min", "pi", "infty", "alpha", "beta", "gamma", "delta", "theta", "lambda",
     "mu", "phi", "omega", "binom", "frac", "abs", "floor", "ceil", "cup", "lg", "gcd", "lcm", "det", "mod",
 ];
 
-/// Units that are written without `\text`.
+/// Units that are recognized without `\text`.
 pub(super) const UNITS: &[&str] = &[
     "mm", "cm", "dm", "km", "kg", "mg", "lb", "lbs", "oz", "ft", "in", "mi", "mph", "hr", "hrs", "min",
     "sec", "ms", "ml", "mL", "sq", "cu", "deg", "rad", "Hz", "kHz", "am", "pm", "AM", "PM", "yd", "kJ", "kW",
@@ -16,7 +16,7 @@ pub(super) const UNITS: &[&str] = &[
     "tn", "mio", "Mio", "mrd", "Mrd",
 ];
 
-/// Commands that say how something looks.
+/// LaTeX commands that only change the appearance.
 pub(super) const LOOKS: &[&str] = &[
     "left",
     "right",
@@ -86,7 +86,7 @@ pub(super) const LOOKS: &[&str] = &[
     "therefore",
 ];
 
-/// Commands whose argument is text.
+/// LaTeX commands whose argument is text.
 pub(super) const TEXTS: &[&str] = &[
     "text",
     "mbox",
@@ -111,7 +111,7 @@ pub(super) const TEXTS: &[&str] = &[
     "mathtt",
 ];
 
-/// Other names of commands.
+/// LaTeX commands with an equivalent that the parser knows.
 pub(super) const SAME: &[(&str, &str)] = &[
     ("varnothing", "emptyset"),
     ("dfrac", "frac"),
@@ -182,7 +182,7 @@ pub(super) const SAME: &[(&str, &str)] = &[
     ("textdegree", "°"),
 ];
 
-/// Commands whose arguments say how something looks, and how many of these stand before what is shown.
+/// LaTeX commands with styling arguments, and the number of these before the visible content.
 pub(super) const DROPPED: &[(&str, u32)] = &[
     ("color", 1),
     ("textcolor", 1),
@@ -204,7 +204,7 @@ pub(super) const DROPPED: &[(&str, u32)] = &[
     ("stackrel", 1),
 ];
 
-/// Commands whose argument is shown in a frame, with a line or in a color.
+/// LaTeX commands that frame, underline or color their argument.
 pub(super) const FRAMES: &[&str] = &[
     "underline",
     "uline",
@@ -227,7 +227,7 @@ pub(super) const FRAMES: &[&str] = &[
     "stackrel",
 ];
 
-/// Greek letters with their commands.
+/// Greek letters with their LaTeX commands.
 pub(super) const GREEK: &[(&str, &str)] = &[
     ("α", "alpha"),
     ("β", "beta"),
@@ -259,7 +259,7 @@ pub(super) const GREEK: &[(&str, &str)] = &[
     ("Ω", "Omega"),
 ];
 
-/// Commands of relations, whose sides may not be exchanged.
+/// LaTeX commands for relations whose sides cannot be exchanged.
 pub(super) const RELATIONS: &[&str] = &[
     "subset",
     "subseteq",
@@ -283,18 +283,18 @@ pub(super) const RELATIONS: &[&str] = &[
     "Leftarrow",
 ];
 
-/// Short words that are no products of letters.
+/// Short words that are not products of letters.
 pub(super) const WORDS: &[&str] = &[
     "one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has", "nor", "day",
     "old", "men", "man", "boy", "kid", "cup", "box", "egg", "dog", "cat", "pen", "bag", "car", "bus", "pie",
     "hat", "toy", "ans", "uhr", "job", "way", "red", "new", "usd", "eur", "gbp", "inr",
 ];
 
-/// Shorter words that are no products of letters in a text that has longer words.
+/// Shorter words that are not products of letters in a text that has longer words.
 pub(super) const PROSE_WORDS: &[&str] =
     &["is", "of", "to", "at", "we", "if", "by", "on", "in", "no", "up", "as", "an", "et", "und"];
 
-/// Returns whether a word of three letters is written as a name.
+/// Returns whether a three-letter word is capitalized like a name.
 pub(super) fn is_name(word: &str) -> bool {
     let mut chars = word.chars();
     chars.next().is_some_and(|c| c.is_ascii_uppercase())
@@ -302,13 +302,14 @@ pub(super) fn is_name(word: &str) -> bool {
         && chars.all(|c| c.is_ascii_lowercase())
 }
 
-/// Words before a bracket that are no names of functions.
+/// Words before a bracket that are not names of functions.
 pub(super) const NO_FUNCTIONS: [&str; 22] = [
     "answer", "option", "choice", "point", "points", "vertex", "center", "total", "or", "and", "if", "since",
     "because", "base", "approx", "about", "is", "are", "equals", "the", "to", "of",
 ];
 
-/// Returns the bytes of the first factor of a product of Greek and Latin letters: k of kπ, π of πr.
+/// Returns the length in bytes of the first factor of a product of Greek and Latin letters: k of
+/// kπ, π of πr.
 pub(super) fn first_factor(word: &str) -> Option<usize> {
     let is_greek = |c: char| GREEK.iter().any(|(letter, _)| letter.starts_with(c));
     let mixed = word.chars().any(|c| c.is_ascii());

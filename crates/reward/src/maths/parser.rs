@@ -1,4 +1,4 @@
-//! From tokens to expressions.
+//! Parses tokens into expressions.
 
 use super::expression::{Constant, Expr, Function, Literal};
 use super::field::rational;
@@ -7,34 +7,36 @@ use super::names::RELATIONS;
 use super::series::{self, determinant};
 use crate::words;
 
-/// How deep groups may be nested.
+/// Maximum nesting depth of groups.
 const DEPTH: u32 = 40;
 
-/// How many operations may stand within one another: whatever looks at an expression goes down as many calls.
+/// Maximum nesting depth of operations. It bounds the recursion of functions that traverse an
+/// expression.
 const HEIGHT: u32 = 400;
 
-/// Most items of an answer.
+/// Maximum number of items in an answer.
 pub(super) const ITEMS: usize = 100;
 
-/// A position among tokens.
+/// A position in a list of tokens.
 struct Parser<'t> {
     tokens: &'t [Token],
     at: usize,
     depth: u32,
-    /// How many bars of an absolute value are open.
+    /// Number of open bars of absolute values.
     bars: u32,
-    /// Whether the tokens are a cell of a determinant, which has no determinants within it.
+    /// Whether the tokens are a cell of a determinant. Such a cell cannot contain determinants.
     is_cell: bool,
 }
 
-/// Reads tokens as one expression; `None` where they are none, or where they are nested beyond all reason.
+/// Parses all tokens as one expression. Returns `None` if they are not an expression, or are nested
+/// too deeply.
 pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
     let mut parser = Parser::new(tokens, 0);
     let whole = parser.whole()?;
     (parser.at == tokens.len() && whole.is_within(HEIGHT)).then_some(whole)
 }
 
-/// The place of the bracket that closes the one at the beginning.
+/// Returns the index of the bracket that closes the bracket at the start.
 pub(super) fn closing(tokens: &[Token]) -> Option<usize> {
     let mut depth = 0i32;
     for (at, token) in tokens.iter().enumerate() {
@@ -46,7 +48,7 @@ pub(super) fn closing(tokens: &[Token]) -> Option<usize> {
     None
 }
 
-/// +1 where a token opens something, −1 where it closes it.
+/// Returns +1 if a token opens a bracket, −1 if it closes one, and 0 otherwise.
 fn nesting(token: &Token) -> i32 {
     match token {
         Token::Open(_) | Token::GroupOpen | Token::Begin(_) => 1,
@@ -55,7 +57,7 @@ fn nesting(token: &Token) -> i32 {
     }
 }
 
-/// The parts between tokens that stand in no bracket.
+/// Splits tokens at those for which `parts` holds, outside of brackets.
 pub(super) fn split(tokens: &[Token], mut parts: impl FnMut(&Token) -> bool) -> Vec<&[Token]> {
     let mut depth = 0;
     tokens
@@ -66,12 +68,12 @@ pub(super) fn split(tokens: &[Token], mut parts: impl FnMut(&Token) -> bool) -> 
         .collect()
 }
 
-/// The rows of a matrix that have cells.
+/// Returns the non-empty rows of a matrix.
 pub(super) fn rows(inner: &[Token]) -> impl Iterator<Item = &[Token]> {
     split(inner, |token| *token == Token::Row).into_iter().filter(|row| !row.is_empty())
 }
 
-/// The cells of a row.
+/// Returns the cells of a row.
 pub(super) fn cells(row: &[Token]) -> Vec<&[Token]> {
     split(row, |token| *token == Token::Cell)
 }
@@ -81,7 +83,7 @@ impl<'t> Parser<'t> {
         Parser { tokens, at: 0, depth, bars: 0, is_cell: false }
     }
 
-    /// Parses a sum, or two of them with `\over` or `\choose` between.
+    /// Parses a sum, or two sums separated by `\over` or `\choose`.
     fn whole(&mut self) -> Option<Expr> {
         let top = self.sum()?;
         match self.peek() {
@@ -97,7 +99,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Whether two measures of known units follow each other, as in 5 feet 3 inches.
+    /// Returns whether a measure follows a measure in another unit, as in 5 feet 3 inches.
     fn continues_measure(&self) -> bool {
         let is_unit =
             |token: Option<&Token>| matches!(token, Some(Token::Text(word)) if words::units(word).is_some());
@@ -117,7 +119,7 @@ impl<'t> Parser<'t> {
         is_next
     }
 
-    /// Goes one deeper for as long as `read` runs.
+    /// Runs `read` one nesting level deeper. Returns `None` at the maximum depth.
     fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
         if self.depth == DEPTH {
             return None;
@@ -167,7 +169,7 @@ impl<'t> Parser<'t> {
             } else if self.continues_measure() {
                 break;
             } else if self.begins_factor() {
-                // Two measures side by side are no product.
+                // Two adjacent measures are not a product.
                 let measured = |factor: &Expr| !matches!(factor, Expr::Unit(_));
                 if matches!(self.peek(), Some(Token::Number { .. }))
                     && matches!(factors.last(), Some(Expr::Unit(_)))
@@ -191,7 +193,7 @@ impl<'t> Parser<'t> {
         if factors.len() == 1 { factors.pop() } else { Some(Expr::Product(factors)) }
     }
 
-    /// A factor after an operator, which may have a sign.
+    /// Parses a factor after an operator. The factor may have a sign.
     fn signed(&mut self) -> Option<Expr> {
         if self.take_sign('-') {
             return self.nested(Self::signed).map(|factor| Expr::Negative(Box::new(factor)));
@@ -211,7 +213,8 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// A factor right after another one: `Ok` where the two are a mixed number.
+    /// Parses a factor directly after another factor. The inner result is `Ok` if the two form a
+    /// mixed number.
     fn juxtaposed(&mut self, before: &Expr) -> Option<Result<Expr, Expr>> {
         let after_whole = matches!(before, Expr::Number(literal) if literal.is_whole());
         match self.peek() {
@@ -219,7 +222,7 @@ impl<'t> Parser<'t> {
                 let fraction = self.power()?;
                 Some(if is_fraction(&fraction) { Ok(fraction) } else { Err(fraction) })
             }
-            // A decimal that repeats: the digits before are part of it.
+            // A fraction after a space forms a mixed number: 1 1/2.
             Some(Token::Number { spaced: true, .. }) if after_whole => {
                 let top = self.power()?;
                 if !self.take_sign('/') {
@@ -228,7 +231,7 @@ impl<'t> Parser<'t> {
                 let fraction = Expr::Product(vec![top, self.power()?.inverted()]);
                 is_fraction(&fraction).then_some(Ok(fraction))
             }
-            // Two numbers side by side are no product.
+            // Two adjacent numbers are not a product.
             Some(Token::Number { .. }) if matches!(before, Expr::Number(_)) => None,
             _ => self.power().map(Err),
         }
@@ -239,7 +242,7 @@ impl<'t> Parser<'t> {
         if !self.take_sign('^') {
             return Some(base);
         }
-        // A degree, or the mark of a derivative.
+        // A degree sign.
         if self.peek() == Some(&Token::Sign('°')) {
             self.at += 1;
             return Some(Expr::Product(vec![base, Expr::Constant(Constant::Degree)]));
@@ -268,7 +271,8 @@ impl<'t> Parser<'t> {
             } else if self.take_sign('°') {
                 inner = Expr::Product(vec![inner, Expr::Constant(Constant::Degree)]);
             } else if self.take_sign('%') {
-                // A part of an answer; as a whole it is one of its own.
+                // A percentage within an expression. `quantity` handles a percentage that is the
+                // complete answer.
                 inner = Expr::Product(vec![inner, Expr::whole(100).inverted()]);
             } else if self.peek() == Some(&Token::Sign('_'))
                 && let Expr::Number(literal) = &inner
@@ -304,7 +308,7 @@ impl<'t> Parser<'t> {
                     _ => Expr::Symbol(name),
                 })
             }
-            // The signs of units differ by their case: MW and mW.
+            // Symbols of units are case-sensitive: MW and mW.
             Token::Text(word) => {
                 let lower = word.to_lowercase();
                 let is_sign = word.chars().nth(1).is_none() || words::units(word) != words::units(&lower);
@@ -338,7 +342,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The determinant of the matrix whose `Begin` was passed.
+    /// Parses the determinant of the matrix after its `Begin` token.
     fn determinant(&mut self) -> Option<Expr> {
         if self.is_cell {
             return None;
@@ -356,7 +360,7 @@ impl<'t> Parser<'t> {
         determinant(&rows?)
     }
 
-    /// The terms of `\sum_{k=1}^{4} k` or the factors of `\prod`.
+    /// Parses the terms of `\sum_{k=1}^{4} k`, or the factors of `\prod`.
     fn series(&mut self) -> Option<Vec<Expr>> {
         if !self.take_sign('_') || self.peek() != Some(&Token::GroupOpen) {
             return None;
@@ -374,7 +378,7 @@ impl<'t> Parser<'t> {
         series::terms(&body, index, &rational(&from)?, &rational(&to)?)
     }
 
-    /// A sum up to a token that closes it.
+    /// Parses a sum up to a token that closes it.
     fn inside(&mut self, closes: impl Fn(&Token) -> bool) -> Option<Expr> {
         let inner = self.nested(Self::whole)?;
         let is_closed = self.peek().is_some_and(closes);
@@ -404,7 +408,7 @@ impl<'t> Parser<'t> {
         Some(Expr::Sum(vec![exact(if digits.is_empty() { "0" } else { digits }, scale), part]))
     }
 
-    /// Text of a subscript.
+    /// Parses a subscript as text.
     fn subscript(&mut self) -> Option<String> {
         self.take_sign('_');
         let start = self.at;
@@ -451,7 +455,7 @@ impl<'t> Parser<'t> {
                 self.at += usize::from(brackets);
                 return Some(found);
             }
-            // A segment, or a number of letters.
+            // A segment, or a number whose digits are letters.
             "overline" => {
                 let name = self.subscript()?;
                 return name
@@ -487,7 +491,7 @@ impl<'t> Parser<'t> {
             "min" => F::Min,
             "gcd" => F::Gcd,
             "lcm" => F::Lcm,
-            // A letter that is no Latin one.
+            // A letter with a LaTeX name, such as a Greek one.
             _ if name.chars().all(|c| c.is_ascii_alphabetic())
                 && !["over", "choose", "pmod", "mod"].contains(&name)
                 && !RELATIONS.contains(&name) =>
@@ -525,7 +529,8 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// An argument of a command: a group, or whatever stands next. (Digits were parted by the lexer.)
+    /// Parses an argument of a command: a group, or the next token. (The lexer has separated
+    /// digits.)
     fn argument(&mut self) -> Option<Expr> {
         if self.take_sign('-') {
             return self.nested(Self::primary).map(|of| Expr::Negative(Box::new(of)));
@@ -533,7 +538,7 @@ impl<'t> Parser<'t> {
         self.nested(Self::primary)
     }
 
-    /// Arguments in brackets, parted by commas.
+    /// Parses arguments in brackets, separated by commas.
     fn arguments(&mut self) -> Option<Vec<Expr>> {
         let end = self.at + closing(&self.tokens[self.at..])?;
         let inner = self.tokens.get(self.at + 1..end)?;
@@ -549,7 +554,8 @@ impl<'t> Parser<'t> {
             .collect()
     }
 
-    /// The operand of a function: brackets, or factors up to an operator or another function.
+    /// Parses the operand of a function: a bracket, or factors up to an operator or another
+    /// function.
     fn operand(&mut self) -> Option<Expr> {
         self.nested(|p| {
             if let Some(Token::Open(_) | Token::GroupOpen | Token::Sign('|')) = p.peek() {
@@ -579,7 +585,7 @@ fn closes(open: char, close: char) -> bool {
     matches!((open, close), ('(', ')') | ('[', ']') | ('⌊', '⌊') | ('⌈', '⌈'))
 }
 
-/// Whether it is a quotient of whole numbers.
+/// Returns whether an expression is a quotient of integers.
 fn is_fraction(expression: &Expr) -> bool {
     let whole = |of: &Expr| matches!(of, Expr::Number(literal) if literal.is_whole());
     let Expr::Product(factors) = expression else { return false };

@@ -1,22 +1,23 @@
-//! Phrases among tokens: numbers in words, words of magnitude and of sign, remarks, known sets.
+//! Replaces phrases among tokens: numbers in words, words for magnitude and sign, remarks, known
+//! sets.
 //!
-//! What has a value becomes numbers and signs (`5 million` is 5 · 1000000, `minus five` is −5, `all real
-//! numbers` is ℝ); remarks in brackets and labels are removed. Words that remain are left for
-//! [`quantity`](super::quantity).
+//! Phrases with a value become numbers and signs: `5 million` is 5 · 1000000, `minus five` is −5,
+//! and `all real numbers` is ℝ. Remarks in brackets and labels are removed.
+//! [`quantity`](super::quantity) handles the remaining words.
 
 use super::lexer::Token;
 use super::parser::closing;
 use crate::languages::{self, SIGNS};
 use crate::words;
 
-/// Words that begin a remark in brackets.
+/// Words that start a remark in brackets.
 const REMARKS: [&str; 36] = [
     "option", "choice", "answer", "since", "because", "as", "see", "by", "from", "where", "when", "if",
     "using", "given", "that", "which", "who", "rounded", "to", "units", "check", "step", "after", "before",
     "with", "without", "for", "so", "it", "this", "we", "the", "recall", "note", "correct", "exact",
 ];
 
-/// Words that begin an approximation in brackets.
+/// Words that start an approximation in brackets.
 const APPROXIMATIONS: [&str; 4] = ["approx", "approximately", "about", "roughly"];
 
 /// Returns the tokens with phrases replaced.
@@ -37,7 +38,7 @@ pub(super) fn phrases(tokens: Vec<Token>) -> Vec<Token> {
     reader.out
 }
 
-/// Tokens, the position up to which they are read, and what they became.
+/// Input tokens, the position in them, and the tokens produced so far.
 pub(super) struct Reader<'t> {
     pub(super) tokens: &'t [Token],
     pub(super) at: usize,
@@ -63,7 +64,7 @@ impl Reader<'_> {
         text(self.ahead(by)).map(str::to_lowercase)
     }
 
-    /// Whether words stand here, in any case.
+    /// Returns whether the next tokens are these words, ignoring case.
     fn is_at(&self, words: &[&str]) -> bool {
         words.iter().enumerate().all(|(by, word)| self.word(by).as_deref() == Some(*word))
     }
@@ -74,7 +75,7 @@ impl Reader<'_> {
         true
     }
 
-    /// Whether the tokens so far end in a value.
+    /// Returns whether the tokens produced so far end with a value.
     pub(super) fn follows_value(&self) -> bool {
         matches!(
             self.out.last(),
@@ -82,7 +83,7 @@ impl Reader<'_> {
         )
     }
 
-    /// Whether an operand can start here.
+    /// Returns whether an operand can start at the position.
     fn starts_operand(&self) -> bool {
         !matches!(
             self.out.last(),
@@ -96,7 +97,7 @@ impl Reader<'_> {
         )
     }
 
-    /// Whether a value starts some tokens ahead.
+    /// Returns whether a value starts `by` tokens ahead.
     fn is_value(&self, by: usize) -> bool {
         match self.ahead(by) {
             Some(Token::Number { .. } | Token::Open('(') | Token::Command(_) | Token::GroupOpen) => true,
@@ -108,7 +109,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a phrase that starts here.
+    /// Replaces a phrase that starts at the position. Returns whether there was one.
     fn phrase(&mut self) -> bool {
         self.known_set()
             || self.time()
@@ -121,7 +122,7 @@ impl Reader<'_> {
             || self.mark()
     }
 
-    /// A number whose digits have letters, in base 16: 1A_{16}.
+    /// Parses a number in base 16 whose digits include letters: 1A_{16}.
     fn based(&mut self) -> bool {
         let base = match &self.tokens[self.at..] {
             [Token::Sign('_'), Token::GroupOpen, Token::Number { digits, .. }, Token::GroupClose] => digits,
@@ -144,8 +145,8 @@ impl Reader<'_> {
         self.replace(self.tokens.len() - self.at, [Token::whole(value)])
     }
 
-    /// Operations in words between values or behind one: out of, percent of, plus or minus, squared; and
-    /// the "and" of a measure in two units.
+    /// Parses operations in words: out of, percent of, plus or minus, squared. Also drops the "and"
+    /// of a measure in two units.
     fn operation(&mut self) -> bool {
         if self.is_at(&["plus", "or", "minus"]) && self.is_value(3) {
             return self.replace(3, [Token::Sign('±')]);
@@ -157,7 +158,7 @@ impl Reader<'_> {
             if self.is_at(&["of"]) && self.out.last() == Some(&Token::Sign('%')) && self.is_value(1) {
                 return self.replace(1, [Token::Sign('*')]);
             }
-            // 5 per mille
+            // 5 per mille.
             let next: Vec<String> = (0..2).map_while(|by| self.word(by)).collect();
             let next = next.join(" ");
             if let Some((bottom, length)) = words::part(&next) {
@@ -173,7 +174,7 @@ impl Reader<'_> {
                 return self.replace(1, [Token::Sign('^'), Token::whole(power)]);
             }
         }
-        // 3 Hunde und 4 Katzen
+        // 3 Hunde und 4 Katzen.
         if let (Some(Token::Text(_)), Some(Token::Text(and) | Token::Letter(and)), Some(Token::Number { .. })) =
             (self.out.last(), self.ahead(0), self.ahead(1))
             && ["und", "et", "y", "и"].contains(&and.as_str())
@@ -190,7 +191,7 @@ impl Reader<'_> {
         }
     }
 
-    /// ℝ and ∅ in words.
+    /// Parses ℝ, ∅ and other sets in words.
     fn known_set(&mut self) -> bool {
         const REALS: [&[&str]; 6] = [
             &["all", "real", "numbers"],
@@ -238,7 +239,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Words for a sign or a factor before a value, or "below zero" behind one.
+    /// Parses words for a sign or a factor before a value, or "below zero" after a value.
     fn sign(&mut self) -> bool {
         if self.is_at(&["below", "zero"]) {
             let number = self.out.iter().rposition(|token| matches!(token, Token::Number { .. }));
@@ -248,7 +249,7 @@ impl Reader<'_> {
         }
         let Some(word) = self.word(0) else { return false };
         let (starts, is_value) = (self.starts_operand(), self.is_value(1));
-        // The article, and no variable.
+        // "a" is the article here rather than a variable.
         if let (Some(Token::Letter(_)), Some(Token::Text(next))) = (self.ahead(0), self.ahead(1))
             && starts
             && word == "a"
@@ -266,7 +267,7 @@ impl Reader<'_> {
                 self.replace(1, [Token::Sign('-')])
             }
             "plus" | "positive" if starts && is_value => self.replace(1, []),
-            // -$5 as $-5.
+            // Reorders $-5 to -$5.
             "$" if self.ahead(1) == Some(&Token::Sign('-')) => {
                 self.replace(2, [Token::Sign('-'), Token::Text("$".into())])
             }
@@ -279,7 +280,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A number in words: forty-two, one hundred and five, three quarters, two and a half.
+    /// Parses a number in words: forty-two, one hundred and five, three quarters, two and a half.
     fn number(&mut self) -> bool {
         if let Some(Token::Number { scale: 0, .. }) = self.ahead(0)
             && self.ahead(1) == Some(&Token::And)
@@ -288,7 +289,7 @@ impl Reader<'_> {
             let whole = self.tokens[self.at].clone();
             return self.replace(2 + taken, mixed(whole, top, bottom));
         }
-        // 2 thirds; quarters may be coins.
+        // 2 thirds. Quarters may be coins.
         if let (Some(number @ Token::Number { scale: 0, .. }), Some(part)) = (self.ahead(0), self.word(1))
             && let Some(bottom) =
                 words::denominator(&part).filter(|_| part.ends_with('s') && part != "seconds")
@@ -333,7 +334,8 @@ impl Reader<'_> {
         self.replace(taken, [whole])
     }
 
-    /// A part in words some tokens ahead: a half, two thirds.
+    /// Parses a fraction in words `by` tokens ahead: a half, two thirds. Returns its numerator, its
+    /// denominator and its number of tokens.
     fn part(&self, by: usize) -> Option<(u64, u64, usize)> {
         let word = self.word(by)?;
         let top = if word == "a" { Some(1) } else { words::number_word(&word).filter(|top| *top > 0) };
@@ -346,7 +348,7 @@ impl Reader<'_> {
         words::denominator(&word).filter(|_| is_part && word != "second").map(|bottom| (1, bottom, 1))
     }
 
-    /// A whole number in words.
+    /// Parses an integer in words. Returns its value and its number of tokens.
     fn cardinal(&self) -> Option<(u64, usize)> {
         let (mut total, mut group, mut taken, mut last) = (0u64, 0u64, 0, 0u64);
         loop {
@@ -359,7 +361,8 @@ impl Reader<'_> {
                 words::magnitude(&follows)?;
                 (group, taken) = (1, 1);
             } else if let Some(value) = words::number_word(&word) {
-                // "twenty one" is a number, "one two" is none, and "one and two" are two.
+                // "twenty one" is one number, "one two" is not a number, and "one and two" are two
+                // numbers.
                 let is_and = self.ahead(taken) == Some(&Token::And);
                 let fits = is_first || (value < 10 && (20..100).contains(&last) && !is_and) || last >= 100;
                 if !fits || (!is_first && value == 0) {
@@ -383,10 +386,10 @@ impl Reader<'_> {
         (taken > 0).then(|| Some((total.checked_add(group)?, taken))).flatten()
     }
 
-    /// A word of magnitude behind a number multiplies it, but for "per million".
+    /// Parses a word for a magnitude, which multiplies the number before it.
     fn magnitude(&mut self) -> bool {
         let Some(Token::Text(word)) = self.ahead(0) else {
-            // $5k: a letter is a magnitude behind an amount of money alone.
+            // $5k: a letter is a magnitude only after an amount of money.
             let [.., Token::Text(currency), Token::Number { .. }] = &self.out[..] else { return false };
             let Some(Token::Letter(letter)) = self.ahead(0) else { return false };
             let is_money = ["$", "€", "£", "¥", "₹"].contains(&currency.as_str());
@@ -406,7 +409,7 @@ impl Reader<'_> {
         self.replace(1 + of, [Token::Sign('*'), Token::whole(factor)])
     }
 
-    /// "or" within a bound: 5 or more, less than or equal to 5.
+    /// Parses the "or" of a bound: 5 or more, less than or equal to 5.
     fn bound(&mut self) -> bool {
         const MORE: [&str; 10] =
             ["more", "less", "fewer", "greater", "higher", "lower", "above", "below", "over", "under"];
@@ -415,7 +418,8 @@ impl Reader<'_> {
         is_bound && self.replace(1, [Token::Text("or".into())])
     }
 
-    /// Remarks in brackets, colons behind labels, hyphens of words, quotation marks, bases in words.
+    /// Handles remarks in brackets, colons after labels, hyphens of words, quotation marks, and
+    /// bases in words.
     fn mark(&mut self) -> bool {
         match self.ahead(0) {
             Some(Token::Open('(' | '[')) => self.remark(),
@@ -425,7 +429,7 @@ impl Reader<'_> {
                 let rest = &self.out[..self.out.len() - labels];
                 let opens = |token: &Token| token.is_separator() || *token == Token::GroupOpen;
                 let is_label = labels > 0 && rest.last().is_none_or(opens);
-                // "Maximum: 5" says what the value is, "maximum 5" bounds it.
+                // "Maximum: 5" describes the value, but "maximum 5" bounds it.
                 if let Some(Token::Text(last)) = self.out.last_mut().filter(|_| is_label) {
                     match last.to_lowercase().as_str() {
                         "maximum" | "max" => "largest".clone_into(last),
@@ -481,7 +485,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A remark in brackets behind an answer: (since x > 0), (Option B), (apples).
+    /// Handles a remark in brackets after an answer: (since x > 0), (Option B), (apples).
     fn remark(&mut self) -> bool {
         let follows_words = self.follows_value() || matches!(self.out.last(), Some(Token::Text(_)));
         let follows = follows_words || matches!(self.out.last(), Some(Token::Letter(_)));
@@ -498,7 +502,7 @@ impl Reader<'_> {
         {
             return self.replace(end + 1, []);
         }
-        // The same number in words, or in digits behind words.
+        // The same number in words, or in digits after words.
         let is_said = matches!(first, Token::Text(_))
             || matches!(self.at.checked_sub(1).map(|at| &self.tokens[at]), Some(Token::Text(_)));
         if is_said
@@ -543,7 +547,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the tokens of the half-line that an adjective names: positive numbers.
+/// Returns the tokens of the half-line that an adjective denotes: positive numbers.
 fn half_line(adjective: &str) -> Option<Vec<Token>> {
     let (zero, infinity) = (Token::whole(0), Token::Command("infty".into()));
     Some(match adjective {
@@ -558,12 +562,12 @@ fn half_line(adjective: &str) -> Option<Vec<Token>> {
     })
 }
 
-/// Tokens of a fraction.
+/// Returns the tokens of a fraction.
 fn fraction(top: u64, bottom: u64) -> Vec<Token> {
     vec![Token::Command("frac".into()), Token::whole(top), Token::whole(bottom)]
 }
 
-/// Tokens of a whole number and a part, in brackets.
+/// Returns the tokens of an integer plus a fraction, in brackets.
 fn mixed(whole: Token, top: u64, bottom: u64) -> Vec<Token> {
     let mut tokens = vec![Token::Open('('), whole, Token::Sign('+')];
     tokens.extend(fraction(top, bottom));

@@ -1,11 +1,11 @@
-//! The values that ± stands for.
+//! Expands ± into its values.
 
 use super::expression::Expr;
 
-/// Returns the values of an expression: one, or several where ± stands for both.
+/// Returns the values of an expression: one value, or several if it contains ±.
 pub(super) fn spread(value: &Expr) -> Vec<Expr> {
     let mut several = vec![value.clone()];
-    // Three of them make eight values.
+    // At most three signs are expanded, into eight values.
     for _ in 0..3 {
         let both: Vec<Option<[Expr; 2]>> = several.iter().map(first_of_both).collect();
         if both.iter().all(Option::is_none) {
@@ -20,7 +20,7 @@ pub(super) fn spread(value: &Expr) -> Vec<Expr> {
     several
 }
 
-/// The two values of the first ±.
+/// Returns the two values of the first ±, or `None` if there is none.
 fn first_of_both(expression: &Expr) -> Option<[Expr; 2]> {
     let among = |parts: &[Expr], made: &dyn Fn(Vec<Expr>) -> Expr| {
         let (at, both) = parts.iter().enumerate().find_map(|(at, part)| Some((at, first_of_both(part)?)))?;

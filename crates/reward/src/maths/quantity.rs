@@ -1,34 +1,34 @@
-//! Quantities: a value apart from the words beside it.
+//! Quantities: a value, separated from the words next to it.
 //!
-//! Every value of an answer passes through here, that of either side: bounds, units with their powers,
-//! directions and names are taken from it, each into its own part of [`About`].
+//! All values of the answer and of the expected answer are parsed here. Bounds, units with their
+//! powers, directions and names are moved from a value into the corresponding fields of [`About`].
 
 use super::expression::{Constant, Expr};
 use super::lexer::Token;
 use super::parser::expression;
 use crate::words::{self, About};
 
-/// A value and what stands beside it.
+/// A value with the words next to it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Quantity {
     pub value: Expr,
-    /// Whether the value is written in percent.
+    /// Whether the value is a percentage.
     pub percent: bool,
     pub about: About,
 }
 
 impl Quantity {
-    /// Returns a value with nothing beside it.
+    /// Creates a quantity from a value without words.
     pub fn plain(value: Expr) -> Self {
         Quantity { value, percent: false, about: About::default() }
     }
 }
 
-/// Returns the quantity that tokens write; `None` if they are no expression.
+/// Parses tokens as a quantity. Returns `None` if they are not an expression.
 pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
     let mut about = About::default();
     let mut kept = without_bounds(tokens, &mut about);
-    // Words at the beginning, and behind a percent sign, are names.
+    // Words at the start and after a percent sign are names.
     let is_name = |word: &str| words::units(word).is_none();
     while let [Token::Text(word), _, ..] = &kept[..]
         && is_name(word)
@@ -50,7 +50,7 @@ pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
     Some(Quantity { value, percent: percent.is_some(), about })
 }
 
-/// Returns the tokens without the phrases that are bounds, which are added to `about`.
+/// Moves phrases that are bounds from the tokens to `about`, and returns the remaining tokens.
 fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
     let mut kept = Vec::with_capacity(tokens.len());
     let mut at = 0;
@@ -89,8 +89,8 @@ fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
     kept
 }
 
-/// Returns an expression without the words and units beside its value, which are added to `about`. An
-/// expression of nothing but words stays, as do measures of several units.
+/// Moves words and units from an expression to `about`, and returns the remaining expression. An
+/// expression that consists of words only is kept, as are measures in several units.
 pub(super) fn stripped(expression: Expr, about: &mut About) -> Expr {
     match expression {
         Expr::Negative(inner) => Expr::Negative(Box::new(stripped(*inner, about))),
@@ -135,7 +135,7 @@ pub(super) fn stripped(expression: Expr, about: &mut About) -> Expr {
     }
 }
 
-/// Whether an expression is units and words alone.
+/// Returns whether an expression consists of units and words only.
 fn is_beside(expression: &Expr) -> bool {
     match expression {
         Expr::Unit(_) | Expr::Constant(Constant::Degree) => true,
@@ -145,7 +145,7 @@ fn is_beside(expression: &Expr) -> bool {
     }
 }
 
-/// Returns an expression with units by their one name.
+/// Replaces each unit by its canonical name.
 fn canonical(expression: Expr) -> Expr {
     match expression {
         Expr::Unit(word) => match words::units(&word).as_deref() {
@@ -158,14 +158,14 @@ fn canonical(expression: Expr) -> Expr {
     }
 }
 
-/// State among the words beside a value.
+/// State while parsing the words next to a value.
 #[derive(Default)]
 struct Words {
-    /// The power that "square" or "cubic" gives to the next unit.
+    /// Power that "square" or "cubic" gives to the next unit.
     power: Option<i32>,
-    /// Whether "light" went before, which makes another unit of a year.
+    /// Whether the preceding word is "light", which turns a year into a unit of length.
     light: bool,
-    /// Whether "per" went before.
+    /// Whether "per" precedes.
     per: bool,
     /// The last unit and its power.
     last: Option<(&'static str, i32)>,
@@ -204,7 +204,7 @@ impl Words {
         };
         match word {
             _ if after_degree && bearing.is_some() => about.add_words(bearing.unwrap_or_default()),
-            // A time of day that was not read.
+            // A time of day that was not parsed.
             "am" | "pm" => about.bounds.push("time"),
             "square" | "sq" => self.power = Some(2),
             "cubic" | "cu" => self.power = Some(3),
@@ -249,7 +249,7 @@ impl Words {
     }
 }
 
-/// A small integer exponent.
+/// Returns the value of an integer exponent below 100, or `None` for other exponents.
 fn small(of: &Expr) -> Option<i32> {
     match of {
         Expr::Number(literal) if literal.is_whole() => {

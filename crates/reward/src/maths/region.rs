@@ -1,5 +1,5 @@
-//! Sets of real numbers: intervals, their unions, intersections and differences, and the inequalities that
-//! say the same.
+//! Sets of real numbers: intervals, their unions, intersections and differences, and equivalent
+//! inequalities.
 
 use std::cmp::Ordering;
 
@@ -8,15 +8,15 @@ use super::approximate;
 use super::expression::{Constant, Expr, Function};
 use super::field::Point;
 
-/// Spans of the real line, apart from each other and in order.
+/// Disjoint spans of the real line, in ascending order.
 #[derive(Debug)]
 pub(super) struct Region {
-    /// The variable, where inequalities name one.
+    /// The variable, if inequalities name one.
     variable: Option<String>,
     spans: Vec<Span>,
 }
 
-/// From one end to another, each with whether it belongs to the span.
+/// A span between two ends, with whether each end belongs to the span.
 #[derive(Debug, Clone)]
 struct Span {
     from: (Expr, bool),
@@ -27,7 +27,7 @@ struct Span {
 const MAX_SPANS: usize = 200;
 
 impl Region {
-    /// Whether two regions are the same, where ends are the `same`.
+    /// Returns whether two regions are equal. `same` compares their ends.
     pub fn same(&self, other: &Region, same: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
         let variables = self.variable.as_ref().zip(other.variable.as_ref());
         let end = |a: &(Expr, bool), b: &(Expr, bool)| a.1 == b.1 && same(&a.0, &b.0);
@@ -37,7 +37,7 @@ impl Region {
     }
 }
 
-/// Returns the region that an answer says, if it says one.
+/// Returns the region that an answer denotes, or `None` if it does not denote a region.
 pub(super) fn of(answer: &Answer) -> Option<Region> {
     match answer {
         Answer::Tuple { open, close, items } => {
@@ -45,7 +45,7 @@ pub(super) fn of(answer: &Answer) -> Option<Region> {
             let (from, to) = ((value(from)?, *open == '['), (value(to)?, *close == ']'));
             Region::new(None, vec![Span { from, to }])
         }
-        // Points beside intervals.
+        // Points combined with intervals.
         Answer::Set(items) => {
             let point = |item: &Answer| {
                 let end = (value(item)?, true);
@@ -63,7 +63,8 @@ pub(super) fn of(answer: &Answer) -> Option<Region> {
                 _ => None,
             })
         }
-        // "x < 1 or x > 3". Conditions that together leave nothing out both hold: "x > 1, x < 3".
+        // "x < 1 or x > 3". If the union of all conditions is ℝ, all of them must hold: "x > 1, x <
+        // 3".
         Answer::List(parts) if parts.iter().all(is_condition) => {
             let any = several(parts, Region::or)?;
             if any.is_everything() { several(parts, Region::and) } else { Some(any) }
@@ -114,7 +115,8 @@ fn size(of: &Expr) -> Option<f64> {
 }
 
 impl Region {
-    /// Returns spans in order, joined where they overlap, without empty ones.
+    /// Creates a region: sorts the spans, joins overlapping spans, and removes empty ones. Returns
+    /// `None` if a span has its ends in the wrong order, or if there are too many spans.
     fn new(variable: Option<String>, spans: Vec<Span>) -> Option<Self> {
         if spans.len() > MAX_SPANS {
             return None;
@@ -128,7 +130,7 @@ impl Region {
         for (from, span) in sized {
             let next = size(&span.to.0)?;
             if next < from || (next == from && !(span.from.1 && span.to.1)) {
-                // An interval that is written the wrong way round is no region.
+                // An interval with its ends in the wrong order is not a region.
                 if next < from {
                     return None;
                 }
@@ -159,7 +161,7 @@ impl Region {
         matches!(&self.spans[..], [span] if span.from.0.infinite() == Some(-1) && span.to.0.infinite() == Some(1))
     }
 
-    /// The variable of two regions; `None` if they are of different ones.
+    /// Returns the common variable of two regions, or `None` if their variables differ.
     fn shared(&self, other: &Region) -> Option<Option<String>> {
         match (&self.variable, &other.variable) {
             (Some(a), Some(b)) => (a == b).then(|| Some(a.clone())),
@@ -203,8 +205,8 @@ impl Region {
     }
 }
 
-/// Returns the end that leaves less: the larger of two starts (`inner` is `Greater`), or the smaller of two
-/// stops (`Less`).
+/// Returns the end that bounds more tightly: the larger of two lower ends (`inner` is `Greater`),
+/// or the smaller of two upper ends (`Less`).
 fn narrower(a: &(Expr, bool), b: &(Expr, bool), inner: Ordering) -> Option<(Expr, bool)> {
     Some(match size(&a.0)?.partial_cmp(&size(&b.0)?)? {
         Ordering::Equal => (a.0.clone(), a.1 && b.1),
@@ -221,7 +223,7 @@ fn minus_infinity() -> Expr {
     Expr::Negative(Box::new(infinity()))
 }
 
-/// Returns a relation with its sides exchanged.
+/// Returns a relation sign with its sides exchanged.
 pub(super) fn turned(sign: char) -> char {
     match sign {
         '<' => '>',
@@ -232,8 +234,9 @@ pub(super) fn turned(sign: char) -> char {
     }
 }
 
-/// The region of a relation between expressions in one variable: two linear ones, one between two numbers, or
-/// the absolute value of one and a number.
+/// Returns the region of a relation in one variable: between two linear expressions, with a linear
+/// expression between two numbers, or between the absolute value of a linear expression and a
+/// number.
 fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
     let mut variables = Vec::new();
     parts.iter().for_each(|part| part.variables(&mut variables));
@@ -245,7 +248,7 @@ fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
             if !same {
                 return None;
             }
-            // An infinite end says nothing.
+            // An infinite end is not a bound.
             return match (from.infinite(), to.infinite()) {
                 (None, None) => {
                     ray(middle, turned(*first), from, name)?.and(ray(middle, *second, to, name)?)?
@@ -277,7 +280,7 @@ impl Region {
     }
 }
 
-/// The region in which a linear expression is in a relation to a number.
+/// Returns the region in which a linear expression has a relation to a number.
 fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     let (factor, rest) = self::linear(linear, name)?;
     let by = size(&factor)?;
@@ -297,7 +300,8 @@ fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     }
 }
 
-/// The region in which the absolute value of a linear expression is in a relation to a positive number.
+/// Returns the region in which the absolute value of a linear expression has a relation to a
+/// positive number.
 fn distance(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     if size(bound)? <= 0.0 {
         return None;
@@ -311,14 +315,15 @@ fn distance(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Regio
     }
 }
 
-/// An expression as factor · variable + rest, with a factor that is not 0.
+/// Returns the factor and the rest of an expression of the form factor · variable + rest, if the
+/// factor is not 0.
 fn linear(of: &Expr, name: &str) -> Option<(Expr, Expr)> {
     let (factor, rest) = parts(of, name)?;
     let factor = factor.filter(|factor| size(factor).is_some_and(|size| size != 0.0))?;
     Some((factor, rest))
 }
 
-/// The factor of the variable, if it occurs, and the rest.
+/// Returns the factor of the variable, if the variable occurs, and the rest.
 fn parts(of: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
     let negative = |of: Expr| Expr::Negative(Box::new(of));
     if of.is_fixed() {

@@ -1,4 +1,4 @@
-//! Determinants, and sums and products over an index, written out as expressions.
+//! Expands determinants, and sums and products over an index.
 
 use num_traits::ToPrimitive;
 
@@ -8,14 +8,14 @@ use crate::Rational;
 /// Maximum number of terms of a sum or a product.
 const MAX_TERMS: i64 = 1000;
 
-/// Maximum number of expressions that a sum or a product is written out to.
+/// Maximum number of expression nodes in an expanded sum or product.
 const MAX_SIZE: usize = 20_000;
 
 /// Maximum number of rows of a determinant.
 const MAX_ROWS: usize = 4;
 
-/// Returns the body with each integer of a range in the place of the index. `None` if the bounds are no
-/// integers, or there are too many terms.
+/// Returns `body` with the index replaced by each integer of a range. Returns `None` if the bounds
+/// are not integers, if the range is empty, or if the expansion is too large.
 pub(super) fn terms(body: &Expr, index: &str, from: &Rational, to: &Rational) -> Option<Vec<Expr>> {
     let whole = |of: &Rational| of.numerator().to_i64().filter(|_| of.is_integer());
     let (from, to) = (whole(from)?, whole(to)?);
@@ -26,11 +26,11 @@ pub(super) fn terms(body: &Expr, index: &str, from: &Rational, to: &Rational) ->
     Some((from..=to).map(|value| substituted(body, index, value)).collect())
 }
 
-/// Returns an expression with a value in the place of a variable.
+/// Replaces a variable by a value.
 fn substituted(of: &Expr, name: &str, value: i64) -> Expr {
     let is_index = match of {
         Expr::Symbol(own) => own == name,
-        // An index i is no imaginary unit.
+        // An index i is not the imaginary unit.
         Expr::Constant(Constant::I) => name == "i",
         _ => false,
     };
@@ -50,7 +50,8 @@ fn substituted(of: &Expr, name: &str, value: i64) -> Expr {
     }
 }
 
-/// Returns the determinant of a square matrix of at most [`MAX_ROWS`] rows, by its first row.
+/// Returns the determinant of a square matrix of at most [`MAX_ROWS`] rows, by expansion along its
+/// first row.
 pub(super) fn determinant(rows: &[Vec<Expr>]) -> Option<Expr> {
     if rows.is_empty() || rows.len() > MAX_ROWS || rows.iter().any(|row| row.len() != rows.len()) {
         return None;

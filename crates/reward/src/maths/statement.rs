@@ -1,15 +1,16 @@
-//! The value that a sentence states, without what follows it.
+//! Extracts the value that a sentence states, without the text after it.
 //!
-//! "12 which is 3 times 4", "12 dollars and the change is 3 dollars", "`12` (see step 3)" and "13, not 12"
-//! state a value and go on. A sentence is cut into chunks at white space outside of brackets and formulas;
-//! the statement begins before its first value, and ends where words follow that neither belong to the value
-//! (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to another one ("and 5", "or 6", "times 3").
+//! "12 which is 3 times 4", "12 dollars and the change is 3 dollars", "`12` (see step 3)" and "13,
+//! not 12" state a value and continue. A sentence is split into chunks at white space outside of
+//! brackets and formulas. The statement starts before its first value. It ends before words that
+//! neither belong to the value (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to
+//! another value ("and 5", "or 6", "times 3").
 
 use crate::chunks::{Chunk, Kind, LONGEST, chunks, inside, without_marks};
 use crate::retraction::is_spoiled;
 use crate::{languages, words};
 
-/// Words that begin something else than a value.
+/// Words that end a statement.
 const TAILS: [&str; 67] = [
     "fails",
     "which",
@@ -80,37 +81,39 @@ const TAILS: [&str; 67] = [
     "being",
 ];
 
-/// Words that join two values to one expression, which is not worked out.
+/// Words that join two values to one expression, which is not evaluated.
 const JOINS: [&str; 14] = [
     "vs", "versus", "to", "times", "plus", "minus", "over", "divided", "out", "of", "by", "mod", "choose",
     "base",
 ];
 
-/// Words before a value that change it, beyond those of [`words`].
+/// Words before a value that change it, in addition to those of [`words`].
 const LEADS: [&str; 7] = ["minus", "negative", "half", "than", "least", "most", "between"];
 
-/// Words behind "and" that bound a value.
+/// Words after "and" that bound a value.
 const UPWARDS: [&str; 8] = ["above", "up", "over", "below", "under", "more", "upwards", "counting"];
 
-/// Words of comparison, which make an expression of two values: 3 less than 12.
+/// Words of comparison, which form an expression of two values: 3 less than 12.
 const COMPARISONS: [&str; 6] = ["less", "more", "fewer", "greater", "higher", "lower"];
 
 /// Words before the remainder of a quotient.
 const REMAINDERS: [&str; 6] = ["remainder", "rest", "reste", "resto", "r", "rem"];
 
-/// Verbs and prepositions by which a value behind "and" is of another statement: and 3 are left.
+/// Verbs and prepositions which show that a value after "and" belongs to another statement: and 3
+/// are left.
 const ELSEWHERE: [&str; 14] = [
     "are", "is", "was", "were", "remain", "remains", "left", "per", "for", "have", "has", "will", "each",
     "every",
 ];
 
-/// Verbs between a denial and a value: cannot be 12.
+/// Verbs between a negation and a value: cannot be 12.
 const COPULAS: [&str; 15] = [
     "be", "is", "are", "equal", "equals", "exactly", "simply", "just", "es", "est", "ist", "é", "è", "это",
     "the",
 ];
 
-/// Returns the value that a sentence states, with the words that belong to it; all of it where it has none.
+/// Returns the value that a sentence states, with the words that belong to it. Without a value,
+/// returns the complete sentence.
 pub(crate) fn statement(sentence: &str) -> String {
     let cut = sentence.char_indices().nth(LONGEST).map_or(sentence.len(), |(at, _)| at);
     let sentence = &without_marks(&sentence[..cut]);
@@ -136,7 +139,8 @@ pub(crate) fn statement(sentence: &str) -> String {
     text(sentence, &chunks[begin..end])
 }
 
-/// Returns the last value of a sentence with the words and signs that belong to it; `None` where it has none.
+/// Returns the last value of a sentence with the words and signs that belong to it, or `None` if
+/// there is none.
 pub(super) fn last_value(sentence: &str) -> Option<String> {
     if !sentence.contains(|c: char| c.is_ascii_digit() || c == '\\') {
         return None;
@@ -145,7 +149,7 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
     let sentence = &without_marks(&sentence[start..]);
     let chunks = chunks(sentence);
     let first = chunks.iter().position(|chunk| chunk.kind == Kind::Value)?;
-    // What comes behind "which" and the like explains.
+    // Text after "which" and similar words is an explanation.
     let is_tail = |chunk: &Chunk| {
         chunk.is_any(&["which", "because", "since", "whereas"]) || (chunk.kind == Kind::Remark)
     };
@@ -165,7 +169,7 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
         {
             let is_sign = begin < 2 || !is_value(begin - 2);
             if is_sign && before.text == "-" {
-                // The dash of a list.
+                // The dash is a list marker.
                 break;
             }
             begin -= if is_sign { 1 } else { 2 };
@@ -212,7 +216,8 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
     Some(text(sentence, &chunks[begin..end]))
 }
 
-/// The number of chunks of the measure in a larger unit that chunks end in, before one in a smaller unit.
+/// Returns the number of chunks of a measure at the end of `chunks`, if its unit is larger than the
+/// unit `small`.
 fn measure_length(chunks: &[Chunk], small: Option<&Chunk>) -> Option<usize> {
     let small = small.filter(|small| small.kind == Kind::Word)?;
     let [.., value, large] = chunks else { return None };
@@ -220,7 +225,7 @@ fn measure_length(chunks: &[Chunk], small: Option<&Chunk>) -> Option<usize> {
     (is_measure && words::is_part(small.text, large.text)).then_some(2)
 }
 
-/// The number of words of the bound that chunks end in.
+/// Returns the number of words of the bound at the end of `chunks`.
 fn bound_length(chunks: &[Chunk]) -> Option<usize> {
     let words: Vec<&str> = chunks.iter().map(|chunk| chunk.text).collect();
     (1..=words.len().min(5)).rev().find(|length| {
@@ -229,14 +234,15 @@ fn bound_length(chunks: &[Chunk]) -> Option<usize> {
     })
 }
 
-/// The number of words of the denial or doubt that chunks end in. "The maximum is 5" has none.
+/// Returns the number of words of the negation or doubt at the end of `chunks`. In "The maximum is
+/// 5" there is none.
 fn denial_length(chunks: &[Chunk]) -> Option<usize> {
     let length = bound_length(chunks)?;
     let words: Vec<&str> = chunks[chunks.len() - length..].iter().map(|chunk| chunk.text).collect();
     words::bound(&words, true).filter(|(sign, _)| !["≤", "≥"].contains(sign)).map(|_| length)
 }
 
-/// Whether a word right before a value changes it.
+/// Returns whether a word directly before a value changes it.
 fn changes(chunk: &Chunk) -> bool {
     let word = chunk.text.to_lowercase();
     chunk.kind == Kind::Word
@@ -245,7 +251,8 @@ fn changes(chunk: &Chunk) -> bool {
             || words::bound(&[&word], true).is_some())
 }
 
-/// Returns the index of the chunk before which a statement ends that has its first value at `first`.
+/// Returns the index in `chunks` at which the statement with its first value at `first` ends,
+/// exclusive.
 fn end(chunks: &[Chunk], first: usize) -> usize {
     let is_plain = |at: usize| chunks.get(at).is_some_and(Chunk::has_value);
     // y = 13
@@ -254,10 +261,10 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             && chunks.get(at + 1).is_some_and(|sign| sign.text == "=")
     };
     let is_value = |at: usize| is_plain(at) || is_assigned(at);
-    // The first noun behind the last value.
+    // The first noun after the last value.
     let mut noun = None;
     let mut at = first + 1;
-    // The value at an index is the first of another statement: and 3 pears are left.
+    // Whether the value at an index belongs to another statement: and 3 pears are left.
     let is_elsewhere = |at: usize| {
         let words = chunks[(at + 1).min(chunks.len())..].iter().take(3);
         let same = chunks.get(at).is_some_and(|value| value.stop.is_none());
@@ -289,7 +296,7 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             return at;
         }
         match before.stop {
-            // A second guess spoils the first.
+            // A second guess makes the first one uncertain.
             Some(',' | ';') if chunk.is_word("or") => {}
             Some(',' | ';') => {
                 let value = if chunk.is_word("and") { at + 1 } else { at };
@@ -304,7 +311,7 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
         let word = chunk.text.to_lowercase();
         match chunk.kind {
             Kind::Value if chunk.explains() => return at,
-            // Behind a noun, a value that nothing joins is another one.
+            // After a noun, a value that is not joined to the first one is separate.
             Kind::Value | Kind::Operator if noun.is_some() && before.stop.is_none() => {
                 return noun.unwrap_or(at);
             }
@@ -411,9 +418,9 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 }
                 at += 1 + article;
             }
-            // 12 in: inches at the end, else a preposition.
+            // "in" means inches at the end, and is a preposition elsewhere.
             Kind::Word if word == "in" && at + 1 < chunks.len() => return at,
-            // After 3 days: a preposition.
+            // In "after 3 days", "after" is a preposition.
             Kind::Word
                 if ["after", "before", "above", "below", "under"].contains(&word.as_str())
                     && is_plain(at + 1)
@@ -432,7 +439,8 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
     chunks.len()
 }
 
-/// The text of chunks that follow each other; only the formula, where the others are words that say nothing.
+/// Returns the text of consecutive chunks. If only one of them is a formula, and the other ones are
+/// words without meaning for the value, returns only the formula.
 fn text(sentence: &str, chunks: &[Chunk]) -> String {
     let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else { return String::new() };
     let mut formulas = chunks.iter().filter_map(|chunk| Some((chunk, inside(chunk.text)?)));
@@ -457,7 +465,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statement_ends_where_its_value_ends() {
+    fn statement_ends_after_its_value() {
         for (sentence, want) in [
             ("12 which is 3 times 4", "12"),
             ("12 if we round down.", "12"),
@@ -506,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn last_value_keeps_what_belongs_to_it() {
+    fn last_value_keeps_units_and_bounds() {
         for (sentence, want) in [
             ("The point is (2, 3)", Some("(2, 3)")),
             ("The ratio is 3:2", Some("3:2")),

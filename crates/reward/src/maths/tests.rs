@@ -13,7 +13,7 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 #[test]
-fn expected_scores_and_ranges_are_no_differences() {
+fn expected_scores_and_ranges_are_not_subtracted() {
     for (expected, says, due) in [
         ("2-1", "1", 0.0),
         ("3-0", "3", 0.0),
@@ -38,7 +38,7 @@ fn expected_scores_and_ranges_are_no_differences() {
 }
 
 #[test]
-fn answers_that_mean_the_same() {
+fn is_same_accepts_equivalent_answers() {
     for (a, b) in [
         ("\\frac{1}{2}", "0.5"),
         ("\\frac12", "1/2"),
@@ -188,7 +188,7 @@ fn answers_that_mean_the_same() {
 }
 
 #[test]
-fn answers_that_do_not() {
+fn is_same_rejects_different_answers() {
     for (a, b) in [
         ("1/2", "1/3"),
         ("0.33", "\\frac13"),
@@ -198,7 +198,7 @@ fn answers_that_do_not() {
         ("x+1", "y+1"),
         ("x^2+2x+1", "x^2+2x"),
         ("2^{100}", "1267650600228229401496703205377"),
-        // A multiple of the prime of the field apart.
+        // The difference is a multiple of the prime of the field.
         ("72", "2305843009213693559"),
         ("\\sqrt{x^2}", "x"),
         ("\\sin x", "\\cos x"),
@@ -247,7 +247,7 @@ fn answers_that_do_not() {
 }
 
 #[test]
-fn rules_are_the_recipes() {
+fn scorer_options_control_comparison() {
     let units = MathsScorer { units: Units::Compare, ..MathsScorer::default() };
     assert!(
         units.is_same("5\\text{ cm}", "5 cm")
@@ -265,7 +265,7 @@ fn rules_are_the_recipes() {
 }
 
 #[test]
-fn a_text_is_graded() {
+fn grade_extracts_and_compares_answer() {
     let scorer = MathsScorer::default();
     let of = |text: &str, expected: &Value| scorer.grade(text, expected).unwrap();
     assert_eq!(of("so \\boxed{\\frac{2}{4}}", &json!("$\\frac12$")).value, 1.0);
@@ -279,7 +279,7 @@ fn a_text_is_graded() {
 }
 
 #[test]
-fn words_of_other_languages_part_answers_as_english_ones_do() {
+fn is_same_parses_words_of_other_languages() {
     for (expected, answer, want) in [
         ("7", "7万元", false),
         ("70000", "7万元", true),
@@ -318,7 +318,7 @@ fn words_of_other_languages_part_answers_as_english_ones_do() {
 }
 
 #[test]
-fn hostile_answers_take_no_time() {
+fn hostile_answers_are_graded_quickly() {
     let deep = |open: &str, close: &str, n: usize| format!("{}1{}", open.repeat(n), close.repeat(n));
     let begun = Instant::now();
     for text in [
@@ -372,7 +372,7 @@ fn hostile_answers_take_no_time() {
 
 proptest! {
     #[test]
-    fn nothing_makes_it_panic(
+    fn is_same_is_symmetric_and_reflexive(
         a in "([-0-9.,/^{}()\\[\\]|!%$=<>+*_ xyieAB±∞]|\\\\\\\\(frac|sqrt|pm|cup|in|pi|text|left|right|log|sin|infty|circ|\\{|\\}|\\\\\\\\)){0,30}",
         b in "([-0-9.,/^{}()|!%=<>+ xy]|\\\\\\\\(frac|sqrt|pi)){0,20}",
     ) {
@@ -384,12 +384,12 @@ proptest! {
     }
 
     #[test]
-    fn any_unicode_is_read(text: String) {
+    fn is_same_never_panics(text: String) {
         MathsScorer::default().is_same(&text, "1");
     }
 
     #[test]
-    fn a_product_equals_its_expansion(a in -20i64..20, b in -20i64..20, c in 1i64..9) {
+    fn product_equals_its_expansion(a in -20i64..20, b in -20i64..20, c in 1i64..9) {
         let product = format!("{c}(x{a:+})(x{b:+})");
         let expanded = format!("{c}x^2 {:+}x {:+}", c * (a + b), c * a * b);
         prop_assert!(same(&product, &expanded), "{} {}", product, expanded);

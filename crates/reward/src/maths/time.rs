@@ -1,30 +1,30 @@
-//! Ratios, and times of day, which are written alike.
+//! Parses ratios and times of day, which have the same notation.
 
 use super::expression::Expr;
 use super::lexer::Token;
 use super::parser::{expression, split};
 use crate::words::{self, About};
 
-/// Numbers with colons between.
+/// Numbers separated by colons.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ratio {
-    /// The numbers; none for a time with a.m. or p.m.
+    /// The numbers; empty for a time with a.m. or p.m.
     pub parts: Vec<Expr>,
-    /// Seconds since midnight, if it can be a time: all but the first have two digits below 60, or a.m. or
-    /// p.m. follows.
+    /// Seconds since midnight, if this can be a time: all numbers but the first have two digits and
+    /// are below 60, or a.m. or p.m. follows.
     pub clock: Option<u64>,
-    /// What is compared: a, b of a : b = 2 : 3.
+    /// Names of the compared things: a and b in a : b = 2 : 3.
     pub names: Vec<Expr>,
-    /// Whether it is written in words, 2 to 3, which may be a range.
+    /// Whether the ratio is in words, such as 2 to 3. It can then be a range.
     pub is_words: bool,
-    /// The days, months, zones and parts of the day that stand beside it.
+    /// Days, months, time zones and parts of the day next to the time.
     pub about: About,
 }
 
 /// Maximum number of numbers in a ratio.
 const MAX_PARTS: usize = 20;
 
-/// Returns the ratio or the time that tokens write.
+/// Parses tokens as a ratio or a time.
 pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     let text = |token: &Token| match token {
         Token::Text(word) => word.to_lowercase(),

@@ -1,6 +1,6 @@
-//! Words that exclude each other: directions, months, days, kinds of people and things.
+//! Words that exclude each other: directions, months, days, and kinds of people and things.
 
-/// Kinds of words of which a number has at most one, and which exclude each other.
+/// Kinds of words that exclude each other. A number has at most one word of each kind.
 const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     (
         "change",
@@ -123,7 +123,7 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
             "disminuye",
         ],
     ),
-    // Points of the compass are of one kind: north is neither south nor east.
+    // Compass points are one kind: north is neither south nor east.
     ("compass", "north", &["north", "northern", "northward", "norden", "norte", "nord"]),
     ("compass", "south", &["south", "southern", "southward", "süden", "sur", "sud", "sul"]),
     ("compass", "east", &["east", "eastern", "eastward", "osten", "este"]),
@@ -203,8 +203,8 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     ("era", "ad", &["ad", "ce"]),
 ];
 
-/// Groups of words of which each excludes the others, whatever they count: adults are no children. A bar
-/// parts words that exclude each other.
+/// Groups of words that exclude each other for any counted thing: adults are not children. `|`
+/// separates words that exclude each other.
 const EXCLUSIVE: [&str; 46] = [
     "adult adults|child children kid kids",
     "son sons|daughter daughters",
@@ -254,7 +254,8 @@ const EXCLUSIVE: [&str; 46] = [
     "buyer buyers|seller sellers",
 ];
 
-/// Returns the group and the part of a word that excludes others: adults, and no children.
+/// Returns the group of a word that excludes other words, and its alternative within the group:
+/// adults exclude children.
 pub(super) fn exclusive(word: &str) -> Option<(&'static str, &'static str)> {
     EXCLUSIVE.iter().find_map(|group| {
         let part = group.split('|').find(|part| part.split(' ').any(|own| own == word))?;
@@ -262,7 +263,8 @@ pub(super) fn exclusive(word: &str) -> Option<(&'static str, &'static str)> {
     })
 }
 
-/// Returns the zone or the relative day that a word beside a time names: EST, tomorrow, the next day.
+/// Returns the time zone or relative day that a word next to a time names: EST, tomorrow, the next
+/// day.
 pub(crate) fn moment(word: &str) -> Option<(&'static str, &'static str)> {
     const ZONES: [&str; 18] = [
         "UTC", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "ET", "CT", "MT", "PT", "CET", "CEST",
@@ -298,7 +300,7 @@ const MONTHS: [(&str, &str); 12] = [
 
 const DAYS: [&str; 7] = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
 
-/// Returns the name of a month by its number.
+/// Returns the name of a month from its number, 1 to 12.
 pub(crate) fn month(number: usize) -> Option<&'static str> {
     MONTHS.get(number.checked_sub(1)?).map(|(name, _)| *name)
 }
@@ -308,7 +310,8 @@ pub(crate) fn is_month(word: &str) -> bool {
     direction(&word.to_lowercase()).is_some_and(|(kind, _)| kind == "month")
 }
 
-/// Returns the direction that words start with and that their order decides: north of east.
+/// Returns the bearing at the start of `words`, in which the order of the words matters: north of
+/// east.
 pub(crate) fn bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
     const BEARINGS: [&str; 8] = [
         "north of east",
@@ -324,7 +327,7 @@ pub(crate) fn bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
     BEARINGS.iter().find(|own| **own == words).map(|own| ("bearing", *own))
 }
 
-/// Directions in scripts without spaces, where they are parts of words.
+/// Directions in scripts without spaces. They can be parts of words.
 const JOINED_DIRECTIONS: [(&str, &str, &str); 31] = [
     ("增", "change", "up"),
     ("上升", "change", "up"),
@@ -359,7 +362,7 @@ const JOINED_DIRECTIONS: [(&str, &str, &str); 31] = [
     ("下午", "daytime", "pm"),
 ];
 
-/// Returns the kind and the meaning of a word that says in which direction, month or day a number counts.
+/// Returns the kind and the meaning of a word for a direction, month or day.
 pub(crate) fn direction(word: &str) -> Option<(&'static str, &'static str)> {
     let month = |(long, short): &&(&str, &str)| {
         *long == word || *short == word || (word == "sept" && *short == "sep")

@@ -1,7 +1,8 @@
-//! Verdicts of the scorers `maths` and `numeric` on many pairs of an expected answer and a reply.
+//! Checks the verdicts of the scorers `maths` and `numeric` on many pairs of an expected answer and
+//! a completion.
 //!
-//! A false reward may not be bought by a right one: every test has replies that are right and replies that
-//! are wrong.
+//! A scorer must grant correct completions a reward without rewarding wrong ones, so every test has
+//! correct and wrong completions.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -9,7 +10,7 @@ mod maths;
 mod numeric;
 mod pairs;
 
-/// Random numbers of one seed (splitmix64).
+/// Random number generator (splitmix64) with its seed.
 struct Random(u64);
 
 impl Random {
@@ -21,7 +22,7 @@ impl Random {
         state ^ (state >> 31)
     }
 
-    /// An integer from `from` to `to`, both included.
+    /// Returns an integer between `from` and `to`, both included.
     fn within(&mut self, from: i64, to: i64) -> i64 {
         from + (self.next() % (to - from + 1) as u64) as i64
     }
@@ -30,7 +31,7 @@ impl Random {
         &several[self.next() as usize % several.len()]
     }
 
-    /// Digits without a zero at the beginning and at the end.
+    /// Returns digits without a zero at the start or the end.
     fn digits(&mut self, length: usize) -> String {
         (0..length)
             .map(|at| {
@@ -41,28 +42,28 @@ impl Random {
     }
 }
 
-/// An expected answer, with values that are the same and values that are not.
+/// An expected answer, with equal values and different values.
 struct Item {
     gold: String,
     same: Vec<String>,
     other: Vec<String>,
 }
 
-/// Digits with the last one changed by 1.
+/// Changes the last digit by 1.
 fn next_to(digits: &str) -> String {
     let (rest, last) = digits.split_at(digits.len() - 1);
     let last = last.parse::<u8>().unwrap();
     format!("{rest}{}", if last > 4 { last - 1 } else { last + 1 })
 }
 
-/// Digits in groups of three, with a separator between.
+/// Separates digits into groups of three.
 fn grouped(digits: &str, separator: &str) -> String {
     let groups: Vec<&str> =
         digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap()).collect();
     groups.join(separator)
 }
 
-/// Counts verdicts and keeps those that are wrong.
+/// Counts verdicts and collects the wrong ones.
 #[derive(Default)]
 struct Tally {
     pairs: usize,
@@ -83,7 +84,8 @@ impl Tally {
         }
     }
 
-    /// Prints the figures, and fails at any false reward and where more than 2 % of the rewards are lost.
+    /// Prints the counts. Fails on any false reward, if more than 2 % of the rewards are missing,
+    /// or if there are fewer than 10,000 pairs.
     fn check(&self, name: &str) {
         let got = self.right - self.lost.len();
         println!(

@@ -1,14 +1,14 @@
-//! Metamorphic pairs for `maths`: values, written in other ways and changed, in sentences.
+//! Metamorphic pairs for `maths`: values in other notations and changed values, in sentences.
 
 use levade_reward::MathsScorer;
 use serde_json::Value;
 
 use super::{Item, Random, Tally, grouped, next_to};
 
-/// Values of one kind are made so often.
+/// Number of values that are generated for each kind.
 const ROUNDS: usize = 30;
 
-/// Ways to write a value in the last line of a reply; `@` stands for the value.
+/// Sentences that state a value in the last line of a completion. `@` is replaced by the value.
 const SENTENCES: [&str; 16] = [
     "\\boxed{@}",
     "Adding 3 and 4 gives 7.\nSo the result is $\\boxed{@}$.",
@@ -460,7 +460,7 @@ fn radical(r: &mut Random) -> Item {
 }
 
 #[test]
-fn maths_grants_no_false_reward_on_metamorphic_pairs() {
+fn maths_rejects_changed_values_and_accepts_rewrites() {
     let kinds = [
         integer, long, decimal, fraction, mixed, pair, interval, set, matrix, time, unit, magnitude, names,
         percent, ratio, based, radical,
@@ -469,7 +469,7 @@ fn maths_grants_no_false_reward_on_metamorphic_pairs() {
     for _ in 0..ROUNDS {
         for kind in kinds {
             let item = kind(&mut r);
-            // Each in two sentences.
+            // Each value is used in two sentences.
             add(&mut tally, &scorer, &mut r, &item);
             add(&mut tally, &scorer, &mut r, &item);
         }

@@ -1,14 +1,15 @@
-//! Metamorphic pairs for `numeric`: numbers, written in other ways and changed, in sentences.
+//! Metamorphic pairs for `numeric`: numbers in other notations and changed numbers, in sentences.
 
 use levade_reward::{Extract, NumericScorer, Tolerance};
 use serde_json::Value;
 
 use super::{Item, Random, Tally, grouped, next_to};
 
-/// Values of one kind are made so often.
+/// Number of values that are generated for each kind.
 const ROUNDS: usize = 90;
 
-/// Ways to write a value in a reply, and where the scorer looks for it; `@` stands for the value.
+/// Sentences that state a value in a completion, with the extraction method. `@` is replaced by the
+/// value.
 const SENTENCES: [(&str, Extract); 15] = [
     ("Adding 3 and 4 gives 7. So she has @ in the end.", Extract::LastNumber),
     ("@", Extract::LastNumber),
@@ -40,7 +41,7 @@ fn add(tally: &mut Tally, r: &mut Random, item: &Item) {
     }
 }
 
-/// Answers that have a number at their end and are none.
+/// Returns wrong answers that end with the number.
 fn shapes(number: &str, r: &mut Random) -> Vec<String> {
     let (k, h) = (r.within(2, 99), r.within(1, 12));
     vec![
@@ -217,7 +218,7 @@ fn magnitude(r: &mut Random) -> Item {
 }
 
 #[test]
-fn numeric_grants_no_false_reward_on_metamorphic_pairs() {
+fn numeric_rejects_changed_values_and_accepts_rewrites() {
     let kinds = [integer, long, decimal, fraction, mixed, unit, magnitude];
     let (mut r, mut tally) = (Random(47), Tally::default());
     for _ in 0..ROUNDS {

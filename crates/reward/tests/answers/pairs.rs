@@ -1,10 +1,11 @@
-//! Pairs that were written by hand, class by class; `conformance/maths.py` runs them beside math-verify.
+//! Grades handwritten pairs of all classes. `conformance/maths.py` runs the same pairs against
+//! math-verify.
 
 use levade_reward::{Extract, MathsScorer, NumericScorer, Tolerance};
 use serde_json::Value;
 
 #[test]
-fn maths_scores_pairs_as_written() {
+fn maths_verdicts_match_handwritten_pairs() {
     let scorer = MathsScorer::default();
     let mut wrong = Vec::new();
     for line in include_str!("../data/maths_pairs.jsonl").lines() {
@@ -18,7 +19,7 @@ fn maths_scores_pairs_as_written() {
 }
 
 #[test]
-fn numeric_scores_pairs_as_written() {
+fn numeric_verdicts_match_handwritten_pairs() {
     let mut wrong = Vec::new();
     for line in include_str!("../data/numeric_pairs.jsonl").lines() {
         let row: Value = serde_json::from_str(line).unwrap();

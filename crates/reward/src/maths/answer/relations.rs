@@ -1,7 +1,8 @@
-//! Equations and other relations as answers.
+//! Parses equations and other relations as answers.
 
 use super::*;
 
+/// Parses a chain of `sides` that are separated by relation signs in `tokens`.
 pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Option<Answer> {
     if sides.len() > ITEMS {
         return None;
@@ -16,7 +17,7 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     }
     let is_equal = equates(&signs);
     let (first, last) = (sides.first()?, sides.last()?);
-    // Integers x > 0 are no interval.
+    // "Integers x > 0" is not an interval.
     let is_kind = |token: &Token| {
         matches!(token, Token::Text(word) if ["integer", "integers", "naturals", "整数", "自然数"]
             .contains(&word.to_lowercase().as_str()))
@@ -51,7 +52,7 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     }
     let mut about = About::default();
     let value = quantity(last);
-    // `A = \{1, 2\}`, `f(x) = 5\%`: the answer is the right side.
+    // In `A = \{1, 2\}` and `f(x) = 5\%`, the answer is the right side.
     if is_equal && value.as_ref().is_none_or(|value| value.percent) {
         return Some(labeled(label(first), item(last, depth + 1)?));
     }
@@ -65,7 +66,7 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     } else {
         parts.push(stripped(expression(last)?, &mut about));
     }
-    // x = ±2 are two answers.
+    // x = ±2 states two answers.
     let several = spread(parts.last()?);
     if is_equal && several.len() > 1 {
         let first = parts.swap_remove(0);
@@ -75,7 +76,8 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     is_consistent(&parts, &signs).then_some(Answer::Relation(parts, signs, about))
 }
 
-/// Whether the values that are said to be equal can be: each, but for rounding, that before it.
+/// Returns whether the stated equalities can hold: each value must equal the value before it, up to
+/// rounding.
 fn is_consistent(parts: &[Expr], signs: &[char]) -> bool {
     parts.windows(2).zip(signs).all(|(pair, sign)| {
         let [a, b] = pair else { return true };
@@ -83,7 +85,7 @@ fn is_consistent(parts: &[Expr], signs: &[char]) -> bool {
     })
 }
 
-/// Whether a number can stand for another one, from which it differs by rounding at most.
+/// Returns whether `written` can denote `exact`: they differ at most by rounding or truncation.
 fn rounds(exact: &Expr, written: &Expr, sign: char) -> bool {
     let both = rational(exact).zip(rational(written));
     if both.as_ref().is_some_and(|(a, b)| a == b) {
@@ -94,13 +96,14 @@ fn rounds(exact: &Expr, written: &Expr, sign: char) -> bool {
     let (Some(a), Some(b)) = (real(exact), real(written)) else { return sign == '=' };
     let far = both.and_then(|(a, b)| a.minus(&b)).map_or((a - b).abs(), |far| far.to_f64().abs());
     let (near, size) = (far / a.abs().max(b.abs()), b.abs());
-    // Both are exact: only the error of floating point.
+    // Both values are exact, so only floating-point errors are allowed.
     let Some(unit) = unit(written) else { return near <= 1e-10 };
     let truncates = size < a.abs() && far < unit;
     (far <= 0.5 * unit * (1.0 + 1e-9) || truncates) && (unit < 1.0 || near <= 0.005)
 }
 
-/// The last decimal of a number that is written with a point or in powers of ten; 1 of any whole number.
+/// Returns the unit of the last digit of a number that is written with a decimal point or as a
+/// multiple of a power of ten. The unit of an integer is 1. Returns `None` for other expressions.
 fn unit(of: &Expr) -> Option<f64> {
     match of {
         Expr::Number(literal) => Some(10f64.powi(literal.scale)),

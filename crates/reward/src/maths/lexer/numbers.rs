@@ -1,9 +1,9 @@
-//! Numbers in digits, with separators and repeating decimals.
+//! Parses numbers in digits, with separators and repeating decimals.
 
 use super::*;
 
 impl Lexer<'_> {
-    /// Digits with separators of thousands, decimals and an exponent.
+    /// Parses digits with thousands separators, decimals and an exponent.
     pub(super) fn number(&mut self) {
         let spaced = self.spaced;
         let mut digits = self.run_of_digits();
@@ -51,8 +51,8 @@ impl Lexer<'_> {
         self.push(Token::Number { digits, scale, decimal, spaced });
     }
 
-    /// A decimal that goes on. Its last digits repeat where they are written at least twice, a single digit
-    /// at least three times.
+    /// Pushes a decimal that ends in an ellipsis. Its last digits repeat if they occur at least
+    /// twice, or at least three times if the block is one digit.
     fn repeating(&mut self, mut digits: String, scale: i32, spaced: bool) {
         let decimals = &digits[digits.len() - scale.unsigned_abs() as usize..];
         let repeats = |length: &usize| {
@@ -74,7 +74,7 @@ impl Lexer<'_> {
         self.push_repeating(digits, left, spaced, block);
     }
 
-    /// Pushes a decimal and the block of digits that repeats behind it.
+    /// Pushes a decimal and the block of repeating digits after it.
     fn push_repeating(&mut self, digits: String, scale: i32, spaced: bool, block: String) {
         self.push(Token::Number { digits, scale, decimal: true, spaced });
         self.push(Token::Command("overline".into()));
