@@ -46,7 +46,7 @@ fn metrics(output: &ToolOutput) -> Vec<(&str, f64)> {
 }
 
 #[tokio::test]
-async fn passages_match_search_r1_format() {
+async fn passages_are_numbered_titled_and_truncated() {
     let folder = made();
     let tool = local(&folder, keys());
     let output = call(&tool, json!({ "query": "first engine" })).await;

@@ -58,7 +58,8 @@ pub struct SubAgent {
     pub description: String,
     /// Slot for the called agent.
     pub slot: HelperSlot,
-    /// Timeout for a call. `None` means the remaining time of the calling attempt.
+    /// Timeout for a call. `None` means the attempt timeout of the called agent. In both cases, the
+    /// call ends shortly before the calling attempt does.
     pub longest: Option<Duration>,
 }
 
