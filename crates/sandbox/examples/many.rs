@@ -1,11 +1,12 @@
-//! Runs code many times and checks for leftovers: `cargo run --release --example many -p levade-sandbox
-//! -- 10000`.
+//! Runs code many times and checks for leftovers.
 //!
-//! Arguments: the number of runs [10000], and the number of concurrent runs [2]. Of every seven runs,
-//! five exit normally, one is ended by a signal, and one leaves detached processes behind. Prints the
-//! throughput, the duration of sequential runs, and the number of processes, descriptors and mounts
-//! before and after, over this process and its descendants, including those in the fork server's view.
-//! The exit code is 1 if there are leftovers or wrong outcomes.
+//! Usage: `cargo run --release --example many -p levade-sandbox -- 10000`. Arguments: the number of runs
+//! [10000], and the number of concurrent runs [2].
+//!
+//! Of every seven runs, five exit normally, one is ended by a signal, and one leaves detached processes
+//! behind. Prints the throughput and the duration of sequential runs. Also prints the numbers of processes,
+//! descriptors and mounts before and after the runs, including the mounts that the fork server sees. The
+//! exit code is 1 if any of these has grown, if an outcome was wrong, or if the sandbox does not start.
 
 use std::process::ExitCode;
 use std::sync::Arc;

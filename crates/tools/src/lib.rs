@@ -352,8 +352,8 @@ pub trait Session: Send + Sync {
         None
     }
 
-    /// Returns the timeout for a call, if the session itself ends stalled calls earlier. If `None`, the
-    /// timeout of the set applies.
+    /// Returns the timeout for a call, if the session itself ends stalled calls earlier. The longer of
+    /// this timeout and that of the set applies; `None` means that of the set.
     fn longest_call(&self) -> Option<Duration> {
         None
     }

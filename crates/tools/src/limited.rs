@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn timed_out_call_releases_its_permit() {
+    async fn timed_out_call_releases_permit() {
         let (set, _) = limited(CallLimits { at_once: Some(1), ..CallLimits::default() });
         let (mut x, mut y) = (set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap());
         let hangs = reply(&[call("a", serde_json::json!({ "hang": true }))]);

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn oversized_text_loses_its_middle() {
+    fn oversized_text_omits_middle() {
         let flood = format!("a{}z", "x".repeat(3 * MOST));
         let read = Observation::of(ToolOutput::text(flood)).text;
         assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MOST + 100);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn only_unavailable_tool_is_trouble() {
+    fn only_unavailable_tool_is_reported_as_failure() {
         let of = |error| Observation::of(ToolOutput::error(error, "no"));
         assert_eq!(of(CallError::BadArguments).kind, ObservationKind::BadArguments);
         let (failed, unavailable) = (of(CallError::Failed), of(CallError::Unavailable));

@@ -229,7 +229,7 @@ async fn until_closed(log: &Log) {
 }
 
 #[tokio::test]
-async fn cancelled_attempt_closes_its_sessions() {
+async fn cancelled_attempt_closes_sessions() {
     let at = |verb: &'static str| async move {
         let log = Log::default();
         // Covers cancellation while the second session executes a call or returns scorer input, and

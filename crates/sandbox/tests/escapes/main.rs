@@ -356,7 +356,7 @@ async fn large_output_and_input_do_not_delay_runs() {
 }
 
 #[tokio::test]
-async fn session_keeps_variables_and_reports_their_loss() {
+async fn session_reports_loss_of_variables() {
     let Some((sandbox, _alone)) = full().await else { return };
     let before = Held::settled().await;
     let limits = Limits { seconds: 4.0, ..limits() };

@@ -67,7 +67,7 @@ fn responses_are_accepted_in_all_formats() {
 }
 
 #[test]
-fn unreadable_response_fails_its_request() {
+fn unreadable_response_fails_request() {
     let deep = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
     let nested = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(110), "]".repeat(110));
     for (text, why) in [
@@ -116,7 +116,7 @@ fn errors_are_accepted_in_all_formats() {
 }
 
 #[test]
-fn noise_answers_no_request() {
+fn noise_does_not_answer_pending_request() {
     for text in [
         "Server running on stdio",
         "",
@@ -183,7 +183,7 @@ fn doubtful_response_fails_only_pending_request() {
 }
 
 #[test]
-fn oversized_line_fails_its_request() {
+fn oversized_line_fails_request() {
     let ledger = calling(&[6, 7]);
     assert_eq!(ledger.fail_oversized(br#"{"jsonrpc":"2.0","id":7,"result":"zzz"#, 9).len(), 1);
     assert!(ledger.is_pending(&RequestId::Number(6)) && !ledger.is_pending(&RequestId::Number(7)));
@@ -288,7 +288,7 @@ fn instead_describes_noise_and_waits_since_call() {
 }
 
 #[test]
-fn rejected_handshake_keeps_its_reason() {
+fn rejected_handshake_keeps_reason() {
     let initialize = || {
         let params =
             InitializeRequestParams::new(Default::default(), rmcp::model::Implementation::new("x", "1"));

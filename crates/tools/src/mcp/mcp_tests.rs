@@ -145,7 +145,7 @@ async fn message_split_by_pause_is_accepted() {
 }
 
 #[tokio::test]
-async fn announced_tool_can_be_called_in_the_same_attempt() {
+async fn announced_tool_can_be_called_in_same_attempt() {
     let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(McpKeys { deny: vec!["dies".into()], ..bad() }));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();

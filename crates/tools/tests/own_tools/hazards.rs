@@ -58,7 +58,7 @@ async fn timed_out_loop_is_interrupted_and_process_survives() {
 }
 
 #[tokio::test]
-async fn blocked_call_kills_process_and_its_calls() {
+async fn blocked_call_kills_process_and_pending_calls() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), HAZARDS, Duration::from_secs(6));
     let (mut x, mut y) = (open(&set, "x").await, open(&set, "y").await);
