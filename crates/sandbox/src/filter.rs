@@ -133,7 +133,7 @@ const PR_SET_MEMORY_MERGE: libc::c_int = 67;
 const PROCESS_OPTIONS: [libc::c_int; 5] =
     [libc::PR_SET_SECCOMP, libc::PR_SET_MM, libc::PR_SET_DUMPABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE];
 
-/// Socket options that attach programs or lock them: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
+/// Socket options that attach programs to sockets: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
 /// `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
 const SOCKET_PROGRAMS: [u64; 4] = [26, 50, 51, 52];
 

@@ -189,7 +189,7 @@ impl Watch {
                 }
             }
         }
-        // The sockets of the run's standard streams belong to the service.
+        // The sockets that the run received at its start belong to the service.
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.keeper)).ok();
         let listed = listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
         let sockets = listed.unwrap_or(sockets.len()) as u64;

@@ -58,7 +58,7 @@ pub(crate) struct Python {
     pub executable: PathBuf,
     /// Version, such as `3.11.7`.
     pub version: String,
-    /// Files and directories that code can read.
+    /// Files and directories that code can read but not write.
     pub read: Vec<String>,
     /// Directories in `read` that the user named. A run sees them through a separate file system.
     pub apart: Vec<String>,

@@ -22,7 +22,7 @@ pub struct Options {
     pub python: PathBuf,
     /// Names of modules that are imported before each run starts.
     pub preload: Vec<String>,
-    /// Additional files and directories that code can read.
+    /// Additional files and directories that code can read but not write.
     pub read: Vec<PathBuf>,
     /// Required level of protection. If it is not available, nothing runs.
     pub protection: Demand,

@@ -37,8 +37,8 @@ pub struct CommandKeys {
     /// Working directory of the program. Empty means the recipe's directory.
     #[serde(default)]
     pub folder: PathBuf,
-    /// Names of environment variables that the program gets in addition to the [usual
-    /// ones](levade_policy::environment::PASSED).
+    /// Names of environment variables that the program gets in addition to the
+    /// [usual ones](levade_policy::environment::PASSED).
     #[serde(default)]
     pub environment: Vec<String>,
 }

@@ -59,8 +59,8 @@ pub struct McpKeys {
     pub command: Vec<String>,
     /// Working directory of the program. Empty means the recipe's directory.
     pub folder: PathBuf,
-    /// Names of environment variables that the program gets in addition to the [usual
-    /// ones](levade_policy::environment::PASSED).
+    /// Names of environment variables that the program gets in addition to the
+    /// [usual ones](levade_policy::environment::PASSED).
     pub environment: Vec<String>,
     /// URL of the server, for streamable HTTP.
     pub url: String,

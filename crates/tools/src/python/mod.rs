@@ -61,8 +61,8 @@ pub struct PythonKeys {
     /// The Python interpreter: a command name, or a path such as that of a virtual environment's
     /// interpreter.
     pub python: String,
-    /// Names of environment variables that workers get in addition to the [usual
-    /// ones](levade_policy::environment::PASSED).
+    /// Names of environment variables that workers get in addition to the
+    /// [usual ones](levade_policy::environment::PASSED).
     pub environment: Vec<String>,
     /// Maximum number of workers. 0 means one per processor, but at most four.
     pub workers: usize,
