@@ -1,11 +1,12 @@
-//! Runs code many times over, and looks for what is left: `cargo run --release --example many -p
-//! levade-sandbox -- 10000`.
+//! Runs code many times and checks for leftovers.
 //!
-//! Arguments: how many runs [10000], how many at once [2]. Of every seven runs five end well, one dies of a
-//! signal, and one leaves detached processes behind. Prints the rate, the times of runs one after the other,
-//! and
-//! how many processes, descriptors and mounts there are before and after, and in the fork server's own view.
-//! Exit code 1 where there are more.
+//! Usage: `cargo run --release --example many -p levade-sandbox -- 10000`. Arguments: the number of runs
+//! [10000], and the number of concurrent runs [2].
+//!
+//! Of every seven runs, five exit normally, one is ended by a signal, and one leaves detached processes
+//! behind. Prints the throughput and the duration of sequential runs. Also prints the numbers of processes,
+//! descriptors and mounts before and after the runs, including the mounts that the fork server sees. The
+//! exit code is 1 if any of these has grown, if an outcome was wrong, or if the sandbox does not start.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ const CODES: [(&str, i32); 7] = [
     ("import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.fork()\n    time.sleep(1000)", 0),
 ];
 
-/// Processes below this one, descriptors of all, and mounts that they see.
+/// Returns the number of this process and its descendants, of their descriptors, and of the mounts that
+/// they see.
 fn held() -> [usize; 3] {
     let mut open = vec![std::process::id()];
     let mut totals = [0; 3];

@@ -1,9 +1,9 @@
-//! A cgroup (version 2) for each run: the kernel charges it for all memory, and counts its processes and
+//! A cgroup (version 2) for each run. The kernel charges all memory to it, and counts its processes and
 //! time.
 //!
-//! A cgroup is an addition: it is used where this process may create one that limits memory. That holds for
-//! root with a writable cgroup file system, and in a subtree that systemd delegates (`systemd-run --user
-//! --scope -p Delegate=yes`). Elsewhere the watch (`memory.rs`) and the call filter hold the limit.
+//! Cgroups are optional. They are used if this process can create one that limits memory: as root with
+//! a writable cgroup file system, or in a subtree that systemd delegates (`systemd-run --user --scope
+//! -p Delegate=yes`). Otherwise the memory watch (`memory.rs`) and the call filter enforce the limit.
 
 use std::fs;
 use std::io::Write;
@@ -15,28 +15,28 @@ use std::time::{Duration, Instant};
 
 use crate::limits::Limits;
 
-/// Prefix of the directories that this module creates; the process id follows.
+/// Prefix of the directories that this module creates. The process id follows it.
 const PREFIX: &str = "levade-sandbox-";
 
-/// Memory of a run beyond its limits, in bytes: the pages that its keeper writes to.
+/// Additional memory of a run beyond its limits, in bytes, for the pages that its keeper modifies.
 const KEEPER: u64 = 16 << 20;
 
-/// Processes of a run beyond its limit: the keeper, the runner and a reserve for the moment of a fork.
+/// Additional processes of a run beyond its limit: the keeper, the runner and a reserve during a fork.
 const PROCESSES: u32 = 4;
 
 /// Timeout for the kernel to release the cgroups of ended runs.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The cgroup under which this process creates one for each run. Dropping it removes it.
+/// Parent cgroup of the runs' cgroups. Dropping it removes its directory.
 #[derive(Debug)]
 pub(crate) struct Groups {
     path: PathBuf,
     created: AtomicUsize,
-    /// Directories whose processes are ending.
+    /// Directories of dropped cgroups, whose processes are still ending.
     ended: Mutex<Vec<PathBuf>>,
 }
 
-/// The cgroup of a run. Dropping it ends all processes in it.
+/// Cgroup of a run. Dropping it kills all its processes.
 #[derive(Debug)]
 pub(crate) struct Group {
     path: PathBuf,
@@ -44,14 +44,14 @@ pub(crate) struct Group {
 }
 
 impl Groups {
-    /// Creates a cgroup for runs, near the one of this process. Returns an error if none that limits memory
-    /// can be created.
+    /// Creates a parent cgroup, as close as possible to that of this process. Returns an error if no
+    /// cgroup that limits memory can be created.
     pub(crate) fn create() -> Result<Arc<Self>, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let (mount, own) = place(&mounts, &own).ok_or("cgroup version 2 is not mounted")?;
         let mut why = format!("{}: no cgroup there limits memory", mount.display());
-        // Near this process first, so that its own limits hold for runs, too.
+        // Tries the closest ancestors first, so that the limits of this process apply to runs as well.
         let mut above = Some(own.as_path());
         while let Some(parent) = above.filter(|path| path.starts_with(&mount)) {
             match Groups::below(parent) {
@@ -72,7 +72,7 @@ impl Groups {
         fs::create_dir(&path)?;
         let groups = Groups { path, created: AtomicUsize::new(0), ended: Mutex::default() };
         delegate(&groups.path)?;
-        // A trial: rights show only when a process moves.
+        // This is a test: missing permissions show only when a process is moved.
         let trial = Arc::new(groups);
         let group = Group::create(&trial, &Limits::default())?;
         let mut child = std::process::Command::new("sleep").arg("60").spawn()?;
@@ -85,7 +85,7 @@ impl Groups {
         Arc::into_inner(trial).ok_or_else(|| std::io::Error::other("the trial is still in use"))
     }
 
-    /// Removes directories of ended runs, as far as the kernel allows now.
+    /// Removes directories of ended runs if the kernel permits it now. Returns whether all are removed.
     fn release(&self) -> bool {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.retain(|path| fs::remove_dir(path).is_err() && path.exists());
@@ -104,7 +104,7 @@ impl Drop for Groups {
 }
 
 impl Group {
-    /// Creates a cgroup with the limits of a run. Files of a run are in memory, too.
+    /// Creates a cgroup with the limits of a run. Its memory includes the files of the run.
     pub(crate) fn create(groups: &Arc<Groups>, limits: &Limits) -> std::io::Result<Self> {
         groups.release();
         let path = groups.path.join(groups.created.fetch_add(1, Ordering::Relaxed).to_string());
@@ -114,7 +114,7 @@ impl Group {
         group.set("memory.max", &memory.to_string())?;
         group.set("memory.oom.group", "1")?;
         group.set("pids.max", &limits.processes.saturating_add(PROCESSES).to_string())?;
-        // Where there is no swap space, there is no such file.
+        // This file does not exist if the kernel has no swap support.
         let _ = group.set("memory.swap.max", "0");
         Ok(group)
     }
@@ -129,12 +129,12 @@ impl Group {
         fs::OpenOptions::new().write(true).open(self.path.join("cgroup.procs")).map(OwnedFd::from)
     }
 
-    /// Returns whether the kernel has ended processes for lack of memory.
+    /// Returns whether the kernel has killed processes because of the memory limit.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         self.number("memory.events", "oom_kill").is_some_and(|count| count > 0)
     }
 
-    /// Returns the time of processors, in seconds, of all processes that were ever in the cgroup.
+    /// Returns the processor time of all current and former processes of the cgroup, in seconds.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         Some(self.number("cpu.stat", "usage_usec")? as f64 / 1e6)
     }
@@ -154,7 +154,7 @@ impl Drop for Group {
     }
 }
 
-/// Returns where version 2 is mounted, and the directory of this process' cgroup.
+/// Returns the mount point of version 2, and the directory of this process's cgroup.
 fn place(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
     let mount = mounts.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
@@ -162,13 +162,13 @@ fn place(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
     })?;
     let (root, at) = (mount.get(3)?, PathBuf::from(mount.get(4)?));
     let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-    // What is mounted may be a part of the tree, as in containers.
+    // The mount may show only a part of the tree, as in containers.
     let inside = own.strip_prefix(root.trim_end_matches('/')).unwrap_or("");
     let own = at.join(inside.trim_start_matches('/'));
     Some((at, own))
 }
 
-/// Lets the cgroups below a directory limit memory and processes.
+/// Enables the memory and process limits for the children of a cgroup.
 fn delegate(parent: &Path) -> std::io::Result<()> {
     let read = |name: &str| fs::read_to_string(parent.join(name)).unwrap_or_default();
     let has = |text: &str, name: &str| text.split_whitespace().any(|found| found == name);
@@ -185,7 +185,7 @@ fn delegate(parent: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Removes what earlier processes that were killed have left.
+/// Removes directories of earlier processes that were killed.
 fn remove_stale(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_joins_mount_and_own_group() {
+    fn place_joins_mount_point_and_own_cgroup() {
         let mounts = "25 1 0:22 / /sys rw - sysfs sysfs rw\n\
                       30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
         let found = place(mounts, "0::/user.slice/run-1.scope\n").unwrap();
@@ -223,7 +223,7 @@ mod tests {
         assert!(error.contains("memory"), "{error}");
     }
 
-    /// Cgroups in a directory of an ordinary file system, whose files keep what is written to them.
+    /// Creates a parent cgroup in an ordinary directory, whose files keep what is written to them.
     fn on_disk(folder: &tempfile::TempDir) -> Arc<Groups> {
         let path = folder.path().join("runs");
         fs::create_dir(&path).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn group_has_limits_of_run_and_kills_on_drop() {
+    fn group_sets_limits_and_kills_on_drop() {
         let folder = tempfile::tempdir().unwrap();
         let groups = on_disk(&folder);
         let limits = Limits { memory_mb: 100, disk_mb: 28, processes: 30, ..Limits::default() };
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn stale_directories_of_ended_processes_are_removed() {
         let folder = tempfile::tempdir().unwrap();
-        // No process has a number beyond 2^22.
+        // Process ids are at most 2^22.
         let ended = format!("{PREFIX}{}.0", (1 << 22) + 1);
         let own = format!("{PREFIX}{}.0", std::process::id());
         for name in [ended.as_str(), own.as_str(), "system.slice"] {
@@ -307,7 +307,7 @@ mod tests {
             fs::write(&control, on).unwrap();
             delegate(folder.path()).map(|()| fs::read_to_string(&control).unwrap())
         };
-        // An ordinary file keeps what was written last.
+        // An ordinary file keeps only what was written last.
         assert_eq!(delegated("cpu memory pids\n", "").unwrap(), "+pids");
         assert_eq!(delegated("cpu memory pids\n", "cpu pids\n").unwrap(), "+memory");
         assert_eq!(delegated("cpu memory pids\n", "memory pids\n").unwrap(), "memory pids\n");

@@ -1,42 +1,43 @@
-//! Errors of sandboxes themselves. What code does wrong is an [`Outcome`](crate::Outcome).
+//! Errors of the sandbox itself. Faults of the code that it runs are an [`Outcome`](crate::Outcome).
 
-/// Reasons why code was not run, or not to its end.
+/// Reason why code was not run, or was not run to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SandboxError {
-    /// The kernel gives less protection than was asked for.
+    /// The kernel provides less protection than requested.
     #[error("full protection cannot be had here. Missing: {missing}. Way out: {way_out}")]
     Protection {
-        /// Walls that are missing, and why.
+        /// Missing walls with reasons.
         missing: String,
-        /// Ways to have them, or to do without.
+        /// Ways to get the missing walls, or to run without them.
         way_out: String,
     },
     /// The interpreter cannot be used.
     #[error("python = {python:?} cannot be used: {why}")]
     Python {
-        /// Path or name.
+        /// Path or name of the interpreter.
         python: String,
-        /// Cause.
+        /// Reason for the failure.
         why: String,
     },
-    /// A request that cannot be met: an option, a path, a language.
+    /// The request is invalid or cannot be fulfilled, for instance because of an option, a path or a
+    /// language.
     #[error("{0}")]
     Request(String),
-    /// All places are taken, and so are those to wait in.
+    /// The concurrency limit is reached and the queue is full.
     #[error("{running} runs are under way and {waiting} wait, and no more may; try again later")]
     Busy {
-        /// Runs at once.
+        /// Maximum number of concurrent runs.
         running: usize,
-        /// Places to wait in.
+        /// Maximum length of the queue.
         waiting: usize,
     },
-    /// All sessions that may be open are.
+    /// The maximum number of sessions is open.
     #[error("{most} sessions are open, and no more may be: close one, or raise `sessions`")]
     Sessions {
-        /// How many may be.
+        /// Maximum number of open sessions.
         most: usize,
     },
-    /// The jail, or who builds it, failed.
+    /// The jail or the process that builds it failed.
     #[error("the sandbox failed: {0}")]
     Broken(String),
 }

@@ -1,12 +1,16 @@
-//! System calls that code may make, as programs for the kernel's filter (seccomp).
+//! Lists of permitted system calls, as programs for the kernel's filter (seccomp).
 //!
-//! An allow list: any call that is not on it, and any call that later kernels add, returns "no such call",
-//! which libraries take for an older kernel. The list holds what interpreters, numerical libraries, shells
-//! and compilers need. It leaves out mounts, namespaces, memory of other processes, keys, modules, clocks,
-//! interfaces with a history of holes (io_uring, bpf, userfaultfd, perf), and three groups that a process
-//! cannot be charged for: notifications about files (inotify), moving pages between files and sockets
-//! (splice, tee, sendfile), and descriptors in messages (sendmsg). Sockets are connected pairs only: without
-//! a call that names a socket, no service of the host can be reached through a directory that code may read.
+//! The filter is an allow list. A call that is not on it, including calls of later kernels, returns
+//! ENOSYS, which libraries interpret as an older kernel. The list contains what interpreters, numerical
+//! libraries, shells and compilers need.
+//!
+//! It excludes mounts, namespaces, memory of other processes, keys, modules, clocks, and interfaces
+//! with a history of vulnerabilities (io_uring, bpf, userfaultfd, perf). It also excludes three groups
+//! whose memory cannot be attributed to a process: file notifications (inotify), moving pages between
+//! files and sockets (splice, tee, sendfile), and descriptors in messages (sendmsg).
+//!
+//! Sockets are limited to connected pairs. Without calls that address a socket by name, code cannot
+//! reach a service of the host through a directory that it can read.
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen as Width, SeccompCmpOp as Compare,
@@ -50,7 +54,7 @@ const EVERYWHERE: &[libc::c_long] = &numbers! {
     SYS_recvfrom SYS_recvmsg SYS_recvmmsg
 };
 
-/// Older forms that x86-64 has kept.
+/// Legacy calls that x86-64 has kept.
 #[cfg(target_arch = "x86_64")]
 const HERE: &[libc::c_long] = &numbers! {
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_mkdir SYS_rmdir SYS_unlink SYS_rename
@@ -61,7 +65,7 @@ const HERE: &[libc::c_long] = &numbers! {
 #[cfg(not(target_arch = "x86_64"))]
 const HERE: &[libc::c_long] = &[];
 
-/// Flags of `clone` that make namespaces.
+/// Flags of `clone` that create namespaces.
 const NAMESPACES: [libc::c_int; 8] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWUTS,
@@ -73,13 +77,13 @@ const NAMESPACES: [libc::c_int; 8] = [
     0x80, // CLONE_NEWTIME
 ];
 
-/// Calls that the fork server and keepers need to build a jail, besides those of code.
+/// Additional calls that the fork server and keepers need to build a jail.
 const OF_BUILDERS: &[libc::c_long] = &numbers! {
     SYS_mount SYS_umount2 SYS_mount_setattr SYS_unshare SYS_setgroups SYS_capset SYS_seccomp SYS_sendmsg
     SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
 };
 
-/// Calls that honest code may try: they fail for lack of a right (EACCES) instead of "no such call".
+/// Calls that legitimate code may try. They fail with EACCES (no permission) instead of ENOSYS.
 const REFUSED: &[libc::c_long] = &numbers! {
     SYS_mount SYS_umount2 SYS_chroot SYS_pivot_root SYS_unshare SYS_setns SYS_ptrace SYS_settimeofday
     SYS_clock_settime SYS_sethostname SYS_setdomainname SYS_reboot SYS_bpf SYS_perf_event_open SYS_userfaultfd
@@ -90,12 +94,12 @@ const REFUSED: &[libc::c_long] = &numbers! {
     SYS_socket SYS_bind SYS_connect SYS_listen SYS_accept SYS_accept4 SYS_sendmsg SYS_sendmmsg
 };
 
-/// Calls that succeed without doing anything: the files of a run are in memory, so that they need no
-/// synchronization, and the disks of the host get none.
+/// Calls that succeed without effect. The files of a run are in memory, so that they need no
+/// synchronization, and the disks of the host are not burdened.
 const WITHOUT_EFFECT: &[libc::c_long] = &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
 
-/// Commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file descriptions and the size of
-/// pipes are left out.
+/// Permitted commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file descriptions
+/// and changes of the pipe size are excluded.
 const CONTROLS: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_GETFD,
@@ -117,35 +121,36 @@ const CONTROLS: &[libc::c_int] = &[
     libc::F_GET_SEALS,
 ];
 
-/// `prctl(PR_SCHED_CORE)`: keeps other runs from the sibling of a core.
+/// `prctl(PR_SCHED_CORE)`: prevents other runs from using the sibling of a core.
 const PR_SCHED_CORE: libc::c_int = 62;
 
 /// `prctl(PR_SET_MEMORY_MERGE)`: merges pages with those of other processes.
 const PR_SET_MEMORY_MERGE: libc::c_int = 67;
 
-/// Options of `prctl` that fail: more filters (their memory has a bound for all users together), the layout
-/// of a process, merging its pages, and what hides a process from the memory watch.
+/// Options of `prctl` that fail: further filters (whose memory is limited for all users together), the
+/// memory layout of a process, merging its pages, and options that hide a process from the memory
+/// watch.
 const PROCESS_OPTIONS: [libc::c_int; 5] =
     [libc::PR_SET_SECCOMP, libc::PR_SET_MM, libc::PR_SET_DUMPABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE];
 
-/// Programs attached to sockets, and locking them: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
+/// Socket options that attach programs to sockets: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
 /// `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
 const SOCKET_PROGRAMS: [u64; 4] = [26, 50, 51, 52];
 
-/// Sizes of socket buffers: setting one succeeds without effect, as it does in Linux above the system's
-/// maximum. Each socket then holds at most what `net.core.wmem_default` allows.
+/// Socket options for buffer sizes. Setting one succeeds without effect, as Linux does above the
+/// system's maximum. Each socket then holds at most `net.core.wmem_default` bytes.
 const BUFFER_SIZES: [libc::c_int; 4] =
     [libc::SO_SNDBUF, libc::SO_RCVBUF, libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
 
-/// Rules of a call: it matches if one of them does.
+/// Rules per call. A call matches if one of its rules does; a call without rules always matches.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Returns whether argument `index` compares with `value`, of 32 bits.
+/// Returns a condition that compares the low 32 bits of argument `index` with `value`.
 fn argument(index: u8, compare: Compare, value: u64) -> Result<Condition, String> {
     Condition::new(index, Width::Dword, compare, value).map_err(|error| error.to_string())
 }
 
-/// Returns whether the address in argument `index` is null (`Eq`), or is not (`Ne`).
+/// Returns a condition that the address in argument `index` is null (`Eq`) or not null (`Ne`).
 fn pointer(index: u8, compare: Compare) -> Result<Condition, String> {
     Condition::new(index, Width::Qword, compare, 0).map_err(|error| error.to_string())
 }
@@ -160,16 +165,17 @@ fn any(index: u8, values: impl IntoIterator<Item = u64>) -> Result<Vec<SeccompRu
     values.into_iter().map(|value| all(vec![argument(index, Compare::Eq, value)?])).collect()
 }
 
-/// Returns a rule that matches if the bits of argument `index` below `mask` are `value`.
+/// Returns a rule that matches if the bits of argument `index` that `mask` selects equal `value`.
 fn bits(index: u8, mask: u64, value: u64) -> Result<SeccompRule, String> {
     all(vec![argument(index, Compare::MaskedEq(mask), value)?])
 }
 
-/// Returns the calls that fail with EACCES. `counted` is whether the kernel charges the run for all of its
-/// memory (a cgroup): if not, memory that no process can be charged for is refused, too.
+/// Returns the calls that fail with EACCES. `counted` is whether the kernel charges all memory of a run
+/// to its cgroup. If not, memory that cannot be attributed to a process is rejected as well.
 fn refused(counted: bool) -> Result<Rules, String> {
     let mut refused: Rules = REFUSED.iter().map(|number| (*number, Vec::new())).collect();
-    // A family other than local ones, and datagrams: those can be sent to a name, without a connection.
+    // Rejects families other than local sockets, and datagrams, which can be sent to a name without a
+    // connection.
     let connected = [libc::SOCK_STREAM as u64, libc::SOCK_SEQPACKET as u64];
     let mut pairs = vec![all(vec![argument(0, Compare::Ne, libc::AF_UNIX as u64)?])?];
     for kind in (0..16).filter(|kind| !connected.contains(kind)) {
@@ -178,22 +184,23 @@ fn refused(counted: bool) -> Result<Rules, String> {
     refused.insert(libc::SYS_socketpair, pairs);
     let unknown = CONTROLS.iter().map(|command| argument(1, Compare::Ne, *command as u64));
     refused.insert(libc::SYS_fcntl, vec![all(unknown.collect::<Result<_, _>>()?)?]);
-    // Keys typed into the terminal of the user who started the service.
+    // These calls insert input into the terminal of the user who started the service.
     refused.insert(libc::SYS_ioctl, any(1, [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD])?);
     refused.insert(libc::SYS_setsockopt, any(2, SOCKET_PROGRAMS)?);
     refused.insert(libc::SYS_prctl, any(0, PROCESS_OPTIONS.map(|option| option as u64))?);
-    // Merging pages with those of other processes, and pushing pages of shared files out of memory.
+    // These merge pages with those of other processes, or evict pages of shared files from memory.
     let advice = [libc::MADV_MERGEABLE, libc::MADV_COLD, libc::MADV_PAGEOUT];
     refused.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
-    // Setting limits of another process: the keeper runs as the user of the code, which could lower the
-    // keeper's limits so that it cannot report. And the size of core dumps, together with a question that
-    // `without_effect` cannot answer.
+    // The first rule rejects setting limits of another process. The keeper runs as the same user as the
+    // code, which could otherwise lower the keeper's limits so that it cannot report. The second rule
+    // rejects setting the size of core dumps together with a query of it, which `without_effect` cannot
+    // answer.
     let core = argument(1, Compare::Eq, u64::from(libc::RLIMIT_CORE))?;
     let other = all(vec![argument(0, Compare::Ne, 0)?, pointer(2, Compare::Ne)?])?;
     let asks = all(vec![core, pointer(2, Compare::Ne)?, pointer(3, Compare::Ne)?])?;
     refused.insert(libc::SYS_prlimit64, vec![other, asks]);
-    // Threads share their descriptors, and processes do not: the watch reads those of one thread of a
-    // process, and finds a lock by the process that took it.
+    // Threads must share their descriptors, and processes must not: the memory watch reads the
+    // descriptors of one thread per process, and attributes a lock to the process that took it.
     let (thread, files) = (libc::CLONE_THREAD as u64, libc::CLONE_FILES as u64);
     let mut clones = vec![bits(0, thread | files, thread)?, bits(0, thread | files, files)?];
     for flag in NAMESPACES.map(|flag| u64::from(flag as u32)) {
@@ -203,7 +210,7 @@ fn refused(counted: bool) -> Result<Rules, String> {
     refused.insert(libc::SYS_close_range, vec![bits(2, 2, 2)?]);
     let mut mappings = vec![bits(3, libc::MAP_HUGETLB as u64, libc::MAP_HUGETLB as u64)?];
     if !counted {
-        // Its pages stay when no process maps them any more.
+        // Such pages remain after the last process has unmapped them.
         for shared in [libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE] {
             let flags = (libc::MAP_ANONYMOUS | shared) as u64;
             mappings.push(bits(3, (libc::MAP_ANONYMOUS | libc::MAP_TYPE) as u64, flags)?);
@@ -221,8 +228,8 @@ fn without_effect() -> Result<Rules, String> {
         all(vec![level, argument(2, Compare::Eq, *option as u64)?])
     });
     ignored.insert(libc::SYS_setsockopt, sizes.collect::<Result<_, _>>()?);
-    // A host that hands core dumps to a program does so at any size but 1 byte, which the fork server has
-    // set.
+    // A host that pipes core dumps to a program does so at any size limit except 1 byte, which the fork
+    // server has set.
     let core = |index| argument(index, Compare::Eq, u64::from(libc::RLIMIT_CORE));
     let sets = all(vec![core(1)?, pointer(2, Compare::Ne)?, pointer(3, Compare::Eq)?])?;
     ignored.insert(libc::SYS_prlimit64, vec![sets]);
@@ -232,20 +239,22 @@ fn without_effect() -> Result<Rules, String> {
     Ok(ignored)
 }
 
-/// Programs as bytes that the kernel reads, in the order in which they are loaded. Of two programs that
-/// refuse a call, the error of the last one counts.
+/// Filter programs in the kernel's binary format, in loading order. If two programs reject a call, the
+/// error of the program loaded last is returned.
 pub(crate) struct Programs {
-    /// Programs of the fork server, which every process below it inherits: loading the long list takes longer
-    /// than all that a run does after it. They also allow what building a jail needs.
+    /// Programs of the fork server, which all its descendants inherit. Loading the long list takes
+    /// longer than everything that a run does afterwards. These programs also permit the calls that
+    /// build a jail.
     pub server: [Vec<u8>; 2],
-    /// The program of each runner. It refuses what building a jail needs, and further programs.
+    /// Program of each runner. It rejects the calls that build a jail, and further programs.
     pub runner: Vec<u8>,
 }
 
-/// Returns the programs. `counted` is whether the kernel charges the run for all of its memory.
+/// Returns the filter programs. `counted` is whether the kernel charges all memory of a run to its
+/// cgroup.
 ///
 /// # Errors
-/// Returns an error if there is no such filter for this processor.
+/// Returns an error if filters are not supported on this processor.
 pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
     let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
     let allowed = [EVERYWHERE, HERE, OF_BUILDERS, &[libc::SYS_clone]].into_iter().flatten();
@@ -264,7 +273,7 @@ pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
     })
 }
 
-/// A program as an array of `struct sock_filter`.
+/// Encodes a program as an array of `struct sock_filter`.
 fn bytes(program: BpfProgram) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(program.len() * 8);
     for step in program {
@@ -280,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_fit_the_kernel() {
+    fn programs_fit_kernel_limit() {
         let Programs { server: [list, ignored], runner } = programs(false).unwrap();
         for program in [list, ignored, runner, programs(true).unwrap().runner] {
             assert!(program.len() % 8 == 0 && program.len() / 8 < 4096, "{}", program.len());
@@ -288,24 +297,24 @@ mod tests {
     }
 
     #[test]
-    fn shared_anonymous_mappings_are_refused_unless_counted() {
+    fn shared_anonymous_mappings_are_rejected_unless_counted() {
         let mappings = |counted| refused(counted).unwrap().remove(&libc::SYS_mmap).unwrap();
         let huge = bits(3, 0x4_0000, 0x4_0000).unwrap();
-        // MAP_ANONYMOUS is 0x20, and the lowest 4 bits are the type: MAP_SHARED or MAP_SHARED_VALIDATE.
+        // MAP_ANONYMOUS is 0x20. The lowest 4 bits are the type: MAP_SHARED or MAP_SHARED_VALIDATE.
         let shared = [0x21, 0x23].map(|flags| bits(3, 0x2f, flags).unwrap());
         assert_eq!(mappings(true), std::slice::from_ref(&huge));
         assert_eq!(mappings(false), [&[huge], &shared[..]].concat());
     }
 
     #[test]
-    fn refused_calls_are_not_on_the_allow_list() {
+    fn rejected_calls_are_not_on_allow_list() {
         for number in REFUSED {
             assert!(!EVERYWHERE.contains(number) && !HERE.contains(number), "{number}");
         }
     }
 
     #[test]
-    fn calls_of_builders_are_refused_to_code() {
+    fn jail_building_calls_are_rejected_for_code() {
         for number in OF_BUILDERS {
             assert!(REFUSED.contains(number), "{number}");
         }

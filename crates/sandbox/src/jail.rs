@@ -1,4 +1,4 @@
-//! A jail under way, seen from outside: its output is drained, its memory watched, its deadline kept.
+//! A running jail as seen from outside: reads its output, and enforces its memory limit and deadline.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -23,29 +23,29 @@ use crate::protection::Missing;
 use crate::wire::Frames;
 use crate::zygote::Streams;
 
-/// Interval between looks at memory during a call.
+/// Interval between memory observations during a call.
 const WATCHED: Duration = Duration::from_millis(50);
 
-/// Interval between looks at memory between the calls of a session.
+/// Interval between memory observations between the calls of a session.
 const RESTING: Duration = Duration::from_millis(500);
 
-/// Minimum interval between looks, in multiples of the time that a look takes: many processes must not keep
-/// this process busy.
+/// Minimum interval between memory observations, as a multiple of the duration of an observation. Many
+/// processes in the jail must not keep this process busy.
 const LEISURE: u32 = 4;
 
-/// Maximum interval between looks during a call.
+/// Maximum interval between memory observations during a call.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long a keeper may take to end all processes and hand files out, after it was told to.
+/// Timeout for a keeper to end all processes and to return files, after it was requested to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Reads of all that a pipe holds.
+/// Maximum number of reads to empty a pipe.
 const MOST_READS: usize = 64;
 
-/// Word to a keeper to end its run.
+/// Message that requests a keeper to end its run.
 const STOP: &[u8] = b"k";
 
-/// A jail from the fork of its keeper to its end. Dropping it ends all processes in it.
+/// A jail, from the fork of its keeper to its end. Dropping it ends all its processes.
 pub(crate) struct Jail {
     line: Frames,
     cells: Option<Frames>,
@@ -57,17 +57,17 @@ pub(crate) struct Jail {
     pid: Option<u32>,
     jailed: bool,
     memory: u64,
-    /// The watch over memory, when no look is under way.
+    /// Memory watch. `None` while an observation is running.
     watch: Option<Watch>,
     looking: Option<JoinHandle<Watch>>,
     next_look: Instant,
     interval: Duration,
-    /// The cgroup of the run, if there is one.
+    /// Cgroup of the run, if it has one.
     group: Option<Group>,
     buffers: Box<[[u8; 16 << 10]; 2]>,
-    /// Whether its memory was looked at.
+    /// Whether its memory can be observed.
     pub was_watched: bool,
-    /// Rights that the runner could not drop.
+    /// Walls that the runner could not build, because it could not drop a right.
     pub missing: Vec<Missing>,
 }
 
@@ -77,40 +77,40 @@ impl fmt::Debug for Jail {
     }
 }
 
-/// A deadline, which does not count the time in which this process was stopped.
+/// Deadline that excludes the time in which this process was stopped.
 pub(crate) type Deadline = Pin<Box<dyn Future<Output = Duration> + Send>>;
 
 pub(crate) fn deadline(time: Duration) -> Deadline {
     Box::pin(awake::sleep(time))
 }
 
-/// Anything that happens in a jail and is not just more output.
+/// An event in a jail, other than output.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// All processes have ended.
     Ended(Report),
-    /// A cell is done: its answer.
+    /// A cell is complete, with its response.
     Cell(Vec<u8>),
-    /// The runner closed its end of the cells.
+    /// The runner has closed its end of the cell channel.
     NoCells,
     /// The deadline has passed.
     Late,
-    /// The processes hold more memory than they may.
+    /// The processes exceed the memory limit.
     OverMemory,
-    /// Memory was looked at, and is within its limit.
+    /// An observation has found the memory within its limit.
     Looked(Watch),
 }
 
-/// An event, or the fault of who builds jails.
+/// An event, or an error of the processes that build jails.
 pub(crate) type Happened = Result<Event, SandboxError>;
 
-/// Keeper's last words.
+/// Final message of the keeper.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Report {
     pub code: Option<i32>,
     pub signal: Option<i32>,
     pub cpu: f64,
-    /// Name, size, and why there is no content.
+    /// Name and size of each file, and the reason if its content is missing.
     pub files: Vec<(String, usize, Option<String>)>,
 }
 
@@ -148,10 +148,11 @@ impl Jail {
         }
     }
 
-    /// The next event. Until then output is read, so that no process ever waits for a full pipe.
+    /// Waits for the next event. Meanwhile reads output, so that no process waits because of a full
+    /// pipe.
     ///
     /// # Errors
-    /// When the jail cannot be built, or its keeper is gone.
+    /// Returns an error if the jail cannot be built, or its keeper has exited.
     pub(crate) async fn next(&mut self, deadline: &mut Deadline) -> Result<Event, SandboxError> {
         loop {
             let look_at = self.next_look;
@@ -172,8 +173,8 @@ impl Jail {
                 }
                 _ = deadline.as_mut() => return Ok(Event::Late),
                 () = sleep_until(look_at), if self.watch.is_some() => {
-                    // In a thread of its own: a run can make the look long, and other runs must not wait for
-                    // it.
+                    // This runs in a separate thread, because a run can make the observation long, and
+                    // other runs must not wait for it.
                     self.looking = self.watch.take().map(|watch| tokio::task::spawn_blocking(|| watch.look()));
                     self.next_look = Instant::now();
                 }
@@ -225,7 +226,7 @@ impl Jail {
         }
     }
 
-    /// Hands a cell to the runner.
+    /// Sends a cell to the runner.
     pub(crate) async fn hand(&mut self, cell: &str) -> std::io::Result<()> {
         let Some(cells) = &self.cells else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
         let mut bytes = (cell.len() as u32).to_ne_bytes().to_vec();
@@ -233,8 +234,9 @@ impl Jail {
         cells.write(&bytes).await
     }
 
-    /// Watches the jail between two calls until `woken` is sent or something happens, which is returned, too.
-    /// Ends the jail at once if it holds too much memory, or has used more than `cpu` seconds of processors.
+    /// Observes the jail between two calls until `woken` is sent or an event occurs, which is also
+    /// returned. Ends the jail if it exceeds its memory limit or uses more than `cpu` seconds of
+    /// processor time.
     pub(crate) async fn rest(mut self, cpu: f64, woken: oneshot::Receiver<()>) -> (Self, Option<Happened>) {
         (self.interval, self.next_look) = (RESTING, Instant::now() + RESTING);
         let mut never: Deadline = Box::pin(std::future::pending());
@@ -250,7 +252,8 @@ impl Jail {
         (self, happened)
     }
 
-    /// Returns the next event; [`Event::Late`] if `cpu` seconds of processors were used until then.
+    /// Returns the next event, or [`Event::Late`] once the jail has used `cpu` seconds of processor
+    /// time.
     async fn idle(&mut self, cpu: f64, never: &mut Deadline) -> Happened {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let (mut last, mut used) = (None, 0.0);
@@ -263,7 +266,8 @@ impl Jail {
             let (now, exact) = (Instant::now(), total.is_some());
             let total = total.unwrap_or(watch.cpu);
             if let Some((then, before)) = last.replace((now, total)) {
-                // Children that end between two looks leave no time behind, but some are there at each look.
+                // Children that end between two observations leave no processor time behind, but at
+                // each observation some are running.
                 let busy = watch.busy.min(processors) as f64 * (now - then).as_secs_f64();
                 used += if exact { total - before } else { busy.max(total - before) };
             }
@@ -273,18 +277,19 @@ impl Jail {
         }
     }
 
-    /// Returns the time of processors that the run has used, in seconds, if it was observed from outside.
+    /// Returns the processor time of the run as observed from outside, in seconds. Returns 0 without
+    /// observation.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         let group = self.group.as_ref().and_then(Group::cpu_seconds);
         group.or(self.watch.as_ref().map(|watch| watch.cpu)).unwrap_or(0.0)
     }
 
-    /// Takes all output that is there.
+    /// Takes all captured output, including what the pipes hold.
     pub(crate) fn take_output(&mut self, limits: &Limits) -> (Captured, Captured) {
         let [buffer, _] = &mut *self.buffers;
         for (stream, kept) in [(&self.stdout, &mut self.out), (&self.stderr, &mut self.err)] {
             let Some(stream) = stream else { continue };
-            // Not more than a pipe holds and then some: whoever writes may go on writing.
+            // The limit is somewhat more than a pipe holds, because the code may continue to write.
             for _ in 0..MOST_READS {
                 let Ok(count @ 1..) = rustix::io::read(stream, &mut *buffer) else { break };
                 kept.push(&buffer[..count]);
@@ -294,8 +299,8 @@ impl Jail {
         (std::mem::replace(&mut self.out, empty()), std::mem::replace(&mut self.err, empty()))
     }
 
-    /// Ends all processes at once, without the keeper's report: they must not go on allocating until the
-    /// keeper gets its turn. Without a PID namespace, the keeper has to end them.
+    /// Ends all processes at once, without the keeper's report, because they must not allocate further
+    /// memory until the keeper is scheduled. Without a PID namespace, the keeper has to end them.
     pub(crate) async fn stop_at_once(&mut self) -> Option<Report> {
         if self.jailed && self.keeper.is_some() {
             return self.killed();
@@ -303,7 +308,8 @@ impl Jail {
         self.stop().await
     }
 
-    /// Ends all processes, and waits for the keeper's report; `None` where it does not give one.
+    /// Ends all processes and waits for the keeper's report. Returns `None` if the keeper does not send
+    /// it.
     pub(crate) async fn stop(&mut self) -> Option<Report> {
         let _ = self.line.write(STOP).await;
         let mut deadline = deadline(GRACE);
@@ -317,10 +323,10 @@ impl Jail {
         }
     }
 
-    /// Contents of the files that a report names, and why others have none.
+    /// Returns the contents of the files in a report, or the reasons why they are missing.
     ///
     /// # Errors
-    /// When the keeper is gone.
+    /// Returns an error if the keeper has exited.
     pub(crate) async fn fetched(&mut self, report: &Report) -> Result<Vec<Fetched>, SandboxError> {
         let mut files = Vec::with_capacity(report.files.len());
         for (name, size, why) in &report.files {
@@ -338,14 +344,15 @@ impl Jail {
     }
 
     fn kill(&self) {
-        // Without a PID namespace the keeper is needed to end the others; it does so when the line closes.
+        // Without a PID namespace, the keeper must end the remaining processes. It does so when the
+        // connection closes.
         if let Some(keeper) = self.keeper.as_ref().filter(|_| self.jailed) {
             let _ = pidfd_send_signal(keeper, Signal::KILL);
         }
     }
 }
 
-/// Returns the watch when a look is over.
+/// Returns the watch after an observation.
 async fn looked(looking: &mut Option<JoinHandle<Watch>>) -> Result<Watch, SandboxError> {
     match looking {
         Some(looking) => {
@@ -355,7 +362,7 @@ async fn looked(looking: &mut Option<JoinHandle<Watch>>) -> Result<Watch, Sandbo
     }
 }
 
-/// A file's name, and its content or why there is none.
+/// Name of a file, with its content or the reason why it is missing.
 pub(crate) type Fetched = (String, Result<Vec<u8>, String>);
 
 impl Drop for Jail {
@@ -371,7 +378,7 @@ async fn next_cell(cells: &mut Option<Frames>) -> std::io::Result<Option<Vec<u8>
     }
 }
 
-/// Reads some of a stream; 0 at its end, or where it fails.
+/// Reads from a stream. Returns 0 at its end or on an error.
 async fn read(stream: &mut Option<pipe::Receiver>, buffer: &mut [u8]) -> usize {
     match stream {
         Some(stream) => stream.read(buffer).await.unwrap_or(0),

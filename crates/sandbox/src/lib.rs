@@ -1,10 +1,10 @@
-//! Runs untrusted code: what a model wrote, or a program of unknown origin.
+//! Sandboxed execution of untrusted code: code that a model wrote, or a program of unknown origin.
 //!
-//! A [`Sandbox`] runs Python and shell code behind walls of the Linux kernel, each of which has a name
-//! ([`Protection`]). If a wall is missing, nothing runs unless the caller accepts that. A [`Run`] starts with
-//! its own files and leaves nothing behind; a [`Session`] keeps an interpreter between cells, as a notebook
-//! does. Both start in the time of two forks, from an interpreter that has already started (`zygote`), in a
-//! jail of their own.
+//! A [`Sandbox`] runs Python and shell code behind isolation mechanisms of the Linux kernel. Each
+//! mechanism is called a wall and has a name ([`Protection`]). If a wall is missing, no code runs
+//! unless the caller accepts that. A [`Run`] starts with its own files and leaves nothing behind. A
+//! [`Session`] keeps an interpreter between cells, as a notebook does. Starting either takes two forks
+//! of an interpreter that is already running (`zygote`), and each gets its own jail.
 //!
 //! # Example
 //! ```
@@ -23,20 +23,21 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Code sees nothing of the machine** except interpreter and libraries, read-only, and five harmless
-//!   devices: no other file, process, network, abstract socket, terminal, environment variable or descriptor.
-//! - **Runs see nothing of each other**, nor of the memory of the service.
-//! - **Nothing is left**: processes, files, mounts and descriptors of a run are removed when its outcome is
-//!   returned, the run is dropped, or this process is killed.
-//! - **Limits hold**: wall-clock time, memory, processes, files, output. What exceeds them is truncated or
-//!   ended, and reported.
-//! - **Output of any length is read**, its beginning and end are kept, and it never delays a run.
-//! - **The behavior of code is an outcome**, never an error of the sandbox.
+//! - **The host is invisible.** Code sees the interpreter and libraries, read-only, and five harmless
+//!   devices. It sees no other file, process, network, abstract socket, terminal, environment variable
+//!   or descriptor.
+//! - **Runs are isolated from each other**, and cannot see the memory of the service.
+//! - **Complete cleanup.** Processes, files, mounts and descriptors of a run are removed when its
+//!   outcome is returned, when the run is dropped, or when this process is killed.
+//! - **Limits are enforced** on wall-clock time, memory, processes, files and output. Output beyond its
+//!   limit is truncated; a run that exceeds another limit is ended. Both are reported.
+//! - **Output of any length is read.** Its start and end are kept, and it never delays a run.
+//! - **Code cannot cause a sandbox error.** Everything that it does is an outcome.
 //!
-//! Out of scope: virtual machines. Code and this machine share a kernel, so a hole in the kernel is a hole in
-//! the sandbox; the list of system calls (`filter.rs`) excludes those that had most holes. Runs of one
-//! sandbox share the memory layout of their interpreter. The sandbox needs Linux; other systems can use
-//! [`service`] on a Linux machine.
+//! Out of scope: virtual machines. Code and host share a kernel, so a kernel vulnerability can break
+//! the sandbox; the list of system calls (`filter.rs`) excludes those with the most vulnerabilities.
+//! The runs of one sandbox share the memory layout of their interpreter. The sandbox needs Linux; other
+//! systems can use [`service`] on a Linux machine.
 
 mod cgroup;
 mod error;

@@ -1,28 +1,30 @@
-//! Limits of a run.
+//! Resource limits of a run.
 
 use serde::{Deserialize, Serialize};
 
-/// Most that a run may take of each thing.
+/// Resource limits of a run or session.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Longest time of a run, or of a cell of a session, in seconds by the clock.
+    /// Maximum wall-clock time of a run, or of a cell of a session, in seconds.
     pub seconds: f64,
-    /// Memory, in MiB: of each process and, watched from outside, of all together.
+    /// Maximum memory, in MiB. It applies to each process and, observed from outside, to all processes
+    /// together.
     pub memory_mb: u64,
-    /// Processes and threads at once.
+    /// Maximum number of processes and threads at a time.
     pub processes: u32,
-    /// Descriptors that a process may hold.
+    /// Maximum number of open descriptors of a process.
     pub open_files: u32,
-    /// Size of a file, in MiB.
+    /// Maximum size of a file, in MiB.
     pub file_mb: u64,
-    /// Size of all files, in MiB; they are in memory.
+    /// Maximum total size of all files, in MiB. The files are in memory.
     pub disk_mb: u64,
-    /// Number of files and folders.
+    /// Maximum number of files and directories.
     pub files: u64,
-    /// Bytes of standard output, and as many of standard error, that are kept: the beginning and the end.
+    /// Number of bytes that are kept of standard output, and as many of standard error, from the start
+    /// and the end.
     pub output_bytes: usize,
-    /// Size of all files that are handed out, in MiB.
+    /// Maximum total size of the fetched files, in MiB.
     pub fetch_mb: u64,
 }
 
@@ -42,17 +44,17 @@ impl Default for Limits {
     }
 }
 
-/// Longest time that can be asked for, in seconds: a day.
+/// Maximum of `seconds`: one day.
 const LONGEST: f64 = 86400.0;
 
-/// Least memory with which an interpreter starts, in MiB.
+/// Minimum memory with which an interpreter starts, in MiB.
 const LEAST_MEMORY: u64 = 32;
 
 impl Limits {
-    /// Whether the limits can be held.
+    /// Checks that each limit is within its range.
     ///
     /// # Errors
-    /// Names the limit, its value and what it must be.
+    /// Returns an error with the name, value and range of the first limit that is out of range.
     pub fn check(&self) -> Result<(), String> {
         if !(self.seconds > 0.0 && self.seconds <= LONGEST) {
             return Err(format!("`seconds` is {}, but must be above 0 and at most {LONGEST}", self.seconds));

@@ -1,106 +1,108 @@
-//! Memory of a jail, counted from outside: pages of its processes, and what the kernel keeps for them.
+//! Memory of a jail, counted from outside: the pages of its processes, and the kernel memory that they
+//! use.
 //!
-//! Resident pages are one part of what code can hold. The kernel keeps page tables, buffers of pipes and
-//! sockets, watched descriptors, mappings and locks for it, and none of these is in a process' resident size.
-//! Each is counted here at the most that the kernel gives for it, so that the sum is an upper bound. Memory
-//! that cannot be counted this way is refused by the call filter (`filter.rs`); docs/sandbox.md has the
-//! table.
+//! Resident pages are only a part of what code can allocate. The kernel also keeps page tables, buffers
+//! of pipes and sockets, watched descriptors, mappings and locks, none of which is in a process's
+//! resident size. Each is counted here at the maximum that the kernel allocates for it, so that the sum
+//! is an upper bound. The call filter (`filter.rs`) rejects memory that cannot be counted this way;
+//! docs/sandbox.md has the table.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Bytes of a page. All supported processors have pages of this size.
+/// Size of a page, in bytes. It is the same on all supported processors.
 const PAGE: u64 = 4096;
 
-/// Bytes of a pipe: 16 pages, and its kernel structures.
+/// Maximum memory of a pipe, in bytes: 16 pages and its kernel structures.
 const PIPE: u64 = 68 << 10;
 
-/// Bytes of a thread: its kernel stack, its kernel structures, and one pipe. A blocked call keeps its pipe
-/// alive after the descriptor was closed, when no list of descriptors shows it.
+/// Maximum kernel memory of a thread, in bytes: its kernel stack, its kernel structures, and one pipe.
+/// A blocked call keeps its pipe alive after the descriptor is closed, when no list of descriptors
+/// shows it.
 const THREAD: u64 = (32 << 10) + PIPE;
 
-/// Bytes of any other descriptor: files of /proc keep a buffer for the longest record that was read.
-/// [`MAX_RECORDS`] locks or watched descriptors fit into it.
+/// Maximum memory of any other descriptor, in bytes. Files of /proc keep a buffer for the longest
+/// record that was read, in which [`MAX_RECORDS`] locks or watched descriptors fit.
 const DESCRIPTOR: u64 = 32 << 10;
 
-/// Bytes of a descriptor that `epoll` watches.
+/// Memory of a descriptor that `epoll` watches, in bytes.
 const WATCHED: u64 = 320;
 
-/// Bytes of a descriptor that a blocked `poll` or `select` holds, even after it was closed: at most an
-/// `epoll` that watches [`MAX_RECORDS`] descriptors.
+/// Maximum memory of a descriptor that a blocked `poll` or `select` holds, even after it is closed, in
+/// bytes: at most an `epoll` that watches [`MAX_RECORDS`] descriptors.
 const POLLED: u64 = DESCRIPTOR + MAX_RECORDS * WATCHED;
 
-/// Bytes of a mapping, with its reverse mapping and its name.
+/// Memory of a mapping, with its reverse mapping and its name, in bytes.
 const MAPPING: u64 = 512;
 
-/// Bytes of a lock of a range of a file.
+/// Memory of a lock on a range of a file, in bytes.
 const LOCK: u64 = 256;
 
 /// Maximum number of mappings of a process (`vm.max_map_count`).
 const MAX_MAPPINGS: u64 = 65530;
 
-/// Bytes of a socket's buffer if the kernel does not report them.
+/// Size of a socket's buffer if the kernel does not report it, in bytes.
 const BUFFER: u64 = 212_992;
 
-/// Maximum number of pipes of a run. All runs of a user share 16,384 pages of pipes (`pipe-user-pages-soft`);
-/// pipes beyond them are smaller.
+/// Maximum number of pipes of a run. All runs of a user share 16,384 pages of pipes
+/// (`pipe-user-pages-soft`); further pipes are smaller.
 const MAX_PIPES: usize = 256;
 
-/// Maximum number of descriptors that `epoll` watches in a run. The kernel bounds those of all runs of a user
-/// together (`fs.epoll.max_user_watches`, 4 % of memory).
+/// Maximum number of descriptors that `epoll` watches in a run. The kernel limits their number for all
+/// runs of a user together (`fs.epoll.max_user_watches`, 4 % of memory).
 const MAX_WATCHED: u64 = 1 << 16;
 
-/// Maximum number of locks of ranges of files in a run, and of descriptors that one `epoll` watches unless
-/// its process has a larger table of descriptors. /proc shows them as one record, which each descriptor of
-/// such a file keeps.
+/// Maximum number of file range locks in a run, and of descriptors that one `epoll` watches unless its
+/// process has a larger descriptor table. /proc shows them as one record, which each descriptor of such
+/// a file keeps.
 const MAX_RECORDS: u64 = 256;
 
-/// Maximum number of mappings of a run: counting them must not make a look long.
+/// Maximum number of mappings of a run. It bounds the duration of an observation.
 const MAX_MAPPED: u64 = 1 << 17;
 
-/// Maximum number of processes that are looked at.
+/// Maximum number of processes that are observed.
 const MAX_PROCESSES: usize = 4096;
 
-/// Maximum number of further readings of a list that changes meanwhile.
+/// Maximum number of repeated readings of a list that changes meanwhile.
 const READINGS: usize = 8;
 
-/// Clock ticks of /proc/PID/stat, in a second. Linux has this value on all supported processors.
+/// Clock ticks per second in /proc/PID/stat. Linux has this value on all supported processors.
 const TICKS: f64 = 100.0;
 
-/// Returns the process that a descriptor stands for, by its number in the PID namespace of this process.
+/// Returns the process id of a pidfd, in the PID namespace of this process.
 pub(crate) fn process(descriptor: &OwnedFd) -> Option<u32> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd())).ok()?;
     text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
 }
 
-/// Returns whether the processes below one can be found.
+/// Returns whether the descendants of a process can be listed.
 pub(crate) fn can_watch(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).is_ok()
 }
 
-/// A watch over the processes below a keeper.
+/// Observes the descendants of a keeper.
 #[derive(Debug, Clone)]
 pub(crate) struct Watch {
     keeper: u32,
     /// Maximum memory, in bytes.
     limit: u64,
-    /// Whether the run has a network namespace of its own, which lists its sockets.
+    /// Whether the run has its own network namespace, which lists its sockets.
     has_network: bool,
-    /// Bytes that a socket can hold.
+    /// Maximum memory of a socket, in bytes.
     socket: u64,
-    /// Processor time of the living processes at the last look, in seconds.
+    /// Processor time of the living processes at the last observation, in seconds.
     last_cpu: f64,
-    /// Processor time, in seconds.
+    /// Total processor time, in seconds.
     pub cpu: f64,
-    /// Processes that were running or ready to run at the last look.
+    /// Number of processes that were running or runnable at the last observation.
     pub busy: usize,
-    /// Whether the run held more memory than it may.
+    /// Whether the run exceeded its memory limit.
     pub exceeded: bool,
 }
 
 impl Watch {
-    /// Creates a watch over the processes below `keeper`, which may hold `limit` bytes together.
+    /// Creates a watch over the descendants of `keeper`, which may use `limit` bytes together.
     pub(crate) fn new(keeper: u32, limit: u64, has_network: bool) -> Self {
         let buffer = fs::read_to_string("/proc/sys/net/core/wmem_default").ok();
         let buffer = buffer.and_then(|text| text.trim().parse().ok()).unwrap_or(BUFFER);
@@ -108,7 +110,7 @@ impl Watch {
             keeper,
             limit,
             has_network,
-            // A sender may exceed its buffer by one message, of half a buffer at most.
+            // A sender may exceed its buffer by one message of at most half a buffer.
             socket: 2 * buffer,
             last_cpu: 0.0,
             cpu: 0.0,
@@ -117,7 +119,7 @@ impl Watch {
         }
     }
 
-    /// Looks at all processes once.
+    /// Observes all processes once.
     pub(crate) fn look(mut self) -> Self {
         let processes = below(self.keeper);
         let stats: Vec<Stat> = processes.iter().filter_map(|(pid, _)| stat(*pid)).collect();
@@ -131,18 +133,19 @@ impl Watch {
         let (kernel, is_crowding) = self.kernel(&processes, &found);
         let resident = |process: &Process| process.resident;
         let sum = kernel + found.iter().map(resident).sum::<u64>();
-        // What processes share counts once, which takes longer to find out.
+        // The exact sum counts shared memory once, which takes longer to compute.
         let exact = || {
             let alone = found.iter().filter(|process| !process.borrows(&found));
             kernel + alone.map(|process| process.share().unwrap_or(process.resident)).sum::<u64>()
         };
-        // Shares of a process with many mappings take long to read: what the kernel keeps can decide alone.
+        // The exact sum of a process with many mappings takes long to read, so the kernel memory is
+        // checked first.
         self.exceeded = is_crowding || kernel > self.limit || sum > self.limit && exact() > self.limit;
         self
     }
 
-    /// Returns the bytes that the kernel keeps for processes, and whether they hold so much of what all runs
-    /// share that other runs could lack it, or hold what cannot be counted.
+    /// Returns the kernel memory of processes, in bytes. Also returns whether they use so much of a
+    /// resource shared by all runs that other runs could lack it, or use memory that cannot be counted.
     fn kernel(&self, processes: &[(u32, BTreeSet<u32>)], found: &[Process]) -> (u64, bool) {
         let mut mappings = 0;
         for process in found {
@@ -157,7 +160,7 @@ impl Watch {
         (bytes + mappings * MAPPING + locks * LOCK, is_crowding)
     }
 
-    /// Returns these for threads, page tables and descriptors, without mappings and locks.
+    /// Returns the same values for threads, page tables and descriptors, without mappings and locks.
     fn descriptors(&self, processes: &[Process]) -> (u64, bool) {
         let (mut watched, mut is_crowding) = (0, false);
         let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), 0);
@@ -186,7 +189,7 @@ impl Watch {
                 }
             }
         }
-        // Those of the run's first streams are the service's own.
+        // The sockets that the run received at its start belong to the service.
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.keeper)).ok();
         let listed = listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
         let sockets = listed.unwrap_or(sockets.len()) as u64;
@@ -196,28 +199,28 @@ impl Watch {
     }
 }
 
-/// A process, as one of its living threads shows it.
+/// A process as observed through one of its living threads.
 #[derive(Debug)]
 struct Process {
     pid: u32,
-    /// The first living thread, whose directory in /proc shows memory and descriptors of the process.
+    /// First living thread. Its directory in /proc shows the memory and descriptors of the process.
     thread: u32,
     threads: u64,
-    /// Descriptors that its threads wait for in `poll` and `select`.
+    /// Number of descriptors that its threads wait for in `poll` and `select`.
     polled: u64,
-    /// Bytes of pages in memory, in swap space, and of huge pages.
+    /// Bytes of pages in memory and in swap space, and of huge pages.
     resident: u64,
     /// Bytes of page tables.
     tables: u64,
     /// Bytes of all mappings.
     virtual_size: u64,
-    /// Descriptors for which its table has room.
+    /// Capacity of its descriptor table.
     table_size: u64,
 }
 
 impl Process {
-    /// Reads a process with these threads. The first thread may have ended before the other ones; it shows no
-    /// memory then.
+    /// Reads a process with these threads. The first thread may have ended before the remaining
+    /// threads; it then shows no memory.
     fn read(pid: u32, threads: &BTreeSet<u32>) -> Self {
         let empty = Process {
             pid,
@@ -249,8 +252,8 @@ impl Process {
         living.unwrap_or(empty)
     }
 
-    /// Returns the memory of the process, where a page that other processes have too counts in part. `None`
-    /// if it cannot be read.
+    /// Returns the proportional memory of the process, in bytes: a shared page counts in part. Returns
+    /// `None` if it cannot be read.
     fn share(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.thread)).ok()?;
         let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
@@ -258,7 +261,8 @@ impl Process {
         Some((kib(line("Pss:")?)? + line("SwapPss:").and_then(kib).unwrap_or(0)) << 10)
     }
 
-    /// Returns whether an earlier process of a list has the very same memory, as a child of `vfork` has.
+    /// Returns whether an earlier process in the list has the same address space, as a child of `vfork`
+    /// has.
     fn borrows(&self, of: &[Process]) -> bool {
         const VIRTUAL_MEMORY: libc::c_int = 1;
         let earlier = of.iter().take_while(|process| process.thread != self.thread);
@@ -272,7 +276,7 @@ impl Process {
         })
     }
 
-    /// Returns number and target of each descriptor; `None` if they cannot be read.
+    /// Returns the number and target of each descriptor, or `None` if they cannot be read.
     fn descriptors(&self) -> Option<Vec<(String, String)>> {
         let listed = fs::read_dir(format!("/proc/{}/fd", self.thread)).ok()?;
         let read = listed.flatten().filter_map(|entry| {
@@ -298,28 +302,30 @@ impl Process {
         }
     }
 
-    /// Returns whether the process has released its memory, or no longer exists. The kernel lets only root
-    /// read the descriptors and mappings of such a process, so an unreadable list can mean either.
+    /// Returns whether the process has released its memory, or no longer exists. Only root can read the
+    /// descriptors and mappings of such a process. An unreadable list therefore does not show whether
+    /// the process still uses memory.
     fn has_ended(&self) -> bool {
         let Ok(text) = fs::read_to_string(format!("/proc/{}/status", self.pid)) else { return true };
         let has_one_thread =
             text.lines().filter_map(|line| line.strip_prefix("Threads:")).any(|count| count.trim() == "1");
-        // The first thread of a process may end before the other threads, which keep the memory.
+        // The first thread of a process may end before the remaining threads, which keep the memory.
         has_one_thread && !text.contains("\nVmRSS:")
     }
 }
 
-/// Calls that hold files while they wait. On other processors the C library has `ppoll` and `pselect` alone.
+/// Calls that hold files while they wait. On other processors the C library uses only `ppoll` and
+/// `pselect`.
 #[cfg(target_arch = "x86_64")]
 const POLLS: [libc::c_long; 4] = [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_select, libc::SYS_pselect6];
 #[cfg(not(target_arch = "x86_64"))]
 const POLLS: [libc::c_long; 2] = [libc::SYS_ppoll, libc::SYS_pselect6];
 
-/// Returns the number of descriptors that a thread waits for in `poll`, or that lie below the bound of its
-/// `select`. The kernel holds their files until the call ends, also if the descriptors are closed meanwhile,
-/// so that no list of descriptors shows them.
+/// Returns the number of descriptors that a thread waits for in `poll`, or that are below the bound of
+/// its `select`. The kernel holds their files until the call ends, even if the descriptors are closed
+/// meanwhile and no list of descriptors shows them.
 fn polled(thread: u32) -> u64 {
-    // The number of the call and its arguments, or "running".
+    // The text has the number of the call and its arguments, or "running".
     let text = fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
     let fields: Vec<&str> = text.split_whitespace().collect();
     let call = fields.first().and_then(|number| number.parse().ok()).filter(|call| POLLS.contains(call));
@@ -334,7 +340,7 @@ fn polled(thread: u32) -> u64 {
     count.unwrap_or(0)
 }
 
-/// Times and state of a process, living or ended and not waited for.
+/// Times and state of a process, which may have ended without having been waited for.
 struct Stat {
     /// Processor time of the process and of the children that it waited for, in seconds.
     cpu: f64,
@@ -343,13 +349,13 @@ struct Stat {
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it can hold anything.
+    // The process name before this position can contain any character.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = fields.get(11..15)?.iter().filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
     Some(Stat { cpu: ticks as f64 / TICKS, is_busy: fields.first() == Some(&"R") })
 }
 
-/// Returns the number of locks of ranges of files that processes hold or wait for.
+/// Returns the number of file range locks that processes hold or wait for.
 fn locks(processes: &[(u32, BTreeSet<u32>)]) -> u64 {
     let text = fs::read_to_string("/proc/locks").unwrap_or_default();
     let owner = |line: &str| {
@@ -360,7 +366,7 @@ fn locks(processes: &[(u32, BTreeSet<u32>)]) -> u64 {
     text.lines().filter_map(owner).filter(is_ours).count() as u64
 }
 
-/// Returns all processes below `keeper`, with their threads.
+/// Returns all descendants of `keeper`, with their threads.
 fn below(keeper: u32) -> Vec<(u32, BTreeSet<u32>)> {
     let mut found = vec![(keeper, settled(|| threads(keeper)))];
     let mut at = 0;
@@ -385,8 +391,8 @@ fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Returns every entry that a listing yields until two readings in a row agree. When an entry goes away
-/// during a reading, the kernel can leave out another one that stays, because it continues by counting.
+/// Returns every entry that a listing contains, reading until two readings in a row agree. If an entry
+/// disappears during a reading, the kernel can skip another entry, because it resumes by position.
 fn settled(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     let mut last = list();
     let mut all = last.clone();

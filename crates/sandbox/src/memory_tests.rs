@@ -1,4 +1,4 @@
-//! Tests of the memory that processes hold, as the watch counts it from outside.
+//! Tests of the memory watch, which counts the memory of processes from outside.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::FromRawFd;
@@ -16,7 +16,7 @@ fn exceeds(keeper: u32, limit: u64) -> bool {
 fn memory_of_children_is_counted() {
     let mut cat = std::process::Command::new("cat");
     let mut child = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    // A program that was just started has not mapped its libraries yet; one that answers has.
+    // A process that was just started has not mapped its libraries yet. One that responds has.
     child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let me = std::process::id();
@@ -48,7 +48,7 @@ fn processor_time_of_children_is_counted() {
 }
 
 #[test]
-fn descriptors_of_blocked_poll_are_counted() {
+fn polled_counts_descriptors_of_blocked_poll() {
     let pipes: Vec<_> = (0..3).map(|_| std::io::pipe().unwrap()).collect();
     let mut waited: Vec<_> = pipes
         .iter()
@@ -73,7 +73,7 @@ fn descriptors_of_blocked_poll_are_counted() {
 }
 
 #[test]
-fn children_are_found_while_threads_before_theirs_end() {
+fn children_are_found_while_sibling_threads_exit() {
     for _ in 0..300 {
         let before: Vec<_> = (0..16)
             .map(|n| std::thread::spawn(move || std::thread::sleep(Duration::from_micros(400 + 37 * n))))
@@ -96,7 +96,7 @@ fn children_are_found_while_threads_before_theirs_end() {
     }
 }
 
-/// A Python program that has printed `ready`, and waits in `read`.
+/// A Python program that has printed `ready` and waits in `read`.
 struct Program {
     /// The shell that started the program.
     keeper: std::process::Child,
@@ -107,11 +107,11 @@ struct Program {
 impl Program {
     /// Starts a program and waits until it has run `code`, which keeps its objects in the list `kept`.
     fn start(code: &str) -> Self {
-        // The descriptors that the tests have inherited must not count.
+        // Descriptors that the program inherits from the tests must not count.
         let before = "import os\nos.closerange(3, 4096)\nkept = []";
         let code = format!("{before}\n{code}\nprint('ready', flush=True)\nos.read(0, 1)");
         let mut shell = std::process::Command::new("sh");
-        // Because another command follows, the shell stays the parent.
+        // Another command follows, so that the shell remains the parent.
         shell.args(["-c", "python3 -c \"$1\"; exit", "sh", &code]);
         let streams = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut keeper = streams.spawn().unwrap();
@@ -135,8 +135,8 @@ impl Program {
         below(self.keeper.id()).remove(0)
     }
 
-    /// Returns the bytes that the kernel keeps for the program, without page tables and mappings, and whether
-    /// it is crowding other runs out.
+    /// Returns the kernel memory of the program, in bytes, without page tables and mappings, and
+    /// whether it is crowding out other runs.
     fn kernel(&self) -> (u64, bool) {
         let (pid, threads) = self.process();
         let process = Process::read(pid, &threads);
@@ -149,7 +149,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // The program ends when its standard input does.
+        // The program exits when its standard input closes.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
     }
@@ -161,7 +161,7 @@ fn current_call(thread: u32) -> Option<libc::c_long> {
     text.split(' ').next()?.parse().ok()
 }
 
-/// Bytes of a thread, of pipes for input and output, and of /dev/null.
+/// Kernel memory of a thread, of the pipes for input and output, and of /dev/null, in bytes.
 const PLAIN: u64 = THREAD + 2 * PIPE + DESCRIPTOR;
 
 #[test]
@@ -194,7 +194,7 @@ fn kernel_memory_is_counted_by_kind() {
 }
 
 #[test]
-fn crowding_starts_beyond_bounds_of_a_run() {
+fn crowding_starts_above_pipe_and_lock_limits() {
     let pipes = |count: usize| format!("for _ in range({}): kept.append(os.pipe())", count - 2);
     let locks = |count: u64| {
         format!(
@@ -209,11 +209,12 @@ fn crowding_starts_beyond_bounds_of_a_run() {
     assert!(Program::start(&locks(MAX_RECORDS + 1)).kernel().1);
 }
 
-/// An epoll keeps watching a file under the number of a closed descriptor, if another descriptor has the
-/// file.
+/// An epoll continues to watch a file under the number of a closed descriptor if another descriptor
+/// refers to the file.
 #[test]
-fn crowding_starts_beyond_bounds_of_watched_descriptors() {
-    // `size` is the room of the table of descriptors, a power of 2 that divides the limit of all watches.
+fn crowding_starts_above_epoll_watch_limits() {
+    // `size` is the capacity of the descriptor table, a power of 2 that divides the limit on all
+    // watches.
     let watches = |of_epolls: &str| {
         let code = format!(
             "import select\nends = [os.pipe()[0] for _ in range(2)]\nos.dup2(0, 400); os.close(400)\n\
@@ -231,7 +232,7 @@ fn crowding_starts_beyond_bounds_of_watched_descriptors() {
 }
 
 #[test]
-fn process_of_pidfd_is_found() {
+fn process_returns_pid_of_pidfd() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     // SAFETY: the call takes numbers only.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
@@ -261,7 +262,7 @@ fn mappings_of_process_are_counted() {
     assert_eq!(both - watch.descriptors(std::slice::from_ref(&found)).0, found.mappings() * MAPPING);
 }
 
-/// Creates a process of two threads, of which no directory in /proc can be read.
+/// Creates a process of two threads whose directories in /proc cannot be read.
 fn unreadable(pid: u32, pages: u64) -> Process {
     Process {
         pid,
@@ -276,14 +277,14 @@ fn unreadable(pid: u32, pages: u64) -> Process {
 }
 
 #[test]
-fn process_that_cannot_be_read_counts_at_its_maximum() {
+fn unreadable_process_counts_at_maximum() {
     let hidden = |pages| unreadable(std::process::id(), pages);
     assert_eq!(hidden(10).mappings(), 10);
     assert_eq!(hidden(MAX_MAPPINGS + 10).mappings(), MAX_MAPPINGS);
     let watch = Watch::new(u32::MAX, 1 << 40, false);
     let bytes = 2 * THREAD + 3 * POLLED + 5 + 7 * PIPE;
     assert_eq!(watch.kernel(&[], &[hidden(10)]), (bytes + 10 * MAPPING, false));
-    // Three such processes exceed the mappings of a run.
+    // Three such processes exceed the maximum number of mappings of a run.
     let full = || hidden(MAX_MAPPINGS);
     assert!(!watch.kernel(&[], &[full(), full()]).1);
     assert!(watch.kernel(&[], &[full(), full(), full()]).1);
@@ -293,7 +294,7 @@ fn process_that_cannot_be_read_counts_at_its_maximum() {
 }
 
 #[test]
-fn ended_process_counts_nothing_when_unreadable() {
+fn unreadable_ended_process_counts_nothing() {
     let mut child = std::process::Command::new("true").spawn().unwrap();
     let pid = child.id();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -304,7 +305,7 @@ fn ended_process_counts_nothing_when_unreadable() {
     let watch = Watch::new(u32::MAX, 1 << 40, false);
     let kernel = |pid| watch.kernel(&[], &[unreadable(pid, 10)]).0;
     let rest = 2 * THREAD + 3 * POLLED + 5;
-    // A process that was not waited for, and one that does not exist.
+    // The first process was not waited for, and the second does not exist.
     assert_eq!(kernel(pid), rest);
     child.wait().unwrap();
     assert_eq!(kernel(pid), rest);
@@ -338,7 +339,7 @@ fn processor_time_is_counted_once() {
     while watch.cpu < 0.3 && begun.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(20));
         watch = watch.look();
-        // Ticks are rounded up at most by one.
+        // The tick count is rounded up by at most one tick.
         assert!(watch.cpu <= begun.elapsed().as_secs_f64() + 0.02, "{watch:?}");
     }
     for (pid, _) in below(shell.id()) {
@@ -351,15 +352,15 @@ fn processor_time_is_counted_once() {
 
 #[test]
 fn shared_pages_count_once_toward_limit() {
-    // A child shares the 64 MiB of its parent.
+    // The child shares the 64 MiB of its parent.
     let program = Program::start("kept = b'x' * (64 << 20)\nif os.fork() == 0: os.read(0, 1); os._exit(0)");
     let exceeds = |mib: u64| exceeds(program.keeper.id(), mib << 20);
     assert!(below(program.keeper.id()).len() == 2 && exceeds(60));
-    // Each of both counts for half of them.
+    // Each of the two processes counts for half of the shared pages.
     assert!(!exceeds(110));
 }
 
-/// The child of `vfork` has the memory of its parent, as threads of a process have one memory.
+/// A child of `vfork` has the address space of its parent, as the threads of a process share one.
 #[test]
 fn borrowed_memory_is_found_by_identity() {
     let program = Program::start(
@@ -374,7 +375,7 @@ fn borrowed_memory_is_found_by_identity() {
     let all = [parent, thread, child];
     let borrows: Vec<bool> = all.iter().map(|process| process.borrows(&all)).collect();
     assert_eq!(borrows, [false, true, false]);
-    // One that has ended has no memory to lend.
+    // A process that has ended has no memory to share.
     let [mut parent, thread, _] = all;
     parent.resident = 0;
     assert!(!thread.borrows(&[parent]));

@@ -1,24 +1,24 @@
-//! Output of any length, of which the beginning and the end are kept.
+//! Captured output of any length, of which the start and the end are kept.
 
 use std::collections::VecDeque;
 
-/// Bytes that a stream gave: all where they are few, else the first and the last.
+/// Output of a stream: all bytes if they are within the limit, otherwise the first and the last ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Captured {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     most: usize,
-    /// Bytes that came, kept or not.
+    /// Number of bytes received, whether kept or not.
     pub total: u64,
 }
 
 impl Captured {
-    /// Nothing yet, and room for `most` bytes.
+    /// Creates an empty capture that keeps up to `most` bytes.
     pub(crate) fn new(most: usize) -> Self {
         Captured { most, ..Captured::default() }
     }
 
-    /// Takes what came.
+    /// Appends received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
         let room = (self.most - self.most / 2).saturating_sub(self.head.len()).min(bytes.len());
@@ -31,12 +31,12 @@ impl Captured {
         self.tail.extend(rest);
     }
 
-    /// Bytes that were left out.
+    /// Returns the number of bytes that were left out.
     pub fn left_out(&self) -> u64 {
         self.total - (self.head.len() + self.tail.len()) as u64
     }
 
-    /// The text, with a line in place of what was left out.
+    /// Returns the text, with a line in place of the omitted bytes. Invalid UTF-8 is replaced.
     pub fn text(&self) -> String {
         let tail: Vec<u8> = self.tail.iter().copied().collect();
         if self.left_out() == 0 {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn beginning_and_end_are_kept_however_the_bytes_come() {
+    fn captured_keeps_both_ends_for_any_chunking() {
         let bytes: Vec<u8> = (0..1000u32).map(|at| b'a' + (at % 26) as u8).collect();
         for piece in [1, 7, 64, 999, 1000] {
             let mut kept = Captured::new(100);

@@ -1,17 +1,17 @@
-//! Protection: which walls stand between code and the machine, by name.
+//! Levels of protection, and the named walls (isolation mechanisms) between code and the host.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Protection that is asked for.
+/// Required level of protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Demand {
-    /// All walls of [`WALLS`], or nothing runs.
+    /// Every wall of [`WALLS`] is required. If one is missing, nothing runs.
     #[default]
     Full,
-    /// Those that this kernel has.
+    /// Code runs behind the walls that this kernel provides.
     BestEffort,
 }
 
@@ -27,7 +27,7 @@ impl std::str::FromStr for Demand {
     }
 }
 
-/// Every wall of full protection, and what it is for.
+/// All walls of full protection, by name, with their purpose.
 pub const WALLS: [(&str, &str); 14] = [
     ("user-namespace", "rights that end at the jail"),
     ("mount-namespace", "mounts of its own"),
@@ -45,7 +45,7 @@ pub const WALLS: [(&str, &str); 14] = [
     ("memory-watch", "memory of all processes together"),
 ];
 
-/// Walls that only namespaces give.
+/// Walls that only namespaces provide.
 pub(crate) const OF_NAMESPACES: [&str; 8] = [
     "user-namespace",
     "mount-namespace",
@@ -57,45 +57,45 @@ pub(crate) const OF_NAMESPACES: [&str; 8] = [
     "sized-folders",
 ];
 
-/// Protection that was achieved.
+/// Protection that a sandbox has achieved.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Protection {
-    /// Walls that stand.
+    /// Names of the active walls.
     pub achieved: Vec<String>,
-    /// Walls that do not, and why.
+    /// Missing walls with reasons.
     pub missing: Vec<Missing>,
 }
 
-/// A wall that this kernel did not give.
+/// A wall that this kernel does not provide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
-    /// Name of the wall.
+    /// Name of the wall, as in [`WALLS`].
     pub name: String,
-    /// Cause, in the kernel's words.
+    /// Reason, as the kernel reports it.
     pub why: String,
 }
 
 impl Protection {
-    /// All walls but those that are missing, each for one reason.
+    /// Creates a protection with all walls except the missing ones.
     pub(crate) fn without(missing: Vec<Missing>) -> Self {
         let stands = |name: &&str| !missing.iter().any(|wall| wall.name == **name);
         let achieved = WALLS.iter().map(|(name, _)| *name).filter(stands).map(str::to_owned).collect();
         Protection { achieved, missing }
     }
 
-    /// Whether all walls stand.
+    /// Returns whether all walls are active.
     pub fn is_full(&self) -> bool {
         self.missing.is_empty()
     }
 
-    /// Name of what was achieved: `full`, or `partial`.
+    /// Returns the name of the achieved level: `full` or `partial`.
     pub fn name(&self) -> &'static str {
         if self.is_full() { "full" } else { "partial" }
     }
 }
 
 impl fmt::Display for Protection {
-    /// One line: what stands, and what is missing.
+    /// Writes one line with the active and the missing walls.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.name(), self.achieved.join(", "))?;
         if !self.is_full() {
@@ -106,7 +106,7 @@ impl fmt::Display for Protection {
     }
 }
 
-/// Walls that are missing and why, as an error says it: reasons that walls share are said once.
+/// Formats the missing walls with their reasons for an error. Walls with the same reason are grouped.
 pub(crate) fn reasons(missing: &[Missing]) -> String {
     let mut said: Vec<(&str, Vec<&str>)> = Vec::new();
     for wall in missing {
@@ -119,7 +119,7 @@ pub(crate) fn reasons(missing: &[Missing]) -> String {
     said.join("; ")
 }
 
-/// Way out of what is missing, for one who can change the machine.
+/// Returns instructions to get the missing walls, for a user who can configure the machine.
 pub(crate) fn way_out(missing: &[Missing]) -> String {
     let mut ways = Vec::new();
     let lacks = |name: &str| missing.iter().any(|wall| wall.name == name);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn walls_that_are_missing_are_named_with_reason_and_way_out() {
+    fn missing_walls_are_named_with_reason_and_remedy() {
         let lost = vec![
             missing("user-namespace", "unshare: No space left on device"),
             missing("pid-namespace", "unshare: No space left on device"),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn walls_of_namespaces_are_walls() {
+    fn namespace_walls_are_in_wall_list() {
         for name in OF_NAMESPACES {
             assert!(WALLS.iter().any(|(wall, _)| *wall == name), "{name}");
         }

@@ -1,4 +1,4 @@
-//! The interpreter: which one, and which folders it must see.
+//! The Python interpreter of a sandbox, and the directories that it needs to read.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::process::Command;
 
 use crate::error::SandboxError;
 
-/// Longest wait for an interpreter to say what it is.
+/// Timeout for an interpreter to describe itself.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Questions to an interpreter, answered as JSON.
+/// Script with which an interpreter describes itself as JSON.
 const QUESTIONS: &str = r#"
 import json, os, sys, sysconfig
 why = None
@@ -27,7 +27,7 @@ folders += [os.path.dirname(os.path.realpath(sys.executable))]
 print(json.dumps({"executable": sys.executable, "why": why, "folders": folders, "version": sys.version.split()[0]}))
 "#;
 
-/// Folders of the system that interpreters and shells need, as far as they are there.
+/// System directories that interpreters and shells need, if they exist.
 const SYSTEM: [&str; 12] = [
     "/bin",
     "/lib",
@@ -43,23 +43,24 @@ const SYSTEM: [&str; 12] = [
     "/etc/alternatives",
 ];
 
-/// Folders too wide to be shown to code for the sake of an interpreter.
+/// Directories that are too broad to be exposed to code for an interpreter.
 const TOO_WIDE: [&str; 12] =
     ["/", "/root", "/home", "/etc", "/var", "/tmp", "/proc", "/sys", "/dev", "/run", "/mnt", "/work"];
 
-/// Folders that every run has of its own. What is shown below them is seen beside its files.
+/// Directories that each run has of its own. Exposed paths inside them appear alongside the files of
+/// the run.
 const OWN: [&str; 3] = ["/work", "/tmp", "/dev/shm"];
 
-/// An interpreter that can be used.
+/// A usable interpreter.
 #[derive(Debug, Clone)]
 pub(crate) struct Python {
-    /// The interpreter itself, whatever wrapper it was found by.
+    /// Path of the interpreter itself, even if it was found through a wrapper.
     pub executable: PathBuf,
     /// Version, such as `3.11.7`.
     pub version: String,
-    /// Files and folders that code sees, read-only.
+    /// Files and directories that code can read but not write.
     pub read: Vec<String>,
-    /// Directories among them that the user named. A run sees them through a file system of its own.
+    /// Directories in `read` that the user named. A run sees them through a separate file system.
     pub apart: Vec<String>,
 }
 
@@ -72,10 +73,11 @@ struct Answer {
 }
 
 impl Python {
-    /// Finds out about an interpreter, or the one of a virtual environment.
+    /// Inspects an interpreter, or the interpreter of a virtual environment.
     ///
     /// # Errors
-    /// When it cannot be started, lacks what is needed, or lies where too much would be shown.
+    /// Returns an error if the interpreter cannot be started, lacks a required feature, or is in a
+    /// directory that must not be exposed.
     pub(crate) async fn find(named: &Path, also: &[PathBuf]) -> Result<Self, SandboxError> {
         let wrong = |why: String| SandboxError::Python { python: named.display().to_string(), why };
         let program = if named.is_dir() { named.join("bin/python3") } else { named.to_owned() };
@@ -129,7 +131,7 @@ impl Python {
     }
 }
 
-/// Adds a folder and, where its name leads elsewhere, that place.
+/// Adds a directory and, if its name contains symbolic links, the real path.
 fn add(read: &mut Vec<String>, folder: &str) {
     let real = std::fs::canonicalize(folder).ok().and_then(|path| path.to_str().map(str::to_owned));
     for path in [Some(folder.to_owned()), real].into_iter().flatten() {
@@ -144,7 +146,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_interpreter_says_what_it_is_and_needs() {
+    async fn find_describes_interpreter() {
         let python = Python::find(Path::new("python3"), &[]).await.unwrap();
         assert!(python.version.starts_with("3."), "{}", python.version);
         assert!(python.executable.is_absolute());
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_cannot_be_used_is_named() {
+    async fn find_names_unusable_interpreter_or_path() {
         for (named, part) in [("/nowhere/python", "No such file"), ("/bin/cat", "it is no Python")] {
             let error = Python::find(Path::new(named), &[]).await.unwrap_err().to_string();
             assert!(error.contains(named) && error.contains(part), "{error}");
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_files_and_narrow_directories_can_be_shown() {
+    async fn find_exposes_only_files_and_narrow_directories() {
         let folder = tempfile::tempdir().unwrap();
         let shown = std::fs::canonicalize(folder.path()).unwrap();
         let (file, socket) = (shown.join("file"), shown.join("socket"));

@@ -1,4 +1,4 @@
-//! Sandboxes elsewhere: a client of SandboxFusion's API, as [`service`](crate::service) and others serve it.
+//! Client of SandboxFusion's API, served by [`service`](crate::service) and by other implementations.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use serde::de::DeserializeOwned;
 use crate::error::SandboxError;
 use crate::service::{CodeAnswer, JupyterAnswer, RunCode, RunJupyter, Status};
 
-/// Time that a request may take beyond the code's own: connecting, and waiting for a place.
+/// Maximum time of a request beyond the run time of its code, for connecting and waiting in the queue.
 const BESIDES: Duration = Duration::from_secs(60);
 
-/// Wait before a service that has no place is asked again; it doubles with each further one, up to the most.
+/// Wait before a busy service is called again. It doubles with each retry, up to `LONGEST_PAUSE`.
 const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// Longest answer that is read, in bytes.
+/// Maximum size of a response, in bytes.
 const MOST_BYTES: usize = 256 << 20;
 
-/// Most redirects that are followed.
+/// Maximum number of redirects that are followed.
 const MOST_REDIRECTS: u32 = 10;
 
-/// A service of SandboxFusion's API.
+/// A client of a service with SandboxFusion's API.
 #[derive(Debug, Clone)]
 pub struct Remote {
     url: String,
@@ -35,16 +35,16 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The service at a base URL, or at the address of one of its calls as verl is given it, with the key
-    /// that it asks for.
+    /// Creates a client for a service. `url` is its base URL, or the URL of one of its calls as in
+    /// verl's configuration. `key` is the API key, if the service needs one.
     ///
     /// # Errors
-    /// When the URL is of another kind.
+    /// Returns an error if the URL does not start with `http://` or `https://`.
     pub fn new(url: &str, key: Option<String>) -> Result<Self, SandboxError> {
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(SandboxError::Request(format!("url = {url:?} must begin with http:// or https://")));
         }
-        // Whoever names a service may ask it, wherever it is.
+        // The user who configures a service may call it at any address.
         let http =
             Client::new(Hosts::any(), None).map_err(|error| SandboxError::Request(error.to_string()))?;
         let url = url.trim_end_matches('/');
@@ -52,20 +52,20 @@ impl Remote {
         Ok(Remote { url: base.unwrap_or(url).to_owned(), key, http })
     }
 
-    /// `POST /run_code`
+    /// Calls `POST /run_code`.
     ///
     /// # Errors
-    /// When the service cannot be reached, is busy, refuses the request, or fails.
+    /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
     pub async fn run_code(&self, request: &RunCode) -> Result<CodeAnswer, SandboxError> {
         let answer: CodeAnswer = self.post("run_code", request, request.run_timeout).await?;
         self.sound(answer.status, &answer.message)?;
         Ok(answer)
     }
 
-    /// `POST /run_jupyter`
+    /// Calls `POST /run_jupyter`.
     ///
     /// # Errors
-    /// When the service cannot be reached, is busy, refuses the request, or fails.
+    /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
     pub async fn run_jupyter(&self, request: &RunJupyter) -> Result<JupyterAnswer, SandboxError> {
         let answer: JupyterAnswer = self.post("run_jupyter", request, request.total_timeout).await?;
         self.sound(answer.status, &answer.message)?;
@@ -79,7 +79,7 @@ impl Remote {
         }
     }
 
-    /// Asks for a run. A service that has no place for it is asked again: nothing was run then.
+    /// Sends a request. Retries if the service is busy, which means that it has not run the code.
     async fn post<A: DeserializeOwned>(
         &self,
         path: &str,
@@ -104,13 +104,13 @@ impl Remote {
         match status {
             200 => serde_json::from_slice(&text)
                 .map_err(|error| broken(format!("{url} answered something else ({error}): {}", said()))),
-            // Field and value are in the answer.
+            // The response names the field and its value.
             400 | 404 | 422 => Err(SandboxError::Request(format!("{url} refused the request: {}", said()))),
             _ => Err(broken(format!("{url} answered {status}: {}", said()))),
         }
     }
 
-    /// Status and body of the answer to a request.
+    /// Sends the request once. Returns the status and body of the response.
     async fn once(&self, url: String, body: Bytes, limit: Duration) -> Result<(u16, Bytes), SandboxError> {
         let broken = |why: &dyn std::fmt::Display| SandboxError::Broken(format!("{url}: {why}"));
         let mut headers =
@@ -120,7 +120,8 @@ impl Remote {
             headers.insert(AUTHORIZATION, value);
         }
         let ask = Ask { method: Method::POST, url: url.clone(), headers, body };
-        // By the clock of this process, which `levade_http` does not know: the bound there is only a net.
+        // The limit uses this process's clock, which excludes time when it was stopped. `levade_http`
+        // does not know that clock, so its deadline is only a fallback.
         let bounds = Bounds { deadline: limit * 4, bytes: MOST_BYTES, redirects: MOST_REDIRECTS };
         let reply = awake::within(limit, self.http.ask(ask, bounds)).await;
         let reply = reply.ok_or_else(|| broken(&format!("no answer within {limit:?}")))?;
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_service_without_a_place_is_asked_again() {
+    async fn busy_service_is_retried() {
         let asked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&asked);
         let answer = move || {

@@ -1,4 +1,4 @@
-//! A run: code that is started, runs to its end or its deadline, and leaves nothing.
+//! A run: code that runs to its end or its deadline and leaves nothing behind.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,17 +9,17 @@ use crate::limits::Limits;
 use crate::output::Captured;
 use crate::zygote::{Order, Zygote};
 
-/// Languages that code can be in.
+/// Language of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
-    /// The interpreter of the sandbox.
+    /// Python, with the interpreter of the sandbox.
     Python,
-    /// `bash`, or `sh` where there is no bash.
+    /// `bash`, or `sh` if there is no bash.
     Shell,
 }
 
 impl Language {
-    /// The language of this name, as SandboxFusion has it or as people do.
+    /// Returns the language with this name: a name of SandboxFusion or a common one, such as `sh`.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "python" | "python3" => Some(Language::Python),
@@ -29,7 +29,7 @@ impl Language {
     }
 }
 
-/// Code to run, and all that it is given.
+/// Code to run, with its inputs and limits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
     /// Language of the code.
@@ -38,18 +38,18 @@ pub struct Run {
     pub code: String,
     /// Standard input.
     pub stdin: Vec<u8>,
-    /// Files in the work folder, by relative paths.
+    /// Content of files in the work directory, by relative path.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Paths of files in the work folder that are handed out at the end.
+    /// Paths in the work directory of files that are returned after the run.
     pub fetch: Vec<String>,
-    /// Environment variables. Nothing of this process' environment is there but what is named here.
+    /// Environment variables of the code. No variable of this process is inherited.
     pub environment: BTreeMap<String, String>,
-    /// Limits, in place of the sandbox' own.
+    /// Resource limits of the run.
     pub limits: Limits,
 }
 
 impl Run {
-    /// A run of code without input or files.
+    /// Creates a run without standard input or files, with default limits.
     pub fn new(language: Language, code: impl Into<String>) -> Self {
         Run {
             language,
@@ -63,21 +63,22 @@ impl Run {
     }
 }
 
-/// How a run, or a session, came to its end.
+/// How a run or session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself, with this exit code.
+    /// The code exited with this code.
     Exit(i32),
-    /// By a signal: a crash, or a limit that the kernel holds.
+    /// A signal ended the code, because of a crash or a limit that the kernel enforces.
     Signal(i32),
-    /// It was stopped at its deadline.
+    /// The code was stopped at its deadline.
     TimeLimit,
-    /// It was stopped because its processes together held too much memory.
+    /// The code was stopped because its processes together exceeded the memory limit.
     MemoryLimit,
 }
 
 impl Ended {
-    /// Exit code as Python's `subprocess` has it, with signals below 0; `None` where it was stopped for time.
+    /// Returns the exit code as in Python's `subprocess`, with signals as negative numbers, or `None`
+    /// if the time limit was exceeded.
     pub fn return_code(&self) -> Option<i32> {
         match self {
             Ended::Exit(code) => Some(*code),
@@ -91,24 +92,24 @@ impl Ended {
 /// Result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// Way in which it ended.
+    /// How the run ended.
     pub ended: Ended,
     /// Standard output.
     pub stdout: Captured,
     /// Standard error.
     pub stderr: Captured,
-    /// Time by the clock, in seconds, with that of the jail's start.
+    /// Wall-clock time, in seconds. It includes the start of the jail.
     pub seconds: f64,
-    /// Time of processors, in seconds, of all processes. Without a cgroup, the time of a child is missing if
-    /// its parent did not wait for it and it ended between two looks at the processes.
+    /// Processor time of all processes, in seconds. Without a cgroup, the time of a child is missing if
+    /// its parent did not wait for it and it ended between two observations.
     pub cpu_seconds: f64,
-    /// Files that were asked for and are there.
+    /// Content of the requested files that exist.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Files that were asked for and are not handed out, and why.
+    /// Reasons for the requested files that are not returned.
     pub not_fetched: BTreeMap<String, String>,
 }
 
-/// Name of the file with the code: one that no file of the run has.
+/// Returns a name for the file with the code that differs from the names of all files of the run.
 pub(crate) fn main_file(language: Language, files: &BTreeMap<String, Vec<u8>>) -> String {
     let ending = match language {
         Language::Python => "py",
@@ -121,10 +122,10 @@ pub(crate) fn main_file(language: Language, files: &BTreeMap<String, Vec<u8>>) -
     name
 }
 
-/// Whether a name is of a file within the work folder.
+/// Checks that a path is inside the work directory.
 ///
 /// # Errors
-/// Names the path, and how it is wrong.
+/// Returns an error that names the path if it is not relative, or contains empty parts, `.` or `..`.
 pub(crate) fn check_path(path: &str) -> Result<(), SandboxError> {
     let is_inside = !path.is_empty()
         && !path.starts_with('/')
@@ -139,10 +140,10 @@ pub(crate) fn check_path(path: &str) -> Result<(), SandboxError> {
     is_inside.then_some(()).ok_or_else(wrong)
 }
 
-/// Whether a run can be met at all.
+/// Checks the paths and environment variables of a run.
 ///
 /// # Errors
-/// Names what cannot be.
+/// Returns an error that names the first invalid path or variable.
 pub(crate) fn check(
     files: &BTreeMap<String, Vec<u8>>,
     fetch: &[String],
@@ -159,7 +160,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Starts a run, follows it to its end, and gives the jail's own missing walls besides.
+/// Starts a run and follows it to its end. Also returns the jail, which lists missing walls.
 pub(crate) async fn follow(
     zygote: &Zygote,
     order: &Order,
@@ -190,7 +191,7 @@ pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
 }
 
-/// Waits for the end, or brings it about where a limit is exceeded.
+/// Waits until the run ends, and stops it if it exceeds a limit.
 async fn to_the_end(jail: &mut Jail, mut until: Deadline) -> Result<(Ended, Option<Report>), SandboxError> {
     loop {
         let stopped = match jail.next(&mut until).await? {
@@ -203,7 +204,7 @@ async fn to_the_end(jail: &mut Jail, mut until: Deadline) -> Result<(Ended, Opti
     }
 }
 
-/// How a runner ended by itself.
+/// Returns how the runner ended by itself.
 pub(crate) fn ended(report: &Report) -> Ended {
     match (report.code, report.signal) {
         (Some(code), _) => Ended::Exit(code),
@@ -217,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_stay_inside() {
+    fn check_path_rejects_paths_outside_work_directory() {
         for path in ["a", "a/b.txt", ".hidden", "a b", "ü"] {
             assert_eq!(check_path(path), Ok(()), "{path}");
         }
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_with_the_code_is_no_file_of_the_run() {
+    fn main_file_avoids_names_of_run_files() {
         let mut files = BTreeMap::new();
         assert_eq!(main_file(Language::Python, &files), "main.py");
         files.insert("main.sh".to_owned(), Vec::new());

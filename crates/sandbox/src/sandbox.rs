@@ -1,4 +1,4 @@
-//! The sandbox: a fork server, and places for so many runs at once.
+//! The sandbox: a fork server with a limit on concurrent runs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,24 +15,25 @@ use crate::python::Python;
 use crate::run::{Language, Outcome, Run, check, follow, main_file};
 use crate::zygote::{Order, Setup, Zygote};
 
-/// How a sandbox is to be.
+/// Configuration of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The interpreter: a name on the path, a file, or the folder of a virtual environment.
+    /// The Python interpreter: a command name, a file, or the directory of a virtual environment.
     pub python: PathBuf,
-    /// Modules that every run has loaded before it begins.
+    /// Names of modules that are imported before each run starts.
     pub preload: Vec<String>,
-    /// Files and folders that code sees besides, read-only.
+    /// Additional files and directories that code can read but not write.
     pub read: Vec<PathBuf>,
-    /// Protection without which nothing runs.
+    /// Required level of protection. If it is not available, nothing runs.
     pub protection: Demand,
-    /// Most runs, and cells of sessions, at once.
+    /// Maximum number of concurrent runs and session cells.
     pub concurrency: usize,
-    /// Most runs that wait for their turn.
+    /// Maximum number of queued runs and session cells.
     pub waiting: usize,
-    /// Most sessions that are open.
+    /// Maximum number of open sessions.
     pub sessions: usize,
-    /// Whether each run gets a cgroup, if this process can create them. Without one, memory is watched.
+    /// Whether each run gets a cgroup, if this process can create cgroups. Without one, memory is
+    /// limited by observing the processes.
     pub cgroup: bool,
 }
 
@@ -52,8 +53,8 @@ impl Default for Options {
     }
 }
 
-/// A place to run code in that nobody trusts. Clones are the same sandbox; when the last is gone, and the
-/// last session, nothing is left of it.
+/// A sandbox for untrusted code. Clones share the same sandbox. After the last clone and the last
+/// session are dropped, nothing of it is left.
 #[derive(Clone)]
 pub struct Sandbox(pub(crate) Arc<Inner>);
 
@@ -65,9 +66,9 @@ pub(crate) struct Inner {
     running: Semaphore,
     waiting: AtomicUsize,
     pub(crate) sessions: Arc<Semaphore>,
-    /// Where work folders are without namespaces.
+    /// Parent of the work directories if there are no namespaces.
     scratch: Option<tempfile::TempDir>,
-    /// Folders that were made there.
+    /// Number of work directories created in `scratch`.
     folders: AtomicUsize,
 }
 
@@ -78,10 +79,11 @@ impl std::fmt::Debug for Sandbox {
 }
 
 impl Sandbox {
-    /// Starts a sandbox, and tries its protection by a run.
+    /// Starts a sandbox and tests its protection with a run.
     ///
     /// # Errors
-    /// When the interpreter cannot be used, or the kernel gives less protection than is asked for.
+    /// Returns an error if the interpreter cannot be used, or [`SandboxError::Protection`] if the
+    /// kernel provides less protection than requested.
     pub async fn start(options: Options) -> Result<Self, SandboxError> {
         let python = Python::find(&options.python, &options.read).await?;
         let full = options.protection == Demand::Full;
@@ -97,7 +99,7 @@ impl Sandbox {
             setup.namespaces = false;
             zygote = Zygote::start(&setup).await?;
         }
-        // What more is missing, a run has to show.
+        // A run reveals which further walls are missing.
         setup.full = false;
         let folder = |error: std::io::Error| SandboxError::Broken(format!("no folder for work: {error}"));
         let scratch = if setup.namespaces { None } else { Some(scratch().map_err(folder)?) };
@@ -124,31 +126,31 @@ impl Sandbox {
         Ok(Sandbox(Arc::new(inner)))
     }
 
-    /// Protection that code runs behind.
+    /// Returns the protection under which code runs.
     pub fn protection(&self) -> &Protection {
         &self.0.protection
     }
 
-    /// Whether each run has a cgroup, which limits its memory in the kernel.
+    /// Returns whether each run has a cgroup, through which the kernel limits its memory.
     pub fn has_cgroups(&self) -> bool {
         self.0.setup.groups.is_some()
     }
 
-    /// Version of the interpreter.
+    /// Returns the version of the interpreter.
     pub fn python(&self) -> &str {
         &self.0.setup.python.version
     }
 
-    /// Options that it was started with.
+    /// Returns the options with which the sandbox was started.
     pub fn options(&self) -> &Options {
         &self.0.options
     }
 
-    /// Runs code to its end. Given up before, it ends.
+    /// Runs code to its end. Dropping the future ends the run.
     ///
     /// # Errors
-    /// When the request cannot be met, all places are taken, or the sandbox itself fails. Whatever the code
-    /// does is an outcome.
+    /// Returns an error if the request is invalid, the queue is full, or the sandbox itself fails.
+    /// Whatever the code does is an outcome.
     pub async fn run(&self, run: &Run) -> Result<Outcome, SandboxError> {
         run.limits.check().map_err(SandboxError::Request)?;
         check(&run.files, &run.fetch, &run.environment)?;
@@ -166,12 +168,12 @@ impl Sandbox {
 }
 
 impl Inner {
-    /// Whether all walls must stand.
+    /// Returns whether every wall is required.
     pub(crate) fn is_full(&self) -> bool {
         self.setup.full
     }
 
-    /// A place among those that run, at once or after a wait.
+    /// Acquires a permit to run, after waiting in the queue if necessary.
     pub(crate) async fn place(&self) -> Result<SemaphorePermit<'_>, SandboxError> {
         if let Ok(place) = self.running.try_acquire() {
             return Ok(place);
@@ -193,7 +195,7 @@ impl Inner {
         self.running.acquire().await.map_err(|_| SandboxError::Broken("it is closed".into()))
     }
 
-    /// The fork server; another one where it has ended.
+    /// Returns the fork server, and restarts it if it has exited.
     pub(crate) async fn zygote(&self) -> Result<Arc<Zygote>, SandboxError> {
         let mut zygote = self.zygote.lock().await;
         if let Some(zygote) = zygote.as_ref().filter(|zygote| zygote.is_alive()) {
@@ -211,9 +213,9 @@ impl Inner {
         Ok(started)
     }
 
-    /// Walls that a first run shows to be missing.
+    /// Returns the walls that a first run reports as missing.
     async fn tried(&self, zygote: &Zygote) -> Result<Vec<Missing>, SandboxError> {
-        // Long enough to be watched.
+        // The run must be long enough for the memory watch to observe it.
         let run = Run::new(Language::Python, "import time; time.sleep(0.02)");
         let (outcome, jail) = follow(zygote, &self.order(&run, false), &run).await?;
         let mut missing: Vec<Missing> = jail.missing.clone();
@@ -231,7 +233,7 @@ impl Inner {
         Ok(missing)
     }
 
-    /// A run, as its keeper is told of it.
+    /// Creates the message that describes a run to its keeper.
     pub(crate) fn order(&self, run: &Run, session: bool) -> Order {
         let folder = self.scratch.as_ref().map(|scratch| {
             let number = self.folders.fetch_add(1, Ordering::Relaxed);
@@ -245,7 +247,8 @@ impl Inner {
             Language::Shell => Some(vec![shell.unwrap_or("/bin/sh").to_owned(), format!("{home}/{main}")]),
         };
         let Limits { memory_mb, processes, open_files, file_mb, disk_mb, files, .. } = run.limits;
-        // A session may live for long; threads may keep every processor busy for all of a run.
+        // A session may exist for long, so its processor time is not limited. In a run, threads may use
+        // all processors until the deadline.
         let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let cpu = if session { 1 << 30 } else { (run.limits.seconds.ceil() as u64 + 2) * processors };
         let code = (main.clone(), run.code.len());
@@ -274,13 +277,13 @@ impl Inner {
 }
 
 impl Outcome {
-    /// Exit code as Python's `subprocess` has it; `None` where the run was stopped for time.
+    /// Returns the exit code as in Python's `subprocess`, or `None` if the run exceeded its time limit.
     pub fn return_code(&self) -> Option<i32> {
         self.ended.return_code()
     }
 }
 
-/// A folder through which a user of no rights gets to its own.
+/// Creates a directory through which an unprivileged user can reach its own directory.
 fn scratch() -> std::io::Result<tempfile::TempDir> {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::Builder::new().prefix("levade-sandbox-").tempdir()?;

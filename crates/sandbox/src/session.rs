@@ -1,4 +1,4 @@
-//! Sessions: an interpreter that keeps its names from cell to cell, as a notebook's does.
+//! Sessions: an interpreter that keeps its variables between cells, as a notebook does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,33 +16,34 @@ use crate::protection::reasons;
 use crate::run::{Ended, Language, Run, check, ended, seconds};
 use crate::sandbox::Sandbox;
 
-/// How a session is to be.
+/// Configuration of a session.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SessionOptions {
-    /// Files in the work folder of every interpreter that it starts.
+    /// Content of files in the work directory, by relative path. Each interpreter that the session
+    /// starts gets them.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Environment variables.
+    /// Environment variables of the interpreter.
     pub environment: BTreeMap<String, String>,
-    /// Files that are handed out where the session is [finished](Session::finish).
+    /// Paths of files that [`Session::finish`] returns.
     pub fetch: Vec<String>,
-    /// Limits; the time is that of a cell.
+    /// Resource limits. `seconds` is the maximum time of a cell.
     pub limits: Limits,
 }
 
-/// An interpreter, or none yet, or none any more: the next cell starts one.
+/// A session with an interpreter. If there is none yet, or it was lost, the next cell starts one.
 #[derive(Debug)]
 pub struct Session {
     sandbox: Sandbox,
     options: SessionOptions,
     resting: Option<Resting>,
-    /// Whether one was lost, and the next cell has yet to say so.
+    /// Whether an interpreter was lost and no cell has reported that yet.
     is_fresh: bool,
     _place: OwnedSemaphorePermit,
 }
 
-/// An interpreter between two cells. Threads and processes that cells have left continue meanwhile. They are
-/// watched: their memory has the limit of the session, and the time of processors that they use between two
-/// cells has the limit of a cell. Dropping it ends them.
+/// An interpreter between two cells. Threads and processes that cells have left continue to run. Their
+/// memory is limited to that of the session, and their processor time between two cells to the time
+/// limit of a cell. Dropping this value ends them.
 #[derive(Debug)]
 struct Resting {
     watch: JoinHandle<(Jail, Option<Happened>)>,
@@ -55,9 +56,9 @@ impl Resting {
         Resting { watch: tokio::spawn(jail.rest(cpu, woken)), wake }
     }
 
-    /// The interpreter, and what has happened to it.
+    /// Stops the observation. Returns the interpreter, and the event that occurred, if any.
     async fn end(self) -> Result<(Jail, Option<Happened>), SandboxError> {
-        // Whoever watches it may have seen its end.
+        // The observing task may have ended already.
         let _ = self.wake.send(());
         self.watch.await.map_err(|error| SandboxError::Broken(format!("watching a session: {error}")))
     }
@@ -70,27 +71,27 @@ pub struct Cell {
     pub stdout: Captured,
     /// Standard error, without the traceback.
     pub stderr: Captured,
-    /// Values that it showed: that of its last expression, and those given to `display`, as `repr` prints
-    /// them.
+    /// Values that the cell displayed, formatted with `repr`: that of its last expression, and those
+    /// passed to `display`.
     pub shown: Vec<String>,
-    /// Exception that ended it.
+    /// Exception that ended the cell, if any.
     pub error: Option<CellError>,
-    /// End of the interpreter, and all its names with it, where the cell brought that about.
+    /// How the interpreter ended if the cell ended it. All variables are then lost.
     pub ended: Option<Ended>,
-    /// Whether it began with no names because an earlier cell had ended the interpreter.
+    /// Whether the cell started without variables because an earlier cell had ended the interpreter.
     pub is_fresh: bool,
-    /// Time by the clock, in seconds, without the wait for a place.
+    /// Wall-clock time, in seconds, without the time in the queue.
     pub seconds: f64,
 }
 
-/// An exception.
+/// An exception raised by a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct CellError {
-    /// Its class.
+    /// Name of the exception's class.
     pub ename: String,
-    /// Its text.
+    /// Message of the exception.
     pub evalue: String,
-    /// Lines of its traceback.
+    /// Lines of the traceback.
     pub traceback: Vec<String>,
 }
 
@@ -101,10 +102,11 @@ struct Answer {
 }
 
 impl Sandbox {
-    /// Opens a session: an interpreter that keeps its names between cells. It starts with the first of them.
+    /// Opens a session: an interpreter that keeps its variables between cells. The interpreter starts
+    /// with the first cell.
     ///
     /// # Errors
-    /// When the request cannot be met, or too many sessions are open.
+    /// Returns an error if the request is invalid or too many sessions are open.
     pub fn session(&self, options: SessionOptions) -> Result<Session, SandboxError> {
         options.limits.check().map_err(SandboxError::Request)?;
         check(&options.files, &options.fetch, &options.environment)?;
@@ -116,23 +118,23 @@ impl Sandbox {
 }
 
 impl Session {
-    /// Sets the longest time of the cells to come, in seconds.
+    /// Sets the maximum time of later cells, in seconds.
     pub fn set_seconds(&mut self, seconds: f64) {
         self.options.limits.seconds = seconds;
     }
 
-    /// Runs a cell. Where it takes too long, too much memory, or ends the interpreter, the next cell begins
-    /// with a fresh one. Given up before its end, it ends the interpreter.
+    /// Runs a cell. If the cell exceeds the time or memory limit, or ends the interpreter, the next
+    /// cell starts with a new interpreter. Dropping the future ends the interpreter.
     ///
     /// # Errors
-    /// When all places are taken, or the sandbox itself fails.
+    /// Returns an error if the queue is full or the sandbox itself fails.
     pub async fn cell(&mut self, code: &str) -> Result<Cell, SandboxError> {
         let sandbox = self.sandbox.clone();
         let _place = sandbox.0.place().await?;
         let begun = std::time::Instant::now();
         let limits = self.options.limits;
         let is_fresh = self.is_fresh;
-        // Only a cell that was followed to its end puts it back.
+        // Only a cell that has completed returns the interpreter to the session.
         self.is_fresh |= self.resting.is_some();
         let (mut jail, mut happened) = match self.resting.take() {
             Some(resting) => resting.end().await?,
@@ -140,7 +142,7 @@ impl Session {
         };
         self.is_fresh = true;
         let mut until = deadline(seconds(limits.seconds));
-        // An interpreter that a thread of an earlier cell keeps from reading, or has ended.
+        // A thread of an earlier cell may have ended the interpreter or keep it from reading.
         let handed = match &happened {
             None => within(seconds(limits.seconds), jail.hand(code)).await,
             Some(_) => None,
@@ -154,7 +156,7 @@ impl Session {
                 Event::Cell(answer) => {
                     let answer = handed.as_ref().and_then(|_| serde_json::from_slice(&answer).ok());
                     let Some(Answer { shown, error }) = answer else {
-                        // Code that writes into what it should leave alone.
+                        // The code has written to the runner's channel, which it must not use.
                         jail.stop().await;
                         break Ended::Signal(libc::SIGKILL);
                     };
@@ -188,10 +190,11 @@ impl Session {
         Ok(Cell { stdout, stderr, shown: Vec::new(), error: None, ended: Some(ended), is_fresh, seconds })
     }
 
-    /// Ends the interpreter, and hands out files; those that cannot be had, with the reason.
+    /// Ends the interpreter and returns the requested files. A file that cannot be returned has an
+    /// error with the reason.
     ///
     /// # Errors
-    /// When the sandbox itself fails.
+    /// Returns an error if the sandbox itself fails.
     pub async fn finish(mut self) -> Result<BTreeMap<String, Result<Vec<u8>, String>>, SandboxError> {
         let Some(resting) = self.resting.take() else { return Ok(BTreeMap::new()) };
         let report = match resting.end().await? {

@@ -1,6 +1,7 @@
-//! Between this process and those in jails: descriptors over sockets, and frames of JSON.
+//! Communication with processes in jails: descriptors over sockets, and length-prefixed JSON frames.
 //!
-//! What comes out of a jail is bounded and never trusted: a runner can write anything into what it holds.
+//! Data from a jail is bounded and never trusted, because a runner can write anything to its
+//! descriptors.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,10 +14,10 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::{UnixDatagram, UnixStream};
 
-/// Longest frame, in bytes: the longest text of a result, and some.
+/// Maximum size of a frame, in bytes: somewhat more than the longest text of a result.
 const LONGEST: usize = 64 << 20;
 
-/// Sends one byte and descriptors with it, as soon as there is room.
+/// Sends one byte with descriptors, waiting until the socket has room.
 pub(crate) async fn send_descriptors(to: &UnixDatagram, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     to.async_io(Interest::WRITABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(7))];
@@ -28,12 +29,12 @@ pub(crate) async fn send_descriptors(to: &UnixDatagram, fds: &[BorrowedFd<'_>]) 
     .await
 }
 
-/// Frames that come over a stream, one descriptor at most among them.
+/// Reader and writer of frames over a stream. At most one descriptor arrives with the frames.
 #[derive(Debug)]
 pub(crate) struct Frames {
     stream: UnixStream,
     buffer: Vec<u8>,
-    /// Descriptor that came with a frame.
+    /// The received descriptor, if any.
     pub descriptor: Option<OwnedFd>,
 }
 
@@ -42,7 +43,7 @@ impl Frames {
         Frames { stream, buffer: Vec::new(), descriptor: None }
     }
 
-    /// Content of the next frame; `None` at the end. Stopped at an await point, it loses nothing.
+    /// Returns the next frame, or `None` at the end of the stream. This method is cancel safe.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let Some(head) = self.take(4).await? else { return Ok(None) };
         let size = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
@@ -57,7 +58,7 @@ impl Frames {
         Ok(None)
     }
 
-    /// The next `size` bytes, which are no frame. They must be read to the end.
+    /// Returns the next `size` bytes, which are not a frame. The caller must await this to the end.
     pub(crate) async fn bytes(&mut self, size: usize) -> io::Result<Vec<u8>> {
         if !self.fill(size).await? {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -70,7 +71,7 @@ impl Frames {
         Ok(self.fill(size).await?.then(|| self.buffer[..size].to_vec()))
     }
 
-    /// Reads until so many bytes are there. `false` where the stream ends before.
+    /// Reads until `size` bytes are buffered. Returns `false` if the stream ends before.
     async fn fill(&mut self, size: usize) -> io::Result<bool> {
         while self.buffer.len() < size {
             let (stream, buffer, descriptor) = (&self.stream, &mut self.buffer, &mut self.descriptor);
@@ -83,7 +84,7 @@ impl Frames {
         Ok(true)
     }
 
-    /// Writes all of it.
+    /// Writes all bytes.
     pub(crate) async fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.stream.writable().await?;

@@ -1,16 +1,19 @@
-//! The fork server: an interpreter that has started in a jail, and forks a separate jail for every run.
+//! The fork server: a Python interpreter that has started in a jail, and forks a separate jail for each
+//! run.
 //!
-//! The fork server is a Python process (`zygote/*.py`) in namespaces and a read-only root that has an
-//! interpreter, libraries and five devices. For every run it forks a *keeper*, into namespaces of that run,
-//! which forks the *runner*. The runner drops all rights (limits, capabilities, Landlock, a list of system
-//! calls) and becomes the code. All that a run leaves ends with the keeper, which ends when its caller is
-//! gone. The fork server loads most of the call filter once for all runs. The runner ends without the
-//! interpreter's own end, which would copy the memory that it was forked with.
+//! The fork server is a Python process (`zygote/*.py`) in its own namespaces, with a read-only root
+//! that contains an interpreter, libraries and five devices. For each run it forks a *keeper*, the
+//! supervisor of that run, into new namespaces. The keeper forks the *runner*, which drops all rights
+//! (resource limits, capabilities, Landlock, list of system calls) and executes the code.
 //!
-//! This side passes descriptors and what is to be run. It decides (filter, limits, directories) and watches
-//! from outside (`jail`, `memory`, `cgroup`), and trusts nothing that a runner reports. All steps after the
-//! fork are in Python, because only a process can drop its own rights, and code starts fast only from an
-//! interpreter that has already started.
+//! Everything that a run leaves ends with the keeper, and the keeper ends when its caller has exited.
+//! The fork server loads most of the call filter once for all runs. The runner exits without finalizing
+//! the interpreter, because finalization would copy the memory that it shares with the fork server.
+//!
+//! This module passes the descriptors and the description of a run. This process decides on the filter,
+//! limits and directories, observes the run from outside (`jail`, `memory`, `cgroup`), and trusts
+//! nothing that a runner reports. All steps after the fork are in Python: only a process itself can
+//! drop its rights, and code starts fast only in an interpreter that is already running.
 
 use std::io::{Seek, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,7 +40,7 @@ use crate::protection::{Missing, OF_NAMESPACES};
 use crate::python::Python;
 use crate::wire::{Frames, send_descriptors};
 
-/// The program of the fork server.
+/// Python program of the fork server.
 const PROGRAM: &str = concat!(
     include_str!("zygote/jail.py"),
     include_str!("zygote/keeper.py"),
@@ -45,40 +48,41 @@ const PROGRAM: &str = concat!(
     include_str!("zygote/server.py")
 );
 
-/// User that code is on the host where this process is root: outside of all ranges that are handed out.
+/// User id of the code on the host if this process is root. It is outside all ranges that are usually
+/// assigned.
 const USER: u32 = 0x7000_0d5e;
 
-/// Longest wait for the fork server to start, with all modules that it loads beforehand.
+/// Timeout for the fork server to start and to import the preloaded modules.
 const STARTING: Duration = Duration::from_secs(60);
 
 /// A fork server.
 pub(crate) struct Zygote {
     control: UnixDatagram,
-    /// Ends with the control socket; by force where that does not do.
+    /// The process exits when the control socket closes. Dropping it kills the process if necessary.
     _process: Child,
-    /// Whether runs have namespaces of their own.
+    /// Whether each run has its own namespaces.
     pub jailed: bool,
-    /// Walls that it could not build.
+    /// Walls that the fork server could not build.
     pub missing: Vec<Missing>,
-    /// Cgroups of runs, if this process can create them.
+    /// Parent cgroup of the runs, if this process can create cgroups.
     groups: Option<Arc<Groups>>,
 }
 
-/// How a fork server is to be.
+/// Configuration of a fork server.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     pub python: Python,
-    /// Modules that are loaded before runs are forked.
+    /// Modules that are imported before runs are forked.
     pub preload: Vec<String>,
-    /// Whether a run ends where a right cannot be dropped.
+    /// Whether a run ends if it cannot drop a right.
     pub full: bool,
-    /// Whether namespaces are tried.
+    /// Whether to try namespaces.
     pub namespaces: bool,
-    /// Cgroups of runs, if this process can create them.
+    /// Parent cgroup of the runs, if this process can create cgroups.
     pub groups: Option<Arc<Groups>>,
 }
 
-/// Fork server's first words.
+/// First message of the fork server.
 #[derive(Deserialize)]
 struct Greeting {
     missing: std::collections::BTreeMap<String, String>,
@@ -86,28 +90,28 @@ struct Greeting {
     preload: std::collections::BTreeMap<String, String>,
 }
 
-/// Whatever a keeper must know of a run, but for the contents of files.
+/// Description of a run for its keeper, without the contents of files.
 #[derive(Debug, Serialize)]
 pub(crate) struct Order {
-    /// Command in place of the interpreter that has started.
+    /// Command to execute instead of Python code. `None` runs the code in the forked interpreter.
     pub command: Option<Vec<String>>,
     /// Name of the file with the code.
     pub main: String,
     pub session: bool,
-    /// Longest text of a value that a cell shows.
+    /// Maximum length of the text of a value that a cell displays.
     pub shown: usize,
     pub environment: std::collections::BTreeMap<String, String>,
-    /// Name and size of each file.
+    /// Name and size of each file, in bytes.
     pub files: Vec<(String, usize)>,
     pub fetch: Vec<String>,
     pub fetch_bytes: u64,
-    /// Where the files are, without namespaces.
+    /// Work directory if there are no namespaces.
     pub folder: Option<String>,
-    /// Limits, in bytes and seconds.
+    /// Resource limits, in bytes and seconds.
     pub limits: Value,
 }
 
-/// Ends of a run's streams on this side.
+/// This process's ends of a run's streams.
 pub(crate) struct Streams {
     pub line: Frames,
     pub stdout: pipe::Receiver,
@@ -119,7 +123,7 @@ impl Zygote {
     /// Starts a fork server.
     ///
     /// # Errors
-    /// When it does not start, or a module cannot be loaded.
+    /// Returns an error if the server does not start, or a module cannot be imported.
     pub(crate) async fn start(setup: &Setup) -> Result<Self, SandboxError> {
         let broken = |what: &str, error: std::io::Error| SandboxError::Broken(format!("{what}: {error}"));
         let (ours, theirs) =
@@ -141,8 +145,8 @@ impl Zygote {
             command.spawn().map_err(|error| broken(&setup.python.executable.display().to_string(), error))?;
         drop(command);
         let words = last_words(process.stderr.take());
-        // Packets in order, over a connection that says when the other end is gone: tokio has no name for
-        // these.
+        // This is a SEQPACKET socket: packets in order over a connection that reports when the peer has
+        // exited. tokio has no type for it.
         let control = UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
         let filters = filter::programs(setup.groups.is_some()).map_err(SandboxError::Broken)?;
         let hex = |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -191,18 +195,19 @@ impl Zygote {
         Ok(Zygote { control, _process: process, jailed: missing.is_empty(), missing, groups })
     }
 
-    /// Whether it still runs.
+    /// Returns whether the fork server is running.
     pub(crate) fn is_alive(&self) -> bool {
         let mut polled = [rustix::event::PollFd::new(&self.control, rustix::event::PollFlags::IN)];
-        // It says nothing after its greeting, so that anything to read is the end.
+        // The server sends nothing after its greeting, so the socket becomes readable only when the
+        // server exits.
         !matches!(rustix::event::poll(&mut polled, Some(&rustix::time::Timespec::default())), Ok(1..))
     }
 
-    /// Creates the cgroup of a run, if this process can create them.
+    /// Creates the cgroup of a run, if this process can create cgroups.
     ///
     /// # Errors
-    /// Returns an error if the kernel refuses it now. The run must not start then: the call filter relies on
-    /// it.
+    /// Returns an error if the kernel rejects it. Then the run must not start, because the call filter
+    /// relies on the cgroup.
     pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, SandboxError> {
         let created = self.groups.as_ref().map(|groups| Group::create(groups, limits)).transpose();
         created.map_err(|error| SandboxError::Broken(format!("the cgroup of the run: {error}")))
@@ -211,7 +216,7 @@ impl Zygote {
     /// Forks the keeper of a run, in `group`.
     ///
     /// # Errors
-    /// When the fork server is gone, or this process has no descriptors left.
+    /// Returns an error if the fork server has exited, or this process has no free descriptors.
     pub(crate) async fn spawn(
         &self,
         order: &Order,
@@ -255,8 +260,8 @@ impl Zygote {
     }
 }
 
-/// Creates the standard input of a run: a file that nobody can change, so that code can read its size, read
-/// it at any offset and open it again.
+/// Creates the standard input of a run: an immutable file. Code can read its size, read at any offset
+/// and open the file again.
 fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
     let mut file =
         std::fs::File::from(memfd_create("stdin", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
@@ -267,15 +272,15 @@ fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
     Ok(file)
 }
 
-/// Creates a pipe for output: the end to read, and the end to write. Code of another user can open the latter
-/// again, for writing only, as it opens `/dev/stdout`.
+/// Creates a pipe for output and returns its read end and its write end. Code of another user can open
+/// the write end again, for writing only, as `/dev/stdout` does.
 fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     fchmod(&write, Mode::from_raw_mode(0o622))?;
     Ok((read, write))
 }
 
-/// The next packet; empty where the other end is gone.
+/// Receives the next packet. It is empty if the peer has exited.
 async fn answer(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; 64 << 10];
     let count = from.recv(&mut bytes).await?;
@@ -283,7 +288,7 @@ async fn answer(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The end of what the fork server prints, when it ends; all of it is read, and logged.
+/// Reads and logs the output of the fork server until it exits. Returns the last line.
 fn last_words(from: Option<tokio::process::ChildStderr>) -> tokio::task::JoinHandle<String> {
     use tokio::io::{AsyncBufReadExt, BufReader};
     tokio::spawn(async move {

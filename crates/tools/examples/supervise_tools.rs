@@ -1,4 +1,4 @@
-//! The supervisor process alone, as tests of tools start it.
+//! Supervisor process for the tests of tools.
 
 use std::process::ExitCode;
 

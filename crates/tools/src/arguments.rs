@@ -1,26 +1,27 @@
-//! Whether the arguments of a call fit the schema of its tool.
+//! Validation of a call's arguments against the schema of its tool.
 
 use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, ValidationError, Validator};
 use serde_json::{Map, Value};
 
-/// Most characters of a complaint: a model may have written anything.
+/// Maximum number of characters of an error message, because the model may have written a value of any
+/// length.
 const LONGEST: usize = 500;
 
-/// The schema of a tool's arguments.
+/// JSON schema of a tool's arguments.
 #[derive(Debug, Clone)]
 pub struct Arguments {
     validator: Validator,
     names: Vec<String>,
-    /// Arguments that may be left out and cannot be null.
+    /// Names of optional arguments that cannot be null.
     never_null: Vec<String>,
 }
 
 impl Arguments {
-    /// Arguments of this JSON schema.
+    /// Creates a validator for a JSON schema.
     ///
     /// # Errors
-    /// Says what is wrong with the schema.
+    /// Returns an error if the schema is invalid.
     pub fn new(schema: &Value) -> Result<Self, String> {
         let validator =
             jsonschema::validator_for(schema).map_err(|error| match error.instance_path().as_str() {
@@ -33,7 +34,8 @@ impl Arguments {
         for (name, of) in properties {
             names.push(name.clone());
             let is_required = required.iter().any(|required| required == name);
-            // A part of the schema by itself; where it refers to others, nothing is known of it.
+            // This compiles a part of the schema by itself. If the part refers to another part,
+            // compilation fails and nothing is known about it.
             let cannot_be_null = jsonschema::validator_for(of).is_ok_and(|of| !of.is_valid(&Value::Null));
             if !is_required && cannot_be_null {
                 never_null.push(name.clone());
@@ -42,16 +44,17 @@ impl Arguments {
         Ok(Arguments { validator, names, never_null })
     }
 
-    /// Arguments of a call as they are meant, which fit the schema.
+    /// Validates the arguments of a call and returns them without superfluous nulls.
     ///
     /// # Errors
-    /// See [`Arguments::check`].
+    /// Returns an error under the conditions of [`Arguments::check`].
     pub fn accepted(&self, arguments: &Map<String, Value>) -> Result<Map<String, Value>, String> {
         let given = self.given(arguments);
         self.check(&given).map(|()| given)
     }
 
-    /// Arguments of a call as they are meant: null for one that may be left out, and cannot be null, is none.
+    /// Removes arguments that are null, optional and cannot be null: models write null for an omitted
+    /// argument.
     fn given(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
         let is_none =
             |name: &str, value: &Value| value.is_null() && self.never_null.iter().any(|known| known == name);
@@ -59,7 +62,7 @@ impl Arguments {
         given.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Names of the arguments, in the order of the schema.
+    /// Returns the names of the arguments, in the order of the schema.
     pub fn names(&self) -> &[String] {
         &self.names
     }
@@ -67,7 +70,8 @@ impl Arguments {
     /// Checks the arguments of a call.
     ///
     /// # Errors
-    /// Names the first one that does not fit, is missing or is none, and says which there are.
+    /// Returns a message that names the first invalid, missing or unknown argument. For a missing or
+    /// unknown one, the message lists the arguments of the schema.
     pub fn check(&self, arguments: &Map<String, Value>) -> Result<(), String> {
         let arguments = Value::Object(arguments.clone());
         let errors: Vec<ValidationError<'_>> = self.validator.iter_errors(&arguments).collect();
@@ -90,7 +94,8 @@ impl Arguments {
     }
 }
 
-/// Returns the first error; if that is a type, and the value has choices, the error that names these.
+/// Returns the first error. If it is a type error and the value also violates an enum, returns the
+/// error that lists the choices.
 fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationError<'i>> {
     let first = errors.first()?;
     let is_type = matches!(first.kind(), ValidationErrorKind::Type { .. });
@@ -101,7 +106,7 @@ fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationErro
     errors.iter().find(names_choices).filter(|_| is_type).or(Some(first))
 }
 
-/// Returns what is wrong with a value, with its path and all that it could be.
+/// Describes an error with the path of the value and all permitted choices.
 fn described(error: &ValidationError<'_>) -> String {
     let path = error.instance_path().as_str().trim_start_matches('/').replace('/', ".");
     let why = match error.kind() {
@@ -111,7 +116,7 @@ fn described(error: &ValidationError<'_>) -> String {
             format!("{} is not one of {}", shown(error.instance()), options.join(", "))
         }
         ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
-            // That null would do helps no caller that has given a value.
+            // The caller has passed a value, so the message need not mention that null is permitted.
             let is_null = |error: &ValidationError<'_>| {
                 matches!(error.kind(), ValidationErrorKind::Type { kind: TypeKind::Single(JsonType::Null) })
             };
@@ -132,7 +137,7 @@ fn described(error: &ValidationError<'_>) -> String {
     if path.is_empty() { why } else { format!("{path}: {why}") }
 }
 
-/// Returns a value as JSON, shortened: a model may have written anything.
+/// Returns a value as JSON, truncated because the model may have written a value of any length.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(LONGEST / 5) {
@@ -148,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn null_stands_for_what_may_be_left_out() {
+    fn null_omits_optional_argument() {
         let schema = json!({
             "properties": {
                 "city": { "type": "string" },
@@ -170,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn check_names_all_members_of_choices() {
+    fn check_lists_all_choices_of_value() {
         let sizes: Vec<String> = (0..12).map(|size| format!("size-{size}")).collect();
         let schema = json!({ "properties": {
             "unit": { "anyOf": [{ "type": "string", "enum": ["C", "F"] }, { "type": "null" }] },
@@ -202,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn check_names_invalid_argument() {
         let schema = json!({
             "type": "object",
             "properties": {

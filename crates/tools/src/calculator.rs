@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
-/// `[[tool]] kind = "calculator"`
+/// `[[tool]] kind = "calculator"`: evaluates arithmetic expressions. It has no options.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CalculatorKeys {}
@@ -26,13 +26,13 @@ impl ToolOptions for CalculatorKeys {
     }
 }
 
-/// Evaluates one arithmetic expression a call: argument `expression`, a text. See
-/// [`evaluate`] for what it reads and how results print.
+/// Evaluates one arithmetic expression per call. The argument is `expression`, a string. [`evaluate`]
+/// describes the syntax and the output format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calculator {
-    /// The toolbox's name. The tool itself is always called [`Calculator::NAME`].
+    /// Name of the toolbox. The tool itself is always called [`Calculator::NAME`].
     pub name: String,
-    /// Whether calls of one turn may run at once.
+    /// Whether calls of one turn can run concurrently.
     pub parallel: bool,
 }
 
@@ -43,10 +43,10 @@ impl Default for Calculator {
 }
 
 impl Calculator {
-    /// The tool's name.
+    /// Name of the tool.
     pub const NAME: &'static str = CALCULATOR;
 
-    /// Description that the model is given.
+    /// Returns the description of the tool for the model.
     pub fn spec() -> ToolSpec {
         ToolSpec {
             name: Self::NAME.to_owned(),
@@ -62,11 +62,11 @@ impl Calculator {
         }
     }
 
-    /// The value of the expression that the arguments hold.
+    /// Evaluates the expression in the arguments of a call.
     ///
     /// # Errors
-    /// Says what is wrong with arguments or expression. The tool always works: what cannot be computed is the
-    /// expression's fault.
+    /// Returns an error if the arguments or the expression are invalid. Every failure is the fault of
+    /// the model, because the tool itself cannot fail.
     fn value(arguments: &Map<String, Value>) -> Result<String, String> {
         let expression = match arguments.get("expression") {
             Some(Value::String(expression)) => expression,
@@ -91,7 +91,7 @@ impl Toolbox for Calculator {
     }
 
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        // It keeps nothing between calls.
+        // The tool keeps no state between calls.
         Ok(Box::new(self.clone()))
     }
 }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn computes_and_explains() {
+    async fn call_returns_value_or_reason() {
         assert_eq!(run(json!({"expression": "12 * (3 + 4)"})).await, ToolOutput::text("84"));
         for (arguments, why) in [
             (json!({"expression": "12 * (3 + 4"}), "'(' at character 6 is never closed"),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn its_call_fits_its_schema() {
+    fn calculation_call_matches_schema() {
         let call = levade_tasks::calculation("1 + 1");
         let ToolSpec { name, parameters, .. } = Calculator::spec();
         assert_eq!(call.name, name);

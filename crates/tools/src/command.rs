@@ -1,4 +1,4 @@
-//! A program of the user's as a tool: started once for each call.
+//! A program of the user as a tool, started once for each call.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,32 +12,32 @@ use serde_json::{Map, Value, json};
 use super::arguments::Arguments;
 use super::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
-/// Most bytes of output that are kept, of its beginning and of its end each.
+/// Number of bytes of output that are kept, separately from the start and from the end.
 const KEPT: usize = 512 << 10;
 
-/// Most characters of its errors that the model reads.
+/// Maximum number of characters of an error message that the model reads.
 const ERRORS: usize = 2000;
 
-/// Longest argument of a program, in bytes: Linux takes no longer ones.
+/// Exclusive limit on the length of a program argument, in bytes. Linux rejects longer arguments.
 const LONGEST: usize = 128 << 10;
 
-/// `[[tool]] kind = "command"`: a program, and its description for the model.
+/// `[[tool]] kind = "command"`: a program with its description for the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandKeys {
-    /// The program and its arguments. `{NAME}` within one is the argument NAME of the call; an element is
-    /// left out if the argument is null, or not given and without a default. `{{` and `}}` around a name are
-    /// braces.
+    /// The program and its arguments. `{NAME}` in an element is replaced by the argument NAME of the
+    /// call. The element is omitted if that argument is null, or missing without a default. `{{NAME}}`
+    /// stands for the literal text `{NAME}`.
     pub command: Vec<String>,
     /// Description for the model.
     pub description: String,
-    /// JSON schema of its arguments.
+    /// JSON schema of the tool's arguments. Empty means that the tool has no arguments.
     #[serde(default)]
     pub parameters: Map<String, Value>,
-    /// The folder that it runs in; that of the recipe if it is not given.
+    /// Working directory of the program. Empty means the recipe's directory.
     #[serde(default)]
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the
+    /// Names of environment variables that the program gets in addition to the
     /// [usual ones](levade_policy::environment::PASSED).
     #[serde(default)]
     pub environment: Vec<String>,
@@ -47,7 +47,7 @@ impl CommandKeys {
     /// Returns the complete schema of the arguments.
     ///
     /// # Errors
-    /// Returns an error if it is not that of an object.
+    /// Returns an error if the schema does not describe an object.
     fn schema(&self) -> Result<Value, String> {
         let mut parameters = self.parameters.clone();
         for (key, value) in
@@ -83,9 +83,12 @@ impl ToolOptions for CommandKeys {
     }
 }
 
-/// A program as a tool. It reads its arguments as one line of JSON, too; what it prints is the answer, and an
-/// exit code other than 0 a failure. No shell is between. It runs with the user's rights, under a supervisor,
-/// which ends it with all that it has started.
+/// A program as a tool.
+///
+/// The program reads the arguments as one line of JSON on standard input as well. Its standard output
+/// is the tool result; an exit code other than 0 is a failure. No shell is involved. The program runs
+/// with the user's rights under a supervisor, which ends it together with all processes that it has
+/// started.
 #[derive(Debug, Clone)]
 pub struct CommandTool {
     spec: ToolSpec,
@@ -95,7 +98,7 @@ pub struct CommandTool {
     supervisor: Supervisor,
 }
 
-/// An element of a command: texts, and names of arguments between them.
+/// Element of a command: literal texts alternating with names of arguments.
 type Element = Vec<Piece>;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -105,11 +108,11 @@ enum Piece {
 }
 
 impl CommandTool {
-    /// A tool of this name.
+    /// Creates a tool with the name `name`.
     ///
     /// # Errors
-    /// Says which part of the options is wrong: no program, a schema that is none, a placeholder of an
-    /// argument that the schema does not have.
+    /// Returns an error if the command is empty, if the schema is invalid, or if a placeholder names an
+    /// argument that the schema does not have or occurs in the program's name.
     pub fn new(name: impl Into<String>, keys: CommandKeys, supervisor: Supervisor) -> Result<Self, String> {
         let parameters = keys.schema()?;
         if keys.command.first().is_none_or(String::is_empty) {
@@ -142,13 +145,13 @@ impl CommandTool {
         Ok(CommandTool { spec, keys, elements, arguments, supervisor })
     }
 
-    /// The command of a call.
+    /// Returns the command of a call.
     ///
     /// # Errors
-    /// Names the argument that no program can be given.
+    /// Returns an error if an argument contains a NUL character or is too long.
     fn command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         let default = |name: &str| self.spec.parameters["properties"][name].get("default");
-        // An argument that is null is none: no program is given the text `null` for it.
+        // A null argument counts as missing: the program never gets the text `null`.
         let value = |name: &str| {
             arguments.get(name).or_else(|| default(name)).filter(|value| !value.is_null()).map(text_of)
         };
@@ -173,10 +176,10 @@ impl CommandTool {
         Ok(command)
     }
 
-    /// Runs the program to its end.
+    /// Runs the program until it exits.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if the program cannot be started.
     async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
         let CommandKeys { folder, environment, .. } = &self.keys;
         let launch = Launch { dir: folder.clone(), passes: environment.clone(), ..Launch::new(command) };
@@ -201,7 +204,7 @@ impl CommandTool {
     }
 }
 
-/// The pieces of an element of a command.
+/// Splits an element of a command into literal texts and placeholders.
 fn pieces(element: &str) -> Element {
     let (mut pieces, mut text, mut rest) = (Vec::new(), String::new(), element);
     while let Some(at) = rest.find('{') {
@@ -231,7 +234,7 @@ fn pieces(element: &str) -> Element {
     pieces
 }
 
-/// A value as an argument of a program: texts as they are, all else as JSON.
+/// Formats a value as a program argument: strings as they are, other values as JSON.
 fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn each_argument_stays_one_element() {
+    fn argument_is_substituted_as_one_element() {
         let tool = tool(
             &[
                 "grep",
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_command_is_refused() {
+    fn new_rejects_invalid_commands() {
         for (command, why) in [
             (
                 &["grep", "{patern}"][..],

@@ -1,4 +1,4 @@
-//! A toolbox whose long answers another agent condenses before they are read.
+//! A toolbox whose long tool results another agent summarizes before the model reads them.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use super::output::Branch;
 use super::wrapped::{Around, WrappedSession};
 use super::{Cut, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
 
-/// `condense`: long answers of a toolbox are condensed by another agent before they are read.
+/// `condense`: another agent summarizes long tool results before the model reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CondenseKeys {
-    /// The agent, by name.
+    /// Name of the agent.
     pub agent: String,
-    /// Answers of more characters than this are condensed.
+    /// Length, in characters, above which a tool result is summarized.
     #[serde(default = "above")]
     pub above: usize,
-    /// Words before the call and its answer.
+    /// Instruction to the agent, placed before the call and its tool result.
     #[serde(default = "instruction")]
     pub instruction: String,
 }
@@ -36,18 +36,18 @@ fn instruction() -> String {
         .into()
 }
 
-/// Another toolbox whose long answers are condensed. An error is read as it is.
+/// A toolbox whose long tool results are summarized. Errors are passed on unchanged.
 pub struct Condensed {
-    /// The other toolbox.
+    /// The wrapped toolbox.
     pub toolbox: Arc<dyn Toolbox>,
-    /// The agent that condenses.
+    /// Slot for the agent that summarizes.
     pub slot: HelperSlot,
-    /// Which answers are condensed, and how the agent is asked.
+    /// Which tool results are summarized, and the instruction to the agent.
     pub keys: CondenseKeys,
 }
 
 impl Condensed {
-    /// That toolbox with shorter answers.
+    /// Wraps `toolbox` so that its long tool results are summarized.
     pub fn new(toolbox: Arc<dyn Toolbox>, keys: CondenseKeys) -> Self {
         Condensed { toolbox, slot: HelperSlot::new(keys.agent.as_str()), keys }
     }
@@ -85,19 +85,20 @@ impl Toolbox for Condensed {
     }
 }
 
-/// The condensing of an attempt's answers.
+/// Summarizes the tool results of one attempt.
 struct Open {
     asking: Asking,
     keys: CondenseKeys,
 }
 
-/// Name of the metric that counts answers that were condensed.
+/// Name of the metric that counts summarized tool results.
 const CONDENSED: &str = "condensed";
-/// Name of the metric that counts long answers whose condensing came to no end, and which were cut.
+/// Name of the metric that counts long tool results that were truncated because the summary failed.
 const CUT: &str = "cut";
 
 impl Open {
-    /// The answer in other words, those of the agent, or cut where it has none.
+    /// Returns the agent's summary, or the truncated text if the agent did not finish, with the name of
+    /// the metric to count.
     fn shorter(&self, text: &str, branch: &Branch) -> (String, &'static str) {
         let outcome = &branch.outcome;
         if outcome.error.is_none() && outcome.finish.is_whole() && !outcome.final_text.trim().is_empty() {
@@ -126,7 +127,7 @@ impl Around for Open {
         let question = format!("{}\n\nThe call: {tool} {call}\n\nThe answer:\n{text}", self.keys.instruction);
         let branch = match self.asking.ask(question, None).await {
             Ok(branch) => branch,
-            // Only where there are no agents at all, as in a check of tools.
+            // This happens only if there are no agents at all, as in a check of tools.
             Err(why) => {
                 tracing::debug!(why, "an answer was not condensed");
                 return output;

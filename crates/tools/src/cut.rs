@@ -1,4 +1,4 @@
-//! A toolbox whose long answers are shortened.
+//! A toolbox whose long tool results are truncated.
 
 use std::sync::Arc;
 
@@ -10,46 +10,47 @@ use serde_json::{Map, Value};
 use super::wrapped::{Around, Wrapped};
 use super::{Session, ToolOutput, Toolbox};
 
-/// Bytes that are read at first for each token that may stay, with some to spare: most tokens are shorter.
+/// Initial estimate of bytes per token when looking for a token boundary. Most tokens are shorter.
 const BYTES_A_TOKEN: usize = 8;
 
-/// Tokens at the edge of an excerpt that may be others than in the whole text, which goes on there.
+/// Number of tokens at the edge of an excerpt that can differ from the tokenization of the full text.
 const EDGE: usize = 16;
 
-/// The side of a long answer that is left out.
+/// Part of a long tool result that is left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// The beginning: its end stays.
+    /// Leaves out the start and keeps the end.
     Left,
-    /// The end: its beginning stays.
+    /// Leaves out the end and keeps the start.
     Right,
-    /// The middle: half of what stays is its beginning, half its end.
+    /// Leaves out the middle and keeps equal parts of the start and the end.
     #[default]
     Middle,
 }
 
-/// How much of an answer a model reads. A line in place of what is left out says how much that is; it comes
-/// in addition.
+/// Limits on a tool result. A line replaces the omitted text and states its length; this line does not
+/// count toward the limits.
 #[derive(Clone, Default)]
 pub struct Cut {
-    /// Most characters.
+    /// Maximum number of characters. `None` means no limit.
     pub characters: Option<usize>,
-    /// Most tokens, with the model's tokenizer.
+    /// Maximum number of tokens, with the tokenizer of the model. `None` means no limit.
     pub tokens: Option<(usize, Arc<Chat>)>,
-    /// The side that is left out.
+    /// Part that is left out.
     pub side: Side,
 }
 
 impl Cut {
-    /// The text, shortened; `None` where it is short enough. Takes time for what stays, not for the rest.
+    /// Returns the truncated text, or `None` if the text is within the limits. The running time depends
+    /// on the kept text, not on the omitted text.
     pub fn of(&self, text: &str) -> Option<String> {
         let halves = |most: usize| match self.side {
             Side::Left => (0, most),
             Side::Right => (most, 0),
             Side::Middle => (most - most / 2, most / 2),
         };
-        // What stays: from the beginning so many bytes, from the end so many.
+        // Number of bytes to keep from the start and from the end.
         let (mut head, mut tail) = (text.len(), text.len());
         if let Some(most) = self.characters {
             let (first, last) = halves(most);
@@ -74,7 +75,7 @@ impl Cut {
         Some(format!("{before}{first}{line}{last}{after}"))
     }
 
-    /// Shortens the text of an answer, which becomes one part.
+    /// Truncates the text of a tool result. Its text parts are merged into one part, which comes first.
     fn apply(&self, mut output: ToolOutput) -> ToolOutput {
         let mut text = String::new();
         for part in &output.parts {
@@ -90,18 +91,19 @@ impl Cut {
     }
 }
 
-/// The length, in bytes, of the first characters of a text.
+/// Returns the length, in bytes, of the first `count` characters of a text.
 fn first_characters(text: &str, count: usize) -> usize {
     text.char_indices().nth(count).map_or(text.len(), |(at, _)| at)
 }
 
-/// The length, in bytes, of the last characters of a text.
+/// Returns the length, in bytes, of the last `count` characters of a text.
 fn last_characters(text: &str, count: usize) -> usize {
     let Some(before) = count.checked_sub(1) else { return 0 };
     text.char_indices().nth_back(before).map_or(text.len(), |(at, _)| text.len() - at)
 }
 
-/// The length, in bytes, of the first tokens of a text; `None` where it has no more than these.
+/// Returns the length, in bytes, of the first `count` tokens of a text, or `None` if the text has at
+/// most `count` tokens.
 fn ends_after(text: &str, count: usize, chat: &Chat) -> Option<usize> {
     let tokenizer = chat.tokenizer();
     let mut read = BYTES_A_TOKEN * (count + EDGE);
@@ -117,7 +119,7 @@ fn ends_after(text: &str, count: usize, chat: &Chat) -> Option<usize> {
     }
 }
 
-/// The length, in bytes, of the last tokens of a text.
+/// Returns the length, in bytes, of the last `count` tokens of a text.
 fn begins_before(text: &str, count: usize, chat: &Chat) -> usize {
     let tokenizer = chat.tokenizer();
     let mut read = BYTES_A_TOKEN * (count + EDGE);
@@ -133,22 +135,23 @@ fn begins_before(text: &str, count: usize, chat: &Chat) -> usize {
     }
 }
 
-/// How many bytes two texts begin with in common, in whole characters: a token may end within one, and a
-/// tokenizer may write another character than it read.
+/// Returns the length of the common prefix of two texts, in bytes, at a character boundary. The texts
+/// can differ because a token may end within a character, and because decoding may not reproduce the
+/// encoded characters.
 fn common_start(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
-/// How many bytes two texts end with in common, in whole characters.
+/// Returns the length of the common suffix of two texts, in bytes, at a character boundary.
 fn common_end(a: &str, b: &str) -> usize {
     a.chars().rev().zip(b.chars().rev()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
-/// Another toolbox, whose long answers are shortened.
+/// A toolbox whose long tool results are truncated.
 pub type Shortened = Wrapped<Cut>;
 
 impl Shortened {
-    /// `toolbox`, of whose answers a model reads as much as `cut` says.
+    /// Wraps `toolbox` so that its tool results are truncated to the limits in `cut`.
     pub fn new(toolbox: Arc<dyn Toolbox>, cut: Cut) -> Self {
         Wrapped::around(toolbox, cut)
     }

@@ -12,7 +12,7 @@ fn by_characters(most: usize, side: Side) -> Cut {
 }
 
 #[test]
-fn what_is_left_out_is_counted_where_it_was() {
+fn cut_counts_omitted_characters_on_each_side() {
     let of = |most, side| by_characters(most, side).of("äbcdefgh");
     let line = "[… 4 characters are left out here …]";
     assert_eq!(of(4, Side::Right), Some(format!("äbcd\n{line}")));
@@ -27,7 +27,7 @@ fn what_is_left_out_is_counted_where_it_was() {
 }
 
 #[test]
-fn tokens_are_counted_by_the_models_own_tokenizer() {
+fn token_limit_uses_model_tokenizer() {
     let chat = chat();
     let text = "The answer is 42 and more, naïve 😀 words come here.\n".repeat(40);
     for side in [Side::Left, Side::Right, Side::Middle] {
@@ -47,7 +47,7 @@ fn tokens_are_counted_by_the_models_own_tokenizer() {
 }
 
 #[test]
-fn the_narrower_of_two_bounds_holds() {
+fn tighter_of_two_limits_applies() {
     let text = "word ".repeat(1000);
     let both =
         |characters| Cut { characters: Some(characters), tokens: Some((20, chat())), side: Side::Right };
@@ -56,7 +56,7 @@ fn the_narrower_of_two_bounds_holds() {
 }
 
 #[test]
-fn errors_are_shortened_too_and_other_parts_stay() {
+fn apply_truncates_errors_and_keeps_other_parts() {
     let image = Value::from_iter([("type".to_owned(), Value::from("image_url"))]);
     let Value::Object(image) = image else { panic!() };
     let output = ToolOutput {
@@ -76,7 +76,7 @@ fn errors_are_shortened_too_and_other_parts_stay() {
 
 proptest! {
     #[test]
-    fn any_text_stays_valid_and_says_how_much_is_gone(
+    fn cut_keeps_any_text_valid_and_within_limits(
         text in "\\PC{0,200}", most in 0usize..60, tokens in 0usize..30, side in 0..3,
     ) {
         let side = [Side::Left, Side::Right, Side::Middle][side as usize];

@@ -1,4 +1,4 @@
-//! A toolbox that takes its time.
+//! A toolbox with artificial latency.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -12,15 +12,16 @@ use serde_json::{Map, Value};
 use super::wrapped::{Around, Wrapped};
 use super::{Session, ToolOutput, Toolbox};
 
-/// Another toolbox, each of whose answers is held back for a random time: to see what slow tools cost, and
-/// that what they answer does not depend on when.
+/// A toolbox whose calls each start after a random delay. It serves to measure the cost of slow tools,
+/// and to check that tool results do not depend on timing.
 pub type Delayed = Wrapped<Delay>;
 
-/// Range of the times for which answers are held back.
+/// Range of the random delays.
 pub struct Delay(RangeInclusive<Duration>);
 
 impl Delayed {
-    /// `toolbox`, with a random time within `delay` before each answer, anew for each call and each process.
+    /// Wraps `toolbox` so that each call starts after a random delay within `delay`. The delays differ
+    /// between calls and processes.
     pub fn new(toolbox: Arc<dyn Toolbox>, delay: RangeInclusive<Duration>) -> Self {
         Wrapped::around(toolbox, Delay(delay))
     }
@@ -29,7 +30,7 @@ impl Delayed {
 #[async_trait]
 impl Around for Delay {
     async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        // The standard library seeds every state anew, which is all the randomness that is needed here.
+        // The standard library seeds each `RandomState` differently, which is enough randomness here.
         let share = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
         let (least, most) = (*self.0.start(), *self.0.end());
         tokio::time::sleep(least + most.saturating_sub(least).mul_f64(share)).await;
@@ -46,7 +47,7 @@ mod tests {
     use crate::{Calculator, ToolOutput};
 
     #[tokio::test(start_paused = true)]
-    async fn answers_are_late_and_the_same() {
+    async fn delay_is_random_and_preserves_results() {
         let (least, most) = (Duration::from_secs(1), Duration::from_secs(3));
         let toolbox = Delayed::new(Arc::new(Calculator::default()), least..=most);
         assert_eq!(toolbox.specs(), Some(vec![Calculator::spec()]));

@@ -1,9 +1,9 @@
 //! Agents that toolboxes call, as tools or to summarize long tool results.
 //!
-//! A helper is another agent of the run. Each request to it is a conversation of its own, made by the same
-//! loop, which becomes a [`Branch`] of the attempt: it is recorded with the attempt, and trained or not as
-//! the recipe says of that agent. Its random numbers depend on the attempt, the agent that asks and the text
-//! of the request, not on concurrent calls.
+//! A helper is another agent of the run. Each request to it starts a separate conversation in the same
+//! agent loop, which becomes a [`Branch`] of the attempt. The branch is recorded with the attempt and
+//! trained if the recipe trains that agent. Its random numbers depend on the attempt, the calling
+//! toolbox, the called agent and the text of the request, not on concurrent calls.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -17,32 +17,33 @@ use tokio::time::Instant;
 use super::ToolContext;
 use super::output::Branch;
 
-/// Agent that can be asked.
+/// An agent that toolboxes can call.
 #[async_trait]
 pub trait Helper: Send + Sync {
-    /// Has it answer. What breaks is in the outcome of the branch.
+    /// Runs a conversation for `request` and returns it. An error is reported in the outcome of the
+    /// branch.
     async fn help(&self, request: HelpRequest) -> Branch;
 }
 
 /// A request to a helper.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HelpRequest {
-    /// A name for logs and for the helper's own tools.
+    /// Name of the request, for logs and for the helper's own tools.
     pub id: String,
-    /// The task of the attempt, with what is asked as its question.
+    /// Task of the attempt, with the request as its question.
     pub task: Task,
     /// Seed of the run.
     pub seed: u64,
-    /// Stream of random numbers, of this request alone.
+    /// Random-number stream, unique to this request.
     pub stream: u64,
-    /// How replies of the one who asks are sampled.
+    /// Sampling parameters of the attempt that makes the request.
     pub params: SamplingParams,
-    /// Longest time that it may take.
+    /// Maximum duration of the conversation.
     pub deadline: Duration,
 }
 
-/// The place of an agent that toolboxes ask by name. It is empty until the agents of a run are there: they
-/// have toolboxes, too. Clones share it.
+/// Slot for an agent that toolboxes call by name. It is empty until the agents of the run exist,
+/// because agents need their toolboxes first. Clones share the slot.
 #[derive(Clone)]
 pub struct HelperSlot {
     agent: String,
@@ -56,17 +57,17 @@ impl fmt::Debug for HelperSlot {
 }
 
 impl HelperSlot {
-    /// An empty one, for the agent of this name.
+    /// Creates an empty slot for the agent with the name `agent`.
     pub fn new(agent: impl Into<String>) -> Self {
         HelperSlot { agent: agent.into(), helper: Arc::default() }
     }
 
-    /// Name of the agent.
+    /// Returns the name of the agent.
     pub fn agent(&self) -> &str {
         &self.agent
     }
 
-    /// Puts the agent in.
+    /// Fills the slot with the agent.
     pub fn set(&self, helper: Arc<dyn Helper>) {
         *self.helper.write().unwrap_or_else(PoisonError::into_inner) = Some(helper);
     }
@@ -76,37 +77,40 @@ impl HelperSlot {
     }
 }
 
-/// A helper in use by one toolbox of an attempt.
+/// Calls a helper on behalf of one toolbox of an attempt.
 pub(super) struct Asking {
     slot: HelperSlot,
-    /// Name of the toolbox that asks.
+    /// Name of the calling toolbox.
     toolbox: String,
     context: ToolContext,
     opened: Instant,
     streams: Mutex<CallStreams>,
 }
 
-/// Time before the end of an attempt at which its helpers end, so that they are in its record.
+/// Time before the end of the attempt at which its helpers must finish, so that they are recorded with
+/// it.
 const BEFORE_THE_END: Duration = Duration::from_secs(1);
 
 impl Asking {
     pub fn new(slot: HelperSlot, toolbox: &str, context: &ToolContext) -> Self {
         let streams = Mutex::new(CallStreams::new(context.stream));
         let (toolbox, mut context) = (toolbox.to_owned(), context.clone());
-        // Tools that the task selects are those of its own agent.
+        // The tools that the task selects belong to its own agent, not to the helper.
         context.task = context.task.selecting_no_tools();
         Asking { slot, toolbox, context, opened: Instant::now(), streams }
     }
 
-    /// Asks, for at most so long.
+    /// Sends `question` to the helper and waits for its conversation, for at most `longest` and until
+    /// shortly before the attempt's deadline.
     ///
     /// # Errors
-    /// When the agent is not there, in words.
+    /// Returns an error if the slot is empty.
     pub async fn ask(&self, question: String, longest: Option<Duration>) -> Result<Branch, String> {
         let Some(helper) = self.slot.get() else {
             return Err(format!("the agent {} is not running here", self.slot.agent));
         };
-        // Two toolboxes that ask the same share no draws, nor do equal questions of one.
+        // Requests of two toolboxes, and repeated requests of one toolbox, get different random streams
+        // even if their texts are equal.
         let bytes: Vec<u32> = question.bytes().map(u32::from).collect();
         let asked = format!("{}/{}", self.toolbox, self.slot.agent);
         let stream = self.streams.lock().unwrap_or_else(PoisonError::into_inner).admit(&asked, &bytes);

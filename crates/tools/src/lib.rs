@@ -1,24 +1,25 @@
-//! Tools: what an agent can do besides write.
+//! Tools that an agent can call.
 //!
-//! A [`Toolbox`] is a source of tools, one or many: a part of this program ([`Calculator`], [`CodeTool`],
-//! [`SearchTool`]), a program or Python file of the user's ([`CommandTool`], [`PythonTools`]), a service
-//! ([`Endpoint`], [`Node`], [`Mcp`]), or another agent ([`SubAgent`]). A toolbox is opened once an attempt;
-//! the [`Session`] answers calls, hands over what scorers may use, and is always closed, also when the
-//! attempt is cancelled. A [`ToolSet`] is the toolboxes of an agent; [`ToolSet::open`] opens them all as one
-//! [`OpenTools`].
+//! A [`Toolbox`] provides one or several tools. It is built into this program ([`Calculator`],
+//! [`CodeTool`], [`SearchTool`]), or it is a program or Python file of the user ([`CommandTool`],
+//! [`PythonTools`]), a service ([`Endpoint`], [`Node`], [`Mcp`]), or another agent ([`SubAgent`]).
+//!
+//! Each attempt opens a [`Session`] of each toolbox. The session executes calls, returns input for
+//! scorers, and is always closed, even if the attempt is cancelled. A [`ToolSet`] holds the toolboxes
+//! of an agent; [`ToolSet::open`] opens all of them as one [`OpenTools`].
 //!
 //! # Guarantees
-//! - **Names** of tools are unique in a set. The prompts of all attempts at one task list the same tools,
-//!   whatever a toolbox offers later. If the tools of a toolbox change within an attempt, the observation of
-//!   the turn reports it: a new tool can be called from then on, and a removed one answers with an
-//!   observation.
-//! - **Order.** Calls of one turn run at once if their toolboxes allow it, and are answered in the order in
-//!   which they were written.
-//! - **Deadlines.** Every opening, call, handing over and closing has a deadline. Waiting for a permit is no
-//!   part of it.
-//! - **No errors of the model.** A call that cannot be read, names no tool, has wrong arguments, fails or
-//!   takes too long becomes an [`Observation`] that the model sees, and a counter in
-//!   [`CallCounts`](levade_tree::CallCounts).
+//! - **Names** of tools are unique in a set. The prompts of all attempts at one task list the same
+//!   tools, even if a toolbox offers different ones later. If the tools of a toolbox change during an
+//!   attempt, the observation of the turn announces the change: new tools can be called from then on,
+//!   and a call of a removed tool returns an observation with the reason.
+//! - **Order.** Calls of one turn run concurrently if their toolboxes allow it. Their observations are
+//!   in the order of the calls.
+//! - **Timeouts.** Opening, calling, collecting scorer input and closing each have a timeout. It
+//!   excludes the wait for a permit.
+//! - **Model errors are observations.** A call that is malformed, names an unknown tool, has invalid
+//!   arguments, fails or times out becomes an [`Observation`] that the model reads, and increments a
+//!   counter in [`CallCounts`](levade_tree::CallCounts).
 //!
 //! # Example
 //! ```
@@ -49,8 +50,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Out of scope: reading calls from text (`levade-text`), and the loop that alternates sampling and calling
-//! (`levade-agent`), which also implements [`Helper`], the agents that toolboxes ask.
+//! Out of scope: parsing calls from text (`levade-text`), and the loop that alternates between sampling
+//! and tool calls (`levade-agent`). That loop also implements [`Helper`], the agents that toolboxes
+//! call.
 
 mod arguments;
 mod calculator;
@@ -110,32 +112,33 @@ pub use sub_agent::{SubAgent, SubAgentKeys};
 pub use used::Used;
 pub use web::{Endpoint, HttpKeys, McpapiKeys, Node};
 
-/// A toolbox as a recipe specifies it: its kind with its options.
+/// Configuration of a toolbox in a recipe: its kind and options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolKind {
-    /// Another agent.
+    /// Calls another agent of the run.
     Agent(SubAgentKeys),
     /// Evaluates arithmetic expressions.
     Calculator(CalculatorKeys),
-    /// Functions and classes of a Python file.
+    /// Provides functions and classes of a Python file.
     Python(PythonKeys),
-    /// A program.
+    /// Runs a program for each call.
     Command(CommandKeys),
     /// Runs Python code that the model writes.
     Sandbox(SandboxKeys),
-    /// Searches for passages.
+    /// Searches an index or a retrieval server for passages.
     Search(SearchKeys),
-    /// A server of the Model Context Protocol.
+    /// Provides the tools of a server of the Model Context Protocol.
     Mcp(McpKeys),
-    /// An endpoint of a service.
+    /// Sends requests to one HTTP endpoint.
     Http(HttpKeys),
-    /// A node of AgentDock.
+    /// Provides the tools of a node of AgentDock.
     Mcpapi(McpapiKeys),
 }
 
 impl ToolKind {
-    /// Returns the kinds that agents may name without a table `[[tool]]`: all their options have defaults.
+    /// Returns the kinds that an agent can list without a `[[tool]]` table, because all their options
+    /// have defaults.
     pub fn plain() -> [ToolKind; 2] {
         [ToolKind::Calculator(CalculatorKeys::default()), ToolKind::Sandbox(SandboxKeys::default())]
     }
@@ -168,38 +171,43 @@ impl Deref for ToolKind {
     }
 }
 
-/// Options of a kind of toolbox: the keys that its table `[[tool]]` has in a recipe, besides those that every
-/// toolbox has. `seconds` is such a key of every toolbox, if it is given.
+/// Options of one kind of toolbox: the keys of its `[[tool]]` table, without the keys that all
+/// toolboxes have. The parameter `seconds` of the methods is such a common key, or `None` if the recipe
+/// does not set it.
 pub trait ToolOptions {
-    /// Whether the recipe must give the toolbox a name, because the model calls the tool by it.
+    /// Returns whether the recipe must name the toolbox, because the model calls the tool by this name.
     fn needs_name(&self) -> bool {
         false
     }
 
-    /// Whether a call may change something outside of the attempt. `levade check` calls the tools of other
-    /// toolboxes.
+    /// Returns whether a call can have effects outside the attempt. `levade check` calls only tools
+    /// without such effects.
     fn has_effects(&self) -> bool {
         true
     }
 
-    /// Returns the timeout of opening, a call and closing, in seconds; `None` for the agent's own.
+    /// Returns the timeout for opening, for a call and for closing, in seconds. `None` means the
+    /// agent's timeout.
     fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
         seconds
     }
 
-    /// Checks what can be known before anything is started. Keys in the environment are left out: a program
-    /// that only looks at a run needs none.
+    /// Checks the options without starting anything. API keys in the environment are not checked,
+    /// because a program that only inspects a run does not need them.
     ///
     /// # Errors
-    /// Names the key whose value is out of range, or says which options do not go together.
+    /// Returns an error that names the key if its value is out of range, and an error if options
+    /// conflict.
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
         Ok(())
     }
 
-    /// Creates the toolbox `name`. Nothing is started yet; processes that it starts run under `supervisor`.
+    /// Creates the toolbox `name` without starting anything. Processes that the toolbox starts later
+    /// run under `supervisor`.
     ///
     /// # Errors
-    /// Says which options do not go together, or which key is not set in the environment.
+    /// Returns an error if options conflict or an environment variable that must hold an API key is not
+    /// set.
     fn toolbox(
         &self,
         name: String,
@@ -208,26 +216,26 @@ pub trait ToolOptions {
     ) -> Result<Arc<dyn Toolbox>, String>;
 }
 
-/// Options of a toolbox that cannot be used.
+/// Error in the options of a toolbox.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// A value is out of range.
     #[error("`{key}` is {value}, but must be {range}")]
     Range {
-        /// The key.
+        /// Name of the key in the recipe.
         key: &'static str,
-        /// Its value.
+        /// Value of the key, as text.
         value: String,
-        /// Values that it may have.
+        /// Description of the permitted values, such as `in 1..=100`.
         range: String,
     },
-    /// Options do not go together.
+    /// Options conflict, or are invalid for the given reason.
     #[error("{0}")]
     Other(String),
 }
 
 impl OptionError {
-    /// Returns an error that names the key unless `ok`.
+    /// Returns an error that names `key`, its `value` and the permitted `range` unless `ok`.
     fn unless(
         ok: bool,
         key: &'static str,
@@ -245,13 +253,14 @@ impl From<String> for OptionError {
     }
 }
 
-/// The longest time that a recipe may name, in seconds, which a duration can hold.
+/// Maximum duration that a recipe can set, in seconds. A `Duration` can hold it.
 const MAX_SECONDS: f64 = 1e9;
 
-/// Returns the value of the environment variable that holds a key, or `None` if no variable is named.
+/// Returns the API key that the environment variable `variable` holds, or `None` if `variable` is
+/// `None`.
 ///
 /// # Errors
-/// Returns an error if the variable is not set or empty.
+/// Returns an error if the variable is not set or is empty.
 fn key_of(variable: Option<&str>) -> Result<Option<String>, String> {
     let key = |variable: &str| {
         let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
@@ -260,140 +269,145 @@ fn key_of(variable: Option<&str>) -> Result<Option<String>, String> {
     variable.map(key).transpose()
 }
 
-/// An attempt, as toolboxes know it.
+/// The part of an attempt that toolboxes use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolContext {
-    /// The attempt's name, unique to this try.
+    /// Name of the attempt, unique for each try.
     pub attempt: String,
-    /// The task, with all fields of its row.
+    /// Task of the attempt, with all fields of its dataset row.
     pub task: Task,
     /// Seed of the run.
     pub seed: u64,
-    /// The attempt's own stream of random numbers, unique in the run: whatever a toolbox draws, it draws from
-    /// both.
+    /// Random-number stream of the attempt, unique in the run. A toolbox derives all its random numbers
+    /// from `seed` and `stream`.
     pub stream: u64,
-    /// Longest time from the opening to the closing. What is held elsewhere for a session need not be held
-    /// for longer.
+    /// Maximum duration of the attempt, from opening to closing. External resources for the session can
+    /// be released afterwards.
     pub deadline: Duration,
-    /// How replies of the attempt are sampled; agents that are asked by toolboxes go by it.
+    /// Sampling parameters of the attempt. Agents that a toolbox calls use them as well.
     pub params: SamplingParams,
 }
 
-/// A source of tools: one tool, or a server with many.
+/// A provider of tools: one tool, or a server with several.
 #[async_trait]
 pub trait Toolbox: Send + Sync {
-    /// Name, unique among the toolboxes of an agent.
+    /// Returns the name of the toolbox, unique among the toolboxes of an agent.
     fn name(&self) -> &str;
 
-    /// The tools of every session, where they are known before one is opened.
+    /// Returns the tools of every session, or `None` if they are known only after a session is opened.
     fn specs(&self) -> Option<Vec<ToolSpec>> {
         None
     }
 
-    /// Agents of the run that its sessions ask, which have to be put in before one is asked.
+    /// Returns slots for the agents that the sessions call. Each slot must be filled before its agent
+    /// is called.
     fn helpers(&self) -> Vec<HelperSlot> {
         Vec::new()
     }
 
-    /// Waits until sessions can be opened, and starts what they need. Unlike opening and calling it has no
-    /// deadline from outside: whoever starts something knows for how long that may take.
+    /// Starts the resources that sessions need, and waits until sessions can be opened. The caller sets
+    /// no timeout: the toolbox itself limits the time for a start.
     ///
     /// # Errors
-    /// When what the toolbox stands for cannot be started. No attempt can begin then.
+    /// Returns an error if a resource cannot be started. Then no attempt can start.
     async fn ready(&self) -> Result<(), ToolError> {
         Ok(())
     }
 
-    /// Starts a session for an attempt.
+    /// Opens a session for an attempt.
     ///
     /// # Errors
-    /// When what the toolbox stands for cannot be reached or started. The attempt then does not begin.
+    /// Returns an error if the tool cannot be reached or started. Then the attempt does not start.
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError>;
 
-    /// Returns what happened until an opening was given up at its deadline, to append to the error; empty if
-    /// nothing is known.
+    /// Describes the state of an opening that timed out, as a suffix for the error. Empty if nothing is
+    /// known.
     fn late(&self) -> String {
         String::new()
     }
 }
 
-/// A toolbox in use by one attempt.
+/// A toolbox while one attempt uses it.
 #[async_trait]
 pub trait Session: Send + Sync {
-    /// The tools that it has now: name, what it does, and a JSON schema of the arguments of each. Names are
-    /// unique.
+    /// Returns the current tools, each with a name, a description and a JSON schema of its arguments.
+    /// Names are unique.
     fn specs(&self) -> Vec<ToolSpec>;
 
-    /// Whether calls of this tool may run beside other calls. If not, it is called after all earlier calls of
-    /// the turn were answered, and alone.
+    /// Returns whether calls of `tool` can run concurrently with other calls. If not, a call starts
+    /// only after all earlier calls of the turn have finished, and no other call runs at the same time.
     fn parallel(&self, _tool: &str) -> bool {
         false
     }
 
-    /// Whether a call of this tool counts though nobody reads the answer, as a move in a game does. Others
-    /// are not made in the last turn that an attempt has.
+    /// Returns whether a call of `tool` has an effect even if the model does not read the result, such
+    /// as a move in a game. Calls of other tools are skipped in the last turn of an attempt.
     fn acts(&self, _tool: &str) -> bool {
         false
     }
 
-    /// Text that the session adds to the last message of the prompt, such as the state that it starts from.
+    /// Returns text that the session appends to the last message of the prompt, such as the initial
+    /// state of a game.
     fn opening(&self) -> Option<String> {
         None
     }
 
-    /// Longest time of a call, if the session itself ends calls earlier that do not go on; the deadline of
-    /// the set if `None`.
+    /// Returns the timeout for a call, if the session itself ends stalled calls earlier. The longer of
+    /// this timeout and that of the set applies; `None` means that of the set.
     fn longest_call(&self) -> Option<Duration> {
         None
     }
 
-    /// Waits until a call of this tool can begin: for a place among others, or for something to start again.
-    /// The wait is not part of the call's deadline. What it gives is held until the call has ended.
+    /// Waits until a call of `tool` can start, for instance until a queue slot is free or a process has
+    /// restarted. This wait does not count toward the call's timeout. The returned permit is held until
+    /// the call has ended.
     async fn admit(&self, _tool: &str) -> Permit {
         Permit::default()
     }
 
-    /// Answers one call of a tool that it has. A call past its deadline is dropped at an await point; the
-    /// session must then answer the next one or say why it cannot.
+    /// Executes one call of a tool of this session. A call that times out is dropped at an await point.
+    /// The session must then execute the next call, or return an error that gives the reason.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput;
 
-    /// Returns what happened until a call was given up at its deadline, to append to the observation; empty
-    /// if nothing is known.
+    /// Describes the state of a call that timed out, as a suffix for the observation. Empty if nothing
+    /// is known.
     fn late(&self) -> String {
         String::new()
     }
 
-    /// Works on the answer of a call, which has no deadline any more: it ends with the attempt.
+    /// Post-processes the tool result of a call. This step has no timeout of its own; it is cancelled
+    /// when the attempt ends.
     async fn after(&self, _tool: &str, _arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
         output
     }
 
-    /// Hands over what it knows of the attempt and scorers may use. Called once, after the last call.
+    /// Returns what the session knows about the attempt, as input for scorers. It is called once, after
+    /// the last call.
     ///
     /// # Errors
-    /// When it cannot say.
+    /// Returns an error if the input cannot be collected.
     async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
         Ok(Map::new())
     }
 
-    /// Ends the session and frees what it holds. Called exactly once, last.
+    /// Closes the session and releases its resources. It is called exactly once, as the last method.
     ///
     /// # Errors
-    /// When something could not be freed.
+    /// Returns an error if a resource cannot be released.
     async fn close(&mut self) -> Result<(), ToolError> {
         Ok(())
     }
 }
 
-/// Errors of toolboxes themselves.
+/// Errors of a toolbox or of a set of toolboxes. Failed calls are not among them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolError {
-    /// Two toolboxes of one set have the same name, or two tools of one toolbox.
+    /// Two toolboxes of a set, or two tools of a toolbox, have the same name.
     #[error("two {of} are named {name:?}: calls could not tell them apart, so give one another name")]
     SameName {
-        /// Kind of thing of which there are two.
+        /// Kind of the items that share the name, such as `tools`.
         of: String,
-        /// The name.
+        /// Name that is used twice.
         name: String,
     },
     /// A task selects a tool that its agent does not have.
@@ -401,35 +415,35 @@ pub enum ToolError {
         "the task {task} selects the tool {name:?} (extra_info.tool_selection), which its agent does not have; it has {known}"
     )]
     Selected {
-        /// The task.
+        /// Id of the task.
         task: String,
-        /// The tool.
+        /// Name of the selected tool.
         name: String,
-        /// Tools that it has.
+        /// Comma-separated names of the agent's tools.
         known: String,
     },
-    /// A session could not be started.
+    /// A session could not be opened.
     #[error("tool {tool:?} could not be opened: {why}")]
     Open {
-        /// The toolbox.
+        /// Name of the toolbox.
         tool: String,
-        /// Cause.
+        /// Reason for the failure.
         why: String,
     },
-    /// A session did not say what it knows.
+    /// A session did not return its input for scorers.
     #[error("tool {tool:?} gave no evidence: {why}")]
     Evidence {
-        /// The toolbox.
+        /// Name of the toolbox.
         tool: String,
-        /// Cause.
+        /// Reason for the failure.
         why: String,
     },
-    /// A session could not be ended.
+    /// A session could not be closed.
     #[error("tool {tool:?} could not be closed: {why}")]
     Close {
-        /// The toolbox.
+        /// Name of the toolbox.
         tool: String,
-        /// Cause.
+        /// Reason for the failure.
         why: String,
     },
 }

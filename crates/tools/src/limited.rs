@@ -1,4 +1,4 @@
-//! A toolbox that is called no more often than it may be.
+//! A toolbox with limits on concurrency and call rate.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,35 +10,36 @@ use tokio::time::{Instant, sleep_until};
 use super::wrapped::{Around, Wrapped};
 use super::{Permit, Toolbox};
 
-/// How often a toolbox may be called, by all sessions together. Calls wait for their turn before their
-/// deadlines begin.
+/// Limits on the calls of a toolbox, over all its sessions. Calls wait for a permit before their
+/// timeouts start.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CallLimits {
-    /// Most calls that run at once.
+    /// Maximum number of concurrent calls. `None` means no limit.
     pub at_once: Option<usize>,
-    /// Most calls that begin in a second, evenly spaced; finite and more than 0.
+    /// Maximum number of calls that start per second, evenly spaced. It must be finite and positive.
+    /// `None` means no limit.
     pub per_second: Option<f64>,
-    /// Whether calls of one turn are made one after another, although the toolbox would allow more.
+    /// Whether calls of one turn run one after another, even if the toolbox allows concurrency.
     pub in_turn: bool,
 }
 
-/// Another toolbox, called within [`CallLimits`].
+/// A toolbox whose calls obey [`CallLimits`].
 pub type Limited = Wrapped<Gate>;
 
-/// Places and pace, which calls wait for.
+/// Semaphore and rate limiter that calls wait for.
 pub struct Gate {
     places: Option<Arc<Semaphore>>,
-    /// Time between two beginnings, and when the next one may be.
+    /// Interval between two call starts, and the earliest time of the next start.
     pace: Option<(Duration, Mutex<Instant>)>,
     in_turn: bool,
 }
 
 impl Gate {
-    /// Waits for a place, and then for the time at which a call may begin.
+    /// Waits for a semaphore permit, and then for the time at which the call can start.
     async fn pass(&self) -> Permit {
         let mut permit = Permit::default();
         if let Some(places) = &self.places
-            // A semaphore that nobody closes always has a place in the end.
+            // The semaphore is never closed, so a permit is always granted in the end.
             && let Ok(place) = Arc::clone(places).acquire_owned().await
         {
             permit.hold(place);
@@ -57,7 +58,7 @@ impl Gate {
 }
 
 impl Limited {
-    /// `toolbox`, all of whose sessions together keep to `limits`.
+    /// Wraps `toolbox` so that all its sessions together obey `limits`.
     pub fn new(toolbox: Arc<dyn Toolbox>, limits: CallLimits) -> Self {
         let places = limits.at_once.map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))));
         let pace =
@@ -96,14 +97,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_of_all_sessions_wait_for_a_place_and_their_deadlines_begin_after() {
+    async fn concurrency_limit_spans_sessions_and_excludes_wait() {
         let (set, log) = limited(CallLimits { at_once: Some(2), ..CallLimits::default() });
         let mut sessions = [set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap()];
         let start = Instant::now();
         let [x, y] = &mut sessions;
         let four = slow(4);
         let (first, second) = tokio::join!(x.answer(&four, true), y.answer(&four, true));
-        // Eight calls of a second each, two at once; the last one waits for longer than its deadline of 2 s.
+        // Eight calls of 1 s each, two at once. The last one waits longer than its timeout of 2 s.
         assert_eq!(start.elapsed().as_secs(), 4);
         for observation in first.iter().chain(&second) {
             assert_eq!(observation.text, "done 0");
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_begin_evenly_spaced() {
+    async fn rate_limited_calls_start_evenly_spaced() {
         let (set, _) = limited(CallLimits { per_second: Some(4.0), ..CallLimits::default() });
         let mut session = set.open(&context("x")).await.unwrap();
         let start = Instant::now();
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_is_given_up_frees_its_place() {
+    async fn timed_out_call_releases_permit() {
         let (set, _) = limited(CallLimits { at_once: Some(1), ..CallLimits::default() });
         let (mut x, mut y) = (set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap());
         let hangs = reply(&[call("a", serde_json::json!({ "hang": true }))]);
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_call_waits_for_longer_than_its_attempt_may_take() {
+    async fn permit_wait_is_limited_by_attempt_deadline() {
         let (set, _) = limited(CallLimits { per_second: Some(0.01), ..CallLimits::default() });
         let mut session = set.open(&context("x")).await.unwrap();
         let observations = session.answer(&slow(2), true).await;

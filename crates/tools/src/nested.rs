@@ -1,12 +1,13 @@
-//! How deeply values are nested: JSON that is too deep can be written into the record, and not be read again.
+//! Depth of nested values: JSON that is nested too deeply can be written to the store, but not read
+//! back.
 
 use serde_json::Value;
 
-/// Deepest nesting of what is handed over for the scoring: less than readers of JSON take (128), by what the
-/// record puts around it.
+/// Maximum nesting of scorer input. JSON parsers accept 128 levels; the store needs some of them for
+/// the enclosing values.
 const MOST_NESTED: usize = 100;
 
-/// Lists and tables within each other; 0 for a value that is neither.
+/// Returns the nesting depth of arrays and objects; 0 for other values.
 fn depth(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
@@ -15,7 +16,7 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// Says why a value is nested too deeply to be kept in the record, or returns `None` if it can be kept.
+/// Returns why a value is nested too deeply for the store, or `None` if it can be stored.
 pub fn too_deep(value: &Value) -> Option<String> {
     let depth = depth(value);
     (depth > MOST_NESTED).then(|| format!("it is nested {depth} deep, and {MOST_NESTED} can be kept"))

@@ -1,4 +1,4 @@
-//! Observations: what becomes of a call.
+//! Observations: what the model reads after a tool call.
 
 use std::collections::BTreeMap;
 
@@ -7,58 +7,57 @@ use levade_tree::CallCounts;
 
 use super::{Branch, CallError, Cut, ToolOutput};
 
-/// Most characters of an answer, whichever tool gave it (some have a lower limit of their own); longer ones
-/// lose their middle. No model reads more, and a tokenizer would take a long time for them.
+/// Maximum number of characters of an observation, for every tool. The middle of a longer one is left
+/// out. Models do not read that much, and tokenizing it would take long. Some tools have a lower limit.
 const MOST: usize = 2_000_000;
 
-/// Names of the metrics that every toolbox has: how many calls it had, and how many of these it did not
-/// answer.
+/// Names of the metrics that every toolbox has: the number of calls, and the number of failed calls.
 pub const COUNTED: [&str; 2] = ["calls", "errors"];
 
-/// A text that the model reads after a call, and whatever the call brought besides.
+/// Text that the model reads after a tool call, with the other effects of the call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Observation {
-    /// The call, where it could be read.
+    /// The call. `None` if it was malformed.
     pub call: Option<ToolCall>,
-    /// Name of the toolbox that was called, where there is one with such a tool.
+    /// Name of the called toolbox. `None` if no toolbox has such a tool.
     pub toolbox: Option<String>,
-    /// The text.
+    /// Text that the model reads. It starts with `Error: ` if the call failed.
     pub text: String,
-    /// How the call went.
+    /// Result of the call as a category.
     pub kind: ObservationKind,
-    /// A reward for the turn.
+    /// Reward for the turn.
     pub reward: Option<f64>,
-    /// Numbers to report, by name, without those that are counted of every toolbox.
+    /// Metrics of the call by name, without those that are counted for every toolbox ([`COUNTED`]).
     pub metrics: BTreeMap<String, f64>,
-    /// The final answer of the attempt, which the call ended.
+    /// Final answer of the attempt, if the call ended the attempt.
     pub ends: Option<String>,
-    /// Fault of the tool, where it has one.
+    /// Failure of the tool itself, which is reported to the user. `None` if the tool works.
     pub trouble: Option<String>,
-    /// Whether the attempt is not to go on after that fault.
+    /// Whether the attempt must end because of this failure.
     pub breaks: bool,
-    /// Conversations of agents that helped.
+    /// Conversations of the agents that the tool called.
     pub branches: Vec<Branch>,
 }
 
-/// How a call went.
+/// Category of a call's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ObservationKind {
-    /// Answered.
+    /// The call succeeded.
     Ok,
-    /// Not readable as a call.
+    /// The call could not be parsed.
     Malformed,
-    /// Names no tool of the set.
+    /// The call names a tool that the set does not have.
     UnknownTool,
-    /// Has arguments that do not fit the tool.
+    /// The arguments do not match the tool's schema.
     BadArguments,
-    /// Failed: the tool tried and could not answer.
+    /// The tool ran and failed, or is unavailable.
     Failed,
-    /// Not answered in time.
+    /// The call timed out.
     Timeout,
 }
 
 impl ObservationKind {
-    /// Counts a call that went so.
+    /// Increments the counter of this category.
     pub(super) fn count(self, counts: &mut CallCounts) {
         *match self {
             ObservationKind::Ok => &mut counts.ok,
@@ -72,9 +71,10 @@ impl ObservationKind {
 }
 
 impl Observation {
-    /// One that is nothing but a text, `Error: ` before it once unless the call was answered.
+    /// Creates an observation with a text only. Prefixes `Error: ` unless the call succeeded or the
+    /// text already has it.
     pub(super) fn new(kind: ObservationKind, text: String) -> Self {
-        // A server may have written the word itself.
+        // A server may have written this prefix itself.
         let is_marked = kind == ObservationKind::Ok || text.trim_start().starts_with("Error:");
         let text = if is_marked { text } else { format!("Error: {text}") };
         Observation {
@@ -91,7 +91,7 @@ impl Observation {
         }
     }
 
-    /// Makes one of an answer.
+    /// Creates an observation from a tool result.
     pub(super) fn of(output: ToolOutput) -> Self {
         let kind = match output.error {
             None => ObservationKind::Ok,
@@ -106,7 +106,7 @@ impl Observation {
             of.trouble = Some(of.text.clone());
         }
         let ToolOutput { reward, metrics, ends, branches, .. } = output;
-        // Neither a sum nor the record could hold it.
+        // Non-finite numbers cannot be summed or recorded.
         let unfit =
             |what: &str, value: f64| format!("its {what} is {value}, which is left out: it must be finite");
         let (mut fit, other): (BTreeMap<_, _>, BTreeMap<_, _>) =
@@ -126,7 +126,7 @@ impl Observation {
         Observation { reward: reward.filter(|reward| reward.is_finite()), metrics: fit, ends, branches, ..of }
     }
 
-    /// The turn in which the model reads it.
+    /// Returns the message of role `tool` with which the model reads the observation.
     pub fn message(&self) -> Message {
         let mut message = Message::tool(self.text.as_str());
         message.tool_call_id = self.call.as_ref().map(|call| call.id.clone());
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_do_not_fit_are_left_out_and_named() {
+    fn invalid_numbers_are_dropped_and_reported() {
         let metrics = || BTreeMap::from([("rows".to_owned(), 2.0), ("seconds".to_owned(), f64::NAN)]);
         let output = ToolOutput { reward: Some(0.5), metrics: metrics(), ..ToolOutput::text("done") };
         let of = Observation::of(output);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_loses_its_middle() {
+    fn oversized_text_omits_middle() {
         let flood = format!("a{}z", "x".repeat(3 * MOST));
         let read = Observation::of(ToolOutput::text(flood)).text;
         assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MOST + 100);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_marked_once() {
+    fn error_prefix_is_added_once() {
         for text in ["no city", "Error: no city"] {
             let of = Observation::of(ToolOutput::error(CallError::Failed, text));
             assert_eq!(of.text, "Error: no city");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_tool_that_does_not_work_is_trouble() {
+    fn only_unavailable_tool_is_reported_as_failure() {
         let of = |error| Observation::of(ToolOutput::error(error, "no"));
         assert_eq!(of(CallError::BadArguments).kind, ObservationKind::BadArguments);
         let (failed, unavailable) = (of(CallError::Failed), of(CallError::Unavailable));

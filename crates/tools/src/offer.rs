@@ -1,4 +1,4 @@
-//! Offers: which tools an agent is told of, under which names.
+//! The list of tools that the model sees, with their names.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,24 +8,25 @@ use levade_text::ToolSpec;
 
 use super::ToolError;
 
-/// Between the names of a toolbox and of its tool, where another toolbox has a tool of that name.
+/// Separator between the names of a toolbox and of its tool, used if several toolboxes have a tool of
+/// the same name.
 pub(super) const BETWEEN: &str = "__";
 
-/// The tools of an agent, as the model is told of them.
+/// The tools of an agent, as the model sees them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Offer {
-    /// Descriptions that the model is given, toolbox after toolbox.
+    /// Descriptions for the prompt, ordered by toolbox.
     pub specs: Vec<ToolSpec>,
-    /// The toolbox of each tool, by its place, and the tool's name there.
+    /// For each tool, the index of its toolbox and the tool's own name.
     places: Vec<(usize, String)>,
 }
 
 impl Offer {
-    /// The tools of toolboxes, each with its name. A name that tools of several have is prefixed with the
-    /// toolbox's.
+    /// Creates the list from the tools of each toolbox. A name that tools of several toolboxes share
+    /// gets the toolbox's name as prefix.
     ///
     /// # Errors
-    /// When two tools have one name all the same.
+    /// Returns [`ToolError::SameName`] if two names are still equal.
     pub fn new(boxes: &[(&str, Vec<ToolSpec>)]) -> Result<Self, ToolError> {
         let clashes = |at: usize, name: &str| {
             let mut others = boxes.iter().enumerate().filter(|(other, _)| *other != at);
@@ -49,19 +50,20 @@ impl Offer {
         Ok(Offer { specs, places })
     }
 
-    /// Returns the tools of a toolbox, by its index, with their names there.
+    /// Returns the tools of the toolbox with index `at`, with their own names.
     pub fn of_toolbox(&self, at: usize) -> Vec<ToolSpec> {
         let all = self.specs.iter().zip(&self.places).filter(|(_, (toolbox, _))| *toolbox == at);
         all.map(|(spec, (_, own))| ToolSpec { name: own.clone(), ..spec.clone() }).collect()
     }
 
-    /// Returns the name by which the model calls a tool of a toolbox, if the prompt lists it.
+    /// Returns the name by which the model calls a tool of a toolbox, or `None` if the prompt does not
+    /// list the tool.
     pub fn name_of(&self, at: usize, own: &str) -> Option<&str> {
         let place = self.places.iter().position(|(toolbox, name)| *toolbox == at && name == own)?;
         Some(&self.specs[place].name)
     }
 
-    /// The toolbox of a tool, by its place, and the tool's name there.
+    /// Returns the index of a tool's toolbox and the tool's own name there.
     pub fn find(&self, name: &str) -> Option<(usize, &str)> {
         let at = self.specs.iter().position(|spec| spec.name == name)?;
         let (toolbox, own) = &self.places[at];
@@ -69,29 +71,30 @@ impl Offer {
     }
 }
 
-/// Offers that were made: what attempts at a task are told does not change from the first one on.
+/// The lists shown to attempts. The list for a task is fixed from its first attempt on.
 #[derive(Debug)]
 pub(super) enum Offers {
-    /// Tools that are the same whatever the task.
+    /// All tools are known in advance and are the same for every task.
     Fixed(Arc<Offer>),
-    /// Tools that are known once a session is open.
+    /// Tools become known when a session is opened.
     Found(Mutex<Found>),
 }
 
-/// Offers that were found by opening sessions.
+/// Lists that were found by opening sessions.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// The first one, which stands for tasks that nobody has tried yet.
+    /// The first list. It is used for tasks that have not been attempted yet.
     first: Option<Arc<Offer>>,
-    /// By the task's id.
+    /// Lists by task id.
     by_task: HashMap<String, Arc<Offer>>,
 }
 
 impl Offers {
-    /// The offer for a task; `now` is what the toolboxes have, and is the offer if it is the first one.
+    /// Returns the list for a task. If the task has no list yet, the current tools (`now`) become its
+    /// list.
     ///
     /// # Errors
-    /// Errors of `now`.
+    /// Returns the error of `now`.
     pub fn freeze(
         &self,
         task: &Task,
@@ -105,18 +108,19 @@ impl Offers {
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
         let Found { first, by_task } = &mut *found;
         let first = first.get_or_insert_with(|| Arc::new(now.clone()));
-        // Most toolboxes offer every task the same, which is kept once.
+        // Most toolboxes offer the same tools for every task, so that list is stored once.
         let now = || if **first == now { first.clone() } else { Arc::new(now) };
         let offer = by_task.entry(task.id.clone()).or_insert_with(now).clone();
         Ok(selected(&offer, task))
     }
 
-    /// The offer for a task, or else the first that was made for another; `None` where there was none.
+    /// Returns the list for a task. If the task has none, returns the first list of any task, or `None`
+    /// if there is none.
     pub fn known(&self, task: &Task) -> Option<Arc<Offer>> {
         self.whole(task).map(|offer| selected(&offer, task))
     }
 
-    /// Sets the offer for tasks that were not tried yet, unless an attempt has found one.
+    /// Sets the list for tasks that have not been attempted, unless an attempt has already found one.
     pub fn assume(&self, offer: Offer) {
         if let Offers::Found(found) = self {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,10 +128,10 @@ impl Offers {
         }
     }
 
-    /// Checks that a task selects only tools that there are.
+    /// Checks that a task selects only known tools.
     ///
     /// # Errors
-    /// Names the first that there is not.
+    /// Returns [`ToolError::Selected`] with the first unknown tool.
     pub fn check(&self, task: &Task) -> Result<(), ToolError> {
         let (Some(selection), Some(offer)) = (task.tool_selection(), self.whole(task)) else { return Ok(()) };
         let knows = |name: &&str| {
@@ -144,7 +148,7 @@ impl Offers {
         }
     }
 
-    /// The offer for a task, without what it selects itself.
+    /// Returns the list for a task, ignoring the tool selection of the task.
     fn whole(&self, task: &Task) -> Option<Arc<Offer>> {
         match self {
             Offers::Fixed(offer) => Some(offer.clone()),
@@ -156,8 +160,8 @@ impl Offers {
     }
 }
 
-/// The part of an offer that a task selects, by the names that the model is told or by their toolbox's own;
-/// most select nothing, and share it.
+/// Returns the part of a list that a task selects, by the names in the prompt or by the toolboxes' own
+/// names. Tasks without a selection share the list.
 fn selected(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
     let Some(selection) = task.tool_selection() else { return offer.clone() };
     let all = offer.specs.iter().zip(&offer.places);
@@ -186,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_clash_are_prefixed() {
+    fn clashing_names_get_toolbox_prefix() {
         let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"])), ("x", specs(&[]))];
         let offer = Offer::new(&boxes).unwrap();
         assert_eq!(names(&offer), ["web__search", "open", "wiki__search"]);
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_may_select_some_of_the_tools() {
+    fn task_selection_filters_tools() {
         let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"]))];
         let whole = || Offer::new(&boxes);
         let fixed = Offers::Fixed(Arc::new(whole().unwrap()));
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn offers_for_a_task_do_not_change() {
+    fn tool_list_of_task_is_frozen() {
         let offers = Offers::Found(Mutex::default());
         let of = |id| task(id, json!({}));
         assert_eq!(offers.known(&of("a")), None);

@@ -1,70 +1,73 @@
-//! Answers of tools.
+//! Tool results.
 
 use std::collections::BTreeMap;
 
 use levade_text::ContentPart;
 use levade_tree::{Outcome, Trajectory};
 
-/// An answer to one call.
+/// Result of one tool call.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ToolOutput {
     /// Content that the model reads.
     pub parts: Vec<ContentPart>,
-    /// Why this is no answer, where it is none; the parts then say what is wrong, in words for the model.
+    /// Kind of the error if the call failed, in which case `parts` explains the error to the model.
+    /// `None` if the call succeeded.
     pub error: Option<CallError>,
-    /// A reward for the turn that made the call. It must be finite.
+    /// Reward for the turn that made the call. It must be finite.
     pub reward: Option<f64>,
-    /// Numbers to report, by name, which are added up over all calls of the toolbox. They must be finite, and
-    /// their names neither `calls` nor `errors`: these are counted of every toolbox.
+    /// Metrics by name, summed over all calls of the toolbox. Values must be finite. The names `calls`
+    /// and `errors` are reserved: they are counted for every toolbox.
     pub metrics: BTreeMap<String, f64>,
-    /// Ends the attempt after this turn, with this as its final answer (which may be empty).
+    /// Final answer of the attempt, which can be empty. If set, the attempt ends after this turn.
     pub ends: Option<String>,
-    /// Conversations of agents that were asked for the answer. They become part of the attempt's record.
+    /// Conversations of the agents that the tool called. They are recorded with the attempt.
     pub branches: Vec<Branch>,
 }
 
-/// Conversation of an agent that helped another one.
+/// Conversation of an agent that a toolbox called.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Branch {
-    /// Name of the agent.
+    /// Name of the called agent.
     pub agent: String,
-    /// Every token of it.
+    /// All tokens of the conversation.
     pub trajectory: Trajectory,
-    /// How it ended.
+    /// Outcome of the conversation.
     pub outcome: Outcome,
 }
 
-/// Why a call has no answer.
+/// Reason why a call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallError {
-    /// The arguments do not fit the tool's schema, or ask for what cannot be.
+    /// The arguments violate the tool's schema, or request something impossible.
     BadArguments,
-    /// The tool did what it was asked to, and that failed: an exit code, an error of a page.
+    /// The tool ran and its operation failed, for instance with a non-zero exit code or an HTTP error
+    /// of a page.
     Failed,
-    /// The tool did not answer within a deadline that the session itself keeps.
+    /// The tool exceeded a timeout that the session itself enforces.
     Late,
-    /// The tool itself does not work. It is nothing that the model could change, and is reported as trouble.
+    /// The tool itself does not work. The model cannot correct this, so it is reported as a failure of
+    /// the tool.
     Unavailable,
 }
 
 impl ToolOutput {
-    /// An answer of text.
+    /// Creates a successful result with one text part.
     pub fn text(text: impl Into<String>) -> Self {
         ToolOutput { parts: vec![ContentPart::Text(text.into())], ..ToolOutput::default() }
     }
 
-    /// No answer; `why` is what the model reads.
+    /// Creates a failed result. The model reads `why`.
     pub fn error(error: CallError, why: impl Into<String>) -> Self {
         ToolOutput { error: Some(error), ..Self::text(why) }
     }
 
-    /// Whether it is none.
+    /// Returns whether the call failed.
     pub fn is_error(&self) -> bool {
         self.error.is_some()
     }
 
-    /// The text of all parts, one after the other. In place of a part that is no text stands a line that says
-    /// so: a model that reads text alone must not take silence for an answer.
+    /// Returns the concatenated text of all parts. A line with the type of the part replaces each part
+    /// that is not text, so that a text-only model does not mistake it for an empty result.
     pub(super) fn read(&self) -> String {
         let mut text = String::new();
         for part in &self.parts {
@@ -89,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_that_are_no_text_are_named() {
+    fn read_names_parts_that_are_not_text() {
         let image = json!({ "type": "image_url", "image_url": { "url": "data:," } });
         let Value::Object(image) = image else { panic!() };
         let text = |text: &str| ContentPart::Text(text.into());

@@ -1,18 +1,18 @@
-//! Leave to begin a call.
+//! Permits to start a call.
 
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Leave to begin a call, with the places that it takes up, which are free again once this is dropped.
+/// Permit to start a call. It holds semaphore permits, which are released when it is dropped.
 #[derive(Debug, Default)]
 pub struct Permit(Vec<OwnedSemaphorePermit>);
 
 impl Permit {
-    /// Takes up a place.
+    /// Adds a semaphore permit.
     pub fn hold(&mut self, place: OwnedSemaphorePermit) {
         self.0.push(place);
     }
 
-    /// Leave that takes up the places of both.
+    /// Returns a permit that holds the semaphore permits of both.
     #[must_use]
     pub fn and(mut self, other: Permit) -> Permit {
         self.0.extend(other.0);

@@ -1,4 +1,4 @@
-//! The tool `python`: code that the model writes, run behind the walls of `levade-sandbox`, or of a
+//! The tool `python`, which runs the model's code in a local sandbox of `levade-sandbox` or in a
 //! service.
 
 use std::collections::BTreeMap;
@@ -18,29 +18,30 @@ use super::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox, key_of,
 };
 
-/// `[[tool]] kind = "sandbox"`
+/// `[[tool]] kind = "sandbox"`: runs Python code that the model writes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxKeys {
-    /// Whether variables live from call to call of an attempt.
+    /// Whether variables persist between the calls of an attempt. It must be false if `url` is set.
     pub persistent: bool,
-    /// Maximum memory of a call's processes, in MiB.
+    /// Maximum memory of the processes of a call, in MiB.
     pub memory_mb: u64,
-    /// Bytes of output that the model reads of a call: the beginning and the end.
+    /// Maximum output of a call that the model reads, in bytes. The middle of longer output is omitted.
     pub output_bytes: usize,
-    /// Protection without which nothing runs.
+    /// Required level of protection. If it is not available, no code runs.
     pub protection: Demand,
-    /// The interpreter: a name, a file, or the folder of a virtual environment.
+    /// The Python interpreter: a command name, a file, or the directory of a virtual environment.
     pub python: PathBuf,
-    /// Modules that are loaded before any code runs.
+    /// Names of modules that are imported before any code runs.
     pub preload: Vec<String>,
-    /// Maximum number of calls that run at once; 0 for one on each core.
+    /// Maximum number of concurrent calls. 0 means one per core.
     pub concurrency: usize,
-    /// Maximum number of attempts that have it open.
+    /// Maximum number of attempts with an open session.
     pub sessions: usize,
-    /// A service of SandboxFusion's API, in place of this machine.
+    /// URL of a service with the API of SandboxFusion, which runs the code instead of this machine.
+    /// `None` runs it locally.
     pub url: Option<String>,
-    /// Environment variable with the key of that service.
+    /// Environment variable with the API key of that service. `None` sends no key.
     pub key_env: Option<String>,
 }
 
@@ -62,18 +63,20 @@ impl Default for SandboxKeys {
     }
 }
 
-/// Time that a call may take beyond its code's, in seconds: for other calls to make room, and for the start.
+/// Time that a call may take in addition to its code, in seconds: for waiting until other calls finish,
+/// and for starting the interpreter.
 const BESIDES: f64 = 120.0;
 
 impl SandboxKeys {
-    /// Returns the limits of a call whose code may run for so many seconds.
+    /// Returns the limits of a call whose code may run for `seconds`. `None` means the default of
+    /// [`Limits`].
     fn limits(&self, seconds: Option<f64>) -> Limits {
         let limits = Limits::default();
         let seconds = seconds.unwrap_or(limits.seconds);
         Limits { seconds, memory_mb: self.memory_mb, output_bytes: self.output_bytes, ..limits }
     }
 
-    /// Returns the options of this process' own sandbox.
+    /// Returns the options of the local sandbox.
     fn sandbox(&self) -> Options {
         let options = Options::default();
         Options {
@@ -125,45 +128,48 @@ impl ToolOptions for SandboxKeys {
     }
 }
 
-/// Runs Python. Argument `code`; what it prints and the value of its last expression are the answer.
+/// Runs Python code. The argument is `code`; the tool result is the printed output and the value of the
+/// last expression.
 ///
-/// An exception, a lost interpreter, a service that is away: all are observations, and counted as metrics
-/// (`exceptions`, `time_limits`, `memory_limits`, `crashes`, `restarts`, `unavailable`).
+/// Exceptions, interpreter crashes and service outages become observations. They are counted by the
+/// metrics `exceptions`, `time_limits`, `memory_limits`, `crashes`, `restarts` and `unavailable`.
 #[derive(Debug, Clone)]
 pub struct CodeTool {
-    /// The toolbox's name. The tool itself is always called [`CodeTool::TOOL`].
+    /// Name of the toolbox. The tool itself is always called [`CodeTool::TOOL`].
     name: String,
     keys: SandboxKeys,
-    /// Limits of a call.
+    /// Limits of each call.
     limits: Limits,
-    /// Key of the service.
+    /// API key of the service, if it needs one.
     key: Option<String>,
-    /// The sandbox, once it is started; nothing where there is a service.
+    /// The local sandbox, after its start. The inner value is `None` if a service runs the code.
     started: Arc<OnceCell<Option<Sandbox>>>,
 }
 
 impl CodeTool {
-    /// The kind of the toolbox.
+    /// Name of the toolbox's kind in a recipe.
     pub const NAME: &'static str = "sandbox";
 
-    /// The tool's name.
+    /// Name of the tool.
     pub const TOOL: &'static str = "python";
 
-    /// A toolbox of this name, whose code may run for so many seconds.
+    /// Creates a toolbox with the name `name`, whose code may run for `seconds` per call. `None` means
+    /// the default of [`Limits`].
     ///
     /// # Errors
-    /// Names the environment variable that has no key.
+    /// Returns an error if the environment variable for the API key is not set or is empty.
     pub fn new(name: String, keys: SandboxKeys, seconds: Option<f64>) -> Result<Self, String> {
         let (limits, key) = (keys.limits(seconds), key_of(keys.key_env.as_deref())?);
         Ok(CodeTool { name, keys, limits, key, started: Arc::default() })
     }
 
-    /// Whether names live from call to call of an attempt. Each call of a service is for itself.
+    /// Returns whether variables persist between the calls of an attempt. Calls of a service never
+    /// share variables.
     fn is_persistent(&self) -> bool {
         self.keys.persistent && self.keys.url.is_none()
     }
 
-    /// Description that the model is given.
+    /// Returns the description of the tool for the model.
     fn spec(&self) -> ToolSpec {
         let names = if self.is_persistent() {
             "Variables are kept between calls."
@@ -186,7 +192,8 @@ impl CodeTool {
         }
     }
 
-    /// The sandbox of this process, started at the first need; `None` where there is a service.
+    /// Returns the local sandbox and starts it at the first use. Returns `None` if a service runs the
+    /// code.
     async fn sandbox(&self) -> Result<Option<&Sandbox>, SandboxError> {
         let start = async || match &self.keys.url {
             Some(_) => Ok(None),
@@ -200,7 +207,7 @@ impl CodeTool {
     }
 }
 
-/// The code that the arguments hold.
+/// Returns the code in the arguments of a call, or an error message for the model.
 fn code(arguments: &Map<String, Value>) -> Result<&str, String> {
     if let Some(extra) = arguments.keys().find(|key| *key != "code") {
         return Err(format!("{extra:?} is not an argument; \"code\" is"));
@@ -244,10 +251,10 @@ impl Toolbox for CodeTool {
     }
 }
 
-/// The tool in use by one attempt.
+/// A session of the tool for one attempt.
 struct Open {
     tool: CodeTool,
-    /// The interpreter, where it persists.
+    /// The interpreter, if variables persist.
     kept: Mutex<Option<levade_sandbox::Session>>,
     remote: Option<Remote>,
 }
@@ -291,7 +298,7 @@ impl Session for Open {
 }
 
 impl Open {
-    /// A call that finds the names of earlier ones.
+    /// Runs code in the persistent interpreter of the attempt.
     async fn kept(&self, code: &str) -> Result<Cell, SandboxError> {
         match &mut *self.kept.lock().await {
             Some(session) => session.cell(code).await,
@@ -299,7 +306,7 @@ impl Open {
         }
     }
 
-    /// A call that is for itself.
+    /// Runs code in a new interpreter.
     async fn alone(&self, code: &str) -> Result<Cell, SandboxError> {
         let sandbox = self.tool.sandbox().await?;
         let sandbox = sandbox.ok_or_else(|| SandboxError::Broken("it is elsewhere".into()))?;
@@ -324,7 +331,7 @@ fn counted(mut output: ToolOutput, metric: &str) -> ToolOutput {
     output
 }
 
-/// Result of a call, wherever it ran.
+/// Result of a call, from the local sandbox or from a service.
 struct Said {
     stdout: String,
     stderr: String,

@@ -1,4 +1,4 @@
-//! Calls of the tool `python`, in a sandbox of this process and at a service.
+//! Tests of the tool `python`, in a local sandbox and in a service.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn call(session: &dyn Session, code: &str) -> (String, Option<CallError>, 
 }
 
 #[tokio::test]
-async fn names_persist_until_the_interpreter_is_lost_which_is_said_and_counted() {
+async fn variables_persist_until_interpreter_is_lost() {
     let mut session = open(tool(keys(true))).await;
     let session_ref = &*session;
     let good = |text: &str| (text.to_owned(), None, Vec::new());
@@ -71,7 +71,7 @@ async fn names_persist_until_the_interpreter_is_lost_which_is_said_and_counted()
 }
 
 #[tokio::test]
-async fn without_persistence_each_call_is_for_itself() {
+async fn calls_without_persistence_share_no_variables() {
     let session = open(tool(keys(false))).await;
     assert!(session.parallel("python"));
     assert_eq!(call(&*session, "x = 1; x").await.0, "1");
@@ -79,7 +79,7 @@ async fn without_persistence_each_call_is_for_itself() {
 }
 
 #[tokio::test]
-async fn arguments_that_do_not_fit_are_explained() {
+async fn call_explains_invalid_arguments() {
     let session = open(tool(keys(false))).await;
     for (arguments, why) in [
         (json!({}), "\"code\" is missing"),
@@ -92,7 +92,7 @@ async fn arguments_that_do_not_fit_are_explained() {
 }
 
 #[tokio::test]
-async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
+async fn service_matches_sandbox_and_outage_is_observed() {
     let sandbox = Sandbox::start(keys(false).sandbox()).await.unwrap();
     let service = Service::new(sandbox, limits(), &["key".to_owned()], Default::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -114,7 +114,7 @@ async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
     assert!(text.contains("answered 401"), "{text}");
     assert_eq!((error, metrics), (Some(CallError::Unavailable), vec!["unavailable".to_owned()]));
     server.abort();
-    // Nobody listens there: the port is taken from a listener that is gone.
+    // No server listens at this address: the port belonged to a closed listener.
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let away = open(tool(SandboxKeys { url: Some(format!("http://{gone}")), ..keys(false) })).await;
     let (text, error, _) = call(&*away, "1").await;
@@ -123,7 +123,7 @@ async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_here_is_said_before_a_run_begins() {
+async fn find_reports_missing_interpreter() {
     let keys = SandboxKeys { python: "/nowhere/python3".into(), ..keys(true) };
     let tool = CodeTool::new("code".into(), keys, None).unwrap();
     let tools = crate::ToolSet::new(vec![Arc::new(tool)], Duration::from_secs(60)).unwrap();
@@ -140,7 +140,7 @@ async fn what_cannot_be_had_here_is_said_before_a_run_begins() {
 }
 
 #[test]
-fn key_that_is_not_set_is_named() {
+fn new_names_unset_key_variable() {
     let (url, key_env) = (Some("http://h".to_owned()), Some("LEVADE_TEST_NO_SUCH_KEY".to_owned()));
     let error = CodeTool::new("code".into(), SandboxKeys { url, key_env, ..keys(false) }, None).unwrap_err();
     assert!(error.contains("LEVADE_TEST_NO_SUCH_KEY has no key"), "{error}");

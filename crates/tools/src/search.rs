@@ -1,4 +1,4 @@
-//! The search tool: passages of an index on this machine, or of a retrieval server.
+//! The search tool, which returns passages from a local index or from a retrieval server.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,26 +16,26 @@ use super::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox, key_of,
 };
 
-/// Most queries of one call: what they find is all read by the model.
+/// Maximum number of queries in one call, because the model reads the passages of all of them.
 const MOST_QUERIES: usize = 8;
-/// Between the passages of two queries.
+/// Separator between the passages of two queries.
 const BETWEEN: &str = "\n---\n";
 
-/// `[[tool]] kind = "search"`
+/// `[[tool]] kind = "search"`: passages from a local index or from a retrieval server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SearchKeys {
-    /// Folder of an index, which is searched in this process by BM25; none if `url` is given.
+    /// Directory of an index, which is searched in this process with BM25. `None` if `url` is set.
     pub index: Option<PathBuf>,
-    /// Address of a retrieval server, its path included: `http://host:8000/retrieve`.
+    /// URL of a retrieval server, including its path, such as `http://host:8000/retrieve`.
     pub url: Option<String>,
-    /// Environment variable with the key of that server; none is sent if this is not given.
+    /// Environment variable with the API key of that server. `None` sends no key.
     pub key_env: Option<String>,
-    /// Passages for a query.
+    /// Number of passages for each query, 1 to 1000.
     pub top_k: usize,
-    /// Maximum length of a passage, in characters; what is cut off is marked by `…`.
+    /// Maximum length of a passage, in characters. `…` marks a truncated passage.
     pub passage_chars: usize,
-    /// Tries of a server that fails or does not answer.
+    /// Maximum number of requests to a server that fails or does not respond, 1 to 100.
     pub tries: u32,
 }
 
@@ -45,7 +45,7 @@ impl Default for SearchKeys {
     }
 }
 
-/// Timeout for a search, in seconds, all tries together, if the recipe does not give one.
+/// Default timeout for a search, in seconds, over all requests together.
 const SECONDS: f64 = 30.0;
 
 impl ToolOptions for SearchKeys {
@@ -76,18 +76,21 @@ impl ToolOptions for SearchKeys {
         _: &Supervisor,
     ) -> Result<Arc<dyn Toolbox>, String> {
         let longest = Duration::from_secs_f64(seconds.unwrap_or(SECONDS));
-        // What is left of the time goes to the pauses between tries.
+        // The remaining tenth of the time is for the pauses between requests.
         let deadline = longest.mul_f64(0.9 / f64::from(self.tries.max(1)));
         let retries = Retries { tries: self.tries, deadline, ..Retries::default() };
         Ok(Arc::new(SearchTool::new(name, self.clone(), retries)?))
     }
 }
 
-/// Searches for passages: argument `query`, a text, or `queries`, several. Passages are shown as
-/// `Doc 1 (Title: T)`, a line break and the text, best first, a blank line between them.
+/// Searches for passages.
 ///
-/// Metrics: `queries`, `passages`, `empty` (queries that found nothing), `failures` (calls that could not be
-/// answered), `retries` (tries of a server that failed).
+/// The argument is `query`, a string, or `queries`, a list of strings. Each passage is shown as `Doc 1
+/// (Title: T)`, a line break and the text. The best passage is first, and a blank line separates
+/// passages.
+///
+/// Metrics: `queries`, `passages`, `empty` (queries without passages), `failures` (failed calls),
+/// `retries` (failed requests to a server).
 #[derive(Clone)]
 pub struct SearchTool {
     name: String,
@@ -95,7 +98,7 @@ pub struct SearchTool {
     keys: SearchKeys,
 }
 
-/// Where passages are.
+/// Location of the passages.
 #[derive(Clone)]
 enum Place {
     Here(Searcher),
@@ -103,13 +106,15 @@ enum Place {
 }
 
 impl SearchTool {
-    /// The tool's name.
+    /// Name of the tool.
     pub const NAME: &'static str = "search";
 
-    /// Creates a tool that searches the index, or else asks the server, again as `retries` says.
+    /// Creates a tool that searches the index in `keys`, or else the server, with retries as in
+    /// `retries`.
     ///
     /// # Errors
-    /// Returns an error if there is no such index, or the address cannot be used, or its key is missing.
+    /// Returns an error if the index does not exist, the URL is invalid, the API key is missing, or
+    /// `keys` sets neither an index nor a URL.
     pub fn new(name: impl Into<String>, keys: SearchKeys, retries: Retries) -> Result<Self, String> {
         let place = match (&keys.index, &keys.url) {
             (Some(index), _) => {
@@ -142,7 +147,7 @@ impl SearchTool {
         }
     }
 
-    /// Passages for each query, and how many tries failed before.
+    /// Returns the number of failed requests, and the passages for each query.
     async fn find(&self, queries: &[String]) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
         match &self.place {
             Place::Here(searcher) => (0, searcher.search(queries.to_vec(), self.keys.top_k).await),
@@ -150,7 +155,7 @@ impl SearchTool {
         }
     }
 
-    /// Passages of a query as the model reads them.
+    /// Formats the passages of a query for the model.
     fn show(&self, query: &str, hits: &[Hit]) -> String {
         if hits.is_empty() {
             return format!("No passage was found for {query:?}.");
@@ -166,7 +171,7 @@ impl SearchTool {
     }
 }
 
-/// The beginning of a text.
+/// Truncates a text to at most `most` characters.
 fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", text[..end].trim_end()),
@@ -174,10 +179,10 @@ fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// The queries that arguments hold.
+/// Returns the queries in the arguments of a call.
 ///
 /// # Errors
-/// Says what is wrong with them, in words for the model.
+/// Returns a message for the model if an argument is invalid.
 fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     if let Some(extra) = arguments.keys().find(|key| !["query", "queries"].contains(&key.as_str())) {
         return Err(format!("{extra:?} is not an argument; \"query\" and \"queries\" are"));
@@ -197,7 +202,7 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         (Some(_), Some(_)) => return Err("give \"query\" or \"queries\", not both".into()),
         (None, None) => return Err("\"query\" is missing".into()),
     };
-    // Models write a list under either name.
+    // Models pass a list under either name.
     let found = match value {
         Value::Array(list) => list.iter().map(|value| text(name, value)).collect::<Result<Vec<_>, _>>()?,
         value => vec![text(name, value)?],
@@ -222,7 +227,7 @@ impl Toolbox for SearchTool {
     }
 
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        // It keeps nothing between calls.
+        // The tool keeps no state between calls.
         Ok(Box::new(self.clone()))
     }
 }

@@ -15,7 +15,7 @@ fn keys() -> SearchKeys {
     SearchKeys { top_k: 2, passage_chars: 200, ..SearchKeys::default() }
 }
 
-/// A tool that searches the index `i` of a folder.
+/// Creates a tool that searches the index `i` in a directory.
 fn local(folder: &TempDir, keys: SearchKeys) -> SearchTool {
     let keys = SearchKeys { index: Some(folder.path().join("i")), ..keys };
     SearchTool::new("wiki", keys, Retries::default()).unwrap()
@@ -25,7 +25,7 @@ fn remote(url: &str, retries: Retries) -> Result<SearchTool, String> {
     SearchTool::new("wiki", SearchKeys { url: Some(url.into()), ..keys() }, retries)
 }
 
-/// A folder with an index `i`.
+/// Creates a directory with an index `i`.
 fn made() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let corpus = folder.path().join("c.jsonl");
@@ -46,7 +46,7 @@ fn metrics(output: &ToolOutput) -> Vec<(&str, f64)> {
 }
 
 #[tokio::test]
-async fn passages_are_shown_as_peers_show_them() {
+async fn passages_are_numbered_titled_and_truncated() {
     let folder = made();
     let tool = local(&folder, keys());
     let output = call(&tool, json!({ "query": "first engine" })).await;
@@ -65,7 +65,7 @@ async fn passages_are_shown_as_peers_show_them() {
 }
 
 #[tokio::test]
-async fn arguments_that_do_not_fit_are_explained() {
+async fn call_explains_invalid_queries() {
     let folder = made();
     let tool = local(&folder, keys());
     for (arguments, why) in [
@@ -88,7 +88,7 @@ async fn arguments_that_do_not_fit_are_explained() {
 }
 
 #[tokio::test]
-async fn a_server_is_asked_and_its_failures_are_observations() {
+async fn server_failures_are_observations_with_retries() {
     let folder = made();
     let index = Index::open(&folder.path().join("i"), true).unwrap();
     let searcher = Searcher::new(index, Mode::Bm25, None, 1).unwrap();
@@ -115,7 +115,7 @@ async fn a_server_is_asked_and_its_failures_are_observations() {
 }
 
 #[test]
-fn indices_and_addresses_that_cannot_be_used_are_named() {
+fn new_names_missing_index_and_invalid_url() {
     let folder = tempfile::tempdir().unwrap();
     let absent = SearchKeys { index: Some(folder.path().join("absent")), ..keys() };
     let error = SearchTool::new("wiki", absent, Retries::default()).err().unwrap();

@@ -1,4 +1,5 @@
-//! The toolboxes of an agent, opened together, called by the names of their tools, closed together.
+//! The toolboxes of an agent: opens them together, dispatches calls by tool name, and closes them
+//! together.
 
 use std::fmt;
 use std::future::ready;
@@ -23,16 +24,17 @@ use super::used::{Meter, Used};
 use super::{Cut, HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 
-/// The most calls of one turn that run at once: a model may write any number.
+/// Maximum number of concurrent calls of one turn. A completion can contain any number of calls.
 const AT_ONCE: usize = 32;
 
-/// The most bytes, as JSON, that a toolbox may hand over of an attempt: all of it is recorded.
+/// Maximum size of the scorer input of a toolbox as JSON, in bytes. All of it is recorded with the
+/// attempt.
 const MOST_EVIDENCE: usize = 1 << 20;
 
-/// Most characters of an announcement of tools.
+/// Maximum number of characters of an announcement of changed tools.
 const MAX_NOTE: usize = 20_000;
 
-/// The toolboxes that an agent may use, and how long each of their verbs may take.
+/// The toolboxes that an agent can use, each with its timeout.
 #[derive(Clone)]
 pub struct ToolSet {
     boxes: Vec<Entry>,
@@ -44,7 +46,7 @@ pub struct ToolSet {
 struct Entry {
     toolbox: Arc<dyn Toolbox>,
     deadline: Duration,
-    /// Whether an attempt breaks in which it does not work.
+    /// Whether an attempt is aborted if this toolbox does not work.
     strict: bool,
     meter: Arc<Meter>,
 }
@@ -64,19 +66,22 @@ impl Default for ToolSet {
 }
 
 impl ToolSet {
-    /// A set whose sessions all have `deadline` for each verb.
+    /// Creates a set of toolboxes that share one timeout. It applies separately to each opening, call,
+    /// collection of scorer input and closing.
     ///
     /// # Errors
-    /// When two toolboxes have the same name, or two tools that cannot be told apart.
+    /// Returns [`ToolError::SameName`] if two toolboxes have the same name, or if the names of two
+    /// tools clash even with the toolbox names as prefixes.
     pub fn new(boxes: Vec<Arc<dyn Toolbox>>, deadline: Duration) -> Result<Self, ToolError> {
         Self::timed(boxes.into_iter().map(|toolbox| (toolbox, deadline)).collect())
     }
 
-    /// A set of toolboxes, each with the deadline of its sessions for each opening, call, handing over and
-    /// closing.
+    /// Creates a set of toolboxes, each with its own timeout. A timeout applies separately to each
+    /// opening, call, collection of scorer input and closing.
     ///
     /// # Errors
-    /// When two toolboxes have the same name, or two tools that cannot be told apart.
+    /// Returns [`ToolError::SameName`] if two toolboxes have the same name, or if the names of two
+    /// tools clash even with the toolbox names as prefixes.
     pub fn timed(boxes: Vec<(Arc<dyn Toolbox>, Duration)>) -> Result<Self, ToolError> {
         for (at, (toolbox, _)) in boxes.iter().enumerate() {
             if boxes[..at].iter().any(|(earlier, _)| earlier.name() == toolbox.name()) {
@@ -92,8 +97,9 @@ impl ToolSet {
         Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Arc::new(offers) })
     }
 
-    /// Lets attempts break in which one of these toolboxes, by name, does not work, so that they can be made
-    /// again. Otherwise the model reads that it does not.
+    /// Marks the toolboxes for which `is_strict` returns true. If a strict toolbox does not work, the
+    /// attempt is aborted, so that it can be repeated. For other toolboxes the model reads the error
+    /// and continues.
     #[must_use]
     pub fn strict(mut self, is_strict: impl Fn(&str) -> bool) -> Self {
         for entry in &mut self.boxes {
@@ -102,34 +108,35 @@ impl ToolSet {
         self
     }
 
-    /// Agents of the run that its toolboxes ask.
+    /// Returns slots for the agents that the toolboxes call.
     pub fn helpers(&self) -> Vec<HelperSlot> {
         self.boxes.iter().flat_map(|entry| entry.toolbox.helpers()).collect()
     }
 
-    /// Whether there is no toolbox.
+    /// Returns whether the set has no toolbox.
     pub fn is_empty(&self) -> bool {
         self.boxes.is_empty()
     }
 
-    /// The tools that attempts at this task are told of, in the order of the toolboxes. Where a toolbox says
-    /// so only once it is open, the set must have been [found](Self::find) or opened.
+    /// Returns the tools that the prompts of attempts at `task` list, in the order of the toolboxes. If
+    /// a toolbox knows its tools only after opening, the set must have been [found](Self::find) or
+    /// opened before; otherwise the list is empty.
     pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
         self.offers.known(task).map(|offer| offer.specs.clone()).unwrap_or_default()
     }
 
-    /// How much each toolbox was used in this process so far, by its name, whichever clone of the set opened
-    /// it.
+    /// Returns the usage of each toolbox by name. It covers all clones of the set since the start of
+    /// the process.
     pub fn used(&self) -> impl Iterator<Item = (&str, Used)> {
         self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
     }
 
-    /// Finds out whether toolboxes work here and which tools there are, by a session where no toolbox says so
-    /// without one.
+    /// Checks that the toolboxes work and finds out which tools they have. If a toolbox does not know
+    /// its tools in advance, this opens and closes a session.
     ///
     /// # Errors
-    /// When a toolbox is not ready, a session cannot be opened or closed, or the task selects a tool that
-    /// there is not.
+    /// Returns an error if a toolbox is not ready, if a session cannot be opened or closed, or if the
+    /// task selects an unknown tool.
     pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
         for Entry { toolbox, .. } in &self.boxes {
             toolbox.ready().await?;
@@ -140,11 +147,11 @@ impl ToolSet {
         self.offers.check(&attempt.task)
     }
 
-    /// Sets the tools of each toolbox, by its name, as they were listed before, so that no toolbox is opened
-    /// to list them.
+    /// Sets the tools of each toolbox, by its name, from an earlier listing, so that no toolbox is
+    /// opened to list them.
     ///
     /// # Errors
-    /// Returns an error if two tools cannot be told apart.
+    /// Returns an error if the names of two tools clash.
     pub fn assume(&self, found: &[(String, Vec<ToolSpec>)]) -> Result<(), ToolError> {
         let found: Vec<(&str, Vec<ToolSpec>)> =
             found.iter().map(|(name, specs)| (name.as_str(), specs.clone())).collect();
@@ -155,13 +162,13 @@ impl ToolSet {
     /// Opens a session of every toolbox for an attempt.
     ///
     /// # Errors
-    /// When one cannot be opened, or not within its deadline; when tools of several cannot be told apart.
-    /// Sessions that were opened before are closed again.
+    /// Returns an error if a session cannot be opened or times out, or if the names of two tools clash.
+    /// Sessions that are already open are then closed.
     pub async fn open(&self, attempt: &ToolContext) -> Result<OpenTools, ToolError> {
         let mut open = OpenTools::default();
         let opened = self.open_into(&mut open, attempt).await;
         if let Err(error) = opened {
-            // The reason it did not open matters more than one why something else did not close.
+            // The reason for the failed opening matters more than a failed close.
             let _ = open.close().await;
             return Err(error);
         }
@@ -195,13 +202,13 @@ impl ToolSet {
     }
 }
 
-/// The sessions of one attempt. Close them with [`OpenTools::close`]; what is dropped without (a cancelled
-/// attempt) is closed in the background of the tokio runtime it is dropped on.
+/// The open sessions of one attempt. Close them with [`OpenTools::close`]. If dropped instead, as by a
+/// cancelled attempt, they are closed in the background on the current tokio runtime.
 #[derive(Default)]
 pub struct OpenTools {
     sessions: Vec<OpenBox>,
     offer: Arc<Offer>,
-    /// Whether the task selects its tools, so that no other one can be called.
+    /// Whether the task selects its tools, so that no other tool can be called.
     is_selected: bool,
     counts: CallCounts,
 }
@@ -209,13 +216,14 @@ pub struct OpenTools {
 struct OpenBox {
     name: String,
     session: Box<dyn Session>,
-    /// Tools that the model knows of: those that the prompt lists, as observations have changed them.
+    /// Tools that the model knows: those of the prompt, updated by announcements in observations.
     tools: Vec<ToolSpec>,
-    /// Tools that observations have announced: the name by which the model calls each, and its own.
+    /// Tools that observations have announced: the name that the model uses, and the toolbox's own
+    /// name.
     appeared: Vec<(String, String)>,
     deadline: Duration,
     strict: bool,
-    /// Longest wait for the turn of a call: for as long as the attempt may take.
+    /// Maximum wait for a permit: the maximum duration of the attempt.
     longest: Duration,
     meter: Arc<Meter>,
 }
@@ -228,20 +236,23 @@ impl fmt::Debug for OpenTools {
 }
 
 impl OpenTools {
-    /// The tools that the prompt lists. They stay the same until the end.
+    /// Returns the tools that the prompt lists. They are fixed when the set is opened.
     pub fn specs(&self) -> &[ToolSpec] {
         &self.offer.specs
     }
 
-    /// Returns the texts that sessions add to the last message of the prompt.
+    /// Returns the texts that sessions append to the last message of the prompt, or `None` if there are
+    /// none.
     pub fn opening(&self) -> Option<String> {
         let texts: Vec<String> = self.sessions.iter().filter_map(|open| open.session.opening()).collect();
         (!texts.is_empty()).then(|| texts.join("\n\n"))
     }
 
-    /// Answers the calls of a reply, in the order in which they were written. It never fails: what goes wrong
-    /// is in the observations. Where nobody will read these, calls are made that count all the same
-    /// ([`Session::acts`]), and others have no observation.
+    /// Executes the calls of a completion and returns their observations, in the order of the calls.
+    /// This never fails: errors become observations.
+    ///
+    /// `is_read` is whether the model will read the observations. If not, only calls that have an
+    /// effect ([`Session::acts`]) are executed. The other calls are skipped and have no observation.
     pub async fn answer(&mut self, reply: &Parsed, is_read: bool) -> Vec<Observation> {
         let mut observations = Vec::with_capacity(reply.calls.len());
         let mut together: Vec<BoxFuture<'_, Observation>> = Vec::new();
@@ -273,13 +284,13 @@ impl OpenTools {
         observations
     }
 
-    /// How the calls went so far.
+    /// Returns the number of calls so far, by result.
     pub fn counts(&self) -> CallCounts {
         self.counts
     }
 
-    /// Knowledge of the attempt that toolboxes hand over, by their names, where they have any; and the errors
-    /// of those that failed to.
+    /// Collects the scorer input of all toolboxes. Returns the non-empty inputs by toolbox name, and
+    /// the errors of the toolboxes that failed.
     pub async fn evidence(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
         let (mut found, mut missing) = (Map::new(), Vec::new());
         for OpenBox { name, session, deadline, .. } in &mut self.sessions {
@@ -301,10 +312,11 @@ impl OpenTools {
         (found, missing)
     }
 
-    /// Closes every session, also when one of them fails to, and when this is given up before its end.
+    /// Closes every session, even if one of them fails to close or this future is dropped before it
+    /// completes.
     ///
     /// # Errors
-    /// The first failure.
+    /// Returns the first error.
     pub async fn close(mut self) -> Result<(), ToolError> {
         let sessions = std::mem::take(&mut self.sessions);
         let tool = sessions.iter().map(|open| open.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -312,7 +324,7 @@ impl OpenTools {
         closed.unwrap_or_else(|panic| Err(ToolError::Close { tool, why: panic.to_string() }))
     }
 
-    /// Adds to the last observation of each toolbox how its tools have changed since the model knew them.
+    /// Appends an announcement of changed tools to the last observation of each toolbox.
     fn announce(&mut self, observations: &mut [Observation]) {
         if self.is_selected {
             return;
@@ -348,8 +360,8 @@ impl OpenTools {
         }
     }
 
-    /// Returns the session that a call is for, and the tool's name there: a tool that the prompt lists, or
-    /// else one that has appeared since.
+    /// Returns the session that a call addresses, and the tool's own name there. Tools of the prompt
+    /// take precedence over tools that were announced later.
     fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenBox, &'a str)> {
         if let Some((at, tool)) = self.offer.find(&call.name) {
             return Some((self.sessions.get(at)?, tool));
@@ -387,7 +399,7 @@ impl OpenTools {
         Observation { call: Some(call.clone()), toolbox, breaks, ..observation }
     }
 
-    /// What becomes of a call, how long it took, and how long it had waited for its turn.
+    /// Executes a call. Returns its observation, its duration, and the time it waited for a permit.
     async fn observe(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
         let start = Instant::now();
         let found = self.find(call);
@@ -409,7 +421,7 @@ impl OpenTools {
         (observation, start.elapsed(), waited)
     }
 
-    /// What becomes of a call whose turn it is.
+    /// Executes a call that has its permit.
     async fn called(&self, call: &ToolCall, found: Option<(&OpenBox, &str)>) -> Observation {
         let Some((OpenBox { session, deadline, .. }, tool)) = found else {
             let names: Vec<&str> = self.specs().iter().map(|spec| spec.name.as_str()).collect();
@@ -434,7 +446,7 @@ impl OpenTools {
     }
 }
 
-/// Returns how tools have changed, as the model reads it.
+/// Describes the changes from `known` to `now` to the model, or returns `None` if there are none.
 fn changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
     let missing = |from: &[ToolSpec], spec: &ToolSpec| !from.iter().any(|other| other.name == spec.name);
     let described = |spec: &ToolSpec| {
@@ -453,13 +465,13 @@ fn changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
     (!lines.is_empty()).then_some(note)
 }
 
-/// An observation that is the fault of the tool.
+/// Creates an observation that reports a failure of the tool itself.
 fn trouble(kind: ObservationKind, text: String) -> Observation {
     let observation = Observation::new(kind, text);
     Observation { trouble: Some(observation.text.clone()), ..observation }
 }
 
-/// Does work at once; the results are in the order of the work.
+/// Runs up to [`AT_ONCE`] futures concurrently and returns their results in the order of `work`.
 async fn all(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
     stream::iter(work).buffered(AT_ONCE).collect().await
 }
@@ -470,7 +482,7 @@ impl Drop for OpenTools {
             return;
         }
         let sessions = std::mem::take(&mut self.sessions);
-        // Without a runtime there is nothing left to close on: the process is ending.
+        // Without a runtime the process is ending, and nothing can close the sessions.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(close_all(sessions));
         }

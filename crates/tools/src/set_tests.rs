@@ -23,7 +23,7 @@ async fn texts(open: &mut OpenTools, calls: &[ToolCall]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn call_without_any_tools_is_told_so() {
+async fn call_to_empty_set_is_an_error() {
     let mut open = set(Vec::new()).open(&context("a")).await.unwrap();
     assert_eq!(
         texts(&mut open, &[call("abacus", json!({}))]).await,
@@ -33,7 +33,7 @@ async fn call_without_any_tools_is_told_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_way_a_call_can_go_is_observed_and_counted() {
+async fn each_result_kind_is_observed_and_counted() {
     let log = Log::default();
     let boxes: Vec<Arc<dyn Toolbox>> =
         vec![Arc::new(Calculator::default()), Arc::new(Logged::new("slow", &log))];
@@ -65,7 +65,7 @@ async fn every_way_a_call_can_go_is_observed_and_counted() {
             "Error: slow did not answer within 50ms",
             true,
         ),
-        // A call that hung does not spoil the session.
+        // A call that hung does not affect the session.
         (call("slow", json!({})), ObservationKind::Ok, "done 0", false),
     ] {
         let observed = open.answer(&reply(&[call]), true).await;
@@ -86,7 +86,7 @@ async fn every_way_a_call_can_go_is_observed_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_run_at_once_where_they_may_and_are_answered_in_order() {
+async fn parallel_calls_overlap_and_preserve_order() {
     let log = Log::default();
     let beside = |name| Logged { parallel: true, ..Logged::new(name, &log) };
     let set = set(vec![beside("x"), beside("y"), Logged::new("alone", &log)]);
@@ -124,7 +124,7 @@ async fn calls_run_at_once_where_they_may_and_are_answered_in_order() {
     ];
     assert_eq!(lines(&log), order);
     assert_eq!((open.counts().ok, open.counts().unknown_tool), (6, 1));
-    // However many a model writes, no more than a few at once.
+    // Any number of calls runs with bounded concurrency.
     let many: Vec<ToolCall> = (0..2 * AT_ONCE as u64).map(|n| late("x", n, 10)).collect();
     let start = tokio::time::Instant::now();
     assert_eq!(texts(&mut open, &many).await.len(), many.len());
@@ -133,7 +133,7 @@ async fn calls_run_at_once_where_they_may_and_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn in_a_turn_that_nobody_reads_only_acts_are_made() {
+async fn unread_turn_executes_only_acting_tools() {
     let log = Log::default();
     let set = set(vec![Logged { acts: true, ..Logged::new("move", &log) }, Logged::new("look", &log)]);
     let mut open = set.open(&context("a")).await.unwrap();
@@ -155,7 +155,7 @@ async fn sessions_are_closed_once() {
 }
 
 #[tokio::test]
-async fn what_was_opened_before_a_failure_is_closed() {
+async fn failed_open_closes_earlier_sessions() {
     let log = Log::default();
     let shut = Logged { hangs: "refuses", ..Logged::new("y", &log) };
     let set = set(vec![Logged::new("x", &log), shut, Logged::new("z", &log)]);
@@ -165,7 +165,7 @@ async fn what_was_opened_before_a_failure_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn verbs_that_hang_end_at_their_deadline_and_sessions_are_closed() {
+async fn hanging_methods_time_out_and_sessions_close() {
     let closed = ["close x", "drop x", "close y", "drop y"].map(String::from);
     for hangs in ["open", "call", "evidence", "close"] {
         let log = Log::default();
@@ -198,7 +198,7 @@ async fn verbs_that_hang_end_at_their_deadline_and_sessions_are_closed() {
 }
 
 #[tokio::test]
-async fn evidence_is_what_toolboxes_know() {
+async fn evidence_rejects_oversized_and_deep_values() {
     let log = Log::default();
     let named = |name, hangs| Logged { hangs, ..Logged::new(name, &log) };
     let set =
@@ -209,14 +209,14 @@ async fn evidence_is_what_toolboxes_know() {
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let wanted = [
         "tool \"flood\" gave no evidence: it is longer than 1048576 bytes",
-        // What is deeper than readers of JSON go would make a record that nobody reads again.
+        // A value that is deeper than the limit of JSON parsers could be recorded but not read again.
         "tool \"pit\" gave no evidence: it is nested 121 deep, and 100 can be kept",
     ];
     assert_eq!(missing, wanted);
     open.close().await.unwrap();
 }
 
-/// Waits until a session is closed.
+/// Waits until session `x` is closed.
 async fn until_closed(log: &Log) {
     for _ in 0..1000 {
         if lines(log).iter().any(|line| line == "drop x") {
@@ -229,10 +229,11 @@ async fn until_closed(log: &Log) {
 }
 
 #[tokio::test]
-async fn a_cancelled_attempt_closes_its_sessions() {
+async fn cancelled_attempt_closes_sessions() {
     let at = |verb: &'static str| async move {
         let log = Log::default();
-        // While the second is opened, called, asked or closed; and between two verbs.
+        // Covers cancellation while the second session executes a call or returns scorer input, and
+        // between two methods.
         let second = Logged { hangs: verb, parallel: true, ..Logged::new("y", &log) };
         let boxes: Vec<Arc<dyn Toolbox>> =
             vec![Arc::new(second.clone()), Arc::new(Logged { parallel: true, ..Logged::new("x", &log) })];
@@ -256,17 +257,17 @@ async fn a_cancelled_attempt_closes_its_sessions() {
 }
 
 #[tokio::test]
-async fn closing_goes_on_when_nobody_waits_for_it() {
+async fn dropped_close_completes_in_background() {
     let log = Log::default();
     let open = set(vec![Logged::new("x", &log)]).open(&context("a")).await.unwrap();
-    // Given up at the first await, before the session has closed.
+    // The close is dropped at its first await, before the session has closed.
     let closing = std::pin::pin!(open.close());
     assert!(futures_util::FutureExt::now_or_never(closing).is_none());
     until_closed(&log).await;
 }
 
 #[tokio::test]
-async fn attempts_at_a_task_are_told_of_the_same_tools() {
+async fn changed_tools_are_announced_but_prompt_is_fixed() {
     let log = Log::default();
     let toolbox = Logged::new("web", &log);
     let offered = toolbox.tools.clone();
@@ -277,7 +278,7 @@ async fn attempts_at_a_task_are_told_of_the_same_tools() {
     let mut first = set.open(&context("task")).await.unwrap();
     assert_eq!(names(&set.specs(&context("task").task)), ["search", "open"]);
 
-    // The prompt stays as it was. The observation of the turn says what is new and what is gone.
+    // The prompt stays unchanged. The observation of the turn announces new and removed tools.
     *offered.lock().unwrap() = vec!["open", "click"];
     let mut second = set.open(&context("task")).await.unwrap();
     for open in [&mut first, &mut second] {
@@ -292,12 +293,12 @@ async fn attempts_at_a_task_are_told_of_the_same_tools() {
         let troubles: Vec<Option<&str>> = observed.iter().map(|o| o.trouble.as_deref()).collect();
         assert_eq!(troubles, [Some(gone), None, None]);
         assert_eq!(open.counts().unknown_tool, 2);
-        // From then on it can be called, by either name, and is announced once.
+        // From then on the new tool can be called by either name. It is announced once.
         let calls = ["click", "web__click", "open"].map(|name| call(name, json!({})));
         let observed = open.answer(&reply(&calls), true).await;
         assert!(observed.iter().all(|observed| observed.text == "done 0"), "{observed:?}");
     }
-    // Another task is told of what there is now.
+    // Another task sees the current tools.
     let other = set.open(&context("other")).await.unwrap();
     assert_eq!(names(other.specs()), ["open", "click"]);
     for open in [first, second, other] {
@@ -306,7 +307,7 @@ async fn attempts_at_a_task_are_told_of_the_same_tools() {
 }
 
 #[tokio::test]
-async fn announced_tools_have_names_of_their_own() {
+async fn announced_tools_get_unique_names() {
     let log = Log::default();
     let boxes = [Logged::new("web", &log), Logged::new("wiki", &log)];
     let [web, wiki] = [&boxes[0], &boxes[1]].map(|toolbox| toolbox.tools.clone());
@@ -316,7 +317,8 @@ async fn announced_tools_have_names_of_their_own() {
     let calls = |names: &[&str]| names.iter().map(|name| call(name, json!({}))).collect::<Vec<_>>();
     *web.lock().unwrap() = vec!["search", "click"];
     assert!(texts(&mut open, &calls(&["web__search"])).await[0].contains("New: {\"name\":\"click\""));
-    // A second tool of a name that is taken, and one that goes, are called as the model knows them.
+    // A second tool of a name that is taken, and a removed tool, are called by the names that the model
+    // knows.
     *wiki.lock().unwrap() = vec!["click"];
     let told = texts(&mut open, &calls(&["wiki__search", "click"])).await;
     assert!(told[0].contains("no longer there"), "{told:?}");
@@ -329,7 +331,7 @@ async fn announced_tools_have_names_of_their_own() {
     assert!(told[0].contains("New: {\"name\":\"wiki__search\""), "{told:?}");
     let both = calls(&["click", "wiki__click"]);
     assert_eq!(texts(&mut open, &both).await, ["done 0", "done 0"]);
-    // The tool of `wiki` still answers after `web` has lost its own.
+    // The tool of `wiki` still works after `web` has lost its tool of the same name.
     *web.lock().unwrap() = vec!["search"];
     let told = texts(&mut open, &both).await;
     assert!(told[0].contains("no longer there"), "{told:?}");
@@ -338,20 +340,20 @@ async fn announced_tools_have_names_of_their_own() {
 }
 
 #[tokio::test]
-async fn tools_are_found_by_a_session_that_is_closed() {
+async fn find_opens_and_closes_session_only_if_needed() {
     let log = Log::default();
     let unknown = set(vec![Logged::new("x", &log)]);
     unknown.find(&context("a")).await.unwrap();
     unknown.find(&context("b")).await.unwrap();
     assert_eq!(lines(&log), ["open x for a", "close x", "drop x"]);
     assert_eq!(unknown.specs(&context("c").task)[0].name, "x");
-    // Nor is anything opened to find tools that are known already.
+    // No session is opened to find tools that are already known.
     let specs = unknown.specs(&context("c").task);
     let assuming = set(vec![Logged::new("x", &log)]);
     assuming.assume(&[("x".into(), specs.clone())]).unwrap();
     assuming.find(&context("a")).await.unwrap();
     assert_eq!((lines(&log).len(), assuming.specs(&context("c").task)), (3, specs));
-    // Where toolboxes say so by themselves, nothing is opened.
+    // If toolboxes know their tools in advance, no session is opened.
     let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
     let known = ToolSet::new(boxes, DEADLINE).unwrap();
     assert_eq!(known.specs(&context("c").task), [Calculator::spec()]);
@@ -359,7 +361,7 @@ async fn tools_are_found_by_a_session_that_is_closed() {
 }
 
 #[tokio::test]
-async fn names_are_unique() {
+async fn duplicate_toolbox_names_are_rejected_and_tools_prefixed() {
     let named = |name: &str| Calculator { name: name.into(), ..Calculator::default() };
     let set = |names: [&str; 2]| {
         let boxes = names.map(|name| Arc::new(named(name)) as Arc<dyn Toolbox>);
@@ -377,12 +379,12 @@ async fn names_are_unique() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn time_is_counted_by_toolbox() {
+async fn usage_is_counted_per_toolbox() {
     let log = Log::default();
     let set = set(vec![Logged { parallel: true, ..Logged::new("x", &log) }, Logged::new("y", &log)]);
     let late = |name, millis| call(name, json!({ "millis": millis }));
     let calls = [late("x", 10), late("x", 20), late("y", 5), late("y", 1000), late("nobody", 7)];
-    // Whichever clone of the set is opened, however often.
+    // Usage covers all clones of the set and all openings.
     for _ in 0..2 {
         let mut open = set.clone().open(&context("a")).await.unwrap();
         let answers = open.answer(&reply(&calls), true).await;
@@ -392,7 +394,7 @@ async fn time_is_counted_by_toolbox() {
     }
     let used: Vec<(&str, Used)> = set.used().collect();
     let of = |calls, millis| Used { calls, time: Duration::from_millis(millis), waited: Duration::ZERO };
-    // A call that was given up took as long as its deadline.
+    // A call that timed out counts with its timeout as duration.
     assert_eq!(used, [("x", of(4, 60)), ("y", of(4, 2 * (5 + 50)))]);
     assert_eq!(of(4, 60).since(of(1, 10)), of(3, 50));
 }

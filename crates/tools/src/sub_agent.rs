@@ -1,4 +1,4 @@
-//! An agent as a tool of another one.
+//! An agent as a tool of another agent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::helper::{Asking, HelperSlot};
 use super::output::Branch;
 use super::{CallError, MAX_SECONDS, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
-/// `[[tool]] kind = "agent"`: another agent as a tool.
+/// `[[tool]] kind = "agent"`: another agent of the run as a tool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SubAgentKeys {
-    /// The agent, by name.
+    /// Name of the agent.
     pub agent: String,
-    /// Description for the model: what the agent can be asked.
+    /// Description for the model: what it can request from the agent.
     pub description: String,
 }
 
@@ -28,7 +28,8 @@ impl ToolOptions for SubAgentKeys {
         true
     }
 
-    /// The tool has a deadline of its own, at which it hands over what it has.
+    /// Effectively disables the set's timeout. The tool enforces its own, at which the agent returns
+    /// what it has.
     fn timeout(&self, _seconds: Option<f64>) -> Option<f64> {
         Some(MAX_SECONDS)
     }
@@ -44,20 +45,21 @@ impl ToolOptions for SubAgentKeys {
     }
 }
 
-/// Argument of the tool.
+/// Name of the tool's argument.
 const REQUEST: &str = "request";
 
-/// A tool that is another agent of the run: what it is asked opens a conversation of its own, and its final
-/// answer is the answer of the call.
+/// A tool that calls another agent of the run. Each call starts a separate conversation, whose final
+/// answer is the tool result.
 #[derive(Debug)]
 pub struct SubAgent {
-    /// Name of tool and toolbox.
+    /// Name of the tool and of its toolbox.
     pub name: String,
     /// Description for the model.
     pub description: String,
-    /// The agent that is asked.
+    /// Slot for the called agent.
     pub slot: HelperSlot,
-    /// Longest time of a call; that of the agent's own attempts where not given.
+    /// Timeout for a call. `None` means the attempt timeout of the called agent. In both cases, the
+    /// call ends shortly before the calling attempt does.
     pub longest: Option<Duration>,
 }
 
@@ -105,7 +107,7 @@ struct Open {
     spec: ToolSpec,
     asking: Asking,
     longest: Option<Duration>,
-    /// Requests with what came of them, for the scoring.
+    /// Requests with their outcomes, as scorer input.
     asked: Mutex<Vec<Value>>,
 }
 

@@ -1,4 +1,4 @@
-//! Toolboxes for tests.
+//! Toolboxes and helper functions for tests.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
 
-/// An attempt of this name, at a task of this name.
+/// Returns the context of an attempt with the name `attempt`, at a task with the same id.
 pub fn context(attempt: &str) -> ToolContext {
     ToolContext {
         attempt: attempt.into(),
@@ -24,34 +24,33 @@ pub fn context(attempt: &str) -> ToolContext {
     }
 }
 
-/// A tool of this name, without arguments.
+/// Returns the description of a tool without arguments.
 pub fn spec(name: &str) -> ToolSpec {
     let parameters = json!({ "type": "object" });
     ToolSpec { name: name.into(), description: String::new(), parameters }
 }
 
-/// A call of a tool.
+/// Returns a call of a tool.
 pub fn call(name: &str, arguments: Value) -> ToolCall {
     let arguments = arguments.as_object().unwrap().clone();
     ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() }
 }
 
-/// A reply that makes these calls.
+/// Returns a parsed completion that makes these calls.
 pub fn reply(calls: &[ToolCall]) -> Parsed {
     Parsed { content: String::new(), calls: calls.iter().cloned().map(Ok).collect(), bare: false }
 }
 
-/// Lines that say what happened, in its order.
+/// Log of events, in order.
 pub type Log = Arc<Mutex<Vec<String>>>;
 
-/// A toolbox that writes down what happens to it, and does what its calls say.
+/// A toolbox that logs its events and whose calls behave as their arguments specify.
 #[derive(Clone)]
 pub struct Logged {
     pub name: &'static str,
-    /// The verb that never comes to its end.
+    /// Name of the method that never completes, or of another special behavior.
     pub hangs: &'static str,
-    /// Names of its tools, which its sessions have while they are open. Others can be put in their place
-    /// meanwhile.
+    /// Names of the tools that open sessions have. A test can replace them while a session is open.
     pub tools: Arc<Mutex<Vec<&'static str>>>,
     pub parallel: bool,
     pub acts: bool,
@@ -59,7 +58,7 @@ pub struct Logged {
 }
 
 impl Logged {
-    /// One with a tool of its own name.
+    /// Creates a toolbox with a tool of its own name.
     pub fn new(name: &'static str, log: &Log) -> Self {
         let (hangs, tools) = ("", Arc::new(Mutex::new(vec![name])));
         Logged { name, hangs, tools, parallel: false, acts: false, log: log.clone() }

@@ -1,22 +1,22 @@
-//! How much toolboxes were used.
+//! Usage counters of toolboxes.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// Calls of a toolbox that came to an end, in this process, over all its sessions.
+/// Usage of a toolbox: its finished calls in this process, over all sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Used {
-    /// How many.
+    /// Number of calls.
     pub calls: u64,
-    /// How long they took, added up. Of calls that ran at once each counts.
+    /// Total duration of the calls. Concurrent calls each count in full.
     pub time: Duration,
-    /// How long they waited for their turn before, added up likewise.
+    /// Total time that calls waited for a permit, counted in the same way.
     pub waited: Duration,
 }
 
 impl Used {
-    /// Use of two toolboxes, or of one in two stretches.
+    /// Returns the sum of two usages.
     pub fn and(self, other: Used) -> Used {
         Used {
             calls: self.calls + other.calls,
@@ -25,7 +25,7 @@ impl Used {
         }
     }
 
-    /// Use since `before`.
+    /// Returns the usage since an earlier reading `before`.
     pub fn since(self, before: Used) -> Used {
         Used {
             calls: self.calls.saturating_sub(before.calls),
@@ -35,18 +35,18 @@ impl Used {
     }
 }
 
-/// Use of a toolbox, counted by all its sessions.
+/// Usage counter that all sessions of a toolbox share.
 #[derive(Debug, Default)]
 pub(super) struct Meter(Mutex<Used>);
 
 impl Meter {
-    /// Adds a call that took so long, after it had waited.
+    /// Adds one call with its duration and the time it waited before.
     pub fn add(&self, time: Duration, waited: Duration) {
         let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *used = used.and(Used { calls: 1, time, waited });
     }
 
-    /// Use so far.
+    /// Returns the usage so far.
     pub fn read(&self) -> Used {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

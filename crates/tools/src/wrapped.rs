@@ -1,4 +1,4 @@
-//! A toolbox around another one.
+//! Toolboxes that wrap another toolbox and change its calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,25 +9,26 @@ use serde_json::{Map, Value};
 
 use super::{HelperSlot, Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
 
-/// Changes to the calls of another toolbox. Whatever is not changed is the other's.
+/// Changes to the calls of another toolbox. Each default method leaves the call unchanged.
 #[async_trait]
 pub trait Around: Send + Sync {
-    /// Whether calls that could run beside others may.
+    /// Returns whether calls can run concurrently if the wrapped toolbox allows it.
     fn allows_parallel(&self) -> bool {
         true
     }
 
-    /// Waits for what a call needs, with what the toolbox itself gave.
+    /// Waits for further permits before a call. `permit` is the permit of the wrapped toolbox; the
+    /// returned permit must include it.
     async fn admit(&self, permit: Permit) -> Permit {
         permit
     }
 
-    /// Makes a call.
+    /// Executes a call.
     async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         session.call(tool, arguments).await
     }
 
-    /// Works on the answer of a call.
+    /// Post-processes the tool result of a call.
     async fn after(
         &self,
         session: &dyn Session,
@@ -39,13 +40,13 @@ pub trait Around: Send + Sync {
     }
 }
 
-/// Another toolbox with changes around its calls.
+/// A toolbox with changes to its calls.
 pub struct Wrapped<A> {
     toolbox: Arc<dyn Toolbox>,
     around: Arc<A>,
 }
 
-/// A session of another toolbox with changes around its calls.
+/// A session of a toolbox with changes to its calls.
 pub struct WrappedSession<A> {
     pub(super) session: Box<dyn Session>,
     pub(super) around: Arc<A>,
@@ -108,7 +109,8 @@ impl<A: Around + 'static> Session for WrappedSession<A> {
     }
 
     async fn admit(&self, tool: &str) -> Permit {
-        // First whatever the toolbox waits for itself, so that nobody holds a place for that.
+        // The wrapped toolbox's own wait comes first, so that no permit of the wrapper is held
+        // meanwhile.
         self.around.admit(self.session.admit(tool).await).await
     }
 
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
     use crate::testing::context;
 
-    /// A toolbox whose calls may be long, and that says what it waits for.
+    /// A toolbox with a timeout for its calls and messages about pending work.
     struct Slow;
 
     #[async_trait]
@@ -180,7 +182,7 @@ mod tests {
     impl Around for Unchanged {}
 
     #[tokio::test]
-    async fn wrapped_toolbox_keeps_its_limits_and_reasons() {
+    async fn wrapper_preserves_call_timeout_and_late_reasons() {
         let toolbox = Wrapped::around(Arc::new(Slow), Unchanged);
         assert_eq!((toolbox.name(), toolbox.late().as_str()), ("slow", "; it is being installed"));
         let session = toolbox.open(&context("a")).await.unwrap();

@@ -1,4 +1,4 @@
-//! SandboxFusion's API: what requests and answers hold, as its own client and verl's have it.
+//! Requests and responses of SandboxFusion's API, in the format of its own client and of verl's.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use crate::limits::Limits;
 use crate::run::{Ended, Outcome};
 use crate::session::{Cell, CellError};
 
-/// Languages of SandboxFusion. Those that are not run here answer with an error of the sandbox, as they do
-/// there where an interpreter is not installed.
+/// Languages of SandboxFusion. For a language that is not supported here, the response is an error of
+/// the sandbox, as in SandboxFusion if the interpreter is not installed.
 pub(crate) const LANGUAGES: [&str; 33] = [
     "python",
     "python2",
@@ -48,54 +48,56 @@ pub(crate) const LANGUAGES: [&str; 33] = [
     "shell",
 ];
 
-/// `POST /run_code`
+/// Request of `POST /run_code`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunCode {
-    /// Code to run.
+    /// Source code to run.
     pub code: String,
-    /// Its language.
+    /// Language of the code, one of SandboxFusion's names.
     pub language: String,
-    /// Longest time of a run, in seconds.
+    /// Maximum run time, in seconds.
     #[serde(default = "ten")]
     pub run_timeout: f64,
-    /// Longest time of compiling, in seconds; nothing is compiled here.
+    /// Maximum compilation time, in seconds. It has no effect, because nothing is compiled here.
     #[serde(default = "ten")]
     pub compile_timeout: f64,
-    /// Memory, in MiB; below 1 for as much as the service allows, which is the most in any case.
+    /// Memory limit, in MiB. A value below 1 means the maximum of the service, which also caps larger
+    /// values.
     #[serde(rename = "memory_limit_MB", default = "unlimited")]
     pub memory_limit_mb: i64,
-    /// Standard input.
+    /// Standard input. `None` means empty.
     #[serde(default)]
     pub stdin: Option<String>,
-    /// Files in base64, by their paths; those without content are left out.
+    /// Base64-encoded files by path. Files without content are ignored.
     #[serde(default, deserialize_with = "or_default")]
     pub files: BTreeMap<String, Option<String>>,
-    /// Paths of files to hand out.
+    /// Paths of the files to return.
     #[serde(default, deserialize_with = "or_default")]
     pub fetch_files: Vec<String>,
 }
 
-/// `POST /run_jupyter`
+/// Request of `POST /run_jupyter`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunJupyter {
-    /// Cells, which run one after the other.
+    /// Source code of the cells, which run one after another.
     pub cells: Vec<String>,
-    /// Longest time of a cell, in seconds; 0 for that of all.
+    /// Maximum time of a cell, in seconds. 0 means only `total_timeout` applies.
     #[serde(default)]
     pub cell_timeout: f64,
-    /// Longest time of all cells, in seconds.
+    /// Maximum total time of all cells, in seconds.
     #[serde(default = "forty_five")]
     pub total_timeout: f64,
-    /// Memory, in MiB; below 1 for as much as the service allows, which is the most in any case.
+    /// Memory limit, in MiB. A value below 1 means the maximum of the service, which also caps larger
+    /// values.
     #[serde(rename = "memory_limit_MB", default = "unlimited")]
     pub memory_limit_mb: i64,
-    /// Always `python3`.
+    /// Name of the kernel. Only `python3` is supported.
     #[serde(default = "python3")]
     pub kernel: String,
-    /// Files in base64, by their paths; those without content are left out.
+    /// Base64-encoded files by path. Files without content are ignored.
     #[serde(default, deserialize_with = "or_default")]
     pub files: BTreeMap<String, Option<String>>,
-    /// Paths of files to hand out.
+    /// Paths of the files to return.
     #[serde(default, deserialize_with = "or_default")]
     pub fetch_files: Vec<String>,
 }
@@ -120,40 +122,40 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D)
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// State of an answer as a whole.
+/// Overall status of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
-    /// All commands ended with 0.
+    /// All commands exited with code 0.
     Success,
-    /// A command ended otherwise, or was stopped for time.
+    /// A command failed or exceeded its time limit.
     Failed,
-    /// It is the sandbox that failed.
+    /// The sandbox itself failed.
     SandboxError,
 }
 
-/// State of a command.
+/// Status of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommandStatus {
-    /// It ended by itself, or by a signal.
+    /// The command exited or was ended by a signal.
     Finished,
-    /// It could not be started.
+    /// The command could not be started.
     Error,
-    /// It was stopped for time.
+    /// The command exceeded its time limit.
     TimeLimitExceeded,
 }
 
-/// Result of a command.
+/// Result of a command, such as a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CommandResult {
-    /// State.
+    /// Status of the command.
     pub status: CommandStatus,
-    /// Time by the clock, in seconds.
+    /// Wall-clock time, in seconds.
     #[serde(default)]
     pub execution_time: Option<f64>,
-    /// Time of processors, in seconds.
+    /// Processor time, in seconds.
     #[serde(default)]
     pub cpu_time: Option<f64>,
-    /// Exit code, or the negative number of a signal.
+    /// Exit code, or the negative number of a signal. `None` if the time limit was exceeded.
     #[serde(default)]
     pub return_code: Option<i32>,
     /// Standard output.
@@ -164,76 +166,76 @@ pub struct CommandResult {
     pub stderr: Option<String>,
 }
 
-/// Answer to `POST /run_code`.
+/// Response to `POST /run_code`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CodeAnswer {
-    /// State.
+    /// Overall status.
     pub status: Status,
-    /// Cause, where the sandbox failed.
+    /// Reason if the sandbox failed; otherwise empty.
     #[serde(default)]
     pub message: String,
-    /// Always absent: nothing is compiled here.
+    /// Always `None`, because nothing is compiled here.
     #[serde(default)]
     pub compile_result: Option<CommandResult>,
-    /// The run.
+    /// Result of the run. `None` if the sandbox failed.
     #[serde(default)]
     pub run_result: Option<CommandResult>,
-    /// Always absent.
+    /// Always `None`.
     #[serde(default)]
     pub executor_pod_name: Option<String>,
-    /// Files that were asked for and are there, in base64.
+    /// Base64-encoded content of the requested files that exist, by path.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
 }
 
-/// Answer to `POST /run_jupyter`.
+/// Response to `POST /run_jupyter`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JupyterAnswer {
-    /// State.
+    /// Overall status.
     pub status: Status,
-    /// Cause, where the sandbox failed.
+    /// Reason if the sandbox failed; otherwise empty.
     #[serde(default)]
     pub message: String,
-    /// The interpreter.
+    /// Result of the interpreter. `None` if the sandbox failed.
     #[serde(default)]
     pub driver: Option<CommandResult>,
-    /// Cells that were run.
+    /// Results of the cells that were run.
     #[serde(default)]
     pub cells: Vec<CellAnswer>,
-    /// Always absent.
+    /// Always `None`.
     #[serde(default)]
     pub executor_pod_name: Option<String>,
-    /// Files that were asked for and are there, in base64.
+    /// Base64-encoded content of the requested files that exist, by path.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
 }
 
-/// A cell of an answer.
+/// Result of a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CellAnswer {
     /// Standard output.
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
-    /// Values that it showed, by media type.
+    /// Values that the cell displayed, by media type.
     pub display: Vec<BTreeMap<String, serde_json::Value>>,
-    /// The exception that ended it.
+    /// The exception that ended the cell; empty if there was none.
     pub error: Vec<Exception>,
 }
 
-/// An exception of a cell.
+/// An exception raised by a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Exception {
-    /// Its class.
+    /// Name of the exception's class.
     pub ename: String,
-    /// Its text.
+    /// Message of the exception.
     pub evalue: String,
-    /// Lines of its traceback.
+    /// Lines of the traceback.
     pub traceback: Vec<String>,
 }
 
 impl CodeAnswer {
-    /// An error of the sandbox.
+    /// Creates the response for an error of the sandbox.
     pub(crate) fn failed(message: String) -> Self {
         CodeAnswer {
             status: Status::SandboxError,
@@ -245,7 +247,7 @@ impl CodeAnswer {
         }
     }
 
-    /// A run's outcome.
+    /// Creates the response for the outcome of a run.
     pub(crate) fn of(outcome: &Outcome, limits: &Limits) -> Self {
         let command = command(outcome.ended, limits);
         let is_good = outcome.ended == Ended::Exit(0);
@@ -274,7 +276,7 @@ impl CodeAnswer {
 }
 
 impl JupyterAnswer {
-    /// An error of the sandbox.
+    /// Creates the response for an error of the sandbox.
     pub(crate) fn failed(message: String) -> Self {
         JupyterAnswer {
             status: Status::SandboxError,
@@ -288,7 +290,7 @@ impl JupyterAnswer {
 }
 
 impl CellAnswer {
-    /// A cell's result.
+    /// Converts the result of a cell.
     pub(crate) fn of(cell: &Cell) -> Self {
         let shown = |text: &String| BTreeMap::from([("text/plain".to_owned(), text.as_str().into())]);
         CellAnswer {
@@ -307,7 +309,7 @@ impl Exception {
     }
 }
 
-/// A command's state and exit code, without its output.
+/// Creates the result of a command from how it ended, without its output.
 pub(crate) fn command(ended: Ended, limits: &Limits) -> CommandResult {
     let is_late = ended == Ended::TimeLimit;
     CommandResult {
@@ -320,7 +322,7 @@ pub(crate) fn command(ended: Ended, limits: &Limits) -> CommandResult {
     }
 }
 
-/// Limit for which something was stopped, in words.
+/// Describes the exceeded memory limit, or returns `None` for other endings.
 pub(crate) fn stopped(ended: Ended, limits: &Limits) -> Option<String> {
     match ended {
         Ended::MemoryLimit => {
@@ -335,10 +337,10 @@ fn joined(text: String, line: &str) -> String {
     format!("{text}{gap}{line}\n")
 }
 
-/// Files from base64.
+/// Decodes files from base64. Files without content are ignored.
 ///
 /// # Errors
-/// Names the file that cannot be read.
+/// Returns an error that names the file if its content is invalid.
 pub(crate) fn decoded(files: &BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, Vec<u8>>, String> {
     let given = files.iter().filter_map(|(name, content)| Some((name, content.as_ref()?)));
     given
@@ -355,10 +357,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_of_clients_are_read_with_their_defaults() {
+    fn requests_use_defaults_for_missing_fields() {
         let least: RunCode = serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
         assert_eq!((least.run_timeout, least.memory_limit_mb, least.stdin), (10.0, -1, None));
-        // What verl sends.
+        // This is a request as verl sends it.
         let full = r#"{"compile_timeout": 30, "run_timeout": 30, "code": "1", "stdin": null, "memory_limit_MB": 1024,
                        "language": "python", "files": {}, "fetch_files": []}"#;
         let full: RunCode = serde_json::from_str(full).unwrap();
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn files_without_content_are_left_out_and_damaged_ones_named() {
+    fn decoded_skips_empty_and_rejects_invalid_files() {
         let files = BTreeMap::from([("a".to_owned(), Some("aGk=".to_owned())), ("b".to_owned(), None)]);
         assert_eq!(decoded(&files).unwrap(), BTreeMap::from([("a".to_owned(), b"hi".to_vec())]));
         let files = BTreeMap::from([("a".to_owned(), Some("a?".to_owned()))]);

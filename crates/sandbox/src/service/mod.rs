@@ -1,10 +1,12 @@
-//! The HTTP service: SandboxFusion's API over a [`Sandbox`].
+//! HTTP service with SandboxFusion's API, over a [`Sandbox`].
 //!
-//! `POST /run_code` and `POST /run_jupyter` answer as SandboxFusion does: 200 also where the sandbox failed,
-//! with
-//! the status `SandboxError`; 422 where the request cannot be read. Besides, 401 without a key where keys are
-//! needed, and 429 where all places are taken and so are those to wait in. `GET /v1/ping` says `pong`,
-//! `GET /protection` what code runs behind. Without keys, requests that a web page can cause get 403 or 415.
+//! `POST /run_code` and `POST /run_jupyter` respond as SandboxFusion does: 200 even if the sandbox
+//! failed, with the status `SandboxError` in the body, and 422 if the request is invalid. In addition,
+//! the service responds with 401 to requests without a valid key if keys are configured, and with 429
+//! if the queue is full.
+//!
+//! `GET /v1/ping` returns `pong`, and `GET /protection` the protection under which code runs. If no
+//! keys are configured, requests that a web page can cause get 403 or 415.
 
 mod fusion;
 
@@ -38,10 +40,10 @@ pub use fusion::{
 };
 use fusion::{LANGUAGES, command, decoded};
 
-/// Longest request, in bytes.
+/// Maximum size of a request, in bytes.
 const MOST_BYTES: usize = 128 << 20;
 
-/// A sandbox behind HTTP.
+/// HTTP service for a sandbox.
 #[derive(Clone)]
 pub struct Service(Arc<Inner>);
 
@@ -53,13 +55,14 @@ struct Inner {
 }
 
 impl Service {
-    /// Creates a service whose requests must bear one of `keys`, if there are any. `limits` are the maxima of
-    /// a request: more memory is reduced to them, and more time is rejected.
+    /// Creates a service. Its requests must have one of `keys`, unless `keys` is empty. `limits` are
+    /// the maxima of a request: a larger memory limit is reduced to the maximum, and a longer time is
+    /// rejected.
     pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String], access: Access) -> Self {
         Service(Arc::new(Inner { sandbox, limits, keys: keys.to_vec(), access }))
     }
 
-    /// All its paths.
+    /// Returns a router with all routes of the service.
     pub fn router(&self) -> Router {
         let routes = Router::new()
             .route("/run_code", post(run_code))
@@ -74,10 +77,10 @@ impl Service {
         routes.with_state(self.clone())
     }
 
-    /// Returns the limits of a request, whose time is called `name`.
+    /// Returns the limits of a request. `name` is the request's field for the time limit.
     ///
     /// # Errors
-    /// Returns an error if the request asks for more time than the service gives.
+    /// Returns an error if the time exceeds the maximum of the service.
     fn limits(&self, name: &str, seconds: f64, memory_mb: i64) -> Result<Limits, SandboxError> {
         let most = self.0.limits;
         if seconds > most.seconds {
@@ -92,10 +95,10 @@ impl Service {
     }
 }
 
-/// Serves until `stop` ends, and the runs under way with it.
+/// Serves until `stop` completes, and until the requests in flight have ended.
 ///
 /// # Errors
-/// When the listener fails.
+/// Returns an error if the listener fails.
 pub async fn serve(
     service: &Service,
     listener: TcpListener,
@@ -104,7 +107,7 @@ pub async fn serve(
     service::serve(service.router(), listener, stop).await
 }
 
-/// Lets requests pass that bear a key.
+/// Rejects requests without a valid key.
 async fn authenticated(State(service): State<Service>, request: Request, next: Next) -> Response {
     if service::admits(&service.0.keys, service::key_of(request.headers())) {
         return next.run(request).await;
@@ -112,7 +115,7 @@ async fn authenticated(State(service): State<Service>, request: Request, next: N
     detail(StatusCode::UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
 }
 
-/// An error as FastAPI writes it.
+/// Creates an error response in FastAPI's format.
 fn detail(status: StatusCode, detail: impl Serialize) -> Response {
     (status, Json(json!({ "detail": detail }))).into_response()
 }
@@ -121,7 +124,8 @@ fn read<T: DeserializeOwned>(sent: &Bytes) -> Result<T, SandboxError> {
     serde_json::from_slice(sent).map_err(|error| SandboxError::Request(error.to_string()))
 }
 
-/// An error of the sandbox: with a code of its own where the client can do something about it.
+/// Converts an error of the sandbox: to an HTTP error if the client can act on it, otherwise to the
+/// response of `failed`.
 fn answered(error: SandboxError, failed: impl FnOnce(String) -> Response) -> Response {
     match error {
         SandboxError::Busy { .. } | SandboxError::Sessions { .. } => {
@@ -188,7 +192,7 @@ async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
     }
 }
 
-/// Runs cells until the last, or until one ends the interpreter.
+/// Runs cells up to the last one, or up to one that ends the interpreter.
 async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterAnswer, SandboxError> {
     if request.kernel != "python3" {
         return Err(SandboxError::Request(format!("kernel: {:?} is none here; python3 is", request.kernel)));
@@ -199,7 +203,7 @@ async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterAnswer, 
         SessionOptions { files, fetch: request.fetch_files, environment: Default::default(), limits };
     let mut session = service.0.sandbox.session(options)?;
     let (mut done, mut ended) = (Vec::with_capacity(request.cells.len()), Ended::Exit(0));
-    // Of the cells alone: how long they wait for a place among other runs is not theirs to answer for.
+    // Only the cells count: their wait in the queue behind other runs does not.
     let mut spent = 0.0;
     for code in &request.cells {
         let left = request.total_timeout - spent;

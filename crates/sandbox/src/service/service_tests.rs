@@ -1,4 +1,4 @@
-//! Answers over HTTP, without a socket.
+//! Tests of the service's responses, without a socket.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -29,7 +29,7 @@ async fn post(service: &Service, path: &str, key: Option<&str>, body: &str) -> (
 }
 
 #[tokio::test]
-async fn runs_are_answered_as_sandbox_fusion_does() {
+async fn run_code_responds_as_sandbox_fusion() {
     let service = service(Options::default(), &[]).await;
     let run = async |body: Value| {
         let (status, answer) = post(&service, "/run_code", None, &body.to_string()).await;
@@ -79,7 +79,7 @@ async fn runs_are_answered_as_sandbox_fusion_does() {
 }
 
 #[tokio::test]
-async fn cells_keep_names_show_values_and_go_on_after_exceptions() {
+async fn cells_share_variables_and_continue_after_exceptions() {
     let service = service(Options::default(), &[]).await;
     let body = json!({ "cells": ["a = 'hello'", "a", "import sys; print(a); sys.stderr.write('e\\n')", "assert False",
                                  "open('f', 'w').write(a)"], "fetch_files": ["f"] });
@@ -103,7 +103,7 @@ async fn cells_keep_names_show_values_and_go_on_after_exceptions() {
 }
 
 #[tokio::test]
-async fn nothing_that_cells_raise_show_or_print_to_loses_their_names() {
+async fn odd_output_and_exceptions_preserve_variables() {
     let service = service(Options::default(), &[]).await;
     let cells = [
         "x = 'kept'",
@@ -133,7 +133,7 @@ async fn nothing_that_cells_raise_show_or_print_to_loses_their_names() {
 }
 
 #[tokio::test]
-async fn cells_that_wait_for_a_place_are_not_late_for_it() {
+async fn queue_wait_does_not_count_toward_timeout() {
     let service = service(Options { concurrency: 1, ..Options::default() }, &[]).await;
     let long = r#"{"code": "import time; time.sleep(2)", "language": "python"}"#;
     let holder = {
@@ -149,7 +149,7 @@ async fn cells_that_wait_for_a_place_are_not_late_for_it() {
 }
 
 #[tokio::test]
-async fn every_processor_may_be_busy_until_the_deadline() {
+async fn cpu_limit_covers_all_processors_until_timeout() {
     let service = service(Options::default(), &[]).await;
     let code = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[1])";
     let body = json!({ "code": code, "language": "python", "run_timeout": 7 });
@@ -160,7 +160,7 @@ async fn every_processor_may_be_busy_until_the_deadline() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_422_and_names_the_field() {
+async fn invalid_request_returns_422_with_field() {
     let service = service(Options::default(), &[]).await;
     for (path, body, part) in [
         ("/run_code", "{", "EOF"),
@@ -182,7 +182,7 @@ async fn what_cannot_be_read_is_422_and_names_the_field() {
 }
 
 #[tokio::test]
-async fn requests_of_web_pages_are_rejected_without_keys() {
+async fn web_page_requests_are_rejected_without_keys() {
     let open = service(Options::default(), &[]).await;
     let keyed = service(Options::default(), &["secret".to_owned()]).await;
     let status = async |service: &Service, headers: &[(&str, &str)]| {
@@ -203,13 +203,13 @@ async fn requests_of_web_pages_are_rejected_without_keys() {
         (&[("host", "127.0.0.1:8080"), ("content-length", "34")], 415),
     ] {
         assert_eq!(status(&open, headers).await, expected, "{headers:?}");
-        // No page has the key.
+        // No web page has the key.
         assert_eq!(status(&keyed, headers).await, 200, "{headers:?}");
     }
 }
 
 #[tokio::test]
-async fn keys_are_asked_for_where_there_are_any() {
+async fn configured_keys_are_required() {
     let service = service(Options::default(), &["secret".to_owned()]).await;
     let body = r#"{"code": "", "language": "python"}"#;
     assert_eq!(post(&service, "/run_code", None, body).await.0, 401);
@@ -218,7 +218,7 @@ async fn keys_are_asked_for_where_there_are_any() {
 }
 
 #[tokio::test]
-async fn those_who_find_no_place_to_wait_in_are_told_so() {
+async fn full_queue_returns_429() {
     let service = service(Options { concurrency: 1, waiting: 1, ..Options::default() }, &[]).await;
     let body = r#"{"code": "import time; time.sleep(0.5)", "language": "python"}"#;
     let calls = (0..4).map(|_| {
@@ -234,12 +234,12 @@ async fn those_who_find_no_place_to_wait_in_are_told_so() {
 }
 
 #[tokio::test]
-async fn limits_of_request_stay_within_those_of_service() {
+async fn request_limits_are_capped_by_service() {
     let service = service(Options::default(), &[]).await;
     let most = service.0.limits;
     let limits = |seconds, memory_mb| service.limits("run_timeout", seconds, memory_mb);
     assert_eq!(limits(5.0, 64).unwrap(), Limits { seconds: 5.0, memory_mb: 64, ..most });
-    // The longest time, and memory of the service's choice.
+    // The maximum time is accepted, and the service chooses the memory limit.
     for memory_mb in [0, -1, i64::MAX] {
         assert_eq!(limits(most.seconds, memory_mb).unwrap(), most);
     }
@@ -251,7 +251,7 @@ async fn limits_of_request_stay_within_those_of_service() {
 }
 
 #[tokio::test]
-async fn cells_share_total_timeout_and_have_cell_timeout() {
+async fn total_and_cell_timeouts_are_enforced() {
     let service = service(Options::default(), &[]).await;
     let answer = async |body: Value| post(&service, "/run_jupyter", None, &body.to_string()).await.1;
     let slow = "import time; time.sleep(1.2)";

@@ -1,10 +1,11 @@
-//! Programs end in the sandbox as they do in a fresh interpreter, and what honest programs need still works.
+//! Tests that programs end in the sandbox as in a fresh interpreter, and that legitimate programs still
+//! work.
 
 use levade_sandbox::{Ended, Language, Limits, Run, SessionOptions};
 
 use super::{full, limits, python};
 
-/// Programs that print or write at their end, or choose an exit code in an unusual place.
+/// Programs that print or write while exiting, or that set an exit code in an unusual way.
 const ENDINGS: [&str; 27] = [
     "print('end')",
     "import sys; sys.stdout.write('no line end')",
@@ -55,7 +56,7 @@ async fn programs_end_as_in_fresh_interpreter() {
 }
 
 #[tokio::test]
-async fn honest_programs_work_behind_the_filter() {
+async fn legitimate_programs_work_behind_filter() {
     let Some((sandbox, _alone)) = full().await else { return };
     for (code, expected) in [
         (
@@ -99,7 +100,7 @@ async fn honest_programs_work_behind_the_filter() {
 }
 
 #[tokio::test]
-async fn processor_time_counts_children_that_still_run() {
+async fn processor_time_counts_running_children() {
     let Some((sandbox, _alone)) = full().await else { return };
     let code = "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(1.5)";
     let outcome = python(&sandbox, code).await;
@@ -118,7 +119,7 @@ async fn processor_time_between_cells_is_bounded() {
     assert_eq!(session.cell(calm).await.unwrap().ended, None);
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     assert_eq!(session.cell("x").await.unwrap().shown, ["1"]);
-    // Children that end at once leave no time behind; they are counted while they run.
+    // Children that end at once leave no processor time behind. They are counted while they run.
     for code in [
         "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass",
         "import os, signal, time
@@ -138,7 +139,7 @@ if os.fork() == 0:
             tokio::time::sleep(std::time::Duration::from_secs(4)).await;
             let next = session.cell("1").await.unwrap();
             if let Some(ended) = next.ended {
-                // On a busy machine masses of children reach the limit of memory first.
+                // On a busy machine, many children may reach the memory limit first.
                 assert!(matches!(ended, Ended::TimeLimit | Ended::MemoryLimit), "{ended:?}: {code}");
                 break;
             }

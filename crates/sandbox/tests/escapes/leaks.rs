@@ -1,27 +1,27 @@
-//! Processes, mounts, descriptors and files that are there, and whether any are left over.
+//! Snapshots of processes, mounts, descriptors and files, to detect leftovers of runs.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
-/// Longest wait for the kernel to take away what has ended.
+/// Timeout for the kernel to release what has ended.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// All that a run could leave.
+/// Snapshot of everything that a run could leave behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// Processes below this one.
+    /// Ids of the descendants of this process.
     processes: BTreeSet<u32>,
-    /// Descriptors of this process and of all below.
+    /// Number of descriptors of this process and all its descendants.
     descriptors: usize,
-    /// Mounts of this process.
+    /// Mounts of this process, as text.
     mounts: String,
-    /// Files of its own kind in the folder for temporary ones.
+    /// Names of the sandbox's files in the directory for temporary files.
     files: BTreeSet<String>,
 }
 
 impl Held {
-    /// The state of now.
+    /// Takes a snapshot of the current state.
     fn now() -> Self {
         let processes = below(std::process::id());
         let of = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
@@ -36,7 +36,7 @@ impl Held {
         }
     }
 
-    /// The state once nothing ends any more.
+    /// Takes a snapshot once the state has stopped changing.
     pub async fn settled() -> Self {
         let mut last = Held::now();
         loop {
@@ -49,7 +49,8 @@ impl Held {
         }
     }
 
-    /// Waits until there is no more than this, which must not take long.
+    /// Waits until the state equals this snapshot again. Returns a description of the leftovers on
+    /// timeout.
     pub async fn waited_for(&self) -> Result<(), String> {
         let begun = std::time::Instant::now();
         loop {
@@ -65,7 +66,7 @@ impl Held {
     }
 }
 
-/// Number of the processes below this one.
+/// Returns the number of descendants of this process.
 pub fn processes() -> usize {
     below(std::process::id()).len()
 }

@@ -1,8 +1,8 @@
-//! Attempts at getting out of the sandbox: each must end as it says, and leave no process, file, mount or
+//! Escape tests: each attack must end as its title says, and leave no process, file, mount or
 //! descriptor.
 //!
-//! As root, and as a user of no rights: see docs/sandbox.md for the command. Where the kernel gives no
-//! namespaces, the tests say so and are skipped.
+//! The tests should run as root and as an unprivileged user; docs/sandbox.md has the commands. If the
+//! kernel provides no namespaces, the tests print that and are skipped.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
 mod endings;
@@ -17,10 +17,10 @@ use levade_sandbox::{Ended, Language, Limits, Options, Outcome, Run, Sandbox, Sa
 
 use leaks::Held;
 
-/// Lines that stand before every attempt.
+/// Code that precedes each attack.
 const PRELUDE: &str = include_str!("attacks/prelude.py");
 
-/// Attempts by class, each after a title.
+/// Attacks by class, each after a title.
 const ATTEMPTS: [&str; 8] = [
     include_str!("attacks/network.py"),
     include_str!("attacks/files.py"),
@@ -32,7 +32,7 @@ const ATTEMPTS: [&str; 8] = [
     include_str!("attacks/output.py"),
 ];
 
-/// Returns expectation, name and code of each attempt.
+/// Returns the expectation, name and code of each attack.
 fn attempts() -> impl Iterator<Item = (&'static str, &'static str, String)> {
     let parts = ATTEMPTS.iter().flat_map(|class| class.strip_prefix("### ").unwrap().split("\n### "));
     parts.map(|part| {
@@ -42,15 +42,16 @@ fn attempts() -> impl Iterator<Item = (&'static str, &'static str, String)> {
     })
 }
 
-/// One test at a time: processes and descriptors of another would count as left over.
+/// Serializes the tests, because processes and descriptors of another test would count as leftovers.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// A sandbox of full protection; `None`, said aloud, where the kernel refuses one.
+/// Starts a sandbox with full protection. Prints a message and returns `None` if the kernel does not
+/// provide it.
 async fn full() -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
     full_with(Vec::new()).await
 }
 
-/// A sandbox of full protection, whose code sees some directories besides.
+/// Starts a sandbox with full protection, whose code can read the directories in `read` as well.
 async fn full_with(read: Vec<PathBuf>) -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
     let alone = ALONE.lock().await;
     match Sandbox::start(Options { concurrency: 4, read, ..Options::default() }).await {
@@ -63,7 +64,7 @@ async fn full_with(read: Vec<PathBuf>) -> Option<(Sandbox, tokio::sync::MutexGua
     }
 }
 
-/// Small limits, so that bombs are quick.
+/// Returns small limits, so that resource bombs end quickly.
 fn limits() -> Limits {
     Limits {
         seconds: 10.0,
@@ -80,10 +81,10 @@ async fn python(sandbox: &Sandbox, code: &str) -> Outcome {
     sandbox.run(&Run { limits: limits(), ..Run::new(Language::Python, code) }).await.unwrap()
 }
 
-/// Things of the host that code must not reach.
+/// Resources of the host that code must not reach.
 struct Host {
     folder: tempfile::TempDir,
-    /// Directory that code sees, outside of the directories that each run has of its own.
+    /// Directory that code can read, outside of the directories that each run has of its own.
     shown: tempfile::TempDir,
     tcp: std::net::TcpListener,
     _local: [UnixListener; 3],
@@ -107,7 +108,7 @@ impl Host {
             UnixListener::bind_addr(&abstracted).unwrap(),
         ];
         let datagrams = UnixDatagram::bind(shown.join("datagrams")).unwrap();
-        // For all users, also where this process is root and code is not.
+        // Grants access to all users, because code runs as another user if this process is root.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         for name in ["", "socket", "datagrams", "pipe", "data"] {
             std::fs::set_permissions(shown.join(name), std::fs::Permissions::clone(&open)).unwrap();
@@ -134,7 +135,7 @@ impl Host {
     }
 }
 
-/// Attempts that are harmless, and succeed without a sandbox: so each can tell.
+/// Harmless attacks that succeed without a sandbox, which shows that each can detect an escape.
 const HARMLESS: [&str; 14] = [
     "tcp",
     "udp",
@@ -153,7 +154,7 @@ const HARMLESS: [&str; 14] = [
 ];
 
 #[tokio::test]
-async fn without_a_sandbox_attempts_succeed() {
+async fn harmless_attacks_succeed_without_sandbox() {
     let _alone = ALONE.lock().await;
     let host = Host::new();
     let mut count = 0;
@@ -177,7 +178,8 @@ async fn without_a_sandbox_attempts_succeed() {
     assert_eq!(count, HARMLESS.len());
 }
 
-/// Whether an attempt ended as its title says; else what is wrong.
+/// Checks that an attack ended as its title says. Returns a description of the difference if it did
+/// not.
 fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
     let (out, err) = (outcome.stdout.text(), outcome.stderr.text());
     if out.contains("ESCAPED") {
@@ -213,7 +215,7 @@ fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn every_attempt_is_contained_and_leaves_nothing() {
+async fn every_attack_is_contained_and_leaves_nothing() {
     // SAFETY: no other thread of this test reads the environment yet.
     unsafe { std::env::set_var("LEVADE_TEST_SECRET", "hush") };
     let host = Host::new();
@@ -245,9 +247,9 @@ async fn every_attempt_is_contained_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn runs_do_not_reach_each_other() {
+async fn runs_are_isolated_from_each_other() {
     let Some((sandbox, _alone)) = full().await else { return };
-    // A file and a secret of one run, while it lives.
+    // The session has a file and a secret while it is open.
     let mut one = sandbox
         .session(SessionOptions {
             environment: [("TOKEN".to_owned(), "very-hush".to_owned())].into(),
@@ -279,13 +281,13 @@ async fn runs_do_not_reach_each_other() {
     let outcome = python(&sandbox, code).await;
     let out = outcome.stdout.text();
     assert_eq!(out, "0 sockets\n[[], []] ['main.py']\nsecrets 0\n", "{}", outcome.stderr.text());
-    // Nor does the next run find the files of one that has ended.
+    // The next run does not find the files of an earlier run either.
     python(&sandbox, "open('/tmp/kept', 'w').write('x')").await;
     assert_eq!(python(&sandbox, "import os; print(os.listdir('/tmp'))").await.stdout.text(), "[]\n");
 }
 
 #[tokio::test]
-async fn files_that_lead_elsewhere_are_not_handed_out() {
+async fn links_and_special_files_are_not_fetched() {
     let Some((sandbox, _alone)) = full().await else { return };
     let fetch =
         ["good", "in/deep", "link", "linked/x", "pipe", "device", "folder", "nothing", "large", "huge"];
@@ -309,7 +311,7 @@ async fn files_that_lead_elsewhere_are_not_handed_out() {
 }
 
 #[tokio::test]
-async fn streams_can_be_opened_again_but_input_cannot_be_changed() {
+async fn streams_can_be_reopened_and_stdin_is_immutable() {
     let Some((sandbox, _alone)) = full().await else { return };
     let stdin = b"3\n4\n".to_vec();
     let code = "import io, os\n\
@@ -335,7 +337,7 @@ async fn streams_can_be_opened_again_but_input_cannot_be_changed() {
 }
 
 #[tokio::test]
-async fn output_and_input_of_any_size_never_make_a_run_late() {
+async fn large_output_and_input_do_not_delay_runs() {
     let Some((sandbox, _alone)) = full().await else { return };
     let code = "import sys\nfor n in range(300000): print('line', n)\nsys.stderr.write('e' * 5_000_000)";
     let outcome = python(&sandbox, code).await;
@@ -354,7 +356,7 @@ async fn output_and_input_of_any_size_never_make_a_run_late() {
 }
 
 #[tokio::test]
-async fn sessions_keep_names_until_they_are_lost_and_say_so() {
+async fn session_reports_loss_of_variables() {
     let Some((sandbox, _alone)) = full().await else { return };
     let before = Held::settled().await;
     let limits = Limits { seconds: 4.0, ..limits() };
@@ -372,7 +374,8 @@ async fn sessions_keep_names_until_they_are_lost_and_say_so() {
     let forked = session.cell("import os\nos.fork()\nx = 1").await.unwrap();
     assert_eq!((forked.error, forked.ended), (None, None));
     assert_eq!(session.cell("x").await.unwrap().shown, ["1"]);
-    // Losing it: by time, by an exit, by writing into what is not the code's.
+    // The interpreter is lost by a time limit, an exit, or a write to a descriptor that the code must
+    // not use.
     for (code, ended) in [
         ("while True: pass", Some(Ended::TimeLimit)),
         ("import os; os._exit(3)", Some(Ended::Exit(3))),
@@ -398,7 +401,7 @@ async fn sessions_keep_names_until_they_are_lost_and_say_so() {
 }
 
 #[tokio::test]
-async fn what_a_cell_leaves_behind_is_watched_between_cells() {
+async fn processes_left_by_cells_are_watched() {
     let Some((sandbox, _alone)) = full().await else { return };
     python(&sandbox, "pass").await;
     let before = leaks::processes();
@@ -420,7 +423,7 @@ async fn what_a_cell_leaves_behind_is_watched_between_cells() {
 }
 
 #[tokio::test]
-async fn what_is_shown_below_the_folders_of_a_run_is_seen() {
+async fn exposed_directory_inside_tmp_is_readable() {
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     std::fs::create_dir(folder.path().join("data")).unwrap();
     std::fs::write(folder.path().join("data/table"), "rows").unwrap();
@@ -444,7 +447,7 @@ async fn what_is_shown_below_the_folders_of_a_run_is_seen() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_given_up_leaves_nothing() {
+async fn cancelled_run_leaves_nothing() {
     let Some((sandbox, _alone)) = full().await else { return };
     python(&sandbox, "pass").await;
     let before = Held::settled().await;
@@ -459,7 +462,7 @@ async fn a_run_that_is_given_up_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn shells_run_and_python_is_in_their_path() {
+async fn shell_runs_with_python_in_path() {
     let Some((sandbox, _alone)) = full().await else { return };
     let code =
         "set -e\necho $0 $HOME $(cat in)\npython3 -c 'print(6 * 7)' < /dev/null\ncat <(echo sub)\nexit 7";
@@ -474,12 +477,12 @@ async fn shells_run_and_python_is_in_their_path() {
     assert_eq!(text, "/work/main.sh /work given\n42\nsub\n");
 }
 
-/// Without namespaces: a process that is root but may do nothing, as in most containers.
+/// Tests a kernel without namespaces: the process is root without any rights, as in most containers.
 #[test]
-fn less_protection_is_refused_by_name_or_used_where_asked_for() -> ExitCode {
+fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
     let inner = std::env::var("LEVADE_INNER").is_ok();
     if !inner {
-        let test = "less_protection_is_refused_by_name_or_used_where_asked_for";
+        let test = "reduced_protection_is_rejected_or_used_on_request";
         let _alone = ALONE.blocking_lock();
         let status = std::process::Command::new("unshare")
             .args(["--user", "--map-root-user", "sh", "-c"])

@@ -1,8 +1,8 @@
-//! Results of calls, as the model reads them.
+//! Conversion of MCP results into tool results.
 //!
-//! A result is read in every form that servers give it: blocks of content, one block, a text, or only
-//! `structuredContent`. What cannot be shown is named. `structuredContent` follows the text, unless the text
-//! already is that JSON.
+//! Results are accepted in all formats that servers send: several content blocks, one block, a text, or
+//! only `structuredContent`. Content that is not text is replaced by its type. `structuredContent`
+//! follows the text, unless the text already contains the same JSON.
 
 use levade_text::ContentPart;
 use rmcp::ServiceError;
@@ -14,10 +14,10 @@ use super::ledger::{RAW, UNREADABLE, in_words, shown};
 use super::{lenient, reasons};
 use crate::{CallError, ToolOutput};
 
-/// Fields of a result that hold no value of the tool.
+/// Fields of a result that are not part of the tool's value.
 const ENVELOPE: [&str; 3] = ["_meta", "isError", "resultType"];
 
-/// Returns the outcome of a call.
+/// Converts the response to a call into a tool result.
 pub(super) fn output(server: &str, tool: &str, answer: Result<CallToolResult, Failed>) -> ToolOutput {
     match answer {
         Ok(result) => read(server, raw(result)),
@@ -39,7 +39,7 @@ pub(super) fn output(server: &str, tool: &str, answer: Result<CallToolResult, Fa
     }
 }
 
-/// Returns the outcome of a call that the server does not answer.
+/// Creates the tool result of a call that the server did not answer.
 pub(super) fn unavailable(server: &str, why: &str) -> ToolOutput {
     ToolOutput::error(CallError::Unavailable, format!("the server {server:?} does not answer: {why}"))
 }
@@ -67,7 +67,7 @@ fn read(server: &str, result: Value) -> ToolOutput {
     }
     let is_block = fields.contains_key("type") && !fields.contains_key("content");
     let structured = ["structuredContent", "toolResult"].into_iter().find_map(|key| fields.get(key)).cloned();
-    // Without either, the other fields are the value that the tool means to return.
+    // Without either field, the remaining fields are the value that the tool means to return.
     let other = fields.iter().filter(|(key, _)| !ENVELOPE.contains(&key.as_str()));
     let other: Map<String, Value> = other.map(|(key, value)| (key.clone(), value.clone())).collect();
     let structured = structured.or_else(|| {
@@ -83,7 +83,7 @@ fn read(server: &str, result: Value) -> ToolOutput {
     if let Some(structured) = structured.filter(|structured| !is_told(structured, &parts)) {
         parts.push(ContentPart::Text(structured.to_string()));
     }
-    // Blocks are paragraphs of their own.
+    // Each block becomes a separate paragraph.
     for at in 1..parts.len() {
         let (before, after) = parts.split_at_mut(at);
         if let (Some(ContentPart::Text(text)), Some(ContentPart::Text(_))) =
@@ -101,7 +101,7 @@ fn read(server: &str, result: Value) -> ToolOutput {
     ToolOutput { parts, error, ..ToolOutput::default() }
 }
 
-/// Whether a flag is set, also one that a server writes as a number or a text.
+/// Returns whether a flag is set. Servers also write flags as numbers or strings.
 fn is_true(flag: &Value) -> bool {
     match flag {
         Value::Bool(flag) => *flag,
@@ -111,9 +111,9 @@ fn is_true(flag: &Value) -> bool {
     }
 }
 
-/// Whether the texts already are `structuredContent`: one of them, or all together, is its JSON. A server
-/// that has to wrap a value in an object, as `{"result": VALUE}`, shows the bare value as text, and a list
-/// one item a block.
+/// Returns whether the texts already contain `structuredContent`: its JSON equals one text, or all
+/// texts together. A server that must wrap a value in an object, as `{"result": VALUE}`, shows the bare
+/// value as text, and a list as one block per item.
 fn is_told(structured: &Value, parts: &[ContentPart]) -> bool {
     let texts: Vec<&str> = parts
         .iter()
@@ -138,7 +138,7 @@ fn is_told(structured: &Value, parts: &[ContentPart]) -> bool {
     told(structured) || wrapped.is_some_and(told) || (is_empty && !texts.is_empty())
 }
 
-/// Whether two values are the same JSON, whatever the order of keys and the form of numbers.
+/// Returns whether two values are equal JSON, ignoring the order of keys and the format of numbers.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => {
@@ -152,7 +152,7 @@ fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Reads a block of content.
+/// Converts a content block.
 fn part(block: Value) -> ContentPart {
     let other = |value: Value| match value {
         Value::Object(part) => ContentPart::Other(part),
@@ -168,7 +168,7 @@ fn part(block: Value) -> ContentPart {
     let mime_type = |of: &Value| of.get("mimeType").cloned().unwrap_or_default();
     match fields.get("type").and_then(Value::as_str) {
         Some("text") => ContentPart::Text(fields.get("text").map(text).unwrap_or_default()),
-        // Without what is in them: it would only fill the record.
+        // The data is dropped, because it would only enlarge the recorded attempt.
         Some(kind @ ("image" | "audio")) => other(json!({ "type": kind, "mime_type": mime_type(&block) })),
         Some("resource_link") => {
             let of = |key: &str| block[key].as_str().unwrap_or_default();
@@ -182,12 +182,12 @@ fn part(block: Value) -> ContentPart {
             }
             shown => ContentPart::Text(text(shown)),
         },
-        // A block of an unknown kind is shown by its text, if it has one.
+        // A block of an unknown type is shown as its text, if it has one.
         Some(kind) => match fields.get("text") {
             Some(Value::String(text)) => ContentPart::Text(text.clone()),
             _ => other(json!({ "type": shown(kind) })),
         },
-        // No block at all, but the value that the tool means to return.
+        // This is not a content block but the value that the tool means to return.
         None => match fields.get("text") {
             Some(found @ Value::String(_)) if fields.len() == 1 => ContentPart::Text(text(found)),
             _ => ContentPart::Text(block.to_string()),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn structured_content_follows_other_text() {
+    fn structured_content_follows_different_text() {
         for (content, structured, want) in [
             (
                 json!([text("2 found.")]),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn structured_content_is_shown_once() {
+    fn equal_structured_content_is_shown_once() {
         for (content, structured, want) in [
             (json!([text("{\"b\": 1, \"a\": 2.0}")]), json!({ "a": 2, "b": 1 }), "{\"b\": 1, \"a\": 2.0}"),
             (json!([text("{\n \"a\": [1]\n}\n")]), json!({ "a": [1] }), "{\n \"a\": [1]\n}\n"),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_every_form_are_shown_or_named() {
+    fn every_block_type_is_shown_or_named() {
         let named = |kind: &str| format!("[a part of type {kind:?}, which cannot be shown]\n");
         for (content, want) in [
             (json!([{ "type": "video", "data": "AAAA" }, text("after")]), named("video") + "after"),

@@ -1,4 +1,4 @@
-//! One connection to a server.
+//! A connection to one MCP server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,35 +26,35 @@ use super::lines::Lines;
 use super::web::Web;
 use super::{MOST_BYTES, McpServer, Prolonged, reasons};
 
-/// Timeout for the end of a server whose input has ended.
+/// Timeout for a server process to exit after its standard input was closed.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// How long a server may take to be told of the end.
+/// Timeout for short requests to a server: closing, checking whether it hangs, and listing tools again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Maximum number of bytes that are kept of the end of a server's standard error.
+/// Number of bytes that are kept from the end of a server's standard error.
 const KEPT: usize = 16_000;
 
-/// Most tools of a server.
+/// Maximum number of tools of a server.
 const MOST_TOOLS: usize = 1000;
 
 /// A connection to a server.
 pub(super) struct Connection {
     service: Mutex<RunningService<RoleClient, ClientConfig>>,
     peer: rmcp::Peer<RoleClient>,
-    /// The server's process, where it has one.
+    /// Process of the server. `None` for a server at a URL.
     process: Option<Process>,
     ledger: Arc<Ledger>,
-    /// Tools that the server has, as it last listed them.
+    /// Tools of the server, as of its last listing.
     tools: std::sync::Mutex<Arc<[ToolSpec]>>,
-    /// Whether a call was given up since the server last said something.
+    /// Whether a call timed out or was dropped since the last response of the server.
     is_silent: AtomicBool,
 }
 
-/// A call in flight. It is dropped before its end if the call is given up.
+/// A call in flight. Dropping it cancels the call at the server.
 struct Call<'a> {
     connection: &'a Connection,
-    /// Id of the request, once it was sent.
+    /// Id of the request. `None` until it is sent.
     id: Option<RequestId>,
 }
 
@@ -71,18 +71,19 @@ impl Drop for Call<'_> {
     }
 }
 
-/// A call that the server did not answer.
+/// Error of a call without a valid response.
 #[derive(Debug)]
 pub(super) struct Failed {
     pub error: ServiceError,
-    /// Words on the end of the server, to go on with; empty where it has not ended.
+    /// Describes the exit of the server, as a suffix for the error. Empty if it has not exited.
     pub over: String,
 }
 
-/// A connection that did not come about.
+/// Error of a connection that could not be established.
 struct Refusal {
     why: String,
-    /// The generation of the protocol that the server turned out to speak, where it said so too late.
+    /// Lifecycle of the protocol to use for a second connection, if the server may support only that
+    /// one.
     generation: Option<ClientLifecycleMode>,
 }
 
@@ -101,12 +102,13 @@ impl From<String> for Refusal {
     }
 }
 
-/// Connection that is being opened. If it is dropped first, the deadline has passed.
+/// A connection that is being opened. If it is dropped early, the opening has timed out.
 struct Opening<'a> {
     ledger: Arc<Ledger>,
     /// Tail of the server's standard error, if the server is a process.
     said: Option<Arc<TailReader>>,
-    /// Receives what the server did instead of answering; `None` once the connection is open or refused.
+    /// Receives the state of the server if the opening times out. `None` after the connection has
+    /// opened or failed.
     late: Option<&'a std::sync::Mutex<String>>,
 }
 
@@ -119,22 +121,25 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// The process of a server.
+/// Process of a server.
 struct Process {
     child: Arc<Mutex<Child>>,
-    /// End of its standard error.
+    /// Tail of its standard error.
     said: Arc<TailReader>,
 }
 
 impl Connection {
-    /// Connects, and asks which tools there are. The SDK asks for the handshake after 10 s without an answer
-    /// to its first question. A server that answers that one later, and rejects the handshake, is started
-    /// again.
+    /// Connects and lists the tools.
     ///
-    /// `wants_handshake` keeps whether the server wants a handshake, so that the next connection asks for
-    /// nothing else: some servers end, or stay silent, when they are asked for the newer generation.
+    /// If the server does not answer the first request, which is of the newer generation, within 10 s,
+    /// the SDK tries a handshake. A server that answers the first request later, and rejects the
+    /// handshake, is started again with the newer generation only.
     ///
-    /// If it is given up, `late` keeps what the server did until then.
+    /// `wants_handshake` remembers whether the server needs a handshake. The next connection then
+    /// starts with the handshake, because some servers exit or stay silent after a request of the newer
+    /// generation.
+    ///
+    /// If the opening is cancelled, `late` receives the state of the server.
     pub async fn open(
         server: &McpServer,
         wants_handshake: &AtomicBool,
@@ -199,11 +204,12 @@ impl Connection {
                 let mut refusal = Refusal::of(&error, &ledger);
                 let has_ended = ledger.has_ended() || reasons::is_closed(&error);
                 if is_either && has_ended {
-                    // It may have ended, or closed the connection, since it expects a handshake.
+                    // It may have exited or closed the connection because it expects a handshake.
                     refusal.generation = Some(ClientLifecycleMode::Initialize);
                 }
                 match &process {
-                    // A process that has not ended is ended with its connection, which explains nothing.
+                    // A process that is still running is ended together with the connection. Its exit
+                    // status explains nothing.
                     Some(process) if has_ended => refusal.why.push_str(&process.end_told().await),
                     Some(process) if ledger.rejection().is_none() => refusal.why.push_str(&process.told()),
                     _ => {}
@@ -228,13 +234,14 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Returns the tools that the server has, as it last listed them.
+    /// Returns the tools of the server, as of its last listing.
     pub fn tools(&self) -> Arc<[ToolSpec]> {
         Arc::clone(&self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Lists the tools again if the server has announced that they changed. A call has been answered, and its
-    /// answer waits for the list no longer than [`PATIENCE`]; the next call then lists them.
+    /// Lists the tools again if the server has announced a change. Waits at most [`PATIENCE`], because
+    /// the result of a call waits for the list. If the list arrives too late, the next call requests it
+    /// again.
     pub async fn follow_changes(&self) {
         if !self.ledger.take_list_changed() {
             return;
@@ -249,7 +256,7 @@ impl Connection {
     }
 
     async fn update_tools(&self) -> Result<(), String> {
-        // What is announced from here on is listed by the next update.
+        // A change that is announced after this point is listed by the next update.
         self.ledger.take_list_changed();
         let tools = self.list().await?;
         *self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tools.into();
@@ -271,7 +278,7 @@ impl Connection {
                     description: tool.description.unwrap_or_default().into_owned(),
                     parameters: Value::Object(Arc::unwrap_or_clone(tool.input_schema)),
                 };
-                // Calls go by name, so the server itself cannot tell two of one name apart.
+                // Calls use names, so the server itself cannot distinguish two tools of the same name.
                 match tools.iter().find(|known| known.name == spec.name) {
                     None => tools.push(spec),
                     Some(known) if *known == spec => {}
@@ -289,14 +296,14 @@ impl Connection {
                     cursors.push(next.clone());
                     cursor = Some(next);
                 }
-                // A cursor that comes again leads to the same page.
+                // A repeated cursor leads to the same page.
                 _ => return Ok(tools),
             }
         }
     }
 
-    /// Calls a tool. A call that is dropped is cancelled at the server. If `prolonged` is set, a call that
-    /// reports progress may take longer, and ends with [`ServiceError::Timeout`] when it reports none.
+    /// Calls a tool. A call that is dropped is cancelled at the server. If `prolonged` is set, progress
+    /// reports extend the call, and the call ends with [`ServiceError::Timeout`] if a report is late.
     pub async fn call(
         &self,
         request: CallToolRequestParams,
@@ -337,8 +344,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection where a call was given up and the server, asked once more, does not answer: it
-    /// hangs. Returns whether it does.
+    /// Closes the connection if the server hangs: a call was dropped or timed out, and the server does
+    /// not answer a further request. Returns whether it hangs.
     pub async fn end_if_hung(&self) -> bool {
         if !self.is_silent.load(Ordering::Relaxed) || self.is_over() {
             return false;
@@ -351,23 +358,24 @@ impl Connection {
         true
     }
 
-    /// Whether nobody is at the other end any more.
+    /// Returns whether the connection is closed.
     pub fn is_over(&self) -> bool {
         self.peer.is_transport_closed()
     }
 
-    /// Returns what the server did in the place of answering a call, to append to an error.
+    /// Describes what the server did instead of answering a call, as a suffix for an error.
     pub fn instead(&self) -> String {
         self.ledger.instead()
     }
 
-    /// The end of the server in words, to go on with; empty where nothing is known.
+    /// Returns the last lines of the server's standard error as a suffix for an error. Empty if there
+    /// are none.
     pub fn why_over(&self) -> String {
         self.process.as_ref().map(Process::told).unwrap_or_default()
     }
 
-    /// Ends the connection. A process of this one, whose input has ended with it, is then ended in the
-    /// background by its supervisor, however long it takes.
+    /// Closes the connection, and with it the standard input of a server process. If the process does
+    /// not exit within [`ENDING`], its supervisor ends it in the background.
     pub async fn close(&self) {
         let _ = self.service.lock().await.close_with_timeout(PATIENCE).await;
         if let Some(process) = &self.process {
@@ -388,13 +396,14 @@ impl Process {
         Process { child: Arc::new(Mutex::new(child)), said }
     }
 
-    /// The end of a process that has closed its output, in words, once it has come.
+    /// Describes the exit of a process that has closed its output, after waiting for the exit for up to
+    /// 2 s.
     async fn end_told(&self) -> String {
         let ended =
             tokio::time::timeout(Duration::from_secs(2), async { self.child.lock().await.wait().await });
         let ended = ended.await.ok().and_then(Result::ok);
         if ended.is_some() {
-            // The last lines may still be on their way.
+            // The last lines may still be in transit.
             self.said.finish(PATIENCE).await;
         }
         let ended = ended.map(|code| match code {
@@ -405,7 +414,7 @@ impl Process {
         format!("{}{}", ended.unwrap_or_default(), self.told())
     }
 
-    /// Returns what it printed on its standard error, to append to a reason; empty if that is nothing.
+    /// Returns the process's standard error as a suffix for a reason. Empty if it printed nothing.
     fn told(&self) -> String {
         reasons::printed(&self.said.tail().text())
     }

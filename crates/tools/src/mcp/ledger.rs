@@ -1,9 +1,10 @@
-//! Requests to a server that await a response, and messages of the server as the SDK takes them.
+//! Pending requests to a server, and normalization of its messages for the SDK.
 //!
-//! The SDK drops a message that its types do not fit, and the request waits for its whole deadline. Here each
-//! message is read first, leniently (see [`lenient`]): a response that cannot be read becomes an error
-//! response to its request, with the reason. Results of `tools/call` pass through as they are, since
-//! [`answer`](super::answer) reads every form of them; descriptions of tools are reduced to what is used.
+//! The SDK drops a message that does not match its types, and the request then waits until its timeout.
+//! The ledger therefore parses each message first, leniently (see [`lenient`]). A response that cannot
+//! be parsed becomes an error response to its request, with the reason. Results of `tools/call` pass
+//! through unchanged, because [`answer`](super::answer) accepts all formats. Tool descriptions are
+//! reduced to the fields that are used.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,44 +19,44 @@ use tracing::{debug, warn};
 
 use super::lenient;
 
-/// Code of an error response that stands for one that could not be read, or for none at all. No server sends
-/// it: codes of JSON-RPC and MCP are small.
+/// Error code of a response that could not be parsed or did not arrive. No server sends it, because the
+/// codes of JSON-RPC and MCP are small.
 pub(super) const UNREADABLE: ErrorCode = ErrorCode(i32::MIN + 47);
 
-/// Key of the result of a call as the server sent it, within `structuredContent`.
+/// Key in `structuredContent` that holds the result of a call as the server sent it.
 pub(super) const RAW: &str = "raw";
 
-/// Characters of a message that are shown.
+/// Maximum number of characters of a message in logs and errors.
 const SHOWN: usize = 200;
 
-/// Requests without a response, and what the server did besides responding.
+/// Pending requests, and other observations about the server.
 #[derive(Debug, Default)]
 pub(super) struct Ledger(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     pending: BTreeMap<i64, Method>,
-    /// Id of the last request. All before it have smaller ones.
+    /// Id of the last request. Earlier requests have smaller ids.
     last: Option<i64>,
-    /// Id of the request for the newer generation of the protocol.
+    /// Id of the discovery request of the newer protocol generation.
     discovery: Option<i64>,
     was_discovered_late: bool,
-    /// Whether a handshake was begun.
+    /// Whether a handshake was started.
     has_shaken_hands: bool,
     rejection: Option<String>,
     noise: Option<String>,
-    /// What a request waits for before it is sent again.
+    /// Reason for waiting before a request is sent again.
     wait: Option<String>,
-    /// What is wrong with a defective message (a wrong id, text around the JSON) that may be the response to
-    /// the pending request.
+    /// Defect of a message that may be the response to the pending request, such as a wrong id or text
+    /// around the JSON.
     doubt: Option<String>,
     list_changed: bool,
     has_ended: bool,
-    /// Whether a request was given up: a message without an id may be the response to that one.
+    /// Whether a request was cancelled. A message without an id may be its response.
     has_given_up: bool,
 }
 
-/// Methods whose results differ.
+/// Methods whose results are converted differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Method {
     Discover,
@@ -70,7 +71,7 @@ impl Ledger {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a message to the server.
+    /// Registers a message to the server.
     pub fn sent(&self, message: &ClientJsonRpcMessage) {
         match message {
             JsonRpcMessage::Request(request) => {
@@ -87,8 +88,8 @@ impl Ledger {
                     Method::Discover => state.discovery = Some(id),
                     Method::Initialize => {
                         (state.rejection, state.has_shaken_hands) = (None, true);
-                        // The SDK would take a late response to `server/discover` for the response to this
-                        // request.
+                        // The SDK would accept a late response to `server/discover` as the response to
+                        // this request.
                         state.pending.retain(|_, method| *method != Method::Discover);
                     }
                     _ => {}
@@ -111,33 +112,35 @@ impl Ledger {
         }
     }
 
-    /// Whether a handshake was begun: the server does not speak the generation without one.
+    /// Returns whether a handshake was started. Then the server does not support the generation without
+    /// one.
     pub fn has_shaken_hands(&self) -> bool {
         self.state().has_shaken_hands
     }
 
-    /// Whether the server speaks the newer generation, as it answered after the handshake was begun.
+    /// Returns whether the server supports the newer generation, shown by a response after the
+    /// handshake was started.
     pub fn was_discovered_late(&self) -> bool {
         self.state().was_discovered_late
     }
 
-    /// Returns why the server rejected the start of the connection, if it did.
+    /// Returns why the server rejected the start of the connection, or `None` if it did not.
     pub fn rejection(&self) -> Option<String> {
         self.state().rejection.clone()
     }
 
-    /// Returns the last text that the server sent and that is no message, shortened.
+    /// Returns the last text from the server that is not a message, truncated.
     pub fn noise(&self) -> Option<String> {
         self.state().noise.clone()
     }
 
-    /// Notes why a request must wait before it is sent again.
+    /// Records why a request must wait before it is sent again.
     pub fn note_wait(&self, why: String) {
         self.state().wait = Some(why);
     }
 
-    /// Returns what the server did in the place of answering, to append to an error; empty if nothing is
-    /// known.
+    /// Describes what the server did instead of answering, as a suffix for an error. Empty if nothing
+    /// is known.
     pub fn instead(&self) -> String {
         let state = self.state();
         match (&state.wait, &state.noise) {
@@ -147,33 +150,33 @@ impl Ledger {
         }
     }
 
-    /// Returns whether the server has announced other tools since the last call of this function.
+    /// Returns whether the server has announced changed tools since the last call of this function.
     pub fn take_list_changed(&self) -> bool {
         std::mem::take(&mut self.state().list_changed)
     }
 
-    /// Records that the tools of the server have changed since it last listed them.
+    /// Records that the tools of the server have changed since its last listing.
     pub fn note_list_changed(&self) {
         self.state().list_changed = true;
     }
 
-    /// Notes that the server has closed its output.
+    /// Records that the server has closed its output.
     pub fn end(&self) {
         self.state().has_ended = true;
     }
 
-    /// Whether the server has closed its output.
+    /// Returns whether the server has closed its output.
     pub fn has_ended(&self) -> bool {
         self.state().has_ended
     }
 
-    /// Whether a request still awaits its response.
+    /// Returns whether a request still waits for its response.
     pub fn is_pending(&self, id: &RequestId) -> bool {
         matches!(id, RequestId::Number(id) if self.state().pending.contains_key(id))
     }
 
-    /// Reads what a server has sent: a message, a list of messages, or noise. `request` is the request whose
-    /// HTTP response this is.
+    /// Parses data from a server: a message, a list of messages, or noise. `request` is the request
+    /// whose HTTP response this is.
     pub fn read(&self, bytes: &[u8], request: Option<&RequestId>) -> Vec<ServerJsonRpcMessage> {
         match lenient::parse(bytes) {
             Ok(Value::Array(messages)) => {
@@ -189,7 +192,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the error response that ends a request without a readable response.
+    /// Completes a request without a readable response, and returns an error response with the reason.
     pub fn fail(&self, id: &RequestId, why: impl Into<String>) -> ServerJsonRpcMessage {
         let why = why.into();
         if let RequestId::Number(id) = id {
@@ -201,7 +204,7 @@ impl Ledger {
         ServerJsonRpcMessage::error(ErrorData::new(UNREADABLE, why, None), Some(id.clone()))
     }
 
-    /// Returns the error responses to all requests that a line too long to be kept may belong to.
+    /// Returns error responses to all requests to which an oversized line may belong.
     pub fn fail_oversized(&self, start: &[u8], most: usize) -> Vec<ServerJsonRpcMessage> {
         let named = lenient::outer_id(start).and_then(|id| self.pending_id(&id));
         let ids = match named {
@@ -212,13 +215,13 @@ impl Ledger {
         ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
     }
 
-    /// Returns whether a defective message may be the response to the pending request. It is taken for the
-    /// response if no other message follows.
+    /// Returns whether a defective message may be the response to the pending request. It counts as the
+    /// response if no further message follows.
     pub fn is_doubtful(&self) -> bool {
         self.state().doubt.is_some()
     }
 
-    /// Returns an error as the response to the pending request, if a defective message may be it.
+    /// Returns an error response to the pending request, if a defective message may be its response.
     pub fn fail_doubtful(&self) -> Option<ServerJsonRpcMessage> {
         let why = self.state().doubt.take()?;
         let id = self.only()?;
@@ -230,27 +233,27 @@ impl Ledger {
         self.state().noise = Some(text.to_owned());
     }
 
-    /// Returns the request that an id names, which servers write as a number or as a text.
+    /// Returns the pending request with this id. Servers send ids as numbers or strings.
     fn pending_id(&self, id: &Value) -> Option<i64> {
         let whole = |id: f64| (id.fract() == 0.0).then_some(id as i64);
         let id = id.as_i64().or_else(|| whole(id.as_f64()?)).or_else(|| id.as_str()?.trim().parse().ok())?;
         self.state().pending.contains_key(&id).then_some(id)
     }
 
-    /// Returns the request that awaits a response, if it is the only one.
+    /// Returns the pending request, if there is exactly one.
     fn only(&self) -> Option<i64> {
         let state = self.state();
         let mut ids = state.pending.keys();
         ids.next().copied().filter(|_| ids.next().is_none())
     }
 
-    /// Returns the request to which alone a message without an id can be the response: the only one, and no
-    /// other was given up.
+    /// Returns the only request to which a message without an id can respond: exactly one is pending,
+    /// and none was cancelled.
     fn only_ever(&self) -> Option<i64> {
         self.only().filter(|_| !self.state().has_given_up)
     }
 
-    /// Reads one message that is JSON.
+    /// Processes one message that is valid JSON.
     fn message(&self, message: Value, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
         let Value::Object(mut fields) = message else {
             self.note_noise(&shown(&message.to_string()));
@@ -269,8 +272,8 @@ impl Ledger {
             let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
             return Some(self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")));
         }
-        // An error whose request could not be read has no id, or one of the server's own. A log line of a
-        // process may look the same but for the version.
+        // An error response to an unreadable request has no id, or an id of the server's own. A log
+        // line of a process may look like it, but has no version.
         let is_nameless = id.is_null() || (is_error && !id.is_number());
         let meant = match request {
             Some(RequestId::Number(request)) if is_nameless => Some(*request),
@@ -321,8 +324,8 @@ impl Ledger {
         }))
     }
 
-    /// Reads a request or notification of the server. A request that cannot be read becomes one of a method
-    /// that is not known here, so that the server gets an error and does not wait.
+    /// Parses a request or notification from the server. An unreadable request is replaced by one with
+    /// an unknown method, so that the server gets an error and does not wait.
     fn read_server_message(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
         if fields["method"] == "notifications/tools/list_changed" {
             self.note_list_changed();
@@ -338,7 +341,7 @@ impl Ledger {
         })
     }
 
-    /// Reads one message that is no JSON: the end of the request that it answers, if it answers any.
+    /// Processes one message that is invalid JSON, and fails the request to which it responds, if any.
     fn broken(&self, bytes: &[u8], why: &str, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
         let text = String::from_utf8_lossy(bytes);
         let text = lenient::trimmed(&text);
@@ -351,14 +354,14 @@ impl Ledger {
                 .and_then(|id| self.pending_id(&id))
                 .or_else(|| only().filter(|_| is_message))
                 .map(RequestId::Number),
-            // A line within a message that is spread over several.
+            // This is a line of a message that is spread over several lines.
             _ => only().filter(|_| text.starts_with("\"jsonrpc\"")).map(RequestId::Number),
         };
         let Some(id) = id else {
             if !text.is_empty() {
                 self.note_noise(&excerpt);
             }
-            // A response behind a log line, as Python prints a dictionary, or in UTF-16.
+            // This may be a response after log text, printed as a Python dictionary, or in UTF-16.
             let plain = text.replace('\0', "");
             let has = |word: &str| plain.contains(word);
             let is_like = plain.starts_with('{') || has("result") || has("error");
@@ -375,7 +378,7 @@ impl Ledger {
     }
 }
 
-/// Returns the result of a request with the type that the SDK expects.
+/// Converts the result of a request into the type that the SDK expects.
 fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcMessage, String> {
     let respond = |result| Ok(ServerJsonRpcMessage::response(result, id.clone()));
     match method {
@@ -386,7 +389,7 @@ fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcM
         }
         Method::ListTools => respond(ServerResult::ListToolsResult(listed(result)?)),
         Method::Initialize => respond(ServerResult::InitializeResult(initialized(result)?)),
-        // Any other answer means that the server does not speak the newer generation of the protocol.
+        // Any other response means that the server does not support the newer protocol generation.
         Method::Discover => match discovered(result) {
             Ok(read) => respond(ServerResult::DiscoverResult(read)),
             Err(why) => {
@@ -401,7 +404,7 @@ fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcM
     }
 }
 
-/// Returns what a server of the newer generation tells of itself.
+/// Parses the discovery result of a server of the newer generation.
 fn discovered(result: Value) -> Result<DiscoverResult, String> {
     let read: DiscoverResult = serde_json::from_value(result).map_err(|error| error.to_string())?;
     match read.supported_versions.contains(&ProtocolVersion::V_2026_07_28) {
@@ -410,7 +413,8 @@ fn discovered(result: Value) -> Result<DiscoverResult, String> {
     }
 }
 
-/// Returns a handshake's result. What a server leaves out besides the version is not needed.
+/// Parses the result of a handshake. Only the version is required; defaults replace other missing
+/// fields.
 fn initialized(result: Value) -> Result<InitializeResult, String> {
     if let Ok(read) = serde_json::from_value(result.clone()) {
         return Ok(read);
@@ -425,8 +429,8 @@ fn initialized(result: Value) -> Result<InitializeResult, String> {
     serde_json::from_value(least).map_err(|error| error.to_string())
 }
 
-/// Returns a list of tools. A tool without a usable schema takes no arguments; one without a name is left
-/// out.
+/// Parses a list of tools. A tool without a usable schema takes no arguments. A tool without a name is
+/// left out.
 fn listed(mut result: Value) -> Result<ListToolsResult, String> {
     let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut).map(std::mem::take) else {
         return Err("it has no list `tools`".into());
@@ -455,7 +459,7 @@ fn listed(mut result: Value) -> Result<ListToolsResult, String> {
     serde_json::from_value(list).map_err(|error| error.to_string())
 }
 
-/// Returns an error of JSON-RPC, whose message servers leave out or send as the whole error.
+/// Parses a JSON-RPC error. Servers may omit its message, or send a plain string.
 fn error_data(error: Value) -> ErrorData {
     let Value::Object(mut fields) = error else {
         let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
@@ -474,12 +478,12 @@ fn error_data(error: Value) -> ErrorData {
     };
     fields.remove("code");
     let data = fields.remove("data").filter(|data| !data.is_null());
-    // Without a message, the other fields are all that the server tells.
+    // Without a message, the remaining fields are the only information.
     let data = data.or_else(|| (!has_message && !fields.is_empty()).then_some(Value::Object(fields)));
     ErrorData::new(ErrorCode(code.unwrap_or(ErrorCode::INTERNAL_ERROR.0)), message, data)
 }
 
-/// Returns an error of JSON-RPC as one text: its message, and its data if the message does not contain them.
+/// Formats a JSON-RPC error: its message, and its data unless the message contains it.
 pub(super) fn in_words(error: &ErrorData) -> String {
     let data = error.data.as_ref().map(|data| data.as_str().map_or_else(|| data.to_string(), str::to_owned));
     match data.filter(|data| !data.trim().is_empty() && !error.message.contains(data.as_str())) {
@@ -488,7 +492,7 @@ pub(super) fn in_words(error: &ErrorData) -> String {
     }
 }
 
-/// Returns the start of a text.
+/// Truncates a text to [`SHOWN`] characters.
 pub(super) fn shown(text: &str) -> String {
     match text.trim().char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &text.trim()[..end]),

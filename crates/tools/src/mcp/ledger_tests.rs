@@ -5,7 +5,7 @@ use rmcp::model::{
 
 use super::*;
 
-/// A ledger in which calls with these ids await their responses.
+/// Creates a ledger in which calls with these ids are pending.
 fn calling(ids: &[i64]) -> Ledger {
     let ledger = Ledger::default();
     for id in ids {
@@ -19,7 +19,7 @@ fn sent(ledger: &Ledger, request: ClientRequest, id: i64) {
     ledger.sent(&ClientJsonRpcMessage::request(request, RequestId::Number(id)));
 }
 
-/// Returns each response as its id and the result of the call, or the error's message.
+/// Returns each response as its id with the result of the call, or with the error's message.
 fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<Value, String>)> {
     let number = |id: &RequestId| match id {
         RequestId::Number(id) => *id,
@@ -42,7 +42,7 @@ fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<
 }
 
 #[test]
-fn responses_are_read_in_every_form() {
+fn responses_are_accepted_in_all_formats() {
     let result = json!({ "content": [], "structuredContent": { "x": null } });
     for text in [
         r#"{"jsonrpc":"2.0","id":7,"result":{"content":[],"structuredContent":{"x":NaN}}}"#,
@@ -67,7 +67,7 @@ fn responses_are_read_in_every_form() {
 }
 
 #[test]
-fn unreadable_responses_fail_their_request() {
+fn unreadable_response_fails_request() {
     let deep = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
     let nested = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(110), "]".repeat(110));
     for (text, why) in [
@@ -93,7 +93,7 @@ fn unreadable_responses_fail_their_request() {
 }
 
 #[test]
-fn errors_are_read_in_every_form() {
+fn errors_are_accepted_in_all_formats() {
     for (error, want) in [
         (r#"{"code":-1}"#, "an error without a message, code -1"),
         (r#"{"code":-1,"message":null,"data":{"a":1}}"#, "an error without a message, code -1 ({\"a\":1})"),
@@ -116,7 +116,7 @@ fn errors_are_read_in_every_form() {
 }
 
 #[test]
-fn noise_answers_no_request() {
+fn noise_does_not_answer_pending_request() {
     for text in [
         "Server running on stdio",
         "",
@@ -143,7 +143,7 @@ fn noise_answers_no_request() {
 }
 
 #[test]
-fn doubtful_response_fails_the_only_request_if_nothing_follows() {
+fn doubtful_response_fails_only_pending_request() {
     for (text, why) in [
         (r#"{"jsonrpc":"2.0","id":9999,"result":{}}"#, "its answer has the id 9999, which no request had"),
         (r#"{"jsonrpc":"2.0","id":"abc","result":{}}"#, "its answer has the id \"abc\""),
@@ -183,7 +183,7 @@ fn doubtful_response_fails_the_only_request_if_nothing_follows() {
 }
 
 #[test]
-fn oversized_line_fails_its_request() {
+fn oversized_line_fails_request() {
     let ledger = calling(&[6, 7]);
     assert_eq!(ledger.fail_oversized(br#"{"jsonrpc":"2.0","id":7,"result":"zzz"#, 9).len(), 1);
     assert!(ledger.is_pending(&RequestId::Number(6)) && !ledger.is_pending(&RequestId::Number(7)));
@@ -224,7 +224,7 @@ fn tools_without_schema_take_no_arguments() {
 }
 
 #[test]
-fn message_without_id_answers_no_request_if_another_may_be_meant() {
+fn message_without_id_is_ignored_if_ambiguous() {
     for text in [
         r#"{"jsonrpc":"2.0","id":null,"result":"of whom"}"#,
         r#"{"jsonrpc":"2.0","result":"of whom"}"#,
@@ -233,7 +233,7 @@ fn message_without_id_answers_no_request_if_another_may_be_meant() {
         let ledger = calling(&[6, 7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
         assert!(ledger.fail_doubtful().is_none(), "{text}");
-        // A response to a request that was given up may come late.
+        // The response to a cancelled request may arrive late.
         let given_up = rmcp::model::CancelledNotificationParam::new(Some(RequestId::Number(6)), None);
         let given_up = rmcp::model::CancelledNotification::new(given_up);
         ledger.sent(&ClientJsonRpcMessage::notification(given_up.into()));
@@ -244,7 +244,7 @@ fn message_without_id_answers_no_request_if_another_may_be_meant() {
 }
 
 #[test]
-fn unreadable_request_of_the_server_becomes_one_that_is_rejected() {
+fn unreadable_server_request_gets_unknown_method() {
     for (text, id) in [
         (r#"{"jsonrpc":"2.0","id":5,"method":"sampling/createMessage","params":[1]}"#, Some(5)),
         (r#"{"jsonrpc":"2.0","id":5,"method":"elicitation/create","params":"x"}"#, Some(5)),
@@ -261,7 +261,7 @@ fn unreadable_request_of_the_server_becomes_one_that_is_rejected() {
 }
 
 #[test]
-fn discovery_of_other_versions_leads_to_the_handshake() {
+fn discovery_of_unsupported_version_leads_to_handshake() {
     for versions in [r#"["2025-06-18"]"#, "[]", r#"["2099-01-01"]"#] {
         let ledger = Ledger::default();
         let discovery = DiscoverRequest::new(DiscoverRequestParams {});
@@ -275,7 +275,7 @@ fn discovery_of_other_versions_leads_to_the_handshake() {
 }
 
 #[test]
-fn texts_since_the_call_are_told_in_the_place_of_its_answer() {
+fn instead_describes_noise_and_waits_since_call() {
     let ledger = Ledger::default();
     ledger.read(b"listening", None);
     let call = CallToolRequest::new(CallToolRequestParams::new("x"));
@@ -288,7 +288,7 @@ fn texts_since_the_call_are_told_in_the_place_of_its_answer() {
 }
 
 #[test]
-fn rejected_handshake_keeps_its_reason() {
+fn rejected_handshake_keeps_reason() {
     let initialize = || {
         let params =
             InitializeRequestParams::new(Default::default(), rmcp::model::Implementation::new("x", "1"));
@@ -317,7 +317,7 @@ fn rejected_handshake_keeps_its_reason() {
 }
 
 #[test]
-fn late_discovery_is_noted_and_answers_no_handshake() {
+fn late_discovery_does_not_answer_handshake() {
     let discovery = || ClientRequest::DiscoverRequest(DiscoverRequest::new(DiscoverRequestParams {}));
     let params = InitializeRequestParams::new(Default::default(), rmcp::model::Implementation::new("x", "1"));
     for (late, is_newer) in [
@@ -334,7 +334,7 @@ fn late_discovery_is_noted_and_answers_no_handshake() {
 }
 
 #[test]
-fn announced_tools_are_noted_once() {
+fn list_change_is_taken_once() {
     let ledger = Ledger::default();
     assert!(!ledger.take_list_changed());
     ledger.read(br#"{"method":"notifications/tools/list_changed"}"#, None);

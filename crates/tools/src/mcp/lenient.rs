@@ -1,9 +1,9 @@
-//! JSON as servers print it, where that differs from JSON.
+//! A lenient JSON parser for the deviations that servers print.
 //!
-//! Python's `json.dumps` writes `NaN`, `Infinity` and halves of surrogate pairs, and a server may print bytes
-//! that are not UTF-8 or control characters within a text. Such a message is read: a half pair and a foreign
-//! byte become U+FFFD, a number that JSON does not have becomes `null`, and a control character stays itself.
-//! Everything else that is no JSON is an error.
+//! Python's `json.dumps` writes `NaN`, `Infinity` and lone surrogates. A server may also print bytes
+//! that are not UTF-8, or control characters within a string. The parser accepts such messages: a lone
+//! surrogate or an invalid byte becomes U+FFFD, a number that JSON does not have becomes `null`, and a
+//! control character is preserved. All other invalid JSON is an error.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ const NO_NUMBERS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 /// Parses a message.
 ///
 /// # Errors
-/// Returns the parser's message, with the column, if the text is no JSON even so.
+/// Returns the parser's message, with the column, if the text is invalid even after these repairs.
 pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
     let text = String::from_utf8_lossy(bytes);
     let text = trimmed(&text);
@@ -30,18 +30,20 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
     .map_err(|error| error.to_string().replace("at line 1 column", "at column"))
 }
 
-/// Returns a message without what terminals and record separators put around it.
+/// Trims whitespace, control characters and byte-order marks, which terminals and record separators
+/// add.
 pub(super) fn trimmed(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || c.is_control() || c == '\u{feff}')
 }
 
-/// Parses messages that stand one after the other without a line between; `None` if there is anything else.
+/// Parses concatenated JSON objects without line breaks between them. Returns `None` if there is
+/// anything else.
 pub(super) fn several(bytes: &[u8]) -> Option<Vec<Value>> {
     let values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
     values.collect::<Result<Vec<Value>, _>>().ok().filter(|values| values.iter().all(Value::is_object))
 }
 
-/// Returns the text with what JSON does not have replaced by what it has.
+/// Replaces the accepted deviations by valid JSON. Returns the text unchanged if there are none.
 fn repaired(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let (mut repaired, mut kept, mut at) = (String::new(), 0, 0);
@@ -86,15 +88,15 @@ fn repaired(text: &str) -> Cow<'_, str> {
     Cow::Owned(repaired)
 }
 
-/// Returns the half of a surrogate pair that an escape at the start of `bytes` stands for.
+/// Returns the lone or paired surrogate that an escape at the start of `bytes` encodes.
 fn surrogate(bytes: &[u8]) -> Option<u32> {
     let digits = bytes.get(..6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     (0xD800..0xE000).contains(&unit).then_some(unit)
 }
 
-/// Returns the value of the key `id` of a message that is no JSON, as it is written: of the outermost object
-/// in the part before the fault.
+/// Returns the value of the key `id` of a message that is invalid JSON: the key of the outermost
+/// object, if it precedes the syntax error.
 pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
     let (mut depth, mut at, mut key) = (0_usize, 0, None);
     while at < bytes.len() {
@@ -142,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_reads_what_json_does_not_have() {
+    fn parse_repairs_python_numbers_surrogates_and_bytes() {
         for (text, want) in [
             (&br#"{"a":NaN,"b":[Infinity,-Infinity,-1]}"#[..], json!({ "a": null, "b": [null, null, -1] })),
             (br#"{"a":"NaN, -Infinity"}"#, json!({ "a": "NaN, -Infinity" })),
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn parse_rejects_other_text_with_column() {
+    fn parse_rejects_invalid_json_with_column() {
         for (text, why) in [
             (&b"{\"a\": }"[..], "expected value at column 7"),
             (b"{\"a\": Nope}", "at column 7"),
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn outer_id_is_that_of_the_message() {
+    fn outer_id_ignores_nested_ids() {
         for (text, want) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8,"#, Some(json!(7))),
             (r#"{"result":{"id":8,"x":["id",9]},"id": "12" ,"#, Some(json!("12"))),

@@ -1,4 +1,4 @@
-//! Messages over the standard input and output of a server's process, one a line.
+//! MCP transport over the standard input and output of a server process, with one message per line.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,33 +16,35 @@ use tokio::time::timeout;
 use super::ledger::Ledger;
 use super::lenient;
 
-/// Bytes of a line that is too long from which its request is found.
+/// Number of bytes of an oversized line that are searched for the request's id.
 const START: usize = 4096;
 
-/// Pause after which a line without an end is taken for a message, and one in doubt for the response.
+/// Pause after which a line without line break counts as a complete message, and a doubtful message
+/// counts as the response.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Lines after which the task yields.
+/// Number of lines after which the task yields.
 const LINES: usize = 256;
 
-/// The two streams of a server.
+/// Transport over the standard streams of a server.
 pub(super) struct Lines {
     stdout: BufReader<ChildStdout>,
-    /// Line so far. A cancelled [`Transport::receive`] leaves it for the next one.
+    /// Bytes of the current line. If [`Transport::receive`] is cancelled, the next call continues with
+    /// them.
     line: Vec<u8>,
-    /// Whether the rest of the line is dropped, since it is too long.
+    /// Whether the rest of the current line is dropped, because the line is too long.
     is_oversized: bool,
     max_bytes: usize,
-    /// Lines that were read since the task last yielded.
+    /// Number of lines that were read since the task last yielded.
     lines: usize,
-    /// Messages that were read and not yet received.
+    /// Messages that were read but not yet received.
     received: VecDeque<ServerJsonRpcMessage>,
     stdin: Arc<Mutex<Option<ChildStdin>>>,
     ledger: Arc<Ledger>,
 }
 
 impl Lines {
-    /// Creates a transport over the streams of a process, whose lines have at most `max_bytes`.
+    /// Creates a transport over the streams of a process. Lines of more than `max_bytes` are rejected.
     pub fn new(stdout: ChildStdout, stdin: ChildStdin, max_bytes: usize, ledger: Arc<Ledger>) -> Self {
         Lines {
             stdout: BufReader::with_capacity(64 << 10, stdout),
@@ -56,7 +58,7 @@ impl Lines {
         }
     }
 
-    /// Takes bytes of a line.
+    /// Consumes `count` buffered bytes of the current line.
     fn take(&mut self, count: usize, is_end: bool) {
         if !self.is_oversized {
             let available = &self.stdout.buffer()[..count];
@@ -106,7 +108,7 @@ impl Transport<RoleClient> for Lines {
             }
             self.lines = (self.lines + 1) % LINES;
             if self.lines == 0 {
-                // A server that prints without end must not keep deadlines from passing.
+                // A server that prints without end must not keep timeouts from firing.
                 tokio::task::yield_now().await;
             }
             let has_line = !self.line.is_empty() && !self.is_oversized;
@@ -114,7 +116,7 @@ impl Transport<RoleClient> for Lines {
                 false => self.stdout.fill_buf().await,
                 true => match timeout(PAUSE, self.stdout.fill_buf()).await {
                     Ok(available) => available,
-                    // A message that is complete needs no end of its line.
+                    // A complete message needs no line break.
                     Err(_) if lenient::parse(&self.line).is_ok_and(|message| message.is_object()) => {
                         self.received.extend(self.ledger.read(&self.line, None));
                         self.line.clear();
@@ -128,9 +130,9 @@ impl Transport<RoleClient> for Lines {
             };
             let available = available.unwrap_or_default();
             if available.is_empty() {
-                // The last line may lack its end.
+                // The last line may have no line break.
                 let last = std::mem::take(&mut self.line);
-                // A truncated message tells less than the exit status of the process.
+                // The exit status of the process is more informative than a truncated message.
                 if lenient::parse(&last).is_ok() {
                     self.received.extend(self.ledger.read(&last, None));
                 }

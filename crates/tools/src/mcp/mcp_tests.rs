@@ -6,7 +6,7 @@ use super::*;
 use crate::testing::context;
 use crate::{CallError, ObservationKind, ToolSet};
 
-/// A supervisor that reads its order and becomes the program.
+/// Supervisor that reads its order and executes the program in its own process.
 const SUPERVISOR: &str = "
 import json, os, sys
 order = b''
@@ -35,7 +35,7 @@ async fn ask(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput 
 }
 
 #[tokio::test]
-async fn a_server_is_asked_and_its_answers_are_read() {
+async fn session_calls_tools_of_server() {
     let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
     assert_eq!(names.len(), 14, "all pages are read: {names:?}");
@@ -60,7 +60,7 @@ async fn a_server_is_asked_and_its_answers_are_read() {
 }
 
 #[tokio::test]
-async fn a_server_that_dies_is_started_anew_and_the_model_is_told() {
+async fn exited_server_is_restarted_and_reported() {
     let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     let s = &*session;
     ask(s, "count", json!({})).await;
@@ -77,7 +77,7 @@ async fn a_server_that_dies_is_started_anew_and_the_model_is_told() {
 }
 
 #[tokio::test]
-async fn a_call_that_hangs_costs_that_call_alone() {
+async fn hanging_call_does_not_affect_next_call() {
     let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(bad()));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(8)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_call_that_hangs_costs_that_call_alone() {
 }
 
 #[tokio::test]
-async fn unreadable_answers_fail_the_call_at_once() {
+async fn unreadable_response_fails_call_immediately() {
     let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     for (line, why) in [
         (r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text"#, "its answer is no JSON: EOF"),
@@ -137,7 +137,7 @@ async fn unreadable_answers_fail_the_call_at_once() {
 }
 
 #[tokio::test]
-async fn message_may_pause_before_its_end() {
+async fn message_split_by_pause_is_accepted() {
     let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     let parts = json!({ "start": r#"{"jsonrpc":"2.0","#, "line": r#""id":ID,"result":"two parts"}"# });
     assert_eq!(ask(&*session, "odd", parts).await, ToolOutput::text("two parts"));
@@ -145,7 +145,7 @@ async fn message_may_pause_before_its_end() {
 }
 
 #[tokio::test]
-async fn announced_tool_can_be_called_in_the_same_attempt() {
+async fn announced_tool_can_be_called_in_same_attempt() {
     let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(McpKeys { deny: vec!["dies".into()], ..bad() }));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
@@ -168,7 +168,7 @@ async fn announced_tool_can_be_called_in_the_same_attempt() {
 }
 
 #[tokio::test]
-async fn answer_does_not_wait_for_a_list_that_never_comes() {
+async fn call_returns_without_missing_tool_list() {
     let script = include_str!("server_for_tests.py");
     let script = script.replace(
         "send({\"id\": identity, \"result\": page(",
@@ -188,7 +188,7 @@ async fn answer_does_not_wait_for_a_list_that_never_comes() {
 }
 
 #[tokio::test]
-async fn progress_prolongs_the_deadline_up_to_its_bound() {
+async fn progress_extends_timeout_up_to_limit() {
     let idle = Duration::from_secs(5);
     let toolbox = mcp(McpKeys { progress_seconds: Some(9.0), ..bad() });
     let set = ToolSet::new(vec![Arc::new(toolbox) as Arc<dyn Toolbox>], idle).unwrap();
@@ -238,7 +238,7 @@ async fn tools_are_renamed_for_agents() {
 }
 
 #[tokio::test]
-async fn attempts_share_a_server_or_have_their_own() {
+async fn attempts_share_server_only_if_configured() {
     let own = mcp(bad());
     let (mut a, mut b) = (own.open(&context("a")).await.unwrap(), own.open(&context("a")).await.unwrap());
     assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
@@ -272,7 +272,7 @@ async fn tools_are_allowed_and_denied_by_name() {
 }
 
 #[tokio::test]
-async fn servers_that_do_not_start_say_why() {
+async fn open_explains_failed_start() {
     let open = async |script: &str| {
         let opened = mcp(server(script)).open(&context("a")).await;
         opened.err().expect("it does not start").to_string()
@@ -296,7 +296,7 @@ for line in sys.stdin:
 }
 
 #[tokio::test]
-async fn late_opening_says_what_the_server_did() {
+async fn open_timeout_reports_server_output() {
     let late = async |script: &str| {
         let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(server(script)));
         let set = ToolSet::new(vec![toolbox], Duration::from_secs(3)).unwrap();
@@ -328,7 +328,7 @@ while True: os.write(1, b'more\\n' * 10000)
 }
 
 #[tokio::test]
-async fn server_that_starts_slowly_is_started_once() {
+async fn slow_server_is_started_once() {
     let folder = tempfile::tempdir().unwrap();
     let mark = folder.path().join("starts");
     let slow = format!(
@@ -342,7 +342,7 @@ async fn server_that_starts_slowly_is_started_once() {
 }
 
 #[tokio::test]
-async fn server_that_expects_a_handshake_is_asked_for_it_alone_from_then_on() {
+async fn handshake_requirement_is_remembered() {
     for otherwise in ["sys.exit(1)", "answer(None)", "answer({})"] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("first");

@@ -1,14 +1,19 @@
-//! Servers of the Model Context Protocol as toolboxes, over standard input and output or streamable HTTP.
+//! Servers of the Model Context Protocol as toolboxes, over standard input and output or streamable
+//! HTTP.
 //!
-//! A server brings any number of tools. Each attempt has a connection of its own, and so, over standard input
-//! and output, a process of its own; or all share one, for servers that keep nothing between calls. Both
-//! generations of the protocol are spoken: with a handshake (up to 2025-11-25), and without one (2026-07-28).
+//! A server provides any number of tools. By default each attempt has its own connection, and over
+//! standard input and output its own process. For stateless servers, all attempts can share one
+//! connection. The client supports both generations of the protocol: with a handshake (up to
+//! 2025-11-25) and without one (2026-07-28).
 //!
-//! Guarantees: whatever a server sends in the place of a response, or an HTTP status, ends the call at once,
-//! with the reason; only silence is waited out. A server that dies, hangs, says too much or nonsense spoils
-//! the call at hand. The next one finds a server that was started anew, and says so, since what the old one
-//! held is lost. A server is told of no environment variables but those named for it, and offers nothing to
-//! the model but its tools: it cannot ask it for anything.
+//! # Guarantees
+//! - **Invalid responses fail fast.** Anything that a server sends instead of a response, and any HTTP
+//!   error status, ends the call at once with the reason. Only silence lasts until the timeout.
+//! - **Faults stay within one call.** If a server exits, hangs, floods or sends garbage, the current
+//!   call fails. The next call restarts the server if necessary and tells the model that the server's
+//!   state is lost.
+//! - **Isolation.** A server gets only the usual and the named environment variables. It provides tools
+//!   only: it cannot send requests to the model.
 
 mod answer;
 mod connection;
@@ -38,43 +43,45 @@ use super::web::Services;
 use super::{MAX_SECONDS, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 use connection::Connection;
 
-/// Most bytes of a message of a server.
+/// Maximum size of a message from a server, in bytes.
 pub(super) const MOST_BYTES: usize = 64 << 20;
 
-/// Time before the deadline of a call at which a call that reports progress ends by its own.
+/// Grace before the set's timeout: a call that reports progress ends this much earlier by its own
+/// timeout.
 const BEFORE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// `[[tool]] kind = "mcp"`: a server of the Model Context Protocol.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct McpKeys {
-    /// Program of the server and its arguments, if it is one that speaks over standard input and output.
+    /// Program of the server and its arguments, for a server that uses standard input and output.
+    /// Exactly one of `command` and `url` must be set.
     pub command: Vec<String>,
-    /// The folder that it runs in; that of the recipe if it is not given.
+    /// Working directory of the program. Empty means the recipe's directory.
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the
+    /// Names of environment variables that the program gets in addition to the
     /// [usual ones](levade_policy::environment::PASSED).
     pub environment: Vec<String>,
-    /// Address of the server, if it speaks streamable HTTP.
+    /// URL of the server, for streamable HTTP.
     pub url: String,
-    /// Environment variable with a key, which is sent as `Authorization: Bearer`.
+    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by the names of these.
+    /// Environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
-    /// The tools that agents have; all if empty.
+    /// Names of the tools that agents can call. Empty allows all tools.
     pub allow: Vec<String>,
-    /// The tools that they do not have.
+    /// Names of the tools that agents cannot call.
     pub deny: Vec<String>,
-    /// Names that agents have for tools, by the server's names.
+    /// Names of tools for agents, by the server's names.
     pub rename: BTreeMap<String, String>,
-    /// Timeout for a call that reports progress, in seconds; `seconds` then counts from its last report.
-    /// Progress prolongs nothing if it is not given.
+    /// Timeout for a call that reports progress, in seconds. The timeout `seconds` then applies to the
+    /// time since the last report. `None` means that progress does not extend a call.
     pub progress_seconds: Option<f64>,
-    /// Whether all attempts share one connection, and so, one process; for servers that keep nothing.
+    /// Whether all attempts share one connection, and thus one process. Only for stateless servers.
     pub shared: bool,
 }
 
-/// Timeout for a server, which has to start, in seconds, if the recipe does not give one.
+/// Default timeout, in seconds. It includes the start of the server.
 const SECONDS: f64 = 60.0;
 
 impl ToolOptions for McpKeys {
@@ -108,25 +115,26 @@ impl ToolOptions for McpKeys {
     }
 }
 
-/// Where a server is.
+/// Transport and location of a server.
 #[derive(Clone)]
 enum McpServer {
-    /// A program, spoken to over its standard input and output.
+    /// A program that communicates over standard input and output.
     Program { launch: Launch, supervisor: Supervisor },
-    /// An address of streamable HTTP, with headers of every request, keys for instance.
+    /// A URL for streamable HTTP, with headers for every request, such as API keys.
     Address { url: String, headers: Vec<(HeaderName, HeaderValue)>, client: Client },
 }
 
-/// Deadlines of a call that reports progress.
+/// Timeouts of a call that reports progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Prolonged {
-    /// Timeout for the next report.
+    /// Timeout for the next progress report.
     idle: Duration,
-    /// Timeout for the call.
+    /// Timeout for the complete call.
     longest: Duration,
 }
 
-/// A server of the Model Context Protocol, each of whose attempts has a connection of its own, or all one.
+/// A toolbox for a server of the Model Context Protocol. Attempts have separate connections, or share
+/// one.
 #[derive(Clone)]
 pub struct Mcp {
     name: String,
@@ -135,15 +143,17 @@ pub struct Mcp {
     prolonged: Option<Prolonged>,
     shared: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
     wants_handshake: Arc<AtomicBool>,
-    /// What the server did until the last opening that was given up.
+    /// Output and state of the server at the last opening that timed out, as a suffix for the error.
     late: Arc<std::sync::Mutex<String>>,
 }
 
 impl Mcp {
-    /// Creates the toolbox `name`, whose calls may take so many seconds.
+    /// Creates the toolbox `name`. `seconds` is the timeout for a call, or since the last progress
+    /// report; `None` means 60 seconds.
     ///
     /// # Errors
-    /// Says which options do not go together, or which key is not set in the environment.
+    /// Returns an error if options are invalid or conflict, or if an environment variable with a key is
+    /// not set.
     pub fn new(
         name: impl Into<String>,
         keys: McpKeys,
@@ -180,7 +190,7 @@ impl Mcp {
         })
     }
 
-    /// A connection, and whether it is another one than `last`.
+    /// Returns a working connection, and whether it replaces `last` because that connection has ended.
     async fn connect(&self, last: Option<&Arc<Connection>>) -> Result<(Arc<Connection>, bool), String> {
         let Some(shared) = &self.shared else {
             return match last.filter(|last| !last.is_over()) {
@@ -202,10 +212,11 @@ impl Mcp {
         Ok(Arc::new(Connection::open(&self.server, &self.wants_handshake, &self.late).await?))
     }
 
-    /// Returns the tools that agents have, by their names.
+    /// Returns the tools for agents, with their names for agents.
     ///
     /// # Errors
-    /// Returns an error if a tool that is named is not there, or two would have one name.
+    /// Returns an error if `allow`, `deny` or `rename` contains an unknown tool, or if two tools would
+    /// have the same name.
     fn offered(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
         let is_there = |name: &&String| tools.iter().any(|tool| tool.name == **name);
         let named = self.keys.allow.iter().chain(&self.keys.deny).chain(self.keys.rename.keys());
@@ -226,7 +237,7 @@ impl Mcp {
         Ok(offered)
     }
 
-    /// Returns the tools that `allow` and `deny` leave, by their names for agents.
+    /// Returns the tools that `allow` and `deny` leave, with their names for agents.
     fn selected<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
         let McpKeys { allow, deny, rename, .. } = &self.keys;
         let is_allowed = |name: &String| allow.is_empty() || allow.contains(name);
@@ -262,7 +273,7 @@ impl Toolbox for Mcp {
     }
 }
 
-/// A server in use by one attempt.
+/// A session of a server for one attempt.
 struct McpSession {
     toolbox: Mcp,
     /// Tools as of the last call.
@@ -271,7 +282,7 @@ struct McpSession {
 }
 
 impl McpSession {
-    /// The connection to ask, and what the model must be told of it.
+    /// Returns the connection to use, and a note for the model if the server was restarted.
     async fn connection(&self) -> Result<(Arc<Connection>, Option<String>), String> {
         let mut held = self.connection.lock().await;
         let over = match held.as_ref() {
@@ -299,13 +310,13 @@ impl Session for McpSession {
         self.toolbox.prolonged.map(|prolonged| prolonged.longest + BEFORE_DEADLINE)
     }
 
-    /// Answers are told apart by their ids, and a server that keeps something decides itself what is done
-    /// when.
+    /// Returns true: responses are matched by their ids, and a server with state orders concurrent
+    /// calls itself.
     fn parallel(&self, _tool: &str) -> bool {
         true
     }
 
-    /// A call may change something at the server.
+    /// Calls the tool. The call may have an effect in the server, so it is not repeated.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let (connection, told) = match self.connection().await {
             Ok(found) => found,
@@ -325,7 +336,8 @@ impl Session for McpSession {
         output
     }
 
-    /// A call that restarts the server holds the connection, which then has nothing to tell.
+    /// Describes the state of a call that timed out. A call that restarts the server holds the lock on
+    /// the connection; the state of the opening is then returned.
     fn late(&self) -> String {
         let connection = self.connection.try_lock().ok().and_then(|connection| connection.clone());
         connection.map(|connection| connection.instead()).unwrap_or_else(|| self.toolbox.late())

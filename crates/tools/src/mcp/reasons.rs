@@ -1,5 +1,5 @@
-//! Why a server does not start or answer, in words for the user: without the names of Rust types, and with
-//! what the server itself printed.
+//! Descriptions of why a server does not start or respond, for the user: without the names of Rust
+//! types, and with the server's own output.
 
 use rmcp::ServiceError;
 use rmcp::service::ClientInitializeError;
@@ -7,7 +7,7 @@ use rmcp::transport::DynamicTransportError;
 
 use super::ledger::{Ledger, in_words};
 
-/// Returns why a connection was not established.
+/// Describes why a connection was not established.
 pub(super) fn of_start(error: &ClientInitializeError, ledger: &Ledger) -> String {
     let why = ledger.rejection().unwrap_or_else(|| of_initialize(error));
     match ledger.noise().filter(|_| ledger.rejection().is_none()) {
@@ -16,7 +16,7 @@ pub(super) fn of_start(error: &ClientInitializeError, ledger: &Ledger) -> String
     }
 }
 
-/// Whether a connection was not established because the server closed it.
+/// Returns whether a connection failed because the server closed it.
 pub(super) fn is_closed(error: &ClientInitializeError) -> bool {
     match error {
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => is_closed(fallback),
@@ -54,7 +54,7 @@ fn of_initialize(error: &ClientInitializeError) -> String {
     }
 }
 
-/// Returns why a request has no response.
+/// Describes why a request has no valid response.
 pub(super) fn of_call(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => in_words(error),
@@ -65,7 +65,7 @@ pub(super) fn of_call(error: &ServiceError) -> String {
     }
 }
 
-/// Returns the cause of a transport's error.
+/// Describes the cause of a transport error.
 fn of_transport(error: &DynamicTransportError) -> String {
     let mut why = levade_http::causes(&*error.error);
     for lead in ["Client error: ", "unexpected server response: ", "Io error: "] {
@@ -79,7 +79,8 @@ fn of_transport(error: &DynamicTransportError) -> String {
     }
 }
 
-/// Returns the lines of a server's standard error that tell most, to append to a reason.
+/// Returns the most informative lines of a server's standard error, as a suffix for a reason. Empty if
+/// there are none.
 pub(super) fn printed(stderr: &str) -> String {
     match &levade_process::telling_lines(stderr)[..] {
         [] => String::new(),

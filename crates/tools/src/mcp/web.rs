@@ -1,4 +1,4 @@
-//! Streamable HTTP, asked through the room `http`.
+//! MCP transport over streamable HTTP, with the client of `levade-http`.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -31,36 +31,38 @@ use crate::web::retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};
 type Error = StreamableHttpError<HttpError>;
 type Headers = HashMap<HeaderName, HeaderValue>;
 
-/// Bytes of an answer that tells of an error that are read.
+/// Maximum number of bytes of an error response that are read.
 const MOST_ERROR_BYTES: usize = 64 << 10;
 
-/// Characters of one that are shown.
+/// Maximum number of characters of a response that an error shows.
 const MOST_SHOWN: usize = 400;
 
-/// Longest pause within a body whose length is known: what has a length was complete before it was sent.
+/// Timeout between chunks of a body of known length. A server that announces a length has the complete
+/// body already.
 const STALL: Duration = Duration::from_secs(5);
 
-/// How often a message is sent again that a busy server has not taken.
+/// Maximum number of retries of a message that a busy server has not accepted.
 const RETRIES: u32 = 2;
 
 /// HTTP client of one connection.
 #[derive(Clone)]
 pub(super) struct Web {
     client: Client,
-    /// Whether requests carry a key.
+    /// Whether requests carry an API key.
     has_key: bool,
     ledger: Arc<Ledger>,
-    /// The last request for which a new session was opened because of a 400 or 404.
+    /// The last request for which a new session was opened after a 400 or 404.
     renewed: Arc<Mutex<Option<RequestId>>>,
-    /// Requests whose events have ids, each with its last one, by which the SDK resumes them.
+    /// Requests whose events have ids, with the id of the last event. The SDK resumes their streams
+    /// from it.
     resumable: Resumable,
 }
 
-/// Requests with the id of the last event of each.
+/// Requests, each with the id of its last event.
 type Resumable = Arc<Mutex<Vec<(RequestId, String)>>>;
 
 impl Web {
-    /// Creates a client whose requests have these headers, and whose messages are noted in `ledger`.
+    /// Creates a client that sends `headers` with its requests and registers messages in `ledger`.
     pub fn new(client: Client, headers: &[(HeaderName, HeaderValue)], ledger: Arc<Ledger>) -> Self {
         let has_key = headers.iter().any(|(name, _)| name == AUTHORIZATION);
         Web { client, has_key, ledger, renewed: Arc::default(), resumable: Arc::default() }
@@ -107,7 +109,8 @@ impl Web {
         }
     }
 
-    /// Posts a request, and returns what the server answers, or an error response with the reason.
+    /// Processes the response to a request. Returns the server's answer, or an error response with the
+    /// reason.
     async fn ask(
         &self,
         id: RequestId,
@@ -189,20 +192,21 @@ impl Web {
         }
     }
 
-    /// Returns the request that awaits its response and whose last event has this id.
+    /// Returns the pending request whose last event has the id `last`.
     fn resumed(&self, last: &str) -> Option<RequestId> {
         let resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
         let found = resumable.iter().find(|(id, known)| known == last && self.ledger.is_pending(id));
         found.map(|(id, _)| id.clone())
     }
 
-    /// Whether a 400 or 404 may mean that the session is over: once for each request.
+    /// Returns whether a 400 or 404 may mean that the session has expired. This is true once per
+    /// request.
     fn renews(&self, id: &RequestId) -> bool {
         let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         renewed.replace(id.clone()).as_ref() != Some(id)
     }
 
-    /// Returns what a status of failure means, and the way out.
+    /// Describes an HTTP error status and how to fix the cause.
     fn rejected(&self, status: StatusCode, headers: &HeaderMap, text: &[u8]) -> String {
         let text = match shown(text) {
             text if text.is_empty() => String::new(),
@@ -230,7 +234,7 @@ impl Web {
         format!("HTTP {status}{text}{way_out}")
     }
 
-    /// Reads the messages within events. If `request` has no answer when they end, and they cannot be
+    /// Parses the messages in events. If the events end before the response to `request` and cannot be
     /// resumed, an error response to it follows.
     fn answers(
         &self,
@@ -250,17 +254,17 @@ impl Web {
     }
 }
 
-/// Events of a response whose messages are read.
+/// Stream of events that parses the messages in them.
 struct Reading {
     events: BoxStream<'static, Result<Sse, SseError>>,
-    /// Request that the events answer, until they end.
+    /// Request that the events answer. `None` after they end.
     request: Option<RequestId>,
     ledger: Arc<Ledger>,
-    /// Events that were read and not yet passed on.
+    /// Events that were parsed but not yet passed on.
     read: VecDeque<Sse>,
-    /// Text of the last event that has no message.
+    /// Text of the last event without a message.
     noise: Option<String>,
-    /// Whether the server gives the events ids, by which the SDK resumes them.
+    /// Whether the server gives events ids, from which the SDK resumes the stream.
     can_resume: bool,
     resumable: Resumable,
 }
@@ -293,7 +297,7 @@ impl Reading {
             }
         }
         let data = event.data.as_deref().unwrap_or_default();
-        // What was cut off comes again.
+        // A truncated event is sent again after resuming.
         let is_cut = self.can_resume && lenient::parse(data.as_bytes()).is_err();
         let messages = match is_cut {
             true => Vec::new(),
@@ -302,16 +306,16 @@ impl Reading {
         if messages.is_empty() && !is_cut && !data.trim().is_empty() {
             self.noise = Some(shown(data.as_bytes()));
         }
-        // The SDK takes messages only from events that have this name, or none.
+        // The SDK accepts messages only from events with this name or without a name.
         let named = Sse { event: None, ..event.clone() };
         self.read =
             messages.iter().map(|message| Sse { data: Some(text_of(message)), ..named.clone() }).collect();
-        // Without a message it still names the place to resume from.
+        // An event without a message still carries the position from which to resume.
         Some(Ok(self.read.pop_front().unwrap_or(Sse { data: None, ..event })))
     }
 }
 
-/// Whether a message is the answer to a request.
+/// Returns whether a message is the response to a request.
 fn answers(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
     match message {
         JsonRpcMessage::Response(response) => response.id == *id,
@@ -358,7 +362,7 @@ impl StreamableHttpClient for Web {
         if let JsonRpcMessage::Request(request) = message {
             return self.ask(request.id, session.is_some(), response, limits).await;
         }
-        // What needs no answer is taken, whatever the answer is.
+        // A message that needs no response counts as accepted with any success status.
         match response.status() {
             status if status.is_success() => Ok(StreamableHttpPostResponse::Accepted),
             StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
@@ -382,7 +386,7 @@ impl StreamableHttpClient for Web {
         let response = self.send(sent, Some(&session_id), auth_header, custom_headers, Bytes::new()).await?;
         match response.status() {
             status if status.is_success() => Ok(()),
-            // It keeps its sessions for as long as it likes.
+            // The server keeps its sessions according to its own policy.
             StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => Ok(()),
             status => Err(told(status, "it does not end the session")),
         }
@@ -405,7 +409,7 @@ impl StreamableHttpClient for Web {
         let session = session_id.as_deref();
         let response = self.send(sent, session, auth_header, custom_headers, Bytes::new()).await?;
         match response.status() {
-            // The rest of the answer is lost.
+            // The rest of the response is lost.
             status if let (true, Some(id)) = (status.is_client_error(), request) => {
                 let why =
                     format!("its events ended without the answer, and cannot be resumed (HTTP {status})");
@@ -436,16 +440,17 @@ fn is(headers: &HeaderMap, wanted: &str) -> bool {
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
 }
 
-/// Returns the `Content-Encoding` of a body, empty if it is not compressed.
+/// Returns the `Content-Encoding` of a body. Empty if it is not compressed.
 fn encoding(headers: &HeaderMap) -> &str {
     let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     if encoding.trim().eq_ignore_ascii_case("identity") { "" } else { encoding.trim() }
 }
 
-/// Decompresses a body. One that is not compressed, although its headers say so, is returned unchanged.
+/// Decompresses a body. A body that is not compressed, although its headers claim it, is returned
+/// unchanged.
 ///
 /// # Errors
-/// Returns a message if the body cannot be decompressed, or has more than `most` bytes afterwards.
+/// Returns an error if the body cannot be decompressed, or if it then exceeds `most` bytes.
 fn unpacked(headers: &HeaderMap, text: Vec<u8>, most: usize) -> Result<Vec<u8>, String> {
     let (encoding, text) = (encoding(headers), Bytes::from(text));
     match unpack(encoding, text.clone(), most) {
@@ -467,10 +472,10 @@ fn shown(text: &[u8]) -> String {
     }
 }
 
-/// Reads the start of a body, and returns it with whether it is complete.
+/// Reads at most `most` bytes of a body. Returns them with whether the body is complete.
 ///
 /// # Errors
-/// Returns an error if the body breaks off, or stops before the length that the server has announced.
+/// Returns an error if the connection breaks, or if data stops before the announced length.
 async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error> {
     let broken =
         |why: String| StreamableHttpError::Client(HttpError::Broken { host: "the server".into(), why });
@@ -495,24 +500,24 @@ async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error>
     Ok((all, true))
 }
 
-/// Returns the bytes of a body as they come.
+/// Returns the data of a body as a stream of chunks.
 fn chunks(body: Incoming) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
     let broken = |error: hyper::Error| std::io::Error::other(levade_http::causes(&error));
     let frames = TryStreamExt::map_err(BodyStream::new(body), broken);
     frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())))
 }
 
-/// Events of a body, each of at most so many bytes.
+/// Returns the events of a body. An event of more than `most` bytes is an error.
 fn events(
     bytes: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
     most: usize,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
-    // The last event may lack its end.
+    // The last event may lack its terminator.
     let end = stream::once(future::ready(Ok(Bytes::from_static(b"\n\n"))));
     SseStream::from_bytes_stream(sound(bounded(bytes, most)).chain(end)).boxed()
 }
 
-/// Replaces bytes that are not UTF-8, on which the parser of events ends. A character may be spread over
+/// Replaces bytes that are not UTF-8, which would end the event parser. A character may be split across
 /// chunks.
 fn sound(bytes: impl Stream<Item = std::io::Result<Bytes>>) -> impl Stream<Item = std::io::Result<Bytes>> {
     let mut rest = Vec::new();
@@ -528,13 +533,13 @@ fn sound(bytes: impl Stream<Item = std::io::Result<Bytes>>) -> impl Stream<Item 
     })
 }
 
-/// Whether these bytes are the start of a character.
+/// Returns whether `bytes` are the start of an incomplete character.
 fn is_unfinished(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
-/// Ends a stream of events with an error once one of them is too long: whoever reads it keeps an event until
-/// it is whole.
+/// Ends a stream of events with an error if an event is too long. Otherwise the parser would buffer an
+/// event of any length until it is complete.
 fn bounded(
     bytes: impl Stream<Item = std::io::Result<Bytes>>,
     most: usize,

@@ -11,9 +11,9 @@ use crate::mcp::{Mcp, McpKeys};
 use crate::testing::context;
 use crate::{CallError, Session, ToolOutput, ToolSet, Toolbox};
 
-/// Returns a response to a message, or `None` for that of a server without faults. The arguments are the
-/// message, how many of its method came before, and the session. A GET is a message whose id is that of the
-/// last event.
+/// Returns a faulty response to a message, or `None` for the regular response. The arguments are the
+/// message, the number of earlier messages with the same method, and the session. A GET request counts
+/// as a message with the id of the last event.
 type Fault = fn(&Value, usize, Option<&str>) -> Option<String>;
 
 fn http(status: &str, headers: &str, body: &str) -> String {
@@ -56,7 +56,7 @@ fn answered(message: &Value, count: usize, session: Option<&str>) -> String {
     }
 }
 
-/// Packs the body of a response whose headers say so.
+/// Compresses the body of a response whose headers require it.
 fn packed(response: String) -> Vec<u8> {
     let (head, body) = response.split_once("\r\n\r\n").unwrap();
     if !head.contains(PACKED.trim()) {
@@ -70,7 +70,7 @@ fn packed(response: String) -> Vec<u8> {
     [head.as_bytes(), b"\r\n\r\n", &packed].concat()
 }
 
-/// Starts a server with a fault, and returns its address.
+/// Starts a server with a fault and returns its address.
 async fn server(fault: Fault) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -129,7 +129,7 @@ async fn open(fault: Fault) -> Result<Box<dyn Session>, String> {
     mcp(server(fault).await).open(&context("a")).await.map_err(|error| error.to_string())
 }
 
-/// Calls a tool of a server with a fault; the answer must not wait for a deadline.
+/// Calls a tool of a server with a fault. The call must end before its timeout.
 async fn call(fault: Fault) -> ToolOutput {
     let session = open(fault).await.unwrap();
     let since = Instant::now();
@@ -138,7 +138,7 @@ async fn call(fault: Fault) -> ToolOutput {
     answer
 }
 
-/// Has every call of a tool answered with this.
+/// Defines a fault that answers every tool call with the given response.
 macro_rules! to_call {
     ($message:ident, $count:ident, $session:ident, $answer:expr) => {
         |$message, $count, $session| {
@@ -157,7 +157,7 @@ const PACKED: &str = "content-encoding: gzip\r\n";
 const STALLS: &str = "connection: keep-alive";
 
 #[tokio::test]
-async fn faulty_http_answers_fail_the_call_at_once() {
+async fn invalid_http_response_fails_call_immediately() {
     let cases: &[(Fault, &str)] = &[
         (to_call!(m, { http("202 Accepted", "", "") }), "gives no answer (HTTP 202 Accepted)"),
         (
@@ -233,7 +233,7 @@ async fn faulty_http_answers_fail_the_call_at_once() {
 }
 
 #[tokio::test]
-async fn stalled_body_fails_the_call() {
+async fn stalled_body_fails_call_before_timeout() {
     let stalls: Fault = to_call!(m, {
         let whole = json_http("200 OK", &called(m, "x"));
         whole.replace("content-length: ", "content-length: 5").replace("connection: close", STALLS)
@@ -255,7 +255,7 @@ async fn interrupted_events_are_resumed() {
 }
 
 #[tokio::test]
-async fn unusual_http_answers_are_read() {
+async fn unusual_http_responses_are_accepted() {
     let cases: &[(Fault, &str)] = &[
         (
             to_call!(m, http("200 OK", "content-type: text/plain\r\n", &called(m, "plain").to_string())),
@@ -321,7 +321,7 @@ async fn unusual_http_answers_are_read() {
 }
 
 #[tokio::test]
-async fn lost_session_is_opened_anew_once() {
+async fn expired_session_is_renewed_once() {
     let first: Fault = |m, _, session| {
         let is_first = m["method"] == "tools/call" && session == Some("s-1");
         let error = json!({ "code": -32000, "message": "Bad Request: No valid session ID" });
@@ -342,13 +342,13 @@ async fn lost_session_is_opened_anew_once() {
 }
 
 #[tokio::test]
-async fn server_that_closes_the_connection_is_asked_for_the_handshake() {
+async fn closed_connection_falls_back_to_handshake() {
     let closes: Fault = |m, _, _| (m["method"] == "server/discover").then(|| "HTTP/1.1\r\n\r\n".into());
     assert_eq!(call(closes).await.read(), "in s-1");
 }
 
 #[tokio::test]
-async fn late_opening_names_the_status_of_a_busy_server() {
+async fn open_timeout_names_status_of_busy_server() {
     let busy: Fault = |_, _, _| Some(http("503 Service Unavailable", "retry-after: 20\r\n", ""));
     let set = ToolSet::new(vec![Arc::new(mcp(server(busy).await))], Duration::from_secs(1)).unwrap();
     let error = set.open(&context("a")).await.unwrap_err().to_string();
@@ -356,7 +356,7 @@ async fn late_opening_names_the_status_of_a_busy_server() {
 }
 
 #[tokio::test]
-async fn busy_server_is_asked_again() {
+async fn busy_server_is_retried_after_delay() {
     let once: Fault = |m, count, _| {
         (m["method"] == "initialize" && count == 0)
             .then(|| http("503 Service Unavailable", "retry-after: 0.1\r\n", "busy"))
@@ -377,7 +377,7 @@ async fn busy_server_is_asked_again() {
 }
 
 #[tokio::test]
-async fn unusable_server_says_why() {
+async fn open_explains_unusable_server() {
     let cases: &[(Fault, &[&str])] = &[
         (
             |_, _, _| {
@@ -432,7 +432,7 @@ async fn passes(chunks: &[&'static str], most: usize) -> usize {
 }
 
 #[tokio::test]
-async fn events_are_bounded_and_streams_are_not() {
+async fn event_size_is_bounded_but_stream_is_not() {
     assert_eq!(passes(&["data: 12\n\n", "data: 34\n", "\n", "data: 56\n\n"], 10).await, 4);
     assert_eq!(passes(&["data: 12\r\n\r\n", "data: 34\r", "\n\r\n"], 12).await, 3);
     assert_eq!(passes(&["data: 12\n", "data: 34\n", "\n"], 10).await, 1, "two lines are one event");
@@ -441,7 +441,7 @@ async fn events_are_bounded_and_streams_are_not() {
 }
 
 #[tokio::test]
-async fn foreign_bytes_of_events_become_replacement_characters() {
+async fn invalid_utf8_in_events_becomes_replacement_character() {
     let read = async |chunks: &[&'static [u8]]| {
         let chunks: Vec<std::io::Result<Bytes>> =
             chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk))).collect();

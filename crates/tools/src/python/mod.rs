@@ -1,15 +1,16 @@
-//! Tools of the user in Python: functions of a file, and classes in verl's form.
+//! Tools in Python: functions of the user's file, and classes with verl's tool interface.
 //!
-//! Worker processes of [`levade_process`] run them, each with modules in files of this directory, which need
-//! Python 3.9 and nothing else. A worker takes calls of many attempts. Methods of a class are tools over one
-//! instance per attempt, and the instances of an attempt stay with their worker.
+//! Worker processes of [`levade_process`] run the tools. The worker's modules are files of this
+//! directory and need only Python 3.9. A worker serves calls of many attempts. The methods of a class
+//! are tools that share one instance per attempt. The instances of an attempt stay in one worker.
 //!
 //! # Guarantees
-//! - **Processes** have the user's rights, get named environment variables only, and end with their
-//!   supervisor.
-//! - **A failed process fails its own calls**, each with the reason, and no others. Another process takes its
-//!   place. An attempt whose instances were in it is told so.
-//! - **`release` is called** for every instance whose process is running.
+//! - **Isolation.** Processes have the user's rights, get only the named environment variables, and end
+//!   with their supervisor.
+//! - **Failures are contained.** If a process exits, its pending calls fail with the reason, and calls
+//!   in other processes continue. Another process replaces it. Attempts whose instances were lost get
+//!   an error.
+//! - **`release` is called** for every instance whose process is still running.
 
 mod offered;
 mod session;
@@ -28,7 +29,7 @@ use super::{OptionError, Session, ToolContext, ToolError, ToolOptions, Toolbox};
 use offered::Offered;
 use session::{Pinned, PythonSession, describe};
 
-/// The files of a worker, each after those that it imports.
+/// Python modules of a worker, each after the modules that it imports.
 const MODULES: [(&str, &str); 7] = [
     ("docstrings", include_str!("worker/docstrings.py")),
     ("schema", include_str!("worker/schema.py")),
@@ -39,33 +40,35 @@ const MODULES: [(&str, &str); 7] = [
     ("serve", include_str!("worker/serve.py")),
 ];
 
-/// Time in which a worker must let go of a call that was given up; then the worker is ended.
+/// Time in which a worker must stop a cancelled call. After it, the worker is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
-/// The most workers that are started where their number is not given.
+/// Maximum number of workers if the recipe does not set one.
 const MOST_WORKERS: usize = 4;
 
-/// `[[tool]] kind = "python"`
+/// `[[tool]] kind = "python"`: functions and classes in Python. At least one of `file` and `config`
+/// must be set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PythonKeys {
-    /// File with functions and classes.
+    /// Python file with the functions and classes.
     pub file: Option<PathBuf>,
-    /// Configuration of tools as verl has it, in YAML or JSON.
+    /// Tool configuration in verl's format, in YAML or JSON.
     pub config: Option<PathBuf>,
-    /// Names of the functions and classes of the file that are tools; those that a decorator marks, or else
-    /// all that are public, if empty.
+    /// Names of the functions and classes of `file` that are tools. If empty, these are the ones marked
+    /// by the decorator, or all public ones if none is marked.
     pub functions: Vec<String>,
-    /// The interpreter: a name, or a path such as that of a virtual environment's.
+    /// The Python interpreter: a command name, or a path such as that of a virtual environment's
+    /// interpreter.
     pub python: String,
-    /// Names of environment variables that workers get besides the
+    /// Names of environment variables that workers get in addition to the
     /// [usual ones](levade_policy::environment::PASSED).
     pub environment: Vec<String>,
-    /// Maximum number of workers; 0 for one on each processor, and at most four.
+    /// Maximum number of workers. 0 means one per processor, but at most four.
     pub workers: usize,
-    /// Maximum number of calls that a worker has at once.
+    /// Maximum number of concurrent calls in one worker.
     pub worker_calls: usize,
-    /// Timeout for a worker to load the file, in seconds.
+    /// Timeout for a worker to load the file, in seconds. It must be positive.
     pub start_seconds: f64,
 }
 
@@ -85,10 +88,10 @@ impl Default for PythonKeys {
 }
 
 impl PythonKeys {
-    /// Returns `file` and `config`, if they are given, and the timeout of a start.
+    /// Returns `file` and `config`, if they are set, and the start timeout.
     ///
     /// # Errors
-    /// Says which keys do not go together.
+    /// Returns an error if keys are missing, conflict or are out of range.
     fn parts(&self) -> Result<(Option<&Path>, Option<&Path>, Duration), String> {
         let [file, config] = [&self.file, &self.config]
             .map(|path| path.as_deref().filter(|path| !path.as_os_str().is_empty()));
@@ -123,19 +126,19 @@ impl ToolOptions for PythonKeys {
     }
 }
 
-/// Tools in Python.
+/// A toolbox of Python tools.
 pub struct PythonTools {
     name: String,
     pool: Arc<Pool>,
-    /// The tools, once a worker was ready.
+    /// The tools, which are known after a worker has started.
     offered: Arc<OnceLock<Arc<Offered>>>,
 }
 
 impl PythonTools {
-    /// Tools of this name. Nothing is started yet.
+    /// Creates a toolbox with the name `name`. No process is started yet.
     ///
     /// # Errors
-    /// Says which keys do not go together.
+    /// Returns an error if keys are missing, conflict or are out of range.
     pub fn new(name: impl Into<String>, keys: &PythonKeys, supervisor: Supervisor) -> Result<Self, String> {
         let (file, config, start) = keys.parts()?;
         let max_workers = match keys.workers {
@@ -179,7 +182,7 @@ impl PythonTools {
     }
 }
 
-/// Takes the report of a worker, which lists its tools.
+/// Checks the start report of a worker, which lists its tools.
 ///
 /// # Errors
 /// Returns an error if the report is malformed, or the tools differ from those of an earlier worker.

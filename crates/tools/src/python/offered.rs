@@ -1,4 +1,4 @@
-//! The tools that a worker has.
+//! The tools that a Python worker provides.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use serde_json::Value;
 
 use crate::arguments::Arguments;
 
-/// A tool, as a worker describes it.
+/// A tool as a worker describes it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Described {
     pub name: String,
     pub description: String,
     pub parameters: Value,
-    /// Whether each attempt has an instance of its own.
+    /// Whether each attempt has its own instance of the tool's class.
     pub stateful: bool,
 }
 
-/// All tools of a file, with their schemas.
+/// All tools of a toolbox, with their schemas.
 #[derive(Debug)]
 pub(super) struct Offered {
     pub tools: Vec<Described>,
@@ -26,10 +26,10 @@ pub(super) struct Offered {
 }
 
 impl Offered {
-    /// The tools that a worker has described.
+    /// Creates the list from the descriptions of a worker.
     ///
     /// # Errors
-    /// Names the tool whose schema is none.
+    /// Returns an error that names the tool if its schema is invalid.
     pub fn new(tools: Vec<Described>) -> Result<Self, String> {
         let mut arguments = BTreeMap::new();
         for tool in &tools {
@@ -40,7 +40,7 @@ impl Offered {
         Ok(Offered { tools, arguments })
     }
 
-    /// Descriptions for the model.
+    /// Returns the descriptions for the model.
     pub fn specs(&self) -> Vec<ToolSpec> {
         let spec = |tool: &Described| ToolSpec {
             name: tool.name.clone(),
@@ -50,17 +50,17 @@ impl Offered {
         self.tools.iter().map(spec).collect()
     }
 
-    /// Whether any tool has an instance for each attempt.
+    /// Returns whether any tool has an instance per attempt.
     pub fn has_state(&self) -> bool {
         self.tools.iter().any(|tool| tool.stateful)
     }
 
-    /// Whether this tool has.
+    /// Returns whether the tool `name` has an instance per attempt.
     pub fn is_stateful(&self, name: &str) -> bool {
         self.tools.iter().any(|tool| tool.stateful && tool.name == name)
     }
 
-    /// The schema of this tool.
+    /// Returns the schema of the tool `name`.
     pub fn arguments(&self, name: &str) -> Option<&Arguments> {
         self.arguments.get(name)
     }

@@ -1,4 +1,4 @@
-//! The tools of a file in use by an attempt.
+//! A session of Python tools for one attempt.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,27 +12,28 @@ use serde_json::{Map, Value, json};
 use super::offered::Offered;
 use crate::{CallError, Permit, Session, ToolError, ToolOutput};
 
-/// Names of attempts in workers, unique in this process.
+/// Counter that makes the session names in workers unique within this process.
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The instances of an attempt, and the worker that has them.
+/// The instances of an attempt, and the worker that holds them.
 pub(super) struct Pinned {
     worker: Affinity,
     session: String,
     is_closed: bool,
-    /// Texts with which the instances begin the attempt.
+    /// Text that the instances add to the prompt, if any.
     pub opening: Option<String>,
 }
 
 impl Pinned {
-    /// Makes the instances.
+    /// Creates the instances of an attempt in `worker`.
     ///
     /// # Errors
-    /// When one cannot be made, in words. Others are released again.
+    /// Returns an error message if an instance cannot be created. The other instances are then
+    /// released.
     pub async fn open(worker: &Arc<Worker>, attempt: &str, task: Value) -> Result<Self, String> {
         let session = format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed));
         let worker = worker.affinity();
-        // From here on it is closed on every way out, also where nobody waits any more.
+        // From here on the session is closed on every exit, including cancellation.
         let mut pinned = Pinned { worker, session, is_closed: false, opening: None };
         let opened = pinned.ask("open", "open", |order| order["task"] = task).await.and_then(refused);
         match opened {
@@ -63,7 +64,7 @@ impl Drop for Pinned {
     }
 }
 
-/// The tools of a file in use by an attempt.
+/// A session of Python tools for one attempt.
 pub(super) struct PythonSession {
     pub toolbox: String,
     pub pool: Arc<Pool>,
@@ -72,7 +73,8 @@ pub(super) struct PythonSession {
 }
 
 impl PythonSession {
-    /// Why the instances of the attempt are gone, where they are.
+    /// Returns why the instances of the attempt are lost, or `None` if they are available or the
+    /// attempt has none.
     fn lost(&self) -> Option<String> {
         let why = describe(self.pinned.as_ref()?.worker.error()?);
         Some(format!("the state of this attempt is lost: {why}"))
@@ -101,7 +103,7 @@ impl Session for PythonSession {
         if let Some(place) = self.pool.acquire_permit().await {
             permit.hold(place);
         }
-        // Without a worker, the call returns the error.
+        // If no worker is available, the call returns the error.
         let _ = self.pool.slot().await;
         permit
     }
@@ -165,7 +167,7 @@ pub(super) fn describe(error: WorkerError) -> String {
     }
 }
 
-/// What a worker has answered, or the error that this is.
+/// Returns the response of a worker, or its error message as an error.
 fn refused(answer: Value) -> Result<Value, String> {
     match answer["error"].as_str() {
         Some(_) => Err(answer["text"].as_str().unwrap_or_default().to_owned()),
@@ -173,7 +175,7 @@ fn refused(answer: Value) -> Result<Value, String> {
     }
 }
 
-/// The answer of a call.
+/// Converts the response to a call into a tool result.
 fn output(answer: &Value) -> ToolOutput {
     let text = || answer["text"].as_str().unwrap_or_default();
     match answer["error"].as_str() {
@@ -193,7 +195,7 @@ fn output(answer: &Value) -> ToolOutput {
     ToolOutput { parts, reward: number(&answer["reward"]), metrics, ..ToolOutput::default() }
 }
 
-/// A number, which is written as a text where it is not finite.
+/// Parses a number. Workers send non-finite numbers as strings.
 fn number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }

@@ -1,4 +1,4 @@
-//! One endpoint of a service as a tool.
+//! One HTTP endpoint of a service as a tool.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,33 +15,36 @@ use super::{Asks, Services, unanswered};
 use crate::arguments::Arguments;
 use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
-/// `[[tool]] kind = "http"`: an endpoint of a service as one tool, which is asked with the arguments of a
-/// call.
+/// `[[tool]] kind = "http"`: an HTTP endpoint as one tool. Each call sends a request with the arguments
+/// of the call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpKeys {
     /// Description for the model.
     pub description: String,
-    /// JSON schema of its arguments.
+    /// JSON schema of the arguments. Empty permits any arguments.
     pub parameters: Map<String, Value>,
-    /// Address. `{NAME}` in it stands for an argument, percent-encoded; where the whole address is one
-    /// argument, that is the address. Arguments that do not stand in it are the query of a GET, HEAD or
-    /// DELETE, in which each item of a list is named anew, and the JSON body of others.
+    /// URL of the endpoint. `{NAME}` is replaced by the percent-encoded value of an argument. If the
+    /// URL consists of one placeholder only, its value is used unencoded. The remaining arguments form
+    /// the query of a GET, HEAD or DELETE request, in which the items of a list repeat the name, and
+    /// the JSON body of other requests.
     pub url: String,
-    /// HTTP method, such as `GET`.
+    /// HTTP method: GET, POST, PUT, PATCH or DELETE.
     pub method: String,
-    /// Environment variable with a key, which is sent as `Authorization: Bearer`.
+    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by the names of these.
+    /// Environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
-    /// Hosts of the internet that may be asked, besides that of `url`: needed where an argument names it, or
-    /// where it redirects to others.
+    /// Public hosts that may be requested in addition to that of `url`. They are needed if an argument
+    /// determines the host, or if the endpoint redirects to other hosts.
     pub hosts: Vec<String>,
-    /// Hosts of this machine or network that may be asked, besides that of `url`.
+    /// Hosts of this machine or of a private network that may be requested in addition to that of
+    /// `url`.
     pub private_hosts: Vec<String>,
-    /// Part of a JSON answer that the model reads, as a JSON pointer (RFC 6901); all if empty.
+    /// JSON pointer (RFC 6901) to the part of a JSON response that the model reads. Empty means the
+    /// full response.
     pub pointer: String,
-    /// How often a request is repeated that the service has not taken.
+    /// Maximum number of retries of a request that the service has not accepted.
     pub retries: u32,
 }
 
@@ -63,7 +66,7 @@ impl Default for HttpKeys {
 }
 
 impl HttpKeys {
-    /// Returns the schema of the arguments.
+    /// Returns the JSON schema of the arguments.
     fn schema(&self) -> Value {
         match self.parameters.is_empty() {
             true => json!({ "type": "object", "properties": {} }),
@@ -71,7 +74,8 @@ impl HttpKeys {
         }
     }
 
-    /// Returns what needs no key: the services that may be asked, the method, and the arguments.
+    /// Parses the options that do not need an API key: the permitted hosts, the HTTP method, and the
+    /// validator of the arguments.
     fn parts(&self) -> Result<(Services, Method, Arguments), String> {
         if self.url.is_empty() {
             return Err("give url, the address that is asked".into());
@@ -98,7 +102,7 @@ impl ToolOptions for HttpKeys {
     }
 }
 
-/// [`HttpKeys`] as a toolbox.
+/// A toolbox with one tool for the endpoint in [`HttpKeys`].
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     spec: ToolSpec,
@@ -108,10 +112,11 @@ pub struct Endpoint {
     arguments: Arguments,
 }
 
-/// Returns the arguments of a schema.
+/// Creates the validator of a schema.
 ///
 /// # Errors
-/// Returns an error if the schema is none, or the address names an argument that it does not have.
+/// Returns an error if the schema is invalid, or if the URL has a placeholder that the schema does not
+/// define.
 fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
     let arguments =
         Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
@@ -128,10 +133,11 @@ fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
 }
 
 impl Endpoint {
-    /// The toolbox of this name.
+    /// Creates the toolbox `name`.
     ///
     /// # Errors
-    /// Says which options do not go together, or which key is not set in the environment.
+    /// Returns an error if options are invalid or conflict, or if an environment variable with a key is
+    /// not set.
     pub fn new(name: impl Into<String>, keys: HttpKeys) -> Result<Self, String> {
         let (services, method, arguments) = keys.parts()?;
         let headers = services.headers(&keys.key_env, &keys.headers_env)?;
@@ -141,11 +147,11 @@ impl Endpoint {
         Ok(Endpoint { spec, keys, method, asks, arguments })
     }
 
-    /// The address for these arguments, and those that do not stand in it. One that is not given is its
-    /// default.
+    /// Substitutes the arguments into the URL. Returns the URL and the arguments that it does not
+    /// contain. A missing argument is replaced by its default.
     ///
     /// # Errors
-    /// Names an argument that is missing.
+    /// Returns an error if an argument is missing and has no default.
     fn address(&self, arguments: &Map<String, Value>) -> Result<(String, Map<String, Value>), String> {
         let mut rest = arguments.clone();
         let mut url = String::new();
@@ -154,7 +160,7 @@ impl Endpoint {
         for (text, name) in places(&self.keys.url) {
             url.push_str(text);
             let Some(name) = name else { continue };
-            // An address has no place for null.
+            // A URL cannot contain null.
             let given = arguments.get(name).filter(|value| !value.is_null());
             let value = given.or_else(|| default(name).filter(|value| !value.is_null()));
             let value = plain(value.ok_or_else(|| format!("{name:?} is missing"))?);
@@ -165,7 +171,7 @@ impl Endpoint {
     }
 }
 
-/// The pieces of an address: a text, and the name of the argument that stands behind it, where one does.
+/// Splits a URL into pieces: a literal text, and the name of the placeholder that follows it, if any.
 fn places(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     let mut left = Some(url);
     std::iter::from_fn(move || {
@@ -180,7 +186,7 @@ fn places(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     })
 }
 
-/// A value as it stands in an address.
+/// Formats a value for a URL: strings as they are, other values as JSON.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -188,7 +194,8 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// The values of an argument in a query: those of a list one by one, none of null.
+/// Returns the values of an argument in a query: the items of a list, or the value itself, without
+/// nulls.
 fn items(value: &Value) -> impl Iterator<Item = &Value> {
     let all = match value {
         Value::Array(items) => items.as_slice(),
@@ -197,7 +204,7 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
     all.iter().filter(|item| !item.is_null())
 }
 
-/// A text with all that is not unreserved percent-encoded (RFC 3986, 2.3).
+/// Percent-encodes all bytes that are not unreserved characters (RFC 3986, section 2.3).
 fn encoded(text: &str) -> String {
     let mut whole = String::new();
     for byte in text.bytes() {
@@ -298,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn arguments_stand_in_the_address_the_query_or_the_body() {
+    async fn arguments_fill_url_query_and_body() {
         let (address, heard) = service(|_, _| (200, "{\"a\": {\"b\": [\"found\", 7]}}".into())).await;
         let get = endpoint(Method::GET, format!("http://{address}/items/{{id}}?fixed=1"));
         let output = ask(&get, json!({"id": "a/../b c", "n": 2, "q": "ü&x=1"})).await;
@@ -318,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn arguments_are_checked_and_lists_are_named_anew() {
+    async fn arguments_are_validated_and_lists_repeat_name() {
         let (address, heard) = service(|_, _| (200, "\u{feff}{\"a\": 1}".into())).await;
         let mut get = endpoint(Method::GET, format!("http://{address}/pages/{{page}}"));
         get.keys.pointer = "/a".into();
@@ -332,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_argument_that_is_the_whole_address_stands_as_it_is() {
+    fn placeholder_is_encoded_unless_it_is_full_url() {
         let of = |url: &str| {
             let endpoint = endpoint(Method::GET, url.into());
             let given = json!({"url": "http://h/a b", "id": "../x"});
@@ -344,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_name_arguments_that_there_are() {
+    fn url_rejects_unknown_placeholders() {
         let parameters = json!({ "properties": { "city": { "type": "string" } } });
         super::arguments("http://h/{city}?x=1", &parameters).unwrap();
         for (url, parameters, want) in [
@@ -362,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_model_cannot_choose_a_host_that_is_not_allowed() {
+    async fn model_cannot_reach_forbidden_hosts() {
         let (address, heard) = service(|_, _| (200, "inside".into())).await;
         let fetch = endpoint(Method::GET, "{url}".into());
         for url in
@@ -374,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_has_taken_is_asked_again() {
+    async fn only_unaccepted_post_is_retried() {
         let (address, heard) = service(|at, _| match at {
             0 | 1 => (503, String::new()),
             2 => (200, "there".into()),

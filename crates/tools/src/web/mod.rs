@@ -1,4 +1,4 @@
-//! Toolboxes that are services on the web: one endpoint as a tool, or a node of AgentDock.
+//! Toolboxes that call web services: an HTTP endpoint as one tool, or a node of AgentDock.
 
 mod endpoint;
 mod node;
@@ -19,27 +19,27 @@ pub(super) use services::Services;
 use super::{CallError, ToolOutput};
 use retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};
 
-/// Most bytes of an answer.
+/// Maximum size of a response body, in bytes.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Most redirects that are followed.
+/// Maximum number of redirects that are followed.
 const REDIRECTS: u32 = 5;
 
-/// How a service is asked.
+/// HTTP client of a service with its headers and retry limit.
 #[derive(Debug, Clone)]
 pub(super) struct Asks {
     pub client: Client,
-    /// Headers of every question, keys for instance.
+    /// Headers of every request, such as API keys.
     pub headers: HeaderMap,
-    /// How often a question is repeated that nobody has taken.
+    /// Maximum number of retries of a request that the service has not accepted.
     pub retries: u32,
 }
 
 impl Asks {
-    /// Asks, and again where the service was not there or turned the question away; after other failures only
-    /// where the question changes nothing.
+    /// Sends a request and returns the response. Retries if the connection fails or the service
+    /// responds with 429 or 503. After other failures, retries only GET and HEAD, which have no effect.
     async fn ask(&self, method: Method, url: String, body: Bytes) -> Result<Reply, HttpError> {
-        // The deadline of a call stands around this, so this one is for what hangs behind it.
+        // The set's timeout already limits the call. This one is only for requests that hang beyond it.
         let bounds =
             Bounds { deadline: Duration::from_secs(24 * 3600), bytes: MOST_BYTES, redirects: REDIRECTS };
         let changes_nothing = matches!(method, Method::GET | Method::HEAD);
@@ -75,10 +75,10 @@ impl Asks {
     }
 }
 
-/// What the model reads of a question that has no answer.
+/// Describes a failed request to the model.
 fn unanswered(error: &HttpError) -> ToolOutput {
     match error {
-        // The model has named the host, or the page that led there.
+        // The model, or a page that it requested, has named the host.
         HttpError::Denied(_) | HttpError::Invalid(_) => {
             ToolOutput::error(CallError::BadArguments, error.to_string())
         }

@@ -1,8 +1,8 @@
 //! A node of AgentDock: tools over its `/mcpapi` routes.
 //!
-//! The contract is that of AgentRL's client (`RL/rollout/mcp/mcpapi`): `GET /tools` lists tools in OpenAI's
-//! shape, named `SERVER.TOOL`; `POST /tool/SERVER.TOOL` with the arguments as JSON gives `{"content": …}`.
-//! Errors come with HTTP 200 and `{"status_code", "detail"}` as well.
+//! The routes are those of AgentRL's client (`RL/rollout/mcp/mcpapi`). `GET /tools` lists tools in
+//! OpenAI's format, named `SERVER.TOOL`. `POST /tool/SERVER.TOOL` with the arguments as JSON returns
+//! `{"content": …}`. Errors may have HTTP status 200 and the body `{"status_code", "detail"}`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct McpapiKeys {
-    /// Address of its routes, `http://HOST:PORT/mcpapi`.
+    /// URL of the node's routes, `http://HOST:PORT/mcpapi`.
     pub url: String,
-    /// Environment variable with a key, which is sent as `Authorization: Bearer`.
+    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by the names of these.
+    /// Environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
-    /// The tools that agents do not have.
+    /// Names of tools that agents cannot call, with or without the server's prefix.
     pub deny: Vec<String>,
-    /// How often a request is repeated that the node has not taken.
+    /// Maximum number of retries of a request that the node has not accepted.
     pub retries: u32,
 }
 
@@ -61,11 +61,11 @@ impl ToolOptions for McpapiKeys {
     }
 }
 
-/// A node of AgentDock. All attempts share what it holds.
+/// A node of AgentDock. All attempts share its state.
 #[derive(Debug, Clone)]
 pub struct Node {
     name: String,
-    /// Address of its routes, `http://HOST:PORT/mcpapi`.
+    /// URL of the node's routes, without a trailing slash.
     url: String,
     asks: Asks,
     deny: Vec<String>,
@@ -89,10 +89,10 @@ struct Function {
 }
 
 impl Node {
-    /// The toolbox of this name.
+    /// Creates the toolbox `name`.
     ///
     /// # Errors
-    /// Returns an error if the address cannot be used, and names a key that is not set in the environment.
+    /// Returns an error if the URL is invalid or an environment variable with a key is not set.
     pub fn new(name: impl Into<String>, keys: &McpapiKeys) -> Result<Self, String> {
         keys.check(None).map_err(|error| error.to_string())?;
         let services = Services::any();
@@ -113,13 +113,14 @@ impl Node {
         let specs = listed.tools.into_iter().map(|tool| ToolSpec {
             name: tool.function.name,
             description: tool.function.description.unwrap_or_default(),
-            // Of a tool without arguments it may be left out.
+            // A tool without arguments may have no schema.
             parameters: tool
                 .function
                 .parameters
                 .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
         });
-        // Denied by their whole name, or by that within their server, as AgentRL's `blocked_tools` are.
+        // Tools are denied by their full name or by their name within the server, as in `blocked_tools`
+        // of AgentRL.
         let is_denied = |name: &str| {
             let bare = name.rsplit_once('.').map_or(name, |(_, bare)| bare);
             self.deny.iter().any(|deny| deny == name || deny == bare)
@@ -172,9 +173,9 @@ impl Session for NodeSession {
     }
 }
 
-/// What an answer says.
+/// Converts a response into a tool result.
 fn output(http: u16, answer: Value) -> ToolOutput {
-    // Its errors are returned, not raised, and so have the status 200.
+    // The node returns its errors with HTTP status 200, because it does not raise them.
     let told = answer.get("status_code").and_then(Value::as_u64);
     let status = told.unwrap_or(u64::from(http));
     if status >= 400 {
@@ -217,7 +218,7 @@ mod tests {
     use crate::web::testing::service;
 
     #[tokio::test]
-    async fn tools_of_a_node_are_listed_and_called() {
+    async fn node_lists_and_calls_tools() {
         let (address, heard) = service(|_, path| match path {
             "/mcpapi/tools" => {
                 let tool = |name: &str| {
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_come_in_several_forms() {
+    fn output_accepts_all_content_formats() {
         let read = |answer: Value| output(200, answer).read();
         assert_eq!(read(json!({"content": "plain"})), "plain");
         assert_eq!(read(json!({"content": [1, 2]})), "[1,2]");

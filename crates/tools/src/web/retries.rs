@@ -1,16 +1,16 @@
-//! When a service that was busy is asked again.
+//! Timing of retries of a busy service.
 
 use std::time::Duration;
 
 use hyper::header::{HeaderMap, RETRY_AFTER};
 
-/// Wait before the first repetition; it grows by half each time.
+/// Wait before the first retry. Each further wait is 1.5 times as long.
 pub const FIRST_WAIT: Duration = Duration::from_secs(1);
 
-/// Longest wait before a repetition: a service that asks for more has said no.
+/// Maximum wait before a retry. A longer `Retry-After` counts as a failure.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// Returns how long a service asks to be left alone.
+/// Parses the `Retry-After` header. Returns `None` if it is missing or is not a number of seconds.
 pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Duration::try_from_secs_f64(seconds).ok()
@@ -21,10 +21,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_after_is_a_number_of_seconds() {
+    fn retry_after_accepts_only_seconds() {
         let of = |value: &str| retry_after(&HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]));
         assert_eq!((of("2"), of(" 0.5 ")), (Some(Duration::from_secs(2)), Some(Duration::from_millis(500))));
-        // A date is left to the caller's own wait.
+        // For a date, the caller uses its own wait.
         for value in ["Sat, 28 Nov 2026 12:00:00 GMT", "-1", "soon"] {
             assert_eq!(of(value), None, "{value}");
         }

@@ -1,4 +1,4 @@
-//! How services are reached, as a recipe says it: hosts, and keys from the environment.
+//! Access to services as configured in a recipe: permitted hosts, and API keys from the environment.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use hyper::Method;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use levade_http::{Client, Hosts, HttpError};
 
-/// Hosts of services that may be asked. Looking at a recipe makes no client.
+/// Hosts that may be requested. Checking a recipe creates no client.
 #[derive(Debug, Clone)]
 pub(crate) struct Services(Hosts);
 
@@ -15,16 +15,18 @@ fn in_words(error: HttpError) -> String {
 }
 
 impl Services {
-    /// Services wherever they are: whoever writes a recipe names them.
+    /// Permits every host, because the author of the recipe chooses the address.
     pub fn any() -> Self {
         Services(Hosts::any())
     }
 
-    /// The host of an address, wherever it is, and these. Where an argument stands for the host, that of the
-    /// address is none.
+    /// Permits the host of `url`, even if it is private, the public hosts matching `hosts`, and the
+    /// hosts in `private`. If an argument determines the host of `url`, that host is not permitted by
+    /// itself.
     ///
     /// # Errors
-    /// Names what is no host.
+    /// Returns an error if a host is invalid, or if an argument determines the host of `url` and both
+    /// lists are empty.
     pub fn only(url: &str, hosts: &[String], private: &[String]) -> Result<Self, String> {
         let own =
             url.split_once("://").map(|(_, rest)| rest.split(['/', '?', '#']).next().unwrap_or_default());
@@ -39,37 +41,38 @@ impl Services {
         hosts.map(Services).map_err(in_words)
     }
 
-    /// Checks that an address is one of HTTP, and of a host that may be asked.
+    /// Checks that an address uses HTTP and that its host is permitted.
     ///
     /// # Errors
-    /// When it is not.
+    /// Returns an error if the address is invalid or its host is not permitted.
     pub fn check(&self, url: &str) -> Result<(), String> {
         self.0.check(url).map_err(in_words)
     }
 
-    /// A client of them.
+    /// Creates an HTTP client for the permitted hosts.
     ///
     /// # Errors
-    /// When TLS cannot be set up.
+    /// Returns an error if TLS cannot be set up.
     pub fn client(&self) -> Result<Client, String> {
         Client::new(self.0.clone(), None).map_err(in_words)
     }
 
-    /// A method by its name.
+    /// Parses the name of an HTTP method. Case is ignored.
     ///
     /// # Errors
-    /// When there is no such method.
+    /// Returns an error if the method is not GET, POST, PUT, PATCH or DELETE.
     pub fn method(&self, name: &str) -> Result<Method, String> {
         let known = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
         let found = known.iter().find(|method| method.as_str().eq_ignore_ascii_case(name)).cloned();
         found.ok_or_else(|| format!("method = {name:?}, but it must be GET, POST, PUT, PATCH or DELETE"))
     }
 
-    /// Headers whose values stand in environment variables: a key by the name of its variable, where that is
-    /// not empty, and others by their names.
+    /// Creates headers whose values are in environment variables. The variable `key` holds a bearer
+    /// token; an empty name means no token. `others` maps header names to variables.
     ///
     /// # Errors
-    /// Names a variable that is not set, or whose value cannot stand in a header.
+    /// Returns an error if a variable is not set, a value is not valid in a header, or a header name is
+    /// invalid.
     pub fn headers(&self, key: &str, others: &BTreeMap<String, String>) -> Result<HeaderMap, String> {
         let value = |variable: &str, before: &str| {
             let value = std::env::var(variable)

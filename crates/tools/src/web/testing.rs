@@ -1,4 +1,4 @@
-//! A service for tests.
+//! A mock HTTP service.
 
 use std::sync::Arc;
 
@@ -6,11 +6,12 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-/// What a service was asked: method and path, and the body.
+/// Requests that the service received: method with path, and body.
 pub type Heard = Arc<Mutex<Vec<(String, String)>>>;
 
-/// A service that answers the question of each number and path with a status and a body; and what it was
-/// asked. Status 0 closes the connection without a response.
+/// Starts a service. `answers` maps the index and path of a request to a status and a body. Returns the
+/// address of the service, and the requests it received. Status 0 closes the connection without a
+/// response.
 pub async fn service(answers: fn(usize, &str) -> (u16, String)) -> (String, Heard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

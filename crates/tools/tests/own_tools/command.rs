@@ -1,4 +1,4 @@
-//! Programs as tools.
+//! Tests of programs as tools.
 
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ async fn said(set: &ToolSet, argument: &str) -> Observation {
 }
 
 #[tokio::test]
-async fn arguments_come_as_elements_and_as_a_line_of_json() {
+async fn program_gets_arguments_and_json_line() {
     let folder = tempfile::tempdir().unwrap();
     let nasty = "$(id); \"it's\" {text} --x\n";
     let set = command(&["printf", "%s|%s", "{text}", "a {text}"], folder.path(), LONG);
@@ -48,7 +48,7 @@ async fn arguments_come_as_elements_and_as_a_line_of_json() {
 }
 
 #[tokio::test]
-async fn failures_say_how_the_program_ended_and_what_it_said_last() {
+async fn failure_reports_exit_status_and_last_output() {
     let folder = tempfile::tempdir().unwrap();
     let of = async |script: &str| said(&command(&["sh", "-c", script], folder.path(), LONG), "x").await;
     let failed = of("echo begin >&2; yes e | head -c 9000 >&2; echo; echo the end >&2; exit 3").await;
@@ -67,7 +67,7 @@ async fn failures_say_how_the_program_ended_and_what_it_said_last() {
 }
 
 #[tokio::test]
-async fn long_output_keeps_both_ends_and_any_bytes_are_text() {
+async fn long_output_keeps_both_ends() {
     let folder = tempfile::tempdir().unwrap();
     let of = async |script: &str| said(&command(&["sh", "-c", script], folder.path(), LONG), "x").await.text;
     let text = of("echo first; yes | head -c 20000000; echo last").await;
@@ -77,7 +77,7 @@ async fn long_output_keeps_both_ends_and_any_bytes_are_text() {
 }
 
 #[tokio::test]
-async fn a_deadline_ends_all_that_was_started() {
+async fn timeout_ends_program_and_descendants() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("children");
     let script = format!(

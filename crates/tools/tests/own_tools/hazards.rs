@@ -1,4 +1,4 @@
-//! What a user's code may do to its process, and what comes of it for others.
+//! Tests of Python tools that harm their process, and of the effects on other calls.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::*;
 const HAZARDS: &str = include_str!("hazards.py");
 
 #[tokio::test]
-async fn what_a_function_raises_or_returns_is_an_answer() {
+async fn exceptions_and_return_values_become_results() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), HAZARDS, LONG);
     let mut open = open(&set, "a").await;
@@ -34,13 +34,13 @@ async fn what_a_function_raises_or_returns_is_an_answer() {
     let long = text(&mut open, "does", json!({ "mode": "long" })).await;
     assert!((1_000_000..1_000_100).contains(&long.len()), "{}", long.len());
     assert!(long.contains("[… 49000000 characters are left out here …]"));
-    // All in one process, which lives on.
+    // All calls ran in one process, which is still running.
     assert_eq!(text(&mut open, "does", json!({ "mode": "count" })).await, "14");
     open.close().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_loop_past_its_deadline_is_interrupted_and_the_process_lives_on() {
+async fn timed_out_loop_is_interrupted_and_process_survives() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), HAZARDS, Duration::from_secs(4));
     let mut open = open(&set, "a").await;
@@ -58,7 +58,7 @@ async fn a_loop_past_its_deadline_is_interrupted_and_the_process_lives_on() {
 }
 
 #[tokio::test]
-async fn a_call_that_blocks_ends_its_process_and_only_the_calls_on_it() {
+async fn blocked_call_kills_process_and_pending_calls() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), HAZARDS, Duration::from_secs(6));
     let (mut x, mut y) = (open(&set, "x").await, open(&set, "y").await);
@@ -66,7 +66,8 @@ async fn a_call_that_blocks_ends_its_process_and_only_the_calls_on_it() {
     let blocks = answer(&mut x, "does", json!({ "mode": "block" }));
     let beside = async {
         tokio::time::sleep(Duration::from_secs(5)).await;
-        // This one has its own deadline still before it when the other's process is ended.
+        // This call has not reached its own timeout when the process is killed because of the other
+        // call.
         answer(&mut y, "does", json!({ "mode": "block" })).await
     };
     let (blocked, beside) = tokio::join!(blocks, beside);
@@ -80,7 +81,7 @@ async fn a_call_that_blocks_ends_its_process_and_only_the_calls_on_it() {
 }
 
 #[tokio::test]
-async fn a_process_that_ends_says_why_and_is_started_anew() {
+async fn exited_process_is_reported_and_restarted() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), HAZARDS, LONG);
     let mut open = open(&set, "a").await;
@@ -93,7 +94,7 @@ async fn a_process_that_ends_says_why_and_is_started_anew() {
 }
 
 #[tokio::test]
-async fn a_process_that_closes_its_line_is_ended_after_the_deadline() {
+async fn process_with_closed_pipe_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), HAZARDS, Duration::from_secs(4));
     let mut open = open(&set, "a").await;
@@ -105,7 +106,7 @@ async fn a_process_that_closes_its_line_is_ended_after_the_deadline() {
 }
 
 #[tokio::test]
-async fn children_that_are_left_behind_end_with_the_process() {
+async fn orphaned_children_end_with_process() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), HAZARDS, LONG);
     let mut open = open(&set, "a").await;
@@ -125,14 +126,14 @@ async fn children_that_are_left_behind_end_with_the_process() {
     }
 }
 
-/// Whether there is a process of this number that is not a remnant.
+/// Returns whether a process with this id exists and is not a zombie.
 fn is_there(process: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
 #[tokio::test]
-async fn instances_that_are_lost_with_their_process_are_told_of() {
+async fn lost_instances_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), HAZARDS_WITH_STATE, LONG);
     let mut open = open(&set, "a").await;
@@ -143,7 +144,7 @@ async fn instances_that_are_lost_with_their_process_are_told_of() {
     let lost = answer(&mut open, "counter", json!({})).await;
     assert_eq!(lost.text, format!("Error: the state of this attempt is lost: {ended}"));
     assert!(lost.trouble.is_some());
-    // Functions know nothing of attempts.
+    // Functions do not depend on the state of an attempt.
     assert_eq!(text(&mut open, "plain", json!({})).await, "plain");
     let (_, errors) = open.evidence().await;
     assert!(errors[0].to_string().contains("the state of this attempt is lost"), "{errors:?}");

@@ -1,6 +1,6 @@
-//! Tools of a user's own, in processes under a supervisor.
+//! Tests of user-defined tools, in processes under a supervisor.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+#![allow(clippy::unwrap_used)] // clippy sees only the code inside #[test], not the helper functions
 
 mod command;
 mod hazards;
@@ -18,7 +18,7 @@ use levade_text::{Parsed, ToolCall};
 use levade_tools::{Observation, OpenTools, PythonKeys, PythonTools, ToolContext, ToolSet, Toolbox};
 use serde_json::{Map, Value};
 
-/// The supervisor process, which is an example of this crate.
+/// Returns the supervisor process, which is an example of this crate.
 fn supervisor() -> Supervisor {
     let test = std::env::current_exe().unwrap();
     let supervisor = test.ancestors().nth(2).unwrap().join("examples/supervise_tools");
@@ -41,7 +41,7 @@ fn set_of(keys: PythonKeys, deadline: Duration) -> ToolSet {
     ToolSet::new(vec![toolbox], deadline).unwrap()
 }
 
-/// Tools of a Python file with this text.
+/// Returns the tools of a Python file with the content `text`.
 fn python(folder: &Path, text: &str, deadline: Duration) -> ToolSet {
     set_of(keys(write(folder, "own.py", text)), deadline)
 }
@@ -80,5 +80,5 @@ async fn text(open: &mut OpenTools, name: &str, arguments: Value) -> String {
     answer(open, name, arguments).await.text
 }
 
-/// A long time, for what is not to pass.
+/// Timeout that must not fire in a test.
 const LONG: Duration = Duration::from_secs(120);

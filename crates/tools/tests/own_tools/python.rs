@@ -1,4 +1,4 @@
-//! Functions of a Python file as tools: what the model is told of them, and what comes of calls.
+//! Tests of functions in a Python file as tools: their schemas, and the results of calls.
 
 use std::time::Instant;
 
@@ -56,7 +56,7 @@ async fn type_hints_and_docstrings_become_schemas() {
     assert_eq!(sphinx["tree"]["properties"]["left"], json!({ "$ref": "#/$defs/Tree" }));
     assert_eq!(spec("sphinx").parameters["required"], json!(["colour"]));
 
-    // One annotation that cannot be found out takes none of the others away.
+    // An annotation that cannot be resolved does not affect the remaining ones.
     let unknown = &spec("unknown").parameters["properties"];
     assert_eq!((&unknown["thing"], &unknown["count"]["type"]), (&json!({}), &json!("integer")));
     assert_eq!(unknown["options"]["required"], json!(["level"]));
@@ -78,18 +78,19 @@ async fn type_hints_and_docstrings_become_schemas() {
 }
 
 #[tokio::test]
-async fn whatever_functions_give_becomes_text() {
+async fn return_values_become_text() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), TYPES, LONG);
     let mut open = open(&set, "a").await;
     for (tool, arguments, want) in [
-        // Item by item, at once and later; the first without end.
+        // Generators are collected item by item, synchronous and asynchronous. The first one is
+        // infinite.
         ("pieces", json!({ "count": 2 }), "[{\"number\": 0}, {\"number\": 1}]"),
         ("later_pieces", json!({}), "[\"low\", [1, 2]]"),
-        // A text that is the member of an enumeration.
+        // A string that is a member of an enumeration.
         ("level", json!({}), "low"),
         ("counts", json!({}), "[[\"low\", 1]]"),
-        // Null for what may be left out; a function that remembers is called once.
+        // Null is passed for an optional argument. A cached function is called once.
         ("cached", json!({ "level": "red", "name": null }), "Colour.RED None 1"),
         ("cached", json!({ "level": "red" }), "Colour.RED None 1"),
         ("cached", json!({ "name": "x" }), "none x 2"),
@@ -103,7 +104,7 @@ async fn whatever_functions_give_becomes_text() {
 }
 
 #[tokio::test]
-async fn what_a_partial_function_is_given_already_is_none_of_the_models() {
+async fn bound_arguments_of_partial_are_hidden() {
     let folder = tempfile::tempdir().unwrap();
     let file = write(folder.path(), "own.py", TYPES);
     let set = set_of(PythonKeys { functions: vec!["found_in".into()], ..keys(file) }, LONG);
@@ -117,7 +118,8 @@ async fn what_a_partial_function_is_given_already_is_none_of_the_models() {
     open.close().await.unwrap();
 }
 
-/// Stand-ins for what frameworks have: pydantic's defaults, and objects that a framework gives its tools.
+/// Stubs for framework features: defaults of pydantic, and objects that a framework injects into its
+/// tools.
 const FRAMEWORK: &str = "\
 class RunContextWrapper:
     'Much that no model has to know.'
@@ -130,7 +132,7 @@ class FieldInfo:
 ";
 
 #[tokio::test]
-async fn what_frameworks_fill_in_is_none_of_the_models() {
+async fn arguments_injected_by_frameworks_are_hidden() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "agents.py", FRAMEWORK);
     let text = "from typing import Annotated\n\
@@ -156,7 +158,7 @@ async fn what_frameworks_fill_in_is_none_of_the_models() {
 }
 
 #[tokio::test]
-async fn arguments_that_do_not_fit_are_named() {
+async fn invalid_arguments_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), TYPES, LONG);
     let mut open = open(&set, "a").await;
@@ -186,7 +188,7 @@ async fn arguments_that_do_not_fit_are_named() {
 }
 
 #[tokio::test]
-async fn arguments_reach_their_parameters_if_others_are_left_out() {
+async fn arguments_map_to_parameters_if_some_are_omitted() {
     let folder = tempfile::tempdir().unwrap();
     let text = "
 import asyncio
@@ -222,7 +224,7 @@ async def cancels_itself(): raise asyncio.CancelledError('no')
 }
 
 #[tokio::test]
-async fn unknown_function_is_named_beside_known_ones() {
+async fn unknown_function_error_lists_known_functions() {
     let folder = tempfile::tempdir().unwrap();
     let text = "def f(): pass\nclass Shop:\n    def buy(self): 'Buys.'\n";
     let file = write(folder.path(), "own.py", text);
@@ -232,7 +234,7 @@ async fn unknown_function_is_named_beside_known_ones() {
 }
 
 #[tokio::test]
-async fn keys_and_numbers_become_values_of_their_types() {
+async fn arguments_are_converted_to_annotated_types() {
     let folder = tempfile::tempdir().unwrap();
     let text = "
 import datetime, decimal, enum
@@ -285,7 +287,7 @@ def fresh(x: list = []) -> list:
 }
 
 #[tokio::test]
-async fn defaults_that_json_lacks_stay_with_the_function() {
+async fn non_json_defaults_are_kept_but_hidden() {
     let folder = tempfile::tempdir().unwrap();
     let source = "
 import dataclasses, enum
@@ -363,7 +365,7 @@ def bounded(n: Annotated[int, Bound(ge=1), Bound(le=9)], s: Annotated[str, Bound
 }
 
 #[tokio::test]
-async fn calls_run_beside_each_other_in_threads_and_on_a_loop() {
+async fn sync_and_async_calls_run_concurrently() {
     let folder = tempfile::tempdir().unwrap();
     let text = "import time, asyncio\n\
                 def slow(): time.sleep(0.5); return 'slow'\n\
@@ -381,7 +383,7 @@ async fn calls_run_beside_each_other_in_threads_and_on_a_loop() {
 }
 
 #[tokio::test]
-async fn functions_are_those_that_are_named_or_marked_or_public() {
+async fn tools_are_listed_marked_or_public_functions() {
     let folder = tempfile::tempdir().unwrap();
     let text = "from json import dumps\n\
                 def one(): return 1\n\
@@ -411,7 +413,7 @@ async fn functions_are_those_that_are_named_or_marked_or_public() {
 }
 
 #[tokio::test]
-async fn a_file_that_does_not_load_says_so_in_pythons_words() {
+async fn failed_load_reports_python_error() {
     let folder = tempfile::tempdir().unwrap();
     for (text, why) in [
         ("x = 1\ndef f(:\n    pass\n", "own.py\", line 2"),
@@ -444,7 +446,7 @@ async fn a_file_that_does_not_load_says_so_in_pythons_words() {
 }
 
 #[tokio::test]
-async fn processes_get_named_variables_only_and_load_what_is_beside_the_file() {
+async fn worker_gets_named_variables_and_sibling_modules() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "beside.py", "VALUE = 7\n");
     let text = "import os, sys, beside\n\
@@ -452,7 +454,7 @@ async fn processes_get_named_variables_only_and_load_what_is_beside_the_file() {
     let set = python(folder.path(), text, LONG);
     let mut open = open(&set, "a").await;
     let found: Vec<Value> = serde_json::from_str(&super::text(&mut open, "seen", json!({})).await).unwrap();
-    // An interpreter that is a script may set some of its own.
+    // An interpreter that is a script may set further variables.
     let has = |name: &str| found[0].as_array().unwrap().iter().any(|found| found == name);
     assert!(has("PATH") && !has("CARGO_MANIFEST_DIR") && !has("CARGO_PKG_NAME"), "{}", found[0]);
     let here = folder.path().canonicalize().unwrap();

@@ -1,4 +1,4 @@
-//! Classes of a Python file whose methods are tools.
+//! Tests of classes in a Python file whose methods are tools.
 
 use levade_tools::ObservationKind;
 use serde_json::json;
@@ -16,7 +16,7 @@ fn names(open: &OpenTools) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn methods_of_class_are_tools_with_state_of_one_attempt() {
+async fn class_methods_share_state_within_one_attempt() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), BANK, LONG);
     let mut ann = open_for(&set, "a", json!({ "owner": "Ann", "balance": 5, "question": "?" })).await;
@@ -68,7 +68,7 @@ async fn methods_of_class_are_tools_with_state_of_one_attempt() {
 }
 
 #[tokio::test]
-async fn constructor_gets_fields_of_row() {
+async fn constructor_gets_row_fields() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), BANK, LONG);
     let error = set.open(&attempt("a", json!({ "name": "Ann" }))).await.unwrap_err().to_string();
@@ -87,7 +87,7 @@ async fn constructor_gets_fields_of_row() {
 }
 
 #[tokio::test]
-async fn class_is_chosen_by_name_mark_or_as_the_only_one() {
+async fn class_is_selected_by_name_decorator_or_uniqueness() {
     let a = "class A:\n    def a(self) -> str:\n        return 'a'\n";
     let b = "class B:\n    def b(self) -> str:\n        return 'b'\n    def c(self) -> str:\n        return 'c'\n";
     let folder = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ async fn class_is_chosen_by_name_mark_or_as_the_only_one() {
     assert_eq!(tools(&format!("{a}@tool\n{b}"), &[]).await.unwrap(), "b c");
     let marked = both.replace("    def c(", "    @tool\n    def c(");
     assert_eq!(tools(&marked, &[]).await.unwrap(), "c");
-    // A class beside functions is a part of these, as it always was.
+    // A class in a file with functions is not a tool itself; the functions use it.
     let function = "def f() -> str:\n    return 'f'\n";
     assert_eq!(tools(&format!("{a}{function}"), &[]).await.unwrap(), "f");
     assert_eq!(tools(&format!("{a}{function}"), &["A", "f"]).await.unwrap(), "a f");
@@ -131,7 +131,7 @@ async fn class_is_chosen_by_name_mark_or_as_the_only_one() {
 }
 
 #[tokio::test]
-async fn mutable_defaults_are_not_shared_by_attempts() {
+async fn constructor_defaults_are_not_shared_between_attempts() {
     let folder = tempfile::tempdir().unwrap();
     let text = "class A:\n    def __init__(self, items: list = [1]): self.items = items\n    def add(self) -> int:\n        self.items.append(1)\n        return len(self.items)\n";
     let set = python(folder.path(), text, LONG);
@@ -143,7 +143,7 @@ async fn mutable_defaults_are_not_shared_by_attempts() {
 }
 
 #[tokio::test]
-async fn state_in_tuples_defaults_and_made_objects_is_not_shared_by_attempts() {
+async fn class_state_is_not_shared_between_attempts() {
     let folder = tempfile::tempdir().unwrap();
     let text = "
 class A:
@@ -171,7 +171,7 @@ class A:
 }
 
 #[tokio::test]
-async fn class_with_one_object_for_all_attempts_is_rejected() {
+async fn singleton_class_is_rejected() {
     let by_new = "
 class A:
     one = None
@@ -200,7 +200,7 @@ class A(metaclass=Meta):
 }
 
 #[tokio::test]
-async fn failed_reset_breaks_attempt_and_closes_object() {
+async fn failed_reset_fails_open_and_closes_object() {
     let folder = tempfile::tempdir().unwrap();
     let text = "class A:\n    def a(self) -> str: return 'a'\n    def reset(self): raise RuntimeError('no seed')\n    def close(self): open('closed', 'w').close()\n";
     let set = python(folder.path(), text, LONG);

@@ -1,4 +1,4 @@
-//! Classes of tools as verl has them, and its configurations of tools.
+//! Tests of tool classes with verl's interface, and of verl's tool configurations.
 
 use serde_json::json;
 
@@ -13,7 +13,7 @@ fn verl(folder: &Path, config: PathBuf) -> ToolSet {
     set_of(keys, LONG)
 }
 
-/// The same configuration as JSON, which needs no reader of YAML.
+/// Writes the same configuration as JSON, which needs no YAML parser.
 fn as_json(folder: &Path) -> PathBuf {
     let config = json!({ "tools": [{
         "class_name": "gsm8k.Gsm8kTool",
@@ -35,7 +35,7 @@ fn as_json(folder: &Path) -> PathBuf {
 }
 
 #[tokio::test]
-async fn an_instance_is_made_for_each_attempt_with_what_its_row_says() {
+async fn attempt_instance_gets_kwargs_from_row() {
     let folder = tempfile::tempdir().unwrap();
     let set = verl(folder.path(), as_json(folder.path()));
     let row = |truth: &str| {
@@ -47,7 +47,7 @@ async fn an_instance_is_made_for_each_attempt_with_what_its_row_says() {
     let mut x = set.open(&attempt("x", row("7"))).await.unwrap();
     let mut y = set.open(&attempt("y", row("8"))).await.unwrap();
     let parameters = &x.specs()[0].parameters;
-    // Slips in keywords are put right.
+    // Misspelled schema keywords are corrected.
     assert_eq!(parameters["properties"]["steps"], json!({ "type": "array", "items": { "type": "string" } }));
     assert_eq!(parameters["properties"]["answer"]["type"], "string");
     assert_eq!(parameters["required"], json!(["answer"]));
@@ -72,7 +72,7 @@ async fn an_instance_is_made_for_each_attempt_with_what_its_row_says() {
     let (found, _) = y.evidence().await;
     assert_eq!(found["own"]["calc_gsm8k_reward"]["reward"], 0.0);
     x.close().await.unwrap();
-    // An attempt that is given up.
+    // This attempt is cancelled.
     drop(y);
     let log = folder.path().join("log");
     let start = std::time::Instant::now();
@@ -82,7 +82,7 @@ async fn an_instance_is_made_for_each_attempt_with_what_its_row_says() {
     }
 }
 
-/// Tools that read what their row says of them as verl's loop hands it over: `create(create_kwargs={…})`.
+/// Tools that get the data of their row as from verl's agent loop: `create(create_kwargs={…})`.
 const NESTED: &str = "\
 class _Base:
     def __init__(self, config, tool_schema):
@@ -104,7 +104,7 @@ class Own(_Base):
 ";
 
 #[tokio::test]
-async fn classes_are_told_what_their_row_says_as_verl_tells_them() {
+async fn create_gets_row_kwargs_as_in_verl() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), NESTED, LONG);
     let given = json!({ "create_kwargs": { "truth": 7 } });
@@ -121,7 +121,8 @@ async fn classes_are_told_what_their_row_says_as_verl_tells_them() {
     }
 }
 
-/// Tools that keep what they know in the data of the attempt, as those do that verl makes anew for each call.
+/// Tools that keep their state in the data of the attempt, because verl creates them anew for each
+/// call.
 const KEPT: &str = "\
 from verl.experimental.agent_loop.tool_agent_loop import AgentData
 class _Base:
@@ -145,7 +146,7 @@ class Without(_Base):
 ";
 
 #[tokio::test]
-async fn classes_are_told_of_their_attempt_as_verl_tells_them() {
+async fn execute_gets_agent_data_as_in_verl() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), KEPT, LONG);
     let row = json!({ "prompt": [{ "role": "user", "content": "Hi" }] });
@@ -165,14 +166,14 @@ async fn classes_are_told_of_their_attempt_as_verl_tells_them() {
 }
 
 #[tokio::test]
-async fn instances_that_cannot_be_made_break_the_attempt_and_are_released() {
+async fn failed_create_fails_open_and_releases_instances() {
     let folder = tempfile::tempdir().unwrap();
     let set = verl(folder.path(), as_json(folder.path()));
     let kwargs = json!({ "calc_gsm8k_reward": { "create_kwargs": { "ground_truth": "raise" } } });
     let row = json!({ "extra_info": { "tools_kwargs": kwargs } });
     let error = set.open(&attempt("x", row)).await.unwrap_err().to_string();
     assert!(error.contains("ValueError: no such truth (gsm8k.py, line "), "{error}");
-    // The extra information of a row may be a text, as Parquet files have it.
+    // The extra information of a row may be a JSON string, as in Parquet files.
     let row = json!({ "extra_info": "{\"tools_kwargs\": {\"calc_gsm8k_reward\": {\"create_kwargs\": {\"ground_truth\": \"5\"}}}}" });
     let mut open = set.open(&attempt("y", row)).await.unwrap();
     let right = answer(&mut open, "calc_gsm8k_reward", json!({ "answer": "5" })).await;
@@ -181,7 +182,7 @@ async fn instances_that_cannot_be_made_break_the_attempt_and_are_released() {
 }
 
 #[tokio::test]
-async fn configurations_are_read_as_yaml_or_say_what_is_missing() {
+async fn config_is_parsed_or_error_names_missing_parts() {
     let folder = tempfile::tempdir().unwrap();
     let config = write(folder.path(), "tools.yaml", CONFIG);
     match verl(folder.path(), config).open(&attempt("a", json!({}))).await {
@@ -190,7 +191,7 @@ async fn configurations_are_read_as_yaml_or_say_what_is_missing() {
             assert_eq!(open.specs()[0].parameters["properties"]["steps"]["items"]["type"], "string");
             open.close().await.unwrap();
         }
-        // Where the interpreter of this machine has no reader of YAML.
+        // The interpreter of this machine has no YAML parser.
         Err(error) => assert!(error.to_string().contains("-m pip install pyyaml"), "{error}"),
     }
     for (text, why) in [
