@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::calls::call_from;
 use crate::{Malformed, Parsed, ToolCall, ToolSpec};
 
-/// Returns the calls without tags in a text, or `None` if there are none.
+/// Returns the calls without tags in a text, or `None` if the text contains no such call.
 ///
 /// A call is a JSON object whose `name` is the name of a tool. Its arguments may also be called
 /// `parameters`, as in Llama 3. An object with a `description` describes a tool instead of calling it.

@@ -96,7 +96,8 @@ impl ChatOptions {
     }
 }
 
-/// Template names of the tokens at the start and the end of a text. The tokenizer knows their ids.
+/// Template variables for the tokens at the start and the end of a text. The tokenizer provides their
+/// ids.
 const ENDS: [&str; 2] = ["bos_token", "eos_token"];
 
 impl Chat {
@@ -218,7 +219,7 @@ impl Chat {
         specials.map(|(id, _)| id).collect()
     }
 
-    /// Returns the tokenizer.
+    /// Returns the tokenizer of the model.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
@@ -318,8 +319,8 @@ impl Chat {
         Ok(self.tokenizer.encode_guarded(&format!("{said}{closing}"), Some(guard)))
     }
 
-    /// Returns the tokens of a turn with tool calls as the template prints it. Returns `None` if this
-    /// differs from what the model would sample after the generation prompt.
+    /// Returns the tokens of a turn with tool calls as the template prints it. Returns `None` if these
+    /// tokens differ from a turn that the model would sample after the generation prompt.
     fn printed_turn(&self, message: &Message, guard: char) -> Option<Vec<u32>> {
         self.form.calls.filter(|_| !message.tool_calls.is_empty())?;
         let question = Message::user("Hi");
@@ -404,14 +405,15 @@ impl Chat {
         }
     }
 
-    /// Counts the instruction messages that are printed elsewhere than they were sent. `opens` states
-    /// whether the messages start a conversation instead of following an assistant message.
+    /// Counts the instruction messages that are printed in another position or role than in `messages`.
+    /// `opens` states whether the messages start a conversation instead of following an assistant
+    /// message.
     pub fn shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         self.form.systems.shifted(messages, opens)
     }
 
-    /// Returns the messages with late instructions merged into the first one. Returns `None` if late
-    /// instructions are not merged, or if there are none.
+    /// Returns the messages with late instructions merged into the first message. Returns `None` if the
+    /// chat does not merge late instructions, or if `messages` has no late instructions.
     pub fn merged_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
         let systems = &self.form.systems;
         let merges = systems.unprinted == LateSystem::Merge && systems.shifted(messages, true).moved > 0;

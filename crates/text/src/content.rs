@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 /// One part of a message's content.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ContentPart {
-    /// A text part.
+    /// A text part. May be empty.
     Text(String),
     /// A part of another type (an image, audio, a file), stored unchanged. It always has a `type`.
     Other(Map<String, Value>),

@@ -1,13 +1,13 @@
 //! Computes the context tokens between a sampled turn and the next completion.
 //!
 //! # Guarantees
-//! **Independence of the completions**: [`Chat::continuation`] never depends on what the model wrote, in
-//! this turn or in an earlier one. The template sees a neutral reply in the place of each assistant
-//! message; it at most calls the tools that returned results. The function therefore fails for no
+//! **Independence of the completions**: [`Chat::continuation`] never depends on the model's text, in this
+//! turn or in an earlier one. The template receives a neutral reply in place of each assistant message:
+//! fixed text, or calls of the tools that returned results. The function therefore fails for no
 //! completion, and the same tokens follow every completion.
 //!
-//! Out of scope: which history a template sees, and whether it would render that history differently than
-//! it was recorded.
+//! Out of scope: selecting the history that a template receives, and detecting that the template would
+//! render it differently than it was recorded.
 
 use crate::excerpt::excerpt;
 use crate::{Arguments, Chat, Message, Role, TextError, ToolCall, ToolSpec};
@@ -60,12 +60,12 @@ impl Chat {
     /// Returns the tokens between a sampled turn and the next completion: the rest of the turn's end, the
     /// messages in `new`, and the generation prompt.
     ///
-    /// `history` contains the messages before the sampled turn. `sampled` contains the ids of the turn,
-    /// with or without the end-of-turn token; a truncated turn has none.
+    /// `history` contains the messages before the sampled turn. `sampled` contains the ids of the turn. A
+    /// truncated turn lacks the end-of-turn token, which is then part of the returned tokens.
     ///
     /// # Errors
-    /// Returns an error if the template raises one, whatever the model wrote, or if the template
-    /// describes tools in an unsupported call format.
+    /// Returns an error if the template raises one, which does not depend on the model's text, or if the
+    /// template describes tools in an unsupported call format.
     pub fn continuation(
         &self,
         history: &[Message],
@@ -141,7 +141,7 @@ impl Chat {
         let text = self.print(&messages, tools, true, guard)?;
         let (_, following) =
             text.rsplit_once(mark).ok_or_else(|| TextError::NoTurn { found: excerpt(&text) })?;
-        // The closing of the call lies in between.
+        // The text between the mark and the end-of-turn token closes the call.
         let following = if is_call { self.since_end(following) } else { Some(following) };
         Ok(following.map(str::to_owned))
     }
@@ -188,7 +188,7 @@ impl Chat {
         if self.thoughts().left_open(&with).is_none() {
             return Ok(None);
         }
-        // Only the generation prompt counts, because a question may contain tags, too.
+        // Only the generation prompt counts, because a question may also contain tags.
         let without = self.print(&messages, tools, false, guard).unwrap_or_default();
         let shared = with.char_indices().zip(without.chars()).find(|((_, a), b)| a != b);
         let shared = shared.map_or(with.len().min(without.len()), |((at, _), _)| at);

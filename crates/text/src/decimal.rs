@@ -13,9 +13,8 @@ pub fn canonical_number(number: &Number) -> String {
     canonical(number.as_str())
 }
 
-/// Returns the value of a number with a point or an exponent as an f64, as Python reads it. Returns
-/// `None` if Python's shortest decimal for that f64 has another value than the number, or if there is no
-/// such f64.
+/// Returns the f64 that Python reads for a number with a point or an exponent. Returns `None` if the f64
+/// does not exist, or if its shortest decimal, which Python prints, has another value than the number.
 pub(crate) fn exact_float(number: &Number) -> Option<f64> {
     let float = number.as_f64().filter(|float| number.is_f64() && float.is_finite())?;
     (canonical(&format!("{float:e}")) == canonical(number.as_str())).then_some(float)

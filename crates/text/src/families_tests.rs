@@ -102,8 +102,8 @@ fn continuation_with_results_matches_full_rendering() {
             assert_eq!(text(&chat, &printed), text(&chat, &whole), "{protocol:?}");
             assert_eq!(printed, whole, "{protocol:?}");
         }
-        // The completion makes no difference: a malformed call, a truncated completion, another id or
-        // none.
+        // The completion makes no difference: it may contain a malformed call or be truncated, and the
+        // result may have another id or no id.
         let cut = &reply[..reply.len() - 1];
         let after_cut = chat.continuation(&question, cut, &new, &tools()).unwrap();
         assert!(after_cut.ends_with(&given) && after_cut.len() > given.len(), "{protocol:?}");

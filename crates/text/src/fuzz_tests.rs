@@ -104,7 +104,7 @@ fn ids(chat: &Chat, parts: &[Part]) -> Vec<u32> {
     ids
 }
 
-/// Checks that a completion parses alike token by token and at once.
+/// Checks that parsing a completion token by token equals parsing it at once.
 fn reads_alike(chat: &Arc<Chat>, parts: &[Part], in_thought: bool) -> Result<(), TestCaseError> {
     let (ids, tools) = (ids(chat, parts), [tool()]);
     let said = chat.said(&ids);

@@ -35,7 +35,7 @@ const NOT_FOLLOWED: [&str; 12] = [
     "$recursiveRef",
 ];
 
-/// Keywords whose values are kept unchanged. Keywords on which others depend come first.
+/// Keywords whose values are kept unchanged. A keyword comes before the keywords that depend on it.
 const PLAIN: [&str; 17] = [
     "type",
     "const",
@@ -126,8 +126,8 @@ impl GrammarSchema {
         self
     }
 
-    /// Closes objects that list their properties and do not specify whether others are allowed. Otherwise
-    /// an uncertain model would invent properties endlessly. Definitions that `allOf` composes stay open.
+    /// Closes objects that list their properties and do not specify `additionalProperties`. Otherwise an
+    /// uncertain model would invent properties endlessly. Definitions that `allOf` composes stay open.
     pub(crate) fn closed(self) -> Self {
         let mut closed = self.clone();
         let mut composed = Vec::new();
@@ -151,9 +151,9 @@ impl GrammarSchema {
         schema
     }
 
-    /// Removes references from definitions to which no finite value conforms: circular references, and
-    /// objects that require objects of the same kind. Such definitions compile, but no completion could
-    /// end.
+    /// Removes references from definitions to which no finite value conforms. Such definitions are
+    /// circular references, or objects that require an object of the same kind. They compile, but no
+    /// completion could end.
     fn leave_out_circles(&mut self, paths: &HashMap<String, String>) {
         let mut endless: BTreeSet<String> = self.definitions.keys().cloned().collect();
         let finite = |endless: &BTreeSet<String>| {

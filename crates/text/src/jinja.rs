@@ -2,12 +2,12 @@
 //! methods and printing, in a sandbox that changes no values and bounds all costs.
 //!
 //! The engine is `minijinja`. Differences from Python are corrected through its extension points
-//! (filters, tests, functions, the callback for methods, the formatter). Where it has no extension point,
-//! the template is rewritten before it is compiled ([`translate`]).
+//! (filters, tests, functions, the callback for methods, the formatter). If there is no extension point
+//! for a difference, the template is rewritten before it is compiled ([`translate`]).
 //!
-//! Out of scope: `lipsum`, `urlize`, `xmlattr`, templates that include others, arithmetic with integers
-//! beyond 128 bits (only their digits are printed), and Python's output for objects without a text
-//! representation, such as generators.
+//! Out of scope: `lipsum`, `urlize`, `xmlattr`, and templates that include other templates. Integers
+//! beyond 128 bits print their digits, but support no arithmetic. Objects without a text representation,
+//! such as generators, print differently than in Python.
 
 mod arguments;
 mod containers;

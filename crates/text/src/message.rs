@@ -11,13 +11,13 @@ use crate::{Content, python_json};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Instructions.
+    /// Instructions for the model.
     System,
     /// Instructions under the role name that newer OpenAI models use.
     Developer,
     /// The human user, or the task.
     User,
-    /// The model.
+    /// The model, or a demonstration for it.
     Assistant,
     /// A tool result. OpenAI's first function-calling API names this role `function`.
     #[serde(alias = "function")]
@@ -187,7 +187,7 @@ pub struct ToolCall {
     pub id: String,
     /// Name of the tool.
     pub name: String,
-    /// Arguments by name.
+    /// Arguments by parameter name.
     pub arguments: Arguments,
 }
 

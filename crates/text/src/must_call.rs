@@ -17,12 +17,12 @@ pub struct CallGrammar {
 
 impl Chat {
     /// Returns a grammar of completions that consist only of calls of these tools: one call, or several
-    /// calls if `several` is set and the call format allows it. Returns `None` if `tools` is empty, or if
-    /// the call format has no grammar. This function compiles the tools' schemas and should not run on
-    /// async workers.
+    /// calls if `several` is set and the call format allows it. Returns `None` if `tools` is empty, if
+    /// the call format has no grammar, or if the compilation fails.
     ///
-    /// If a format writes arguments separately and untyped, the grammar allows the arguments that the
-    /// schema names, in its order.
+    /// This function compiles the tools' schemas and should not run on async workers. If a format writes
+    /// arguments separately and untyped, the grammar allows the arguments that the schema names, in its
+    /// order.
     pub fn must_call(&self, tools: &[ToolSpec], several: bool) -> Option<CallGrammar> {
         if tools.is_empty() {
             return None;

@@ -145,8 +145,8 @@ impl Chat {
     }
 
     /// Determines how the template receives calls whose arguments are not a JSON object. Chooses the
-    /// first form in which it prints the text unchanged, or else the first one in which it prints the
-    /// text escaped.
+    /// first form that the template prints with the text unchanged, or else the first form with the text
+    /// escaped.
     pub(crate) fn probe_unreadable(&mut self) {
         const CUT: &str = "{\"text\": \"LevadeProbeThought";
         let id = probe_id(self.format);
@@ -204,9 +204,11 @@ impl Chat {
         }
     }
 
-    /// Determines the call format. Candidates in order: the format in which a call that the template
-    /// prints can be parsed, the format that the template's tool descriptions mention, and the format
-    /// that `protocol` selects. A selected protocol restricts the first two.
+    /// Determines the call format.
+    ///
+    /// Candidates, in order: the format in which a call that the template prints can be parsed; the
+    /// format that the template's tool descriptions mention; the format that `protocol` selects. A
+    /// selected protocol restricts the first two.
     pub(crate) fn probe_format(&mut self, protocol: ToolProtocol) {
         if protocol == ToolProtocol::Hermes {
             return;

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::decimal::exact_float;
 
-/// Output style. The default is that of `apply_chat_template`: one line, ", " and ": " as separators, no
-/// escapes beyond ASCII.
+/// Style of printed JSON. The default equals the style of `apply_chat_template`: one line, ", " and ": "
+/// as separators, no escapes beyond ASCII.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Style {
     /// Whether to escape all non-ASCII characters except `guard`.

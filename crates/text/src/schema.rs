@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_include_those_behind_references() {
+    fn properties_follow_references_and_combinators() {
         let document = json!({
             "$ref": "#/$defs/Args",
             "$defs": {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_found_behind_references() {
+    fn listed_strings_follow_references() {
         let document = json!({ "$defs": { "E": { "enum": ["a", "b"] }, "M": { "enum": ["a", 1] } } });
         let texts = |schema: &Value| {
             Schema { value: schema, ..Schema::of(&document) }.texts().map(|all| all.join(","))

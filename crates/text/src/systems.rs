@@ -1,9 +1,9 @@
-//! Rearranges instruction messages that a template does not print: repeated ones, and those after the
-//! first turn.
+//! Rearranges instruction messages that a template does not print, such as repeated ones and those after
+//! the first turn.
 //!
-//! Chat templates differ in the system messages that they accept: any, only leading ones, one, or none. A
-//! client sends them as its API allows. A probe determines what a template accepts when the chat is
-//! created (`probe.rs`).
+//! Chat templates differ in the system messages that they accept: any, only leading ones, at most one, or
+//! none at all. A client sends them as its API allows. When a chat is created, a probe finds out which
+//! system messages the template accepts (`probe.rs`).
 //!
 //! # Guarantees
 //! - **One rule for all turns**: the arrangement is a function of the messages and the template, and
@@ -44,7 +44,7 @@ pub(crate) struct SystemForm {
     pub unprinted: LateSystem,
 }
 
-/// Number of instruction messages that are printed elsewhere than they were sent.
+/// Number of instruction messages that are printed in another position or role than they were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShiftedSystems {
     /// Number of leading messages that were joined with the first one.
@@ -106,7 +106,7 @@ impl SystemForm {
     }
 }
 
-/// Appends the content of one message to another, after a blank line.
+/// Appends the content of `more` to `message`, after a blank line.
 fn append(message: &mut Message, more: &Message) {
     let texts = [message.content.as_str(), more.content.as_str()];
     let texts: Vec<&str> = texts.into_iter().filter(|text| !text.trim().is_empty()).collect();

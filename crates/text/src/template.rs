@@ -50,7 +50,8 @@ pub struct Rendering<'a> {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `"chatml"` selects plain ChatML. The template sees the current time.
+    /// Compiles a template for which the current time is the time of this call. `"chatml"` selects plain
+    /// ChatML.
     ///
     /// # Errors
     /// Returns an error if the template does not parse.

@@ -16,7 +16,7 @@ pub const END_OF_TEXT: u32 = 256;
 pub const IM_START: u32 = 257;
 /// `<|im_end|>`: ends a turn.
 pub const IM_END: u32 = 258;
-/// Number of tokens.
+/// Number of tokens of the tiny tokenizer.
 pub const VOCABULARY: usize = 259;
 
 /// Template that keeps reasoning only after the last question. The last turn gets empty reasoning if it
@@ -62,7 +62,8 @@ pub const ALWAYS_THINKS: &str = r#"
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
     {%- if messages[-1].role != 'tool' %}{{- '<think>\n' }}{% endif %}{% endif %}"#;
 
-/// Template that numbers turns, prints their count, trims contents, and ends the last turn differently.
+/// Template that numbers turns, prints their count, trims contents, and ends a last assistant turn with
+/// `<|endoftext|>`.
 pub const NUMBERED: &str = "{% for m in messages %}
     {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
 {{ m.content | trim }}

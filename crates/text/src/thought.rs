@@ -36,9 +36,11 @@ const SPEECH: &str = "LevadeProbeSpeech";
 pub(crate) struct Thoughts(Vec<ThoughtTags>);
 
 impl Thoughts {
-    /// Finds the tags that a model uses. These are the usual tags, and every pair in the template or the
-    /// vocabulary that fulfills one of three conditions: it is named after thinking, the template prints
-    /// it around reasoning, or the template drops its contents from past turns.
+    /// Finds the tags that a model uses: the usual tags, and certain pairs in the template or the
+    /// vocabulary.
+    ///
+    /// A pair is included if it is named after thinking, if the template prints it around reasoning, or
+    /// if the template drops its contents from past turns.
     pub(crate) fn find(
         template: &ChatTemplate,
         tokenizer: &Tokenizer,
@@ -93,13 +95,13 @@ impl Thoughts {
         }
     }
 
-    /// Removes the pairs of which one tag ends a completion, so that nothing could follow the reasoning.
+    /// Removes each pair with a tag that ends a completion, because nothing could follow the reasoning.
     pub(crate) fn remove(&mut self, ends: &[String]) {
         self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
     }
 
-    /// Returns the tags in which reasoning from a separate field is written: a pair in the template, else
-    /// one of the tokenizer, else the usual one.
+    /// Returns the tags around reasoning that comes from a separate field. Prefers a pair in the
+    /// template, then a pair of the tokenizer, then the usual pair.
     pub(crate) fn preferred(&self, template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<&ThoughtTags> {
         let added = tokenizer.added_tokens();
         let in_template = || self.0.iter().find(|tags| template.source().contains(&tags.close));
@@ -120,7 +122,7 @@ impl Thoughts {
         rest.map_or(text, |rest| rest.trim_start_matches('\n'))
     }
 
-    /// Returns all pairs.
+    /// Returns all pairs of tags, the usual ones first.
     pub(crate) fn pairs(&self) -> &[ThoughtTags] {
         &self.0
     }

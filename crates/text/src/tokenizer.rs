@@ -22,8 +22,9 @@ use tokenizers::{DecoderWrapper, ModelWrapper};
 use crate::length::Longest;
 use crate::{TextError, alphabet, gguf, sentencepiece};
 
-/// Id limit. A larger id is accepted only if the vocabulary has a matching number of tokens; otherwise
-/// the file is damaged. The table of tokens has an entry for every id up to the largest one.
+/// Number of ids up to which a vocabulary may be sparse. If the largest id exceeds it, there must be at
+/// least a quarter as many tokens; otherwise the file is damaged. The token table has an entry for every
+/// id up to the largest one.
 const MOST_IDS: usize = 1 << 20;
 
 /// A special token and its matching rules.
@@ -76,8 +77,8 @@ impl Tokenizer {
         Ok(Self::from_json(json.as_bytes())?.with_ends(metadata.bos, &eos))
     }
 
-    /// Parses and immediately tries out the tokenizer. The library panics on some damaged files when it
-    /// parses them, and on others only when it encodes.
+    /// Parses the tokenizer and tries it out immediately. On some damaged files, the library panics when
+    /// it parses; on other damaged files, it panics only when it encodes.
     fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
         let stops = |what: String| {
             TextError::Tokenizer(format!(
@@ -327,8 +328,9 @@ impl Tokenizer {
         self.special_at(text, None).map(|special| (special.id, special.text.len()))
     }
 
-    /// Inserts `guard` into an external text wherever a special token could otherwise start: before every
-    /// occurrence of a special token and, if `edges` is set, where the text could form one with the
+    /// Inserts `guard` into an external text before every occurrence of a special token.
+    ///
+    /// If `edges` is set, also inserts it before text that could form a special token together with the
     /// template's text before or after it.
     pub(crate) fn guard(&self, text: &str, guard: char, edges: bool) -> String {
         let mut out = String::with_capacity(text.len());
@@ -384,7 +386,7 @@ impl Tokenizer {
         special.or_else(|| self.token_bytes(id)).unwrap_or_default()
     }
 
-    /// Returns a `tokenizer.json` with which other programs get the same ids.
+    /// Returns a `tokenizer.json` that other programs can load to get the same ids.
     /// `levade_model::write_tokenizer_config` writes the files that belong to it.
     ///
     /// # Errors

@@ -27,8 +27,8 @@ const STACK: usize = 512 << 20;
 const LONGEST_TOKEN: usize = 1000;
 /// Maximum number of lexer states per completion, each of 1 or 2 KB. Typical schemas need hundreds.
 const MOST_STATES: usize = 50_000;
-/// Name of an extra token, after all others, that marks the end. No grammar can request it, because names
-/// of special tokens in grammars contain no spaces.
+/// Name of an additional last token that marks the end. No grammar can request it, because names of
+/// special tokens in grammars contain no spaces.
 const END: &str = "<|end of the grammar|>";
 
 /// The tokens of a tokenizer, prepared for sampling.

@@ -97,7 +97,7 @@ fn sampled_text_matches_regex_grammar() {
     }
 }
 
-/// Special tokens are allowed where a grammar names them, and nowhere else.
+/// A special token is allowed only if the grammar names it at that position.
 #[test]
 fn lark_grammar_allows_only_named_special_tokens() {
     let lark = "start: <|im_start|> WORD (\" \" WORD)*\nWORD: /[a-c]{1,2}/";

@@ -48,7 +48,7 @@ pub(crate) fn not_closed_json(text: &str, close: &str, closed: bool) -> String {
     }
 }
 
-/// Explains why a text between tags that should be a JSON call is not.
+/// Explains why a text between tags is not a JSON call, as it should be.
 pub(crate) fn not_json(body: &str) -> String {
     let body = body.trim();
     if body.is_empty() {

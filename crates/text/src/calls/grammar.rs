@@ -217,8 +217,8 @@ impl Forms<'_> {
         self.text(name, close)
     }
 
-    /// Returns the rule of any text without tags of the format, followed by `close`. Tags would be parsed
-    /// as such.
+    /// Returns the rule of any text without tags of the format, followed by `close`. A tag in the text
+    /// would end or start a call.
     pub(crate) fn text(&self, name: &str, close: &str) -> Rule {
         let tags: Vec<String> = self.tags.iter().map(|tag| escaped(tag)).collect();
         let without = format!("~/(.|\\n)*({})(.|\\n)*/", tags.join("|"));

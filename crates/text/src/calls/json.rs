@@ -96,7 +96,8 @@ impl Json {
             (Value | ValueOrEnd, b'{') => self.opened(true)?,
             (Value | ValueOrEnd, b'[') => self.opened(false)?,
             (Value | ValueOrEnd, b'"') => Text { key: false },
-            // A call is an object, so other values are accepted only within one.
+            // A call is neither a number nor a literal, so these are accepted only within an array or
+            // object.
             (Value | ValueOrEnd, _) if self.open.is_empty() => return None,
             (Value | ValueOrEnd, b't') => Word(b"rue"),
             (Value | ValueOrEnd, b'f') => Word(b"alse"),

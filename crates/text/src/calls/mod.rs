@@ -48,8 +48,8 @@ pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
 pub struct Parsed {
     /// Text outside of reasoning and calls. Its stretches are trimmed and joined by line breaks.
     pub content: String,
-    /// Calls in the order in which they were written. Their ids `call_0`, `call_1`, … count malformed
-    /// calls, too.
+    /// Calls in the order of the text. Their ids `call_0`, `call_1`, … are indices in this list, which
+    /// includes malformed calls.
     pub calls: Vec<Result<ToolCall, Malformed>>,
     /// Whether the calls were written without tags, in a format that has tags.
     pub bare: bool,
@@ -266,7 +266,8 @@ pub(crate) struct Spelling {
     pub how: &'static str,
     /// Example call with placeholders for values, for a model that learns the format from its prompt.
     pub example: &'static str,
-    /// Tag that shows the user where a call starts, or the text to look for if there is no tag.
+    /// Tag that starts a call, or the characteristic text of a call without tags. Shown in messages to
+    /// the user.
     pub sign: &'static str,
 }
 

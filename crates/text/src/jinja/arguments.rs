@@ -100,7 +100,8 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
     }
 }
 
-/// Returns the first 30 characters of a value, for a message.
+/// Returns a short text for a value in an error message: at most 30 characters of a string, and `…` for
+/// an object.
 fn excerpt(value: &Value) -> String {
     match value.as_str() {
         Some(text) => format!("{:?}", text.chars().take(30).collect::<String>()),

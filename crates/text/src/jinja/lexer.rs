@@ -9,9 +9,9 @@ const OPERATORS: usize = 1000;
 pub(super) enum Piece<'a> {
     /// Text, comments and raw blocks, which stay unchanged.
     Text(&'a str),
-    /// A tag that prints.
+    /// A `{{ … }}` tag, which prints a value.
     Print(Tag<'a>),
-    /// Any other tag.
+    /// A `{% … %}` tag.
     Block(Tag<'a>),
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Token<'a> {
 }
 
 impl Tag<'_> {
-    /// Returns the first word, which names a block's function.
+    /// Returns the first word, such as `for` or `set`. Empty if the tag is empty.
     pub fn keyword(&self) -> &str {
         self.tokens.first().map_or("", |token| token.text.as_ref())
     }
@@ -98,7 +98,7 @@ pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
             let end =
                 body.match_indices("{%").find_map(|(at, _)| Some(at + block_tag(&body[at..], "endraw")?));
             let end = end.ok_or_else(|| format!("a raw block has no end (line {line} of the template)"))?;
-            // Jinja2 keeps the line break after the opening tag; `+` makes the engine do so, too.
+            // Jinja2 keeps the line break after the opening tag. The sign `+` makes the engine keep it.
             let (open, close) = tag[..begin].split_at(begin - 2);
             let sign = if open.ends_with('-') { "" } else { "+" };
             pieces.extend([open, sign, close, &body[..end]].map(Piece::Text));

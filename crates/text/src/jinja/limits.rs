@@ -165,7 +165,10 @@ pub(crate) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
     value.as_object().and_then(|object| object.try_iter_pairs()).into_iter().flatten()
 }
 
-/// Checks a value before it is stored in a name that can be reassigned.
+/// Checks a container that is created or stored, and charges its values to the budget.
+///
+/// # Errors
+/// Returns an error if the container is too large or too deep, or if it contains a namespace.
 pub(crate) fn keep(state: &mut State, value: Value) -> Result<Value, Error> {
     if matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
         if is_namespace(state, &value) {

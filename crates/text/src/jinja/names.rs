@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// Function that the bodies of loops and macros call first, with the length of their text in bytes.
 pub(crate) const TICK: &str = "__levade_tick";
-/// Function that checks a value before a namespace stores it.
+/// Function that checks a container when it is created or stored in a namespace.
 pub(crate) const KEEP: &str = "__levade_keep";
 
 /// Function that checks the value over which a loop iterates.

@@ -1,4 +1,5 @@
-//! Operators for which the engine has no hook, as functions that [`translate`](super::translate) calls.
+//! Functions that replace operators, because the engine has no hook for operators. The calls are inserted
+//! by [`translate`](super::translate).
 
 use std::cmp::Ordering;
 
@@ -12,7 +13,7 @@ use super::limits::{self, charge, failure, list, measure};
 use super::repr::text;
 use super::text_filters::escape;
 
-/// Registers the functions.
+/// Registers these functions in an environment.
 pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_function("__levade_add", add);
     environment.add_function("__levade_mul", mul);
