@@ -285,8 +285,9 @@ impl Chat {
     /// turn's text and calls, and the end-of-turn token.
     ///
     /// `opened` is the closing tag of the reasoning that the prompt has opened
-    /// ([`opened_thought`](Self::opened_thought)), or `None`. In that case, a turn with reasoning
-    /// continues it, and a turn without reasoning closes it first.
+    /// ([`opened_thought`](Self::opened_thought)), or `None` if the prompt has not opened any. If
+    /// `opened` is set, a turn with reasoning continues the opened reasoning, and a turn without
+    /// reasoning closes it first.
     ///
     /// # Errors
     /// Returns an error if every private-use character occurs in the text.

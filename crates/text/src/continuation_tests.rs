@@ -99,7 +99,7 @@ fn opened_reasoning_is_found_for_any_history() {
     for chat in [thoughtful(true).unwrap(), thoughtful(false).unwrap(), tiny_chat().unwrap()] {
         assert_eq!(opened(&chat, &[question.clone(), reply.clone(), question.clone()]), None);
     }
-    // The start of the reply is printed whether or not it is requested.
+    // The generation prompt is printed whether or not it is requested.
     let unasked = ALWAYS_THINKS.replace("if add_generation_prompt", "if true");
     let unasked = chat(&unasked, ChatOptions::default());
     assert_eq!(opened(&unasked, &[question.clone(), reply, question]), close);

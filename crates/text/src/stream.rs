@@ -69,10 +69,10 @@ pub enum Piece {
 ///
 /// The concatenated [`Piece::Speech`] deltas equal [`Parsed::content`](crate::Parsed::content), the
 /// concatenated [`Piece::Thought`] deltas equal [`Chat::thought`], and the calls equal
-/// [`Parsed::calls`](crate::Parsed::calls), in order. Stretches are trimmed: white space that may end a
-/// stretch is held back until more text arrives. If content or reasoning resumes after something else, it
-/// starts with a line break. Without these line breaks, all deltas concatenated are the text of the
-/// completion.
+/// [`Parsed::calls`](crate::Parsed::calls), in order and to the character. A stretch is an uninterrupted
+/// run of content or of reasoning. Each stretch is trimmed: white space that may end a stretch is held
+/// back until more text arrives. A later stretch of the same kind starts with a line break. Without these
+/// line breaks, all deltas concatenated are the text of the completion.
 ///
 /// Exceptions:
 ///
