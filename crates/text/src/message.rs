@@ -17,7 +17,7 @@ pub enum Role {
     Developer,
     /// The human user, or the task.
     User,
-    /// The model, or a demonstration for it.
+    /// The model. Demonstrations have this role, too.
     Assistant,
     /// A tool result. OpenAI's first function-calling API names this role `function`.
     #[serde(alias = "function")]

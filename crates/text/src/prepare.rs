@@ -1,7 +1,7 @@
 //! Prepares messages and tools for a template.
 //!
-//! Calls are rendered as text, tools are described if the template does not describe them, and guards are
-//! inserted into external text.
+//! Calls become text unless the template prints calls itself. Tools are described in the system prompt
+//! unless the template describes them. Guards are inserted into external text.
 
 use std::borrow::Cow;
 
