@@ -1,6 +1,8 @@
-//! Chat templates printed for `conformance/templates.py`: reads one rendering a line as JSON (`template`,
-//! `messages`, `tools`, `add_generation_prompt`, `variables`, `now` in seconds since 1970) and answers each
-//! with a line of JSON, `text` or `error`.
+//! Renders chat templates for `conformance/templates.py`.
+//!
+//! Reads one request per line as JSON: `template`, `messages`, `tools`, `add_generation_prompt`,
+//! `variables`, and `now` as a Unix timestamp in seconds. Writes one line of JSON per request, with
+//! `text` or `error`.
 
 use std::io::{BufRead, Write, stdin, stdout};
 

@@ -1,9 +1,9 @@
-//! The alphabet of byte-level BPE: every byte has a printable character of its own.
+//! The alphabet of byte-level BPE: every byte has a printable character.
 //!
-//! Bytes that print as themselves in Latin-1 keep their character; the other 68 take U+0100 onwards, in order
-//! (Radford et al. 2019, GPT-2).
+//! Bytes that are printable in Latin-1 keep their character. The other 68 bytes are mapped to U+0100 and
+//! following, in order (Radford et al. 2019, GPT-2).
 
-/// The character that stands for a byte.
+/// Returns the character for a byte.
 pub(crate) fn to_char(byte: u8) -> char {
     match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
@@ -17,7 +17,7 @@ fn shifted(code: u32) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The byte that a character stands for.
+/// Returns the byte for a character, or `None` if the character is not in the alphabet.
 fn to_byte(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
@@ -28,8 +28,7 @@ fn to_byte(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes that a token of the vocabulary stands for; its own UTF-8 where it is not written in the
-/// alphabet.
+/// Returns the bytes of a vocabulary token. Falls back to its UTF-8 if it is not written in the alphabet.
 pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
     token.chars().map(to_byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }
@@ -39,12 +38,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_has_one_printable_character() {
+    fn alphabet_maps_bytes_to_printable_characters() {
         let characters: std::collections::BTreeSet<char> = (0..=255).map(to_char).collect();
         assert_eq!(characters.len(), 256);
         assert!(characters.iter().all(|c| !c.is_whitespace() && !c.is_control()));
         assert!((0..=255).all(|byte| to_byte(to_char(byte)) == Some(byte)));
-        // Known points of the published table.
+        // Known entries of the published table.
         assert_eq!((to_char(b' '), to_char(b'\n'), to_char(0), to_char(0xAD)), ('Ġ', 'Ċ', 'Ā', 'Ń'));
     }
 

@@ -1,5 +1,5 @@
-//! Calls without tags: a JSON object that names a tool, bare or in a fence, as models write it that were
-//! taught another format.
+//! Finds calls without tags: a JSON object that names a tool, bare or in a code fence. Models that were
+//! trained on another format write such calls.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 use crate::calls::call_from;
 use crate::{Malformed, Parsed, ToolCall, ToolSpec};
 
-/// The calls without tags in a text, where there are any.
+/// Returns the calls without tags in a text, or `None` if the text contains no such call.
 ///
-/// A call is a JSON object whose `name` is that of a tool. Its arguments may also be called `parameters`, as
-/// Llama 3 has it; an object with a `description` describes a tool instead of calling it. Objects within
-/// arrays and within other objects count.
+/// A call is a JSON object whose `name` is the name of a tool. Its arguments may also be called
+/// `parameters`, as in Llama 3. An object with a `description` describes a tool instead of calling it.
+/// Objects within arrays and within other objects count.
 pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<Parsed> {
     let (mut calls, mut stretches) = (Vec::new(), Vec::new());
     let (mut at, mut rest) = (0, 0);
@@ -41,7 +41,7 @@ pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<Parsed> {
     (!calls.is_empty()).then(|| Parsed { content: stretches.join("\n"), calls, bare: true })
 }
 
-/// `range` with the fence around it, where it is all that the fence holds.
+/// Returns `range` extended by the code fence around it, if the fence contains nothing else.
 fn with_fence(text: &str, range: Range<usize>) -> Range<usize> {
     const FENCE: &str = "```";
     let before = text[..range.start].trim_end();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_that_name_a_tool_are_calls() {
+    fn object_with_tool_name_is_call() {
         let call = r#"{"name": "calculator", "arguments": {"expression": "{1}"}}"#;
         let want = json!(["call_0", "calculator", {"expression": "{1}"}]);
         for (text, content) in [
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_tool_is_text() {
+    fn object_without_tool_name_is_text() {
         for text in [
             "",
             "42",

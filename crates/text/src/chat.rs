@@ -1,17 +1,21 @@
-//! Conversations as tokens: prompts, demonstrations, and what a reply means. What comes between turns is in
-//! `continuation.rs`.
+//! Converts conversations to tokens, and parses completions.
 //!
-//! Guarantees:
-//! - Text from messages and tools never becomes a special token. Only the template's own text does, and the
-//!   tags around an assistant's thoughts and calls, for models that write them as special tokens.
-//! - [`Chat::assistant`] gives a demonstrated turn as it would be sampled: the text alone, encoded by itself,
-//!   then the token that ends a turn.
-//! - Calls and answers are looked for outside of thoughts: a thought that is never closed reaches to the end,
-//!   and one that is closed without having been opened began with the reply.
+//! [`Chat`] renders prompts and demonstrations. The tokens between turns are in `continuation.rs`.
 //!
-//! How text is kept apart: strings from outside are printed with a *guard*, a private-use character that
-//! occurs nowhere else, wherever a special token could begin in them. The tokenizer finds special tokens
-//! around the guards and drops them before it encodes, so the text itself is encoded as if they had never
+//! # Guarantees
+//! - **No injected special tokens**: text from messages and tools never becomes a special token. Only the
+//!   template's own text does, and the tags around an assistant's reasoning and calls, for models that
+//!   write these tags as special tokens.
+//! - **Demonstrations look sampled**: [`Chat::assistant`] returns a demonstrated turn as the model would
+//!   sample it: the turn's text, encoded separately, and then the end-of-turn token.
+//! - **Calls inside reasoning do not count**: tool calls and final answers are searched only outside of
+//!   reasoning. Unclosed reasoning extends to the end of the completion. If reasoning is closed but was
+//!   never opened, it started at the beginning of the completion.
+//!
+//! # Approach
+//! External strings are printed with a *guard* wherever a special token could start in them. A guard is a
+//! private-use character that occurs nowhere else. The tokenizer matches special tokens around the guards
+//! and removes the guards before it encodes. The text is therefore encoded as if the guards had never
 //! been there.
 
 use std::collections::BTreeSet;
@@ -30,27 +34,28 @@ use crate::template::Rendering;
 use crate::thought::Thoughts;
 use crate::{ChatTemplate, Message, Role, TextError, Tokenizer, ToolProtocol, ToolSpec, bare};
 
-/// Choices that the model leaves open.
+/// Chat settings that the model's files leave open.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatOptions {
-    /// How tools are called.
+    /// Protocol for describing and calling tools.
     pub tools: ToolProtocol,
-    /// How tools are described, where the template does not do it.
+    /// Format of the tool descriptions in the system prompt. Used only if the template does not describe
+    /// tools.
     pub tool_prompt: ToolPrompt,
-    /// Whether a JSON object that names a tool is a call also without tags.
+    /// Whether a JSON object that names a tool counts as a call even without tags.
     pub bare_calls: bool,
-    /// What becomes of a late system message that the template does not print.
+    /// Handling of a late system message that the template does not print.
     pub late_system: LateSystem,
-    /// Further variables of the template, such as `enable_thinking = false`.
+    /// Additional template variables, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
-    /// The moment that the template calls now, in seconds since 1970; where it is not given, that of the
-    /// clock when the chat is made. Part of a run's record, not of what people write down.
+    /// Unix timestamp, in seconds, that the template sees as the current time. `None` uses the clock at
+    /// the creation of the chat. Recorded with a run, but not part of a written configuration.
     #[serde(skip)]
     pub now: Option<u64>,
 }
 
-/// A tokenizer, a chat template and a tool protocol that belong together.
+/// A tokenizer and the chat template and tool protocol that belong to it.
 #[derive(Debug, Clone)]
 pub struct Chat {
     pub(crate) tokenizer: Tokenizer,
@@ -63,25 +68,26 @@ pub struct Chat {
     /// Whether the template prints messages of role `tool`.
     tool_role: bool,
     pub(crate) form: MessageForm,
-    /// Text that the template prints between the generation prompt and an assistant's text: white space,
-    /// mostly nothing.
+    /// White space that the template prints between the generation prompt and an assistant's text.
+    /// Usually empty.
     pub(crate) opening: String,
-    /// Text that it prints after the reply, up to and with the token that ends the turn.
+    /// Text that the template prints after an assistant message, up to and including the end-of-turn
+    /// token.
     pub(crate) closing: String,
-    /// The tags of the model's thoughts.
+    /// Tags around the model's reasoning.
     thoughts: Thoughts,
-    /// These tags, and those of its calls.
+    /// All tags of the model: the reasoning tags and the tags of its call format.
     tags: Tags,
-    /// Special tokens that are part of what a reply says: tags of thoughts and calls.
+    /// Ids of the special tokens that carry meaning in a completion: reasoning and call tags.
     pub(crate) said: Vec<u32>,
-    /// Why calls cannot be written in these tokens, where they cannot.
+    /// The reason why calls cannot be written in this tokenizer's tokens, or `None` if they can.
     unwritable: Option<TextError>,
     pub(crate) end_of_turn: u32,
     pub(crate) stop_ids: Vec<u32>,
 }
 
 impl ChatOptions {
-    /// Adds the model's special tokens as variables by their names, where none has that name.
+    /// Adds the model's special tokens as variables under their names. Existing variables are kept.
     pub(crate) fn with_names(mut self, special: &SpecialTokens) -> Self {
         for (name, text) in special.by_name().filter(|(name, _)| !ENDS.contains(name)) {
             self.variables.entry(name).or_insert_with(|| text.into());
@@ -90,14 +96,17 @@ impl ChatOptions {
     }
 }
 
-/// Names in templates of the tokens that begin and end a text; the tokenizer knows them.
+/// Template variables for the tokens at the start and the end of a text. The tokenizer provides their
+/// ids.
 const ENDS: [&str; 2] = ["bos_token", "eos_token"];
 
 impl Chat {
-    /// The chat of a model on disk, with `template` in place of its own where one is given.
+    /// Creates the chat of a model on disk. `template` replaces the model's own chat template if it is
+    /// set.
     ///
     /// # Errors
-    /// When the model has no tokenizer, and what [`Tokenizer::new`] and [`Chat::new`] say.
+    /// Returns an error if the model has no tokenizer, and the errors of [`Tokenizer::new`] and
+    /// [`Chat::new`].
     pub fn open(model: &ModelFiles, template: Option<&str>, options: ChatOptions) -> Result<Self, TextError> {
         let source = model.tokenizer.as_ref().ok_or_else(|| {
             TextError::Tokenizer(format!(
@@ -111,11 +120,11 @@ impl Chat {
         Self::new(tokenizer, template.or(model.chat_template.as_deref()), options)
     }
 
-    /// Joins a tokenizer with the template of its model; `"chatml"` stands for plain ChatML.
+    /// Creates a chat from a tokenizer and the template of its model. `"chatml"` selects plain ChatML.
     ///
     /// # Errors
-    /// When there is no template, when it does not parse or fails on an ordinary conversation, or when no
-    /// special token of the tokenizer ends an assistant turn in it.
+    /// Returns an error if `template` is `None`, if the template does not parse or fails on an ordinary
+    /// conversation, or if it ends an assistant turn without a special token of the tokenizer.
     pub fn new(
         tokenizer: Tokenizer,
         template: Option<&str>,
@@ -160,7 +169,7 @@ impl Chat {
         chat.stop_ids = chat.stops(syntax);
         chat.tool_role = chat.prints_later(Role::Tool);
         chat.thoughts = match syntax.spelling().thought_tags {
-            // Then the header of what is said is part of what is written.
+            // The format's header, which names the channel, then belongs to the completion.
             Some(tags) => {
                 chat.opening.clear();
                 chat.form.tight = true;
@@ -178,7 +187,8 @@ impl Chat {
         Ok(chat)
     }
 
-    /// Tokens that end a reply: the template's first, then those that end a text or a call.
+    /// Returns the tokens that end a completion: the template's end-of-turn token first, then the tokens
+    /// that end a text or a call.
     fn stops(&self, syntax: &dyn Syntax) -> Vec<u32> {
         let special = |texts: &[&str]| -> Vec<u32> {
             texts.iter().filter_map(|text| self.tokenizer.special(text)).collect()
@@ -191,12 +201,12 @@ impl Chat {
                 stops.push(id);
             }
         }
-        // A tokenizer without the tokens of its format: its turns end as they are printed.
+        // If the tokenizer lacks the tokens of its format, turns end as the template prints them.
         if stops.is_empty() { vec![self.end_of_turn] } else { stops }
     }
 
-    /// Special tokens that are part of the tags of thoughts and calls, or hold one. The one that ends a turn
-    /// says nothing.
+    /// Returns the special tokens that are part of a reasoning or call tag, or contain such a tag. The
+    /// end-of-turn token carries no meaning and is excluded.
     fn tags_of_replies(&self) -> Vec<u32> {
         let thoughts = self.thoughts.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
         let calls = self.format.syntax().spelling().tags.iter().copied();
@@ -209,39 +219,43 @@ impl Chat {
         specials.map(|(id, _)| id).collect()
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer of the model.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// The template.
+    /// Returns the chat template.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }
 
-    /// Variables that the template has besides messages and tools.
+    /// Returns the template variables other than messages and tools.
     pub fn variables(&self) -> &Map<String, Value> {
         &self.variables
     }
 
-    /// Tokens that end a turn: the template's first, then those that end a text.
+    /// Returns the tokens that end a completion: the template's end-of-turn token first, then the tokens
+    /// that end a text or a call.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids
     }
 
-    /// The tokens before a reply: the messages, and the beginning of the assistant's turn.
+    /// Returns the prompt tokens: the rendered messages and the generation prompt that starts the
+    /// assistant's turn.
     ///
     /// # Errors
-    /// What the template raises, or tools in a format that is not understood.
+    /// Returns an error if the template raises one, or if it describes tools in an unsupported call
+    /// format.
     pub fn prompt(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Vec<u32>, TextError> {
         self.prompt_within(messages, tools, usize::MAX)
     }
 
-    /// Like [`prompt`](Self::prompt), but rejects a text whose bytes show that it has more than `max_tokens`
-    /// tokens, before it is tokenized.
+    /// Returns the tokens of [`prompt`](Self::prompt), but rejects an overlong text before tokenizing it.
+    /// A text is rejected if its bytes alone show that it has more than `max_tokens` tokens.
     ///
     /// # Errors
-    /// Returns [`TextError::TooLong`] for such a text, and the errors of [`prompt`](Self::prompt).
+    /// Returns [`TextError::TooLong`] if the text is rejected, and the errors of
+    /// [`prompt`](Self::prompt).
     pub fn prompt_within(
         &self,
         messages: &[Message],
@@ -254,7 +268,8 @@ impl Chat {
         Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
     }
 
-    /// The text of a conversation, up to the beginning of a reply where one is to follow.
+    /// Renders a conversation to text, with the generation prompt at the end if `add_generation_prompt`
+    /// is set.
     pub(crate) fn print(
         &self,
         messages: &[Message],
@@ -266,13 +281,16 @@ impl Chat {
         self.render(&messages, tools.as_deref(), add_generation_prompt, Some(guard))
     }
 
-    /// The tokens of a turn that somebody else wrote for the model, as the model would sample them after a
-    /// prompt: its text and calls, and the token that ends the turn. Where the prompt has begun a thought
-    /// ([`opened_thought`](Self::opened_thought)), a turn that thinks goes on with it, and one that does not
-    /// closes it first.
+    /// Returns the tokens of a demonstrated turn as the model would sample them after a prompt: the
+    /// turn's text and calls, and the end-of-turn token.
+    ///
+    /// `opened` is the closing tag of the reasoning that the prompt has opened
+    /// ([`opened_thought`](Self::opened_thought)), or `None` if the prompt has not opened any. If
+    /// `opened` is set, a turn with reasoning continues the opened reasoning, and a turn without
+    /// reasoning closes it first.
     ///
     /// # Errors
-    /// When every private-use character occurs in the text.
+    /// Returns an error if every private-use character occurs in the text.
     pub fn assistant(&self, message: &Message, opened: Option<&str>) -> Result<Vec<u32>, TextError> {
         let [guard] = self.free_characters(std::slice::from_ref(message), &[])?;
         if let Some(ids) = self.printed_turn(message, guard) {
@@ -282,7 +300,8 @@ impl Chat {
         let message = &*self.form.written_out(message);
         let close = opened.or_else(|| self.thoughts.closed_in(&self.opening));
         let said = match close.filter(|close| message.content.contains(close)) {
-            // It brings a thought of its own, of which the prompt may have written the first tag.
+            // The message contains reasoning of its own, whose opening tag the prompt may already
+            // contain.
             Some(close) if opened.is_some() => {
                 let content = self.thoughts.without_open(&message.content, close).into();
                 preparation.written(&Message { content, ..message.clone() }, true)
@@ -301,8 +320,8 @@ impl Chat {
         Ok(self.tokenizer.encode_guarded(&format!("{said}{closing}"), Some(guard)))
     }
 
-    /// The tokens of a turn that calls tools as the template prints it, where it prints it as it would be
-    /// sampled after the beginning of a reply.
+    /// Returns the tokens of a turn with tool calls as the template prints it. Returns `None` if these
+    /// tokens differ from a turn that the model would sample after the generation prompt.
     fn printed_turn(&self, message: &Message, guard: char) -> Option<Vec<u32>> {
         self.form.calls.filter(|_| !message.tool_calls.is_empty())?;
         let question = Message::user("Hi");
@@ -321,12 +340,13 @@ impl Chat {
         (same_calls && same_text).then_some(ids)
     }
 
-    /// The text of a reply, the tags of its thoughts and calls by their names where they are special tokens.
+    /// Decodes a completion. Special tokens of reasoning and call tags appear under their names; other
+    /// special tokens are omitted.
     pub fn said(&self, reply: &[u32]) -> String {
         self.tokenizer.decode_keeping(reply, &self.said)
     }
 
-    /// The text of one token of a reply, as bytes.
+    /// Returns the bytes that one completion token contributes to [`said`](Self::said).
     pub(crate) fn bytes_said(&self, id: u32) -> &[u8] {
         self.tokenizer.bytes_keeping(id, &self.said)
     }
@@ -339,26 +359,26 @@ impl Chat {
         Reader::read(&self.tags, said, in_thought, tools)
     }
 
-    /// The content of a reply and the tools that it calls, without its thoughts. `in_thought` says that the
-    /// prompt has begun one.
+    /// Parses the content and the tool calls of a completion, without its reasoning. `in_thought` states
+    /// whether the prompt has already opened the reasoning.
     pub fn parse(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> Parsed {
         let parsed = Parsed::of(self.read(said, in_thought, tools).0);
         let is_bare = self.bare_calls && parsed.calls.is_empty();
         is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
     }
 
-    /// Whether a JSON object that names a tool is a call also without tags.
+    /// Returns whether a JSON object that names a tool counts as a call even without tags.
     pub fn reads_bare_calls(&self) -> bool {
         self.bare_calls
     }
 
-    /// The thoughts of a reply without their tags: each trimmed, joined by line breaks. `in_thought` says
-    /// that the prompt has begun one.
+    /// Returns the reasoning of a completion without its tags. Its stretches are trimmed and joined by
+    /// line breaks. `in_thought` states whether the prompt has already opened the reasoning.
     pub fn thought(&self, said: &str, in_thought: bool) -> String {
         thought_of(&self.read(said, in_thought, &[]).0)
     }
 
-    /// Why no tool answered a call in a reply, in words for whoever looks at it.
+    /// Describes for a human reader why no tool returned a result for a call in this completion.
     pub fn why_no_call(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> String {
         let (found, unclosed) = self.read(said, in_thought, tools);
         let sign = self.tags.syntax.spelling().sign;
@@ -386,14 +406,15 @@ impl Chat {
         }
     }
 
-    /// Counts the messages of instructions that are printed elsewhere than as they came. `opens` says that
-    /// the messages begin a conversation, and do not follow a reply.
+    /// Counts the instruction messages that are printed in another position or role than in `messages`.
+    /// `opens` states whether the messages start a conversation instead of following an assistant
+    /// message.
     pub fn shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         self.form.systems.shifted(messages, opens)
     }
 
-    /// Returns the messages with late instructions in the first one, if they are to be merged and there are
-    /// any.
+    /// Returns the messages with late instructions merged into the first message. Returns `None` if the
+    /// chat does not merge late instructions, or if `messages` has no late instructions.
     pub fn merged_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
         let systems = &self.form.systems;
         let merges = systems.unprinted == LateSystem::Merge && systems.shifted(messages, true).moved > 0;
@@ -408,7 +429,7 @@ impl Chat {
         self.end_of_turn
     }
 
-    /// The form in which the template takes calls, where it prints them itself.
+    /// Returns the format in which the template takes calls, or `None` if it does not print calls itself.
     pub(crate) fn takes_calls(&self) -> Option<CallForm> {
         self.form.calls
     }
@@ -432,7 +453,8 @@ impl Chat {
         }
     }
 
-    /// Private-use characters that nothing to be rendered contains.
+    /// Returns `N` private-use characters that occur neither in the template nor in anything to be
+    /// rendered.
     pub(crate) fn free_characters<const N: usize>(
         &self,
         messages: &[Message],

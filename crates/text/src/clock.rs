@@ -1,5 +1,7 @@
-//! Dates for templates that print today's, as `datetime.now().strftime(…)` prints them in Python on glibc, in
-//! the C locale and in UTC, without a time zone database.
+//! Formats the current date for templates.
+//!
+//! The output equals that of Python's `datetime.now().strftime(…)` on glibc, in the C locale and in UTC.
+//! No time zone database is needed.
 
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] = [
@@ -17,38 +19,38 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// The widest field that a directive may ask for.
+/// Maximum field width that a directive may request, in characters.
 const MAX_WIDTH: usize = 1024;
 
-/// A moment as Python's `strftime` prints it. `seconds` counts from 1970 in UTC.
+/// Formats a moment like Python's `strftime`. `seconds` is a Unix timestamp.
 ///
-/// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc; a directive that
-/// glibc does not know is printed as it stands. `%f`, `%z` and `%Z` are Python's: the moment has no fraction,
-/// and no zone is printed, since the time that templates ask for is a naive one.
+/// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc. A directive that
+/// glibc does not know is printed unchanged. `%f`, `%z` and `%Z` are Python's: the fraction is zero, and
+/// the zone is empty, because templates request a naive time.
 ///
 /// # Errors
-/// A field wider than [`MAX_WIDTH`].
+/// Returns an error if a field is wider than [`MAX_WIDTH`].
 pub(crate) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     Moment::of(seconds).print(format, false)
 }
 
-/// A moment in parts.
+/// A moment, split into calendar fields.
 struct Moment {
     seconds: u64,
     year: u64,
-    /// From 1.
+    /// Month, from 1 to 12.
     month: u64,
-    /// From 1.
+    /// Day of the month, from 1.
     day: u64,
-    /// Since January 1st, from 0.
+    /// Number of days since January 1.
     day_of_year: u64,
-    /// From Sunday, 0.
+    /// Day of the week; 0 is Sunday.
     weekday: u64,
 }
 
-/// The contents of a field.
+/// Value of a directive before padding.
 enum Field {
-    /// A number, filled up to `digits` with `fill`.
+    /// A number, padded to `digits` characters with `fill`.
     Number {
         value: u64,
         digits: usize,
@@ -75,7 +77,7 @@ impl Moment {
             let flags = &rest[1..rest.len() - after_flags.len()];
             let after_width = after_flags.trim_start_matches(|c: char| c.is_ascii_digit());
             let width = &after_flags[..after_flags.len() - after_width.len()];
-            // Modifiers ask for another calendar of the locale; the C locale has one.
+            // Modifiers select an alternative calendar of the locale. The C locale has only one.
             let body = if after_width.starts_with(":z") { &after_width[1..] } else { after_width };
             let body = body.strip_prefix(['E', 'O']).unwrap_or(body);
             let Some(conversion) = body.chars().next() else { break };
@@ -153,7 +155,8 @@ impl Moment {
         }))
     }
 
-    /// Year and week of ISO 8601: weeks begin on Monday and belong to the year of their Thursday.
+    /// Returns the ISO 8601 year and week. Weeks start on Monday and belong to the year of their
+    /// Thursday.
     fn iso_week(&self) -> (u64, u64) {
         let thursday = self.seconds / 86_400 + 3 - (self.weekday + 6) % 7;
         let (year, _, _) = civil(thursday);
@@ -162,7 +165,7 @@ impl Moment {
 }
 
 impl Field {
-    /// The field, filled up to `width` and in the letters that `flags` ask for.
+    /// Returns the field, padded to `width` and in the letter case that `flags` request.
     fn print(&self, flags: &str, width: usize, upper: bool, conversion: char) -> String {
         let asked = flags.chars().rfind(|flag| matches!(flag, '_' | '-' | '0'));
         let swap = flags.contains('#');
@@ -192,7 +195,7 @@ impl Field {
     }
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.
+/// Returns the year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.
 fn civil(days: u64) -> (u64, u64, u64) {
     let mut year = 1970 + days / 366;
     while civil_days(year + 1, 1, 1) <= days {
@@ -205,7 +208,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (year, month, days - civil_days(year, month, 1) + 1)
 }
 
-/// Days from 1970-01-01 to a date that is not before it.
+/// Returns the number of days from 1970-01-01 to a date that is not before it.
 fn civil_days(year: u64, month: u64, day: u64) -> u64 {
     let leaps = |year: u64| year / 4 - year / 100 + year / 400;
     let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
@@ -219,9 +222,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_known_moments() {
+    fn strftime_prints_known_moments() {
         assert_eq!(strftime("%d %b %Y", 0).unwrap(), "01 Jan 1970");
-        // Moments checked with GNU date.
+        // Checked with GNU date.
         assert_eq!(
             strftime("%A %F %T %I%p %j %%", 951_782_400).unwrap(),
             "Tuesday 2000-02-29 00:00:00 12AM 060 %"
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_as_python_does() {
+    fn strftime_matches_python() {
         // Printed by CPython 3.11 on glibc with TZ=UTC: datetime.fromtimestamp(1772873045).strftime(…).
         let cases = [
             ("%-d %e %-m %-I %l %k %-j|%_d|%_5d|%05d|%-5d", "7  7 3 8  8  8 66| 7|    7|00007|    7"),
@@ -254,9 +257,9 @@ mod tests {
         }
     }
 
-    /// A calendar that counts day by day, as on paper.
+    /// Compares the dates with a calendar that counts day by day.
     #[test]
-    fn agrees_with_a_calendar_that_counts_days() {
+    fn strftime_agrees_with_day_by_day_calendar() {
         let (mut year, mut month, mut day, mut of_year, mut weekday) = (1970, 1, 1, 1, 4);
         let (mut sundays, mut mondays) = (0, 0);
         for date in 0..80_000_u64 {
@@ -271,7 +274,7 @@ mod tests {
                 4 | 6 | 9 | 11 => 30,
                 _ => 31,
             };
-            // Week 1 holds January 4th; the week of a day is that of its Thursday.
+            // Week 1 contains January 4. The week of a day is the week of its Thursday.
             let thursday = strftime("%G-%V", date * 86_400).unwrap();
             if weekday == 4 {
                 assert_eq!(thursday, format!("{year}-{:02}", (of_year - 1) / 7 + 1));
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_have_a_widest() {
+    fn strftime_rejects_overly_wide_fields() {
         assert!(strftime("%1000000000d", 0).unwrap_err().contains("%1000000000d"));
         assert_eq!(strftime("%1024d", 0).unwrap().len(), 1024);
     }

@@ -1,4 +1,4 @@
-//! Content of a message: a text, or a list of parts, as OpenAI's API has both.
+//! Message content: a text or a list of parts, as in OpenAI's API.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 /// One part of a message's content.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ContentPart {
-    /// A stretch of text.
+    /// A text part. May be empty.
     Text(String),
-    /// A part of another kind (an image, audio, a file), as it came. It has a `type`.
+    /// A part of another type (an image, audio, a file), stored unchanged. It always has a `type`.
     Other(Map<String, Value>),
 }
 
 impl ContentPart {
-    /// Name of the part's `type`.
+    /// Returns the part's `type`.
     pub fn kind(&self) -> &str {
         match self {
             ContentPart::Text(_) => "text",
@@ -37,8 +37,8 @@ impl Serialize for ContentPart {
 impl TryFrom<Value> for ContentPart {
     type Error = String;
 
-    /// Reads a part in OpenAI's shape. Texts of the Responses API and refusals are texts, too; further fields
-    /// of a text are ignored, and a bare string is one.
+    /// Parses a part in OpenAI's format. Text parts of the Responses API, refusals and bare strings
+    /// become text. Additional fields of a text part are ignored.
     fn try_from(value: Value) -> Result<Self, String> {
         let mut fields = match value {
             Value::String(text) => return Ok(ContentPart::Text(text)),
@@ -60,32 +60,34 @@ impl TryFrom<Value> for ContentPart {
     }
 }
 
-/// Content of a message: a text, or parts. It reads as its text, which is that of all text parts put
-/// together, nothing between them: so a text is the same however it is cut into parts.
+/// Content of a message: a text or a list of parts.
+///
+/// It dereferences to its text, which is the concatenation of all text parts without separators. The text
+/// therefore does not depend on how it is split into parts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Content {
     text: String,
-    /// The parts, where it came as such.
+    /// The parts, or `None` if the content was sent as a plain string.
     parts: Option<Vec<ContentPart>>,
 }
 
 impl Content {
-    /// The text, without parts of other kinds.
+    /// Returns the text, without parts of other types.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The parts, where it came as a list of such.
+    /// Returns the parts, or `None` if the content was not sent as a list of parts.
     pub fn parts(&self) -> Option<&[ContentPart]> {
         self.parts.as_deref()
     }
 
-    /// Parts that are no text.
+    /// Returns the parts that are not text.
     pub fn others(&self) -> impl Iterator<Item = &ContentPart> {
         self.parts.iter().flatten().filter(|part| matches!(part, ContentPart::Other(_)))
     }
 
-    /// Whether nothing is said: neither text nor another part.
+    /// Returns whether the content has neither text nor a part of another type.
     pub fn is_empty(&self) -> bool {
         self.text.is_empty() && self.others().next().is_none()
     }
@@ -162,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clients_send_is_read_and_written_back() {
+    fn content_round_trips_openai_formats() {
         let image = r#"{"type":"image_url","image_url":{"url":"data:,"},"text":"alt"}"#;
         for (sent, text, written) in [
             (r#""Hi""#, "Hi", r#""Hi""#),

@@ -1,27 +1,30 @@
-//! Tokens between a sampled turn and the next reply.
+//! Computes the context tokens between a sampled turn and the next completion.
 //!
-//! Guarantees: [`Chat::continuation`] never depends on what the model wrote, in this turn or in an earlier
-//! one: the template is shown a neutral reply in the place of each, which at most calls the tools that
-//! answered. So it fails for no reply, and two replies are followed by the same tokens.
+//! # Guarantees
+//! **Independence of the completions**: [`Chat::continuation`] never depends on the model's text, in this
+//! turn or in an earlier one. The template receives a neutral reply in place of each assistant message:
+//! fixed text, or calls of the tools that returned results. The function therefore fails for no
+//! completion, and the same tokens follow every completion.
 //!
-//! Not here: which of the past a template is shown, and where it would print it otherwise than it was
-//! recorded.
+//! Out of scope: selecting the history that a template receives, and detecting that the template would
+//! render it differently than it was recorded.
 
 use crate::excerpt::excerpt;
 use crate::{Arguments, Chat, Message, Role, TextError, ToolCall, ToolSpec};
 
-/// The text that stands for a reply while the template is asked what follows it.
+/// Text in the place of a completion while the template renders what follows it.
 const NEUTRAL: &str = "Done.";
 
-/// Name of the argument that holds the mark.
+/// Name of the argument that contains the mark.
 const MARKED: &str = "text";
 
-/// Name of a tool that answered without saying its name.
+/// Tool name for a tool result without a name.
 const SOME_TOOL: &str = "tool";
 
 impl Chat {
-    /// The messages, with what the model wrote taken out. Where the template prints calls itself, a reply
-    /// that results follow calls the tools that answered: many templates print no result otherwise.
+    /// Returns the messages without the model's text. If the template prints calls itself, an assistant
+    /// message before tool results calls the tools that returned them, because many templates print no
+    /// result otherwise.
     fn neutral(&self, messages: &[Message]) -> Vec<Message> {
         let mut shown: Vec<Message> = messages.to_vec();
         for at in 0..shown.len() {
@@ -38,8 +41,8 @@ impl Chat {
         shown
     }
 
-    /// Calls for the results that messages begin with. A result without a name is that of the call whose id
-    /// it has.
+    /// Returns calls for the tool results at the start of `messages`. A result without a name belongs to
+    /// the call with the same id.
     fn neutral_calls(&self, messages: &[Message], made: &[ToolCall]) -> Vec<ToolCall> {
         if self.takes_calls().is_none() {
             return Vec::new();
@@ -54,12 +57,15 @@ impl Chat {
         results.enumerate().map(call).collect()
     }
 
-    /// The tokens between a sampled turn and the next reply: the rest of the turn's end, `new`, and the
-    /// beginning of the assistant's turn. `history` holds the messages before the sampled turn, and `sampled`
-    /// the ids of the turn, with or without (when it was cut) the token that ends it.
+    /// Returns the tokens between a sampled turn and the next completion: the rest of the turn's end, the
+    /// messages in `new`, and the generation prompt.
+    ///
+    /// `history` contains the messages before the sampled turn. `sampled` contains the ids of the turn. A
+    /// truncated turn lacks the end-of-turn token, which is then part of the returned tokens.
     ///
     /// # Errors
-    /// Errors that the template raises, whatever the model wrote; tools in a format that is not understood.
+    /// Returns an error if the template raises one, which does not depend on the model's text, or if the
+    /// template describes tools in an unsupported call format.
     pub fn continuation(
         &self,
         history: &[Message],
@@ -70,13 +76,16 @@ impl Chat {
         self.continuation_within(history, (sampled, ""), new, tools, usize::MAX)
     }
 
-    /// Like [`continuation`](Self::continuation), after a turn that its client has extended: `rest` is text
-    /// that follows the sampled text within the turn, which `sampled` must not end then. Rejects text that
-    /// has more than `max_tokens` tokens, by its bytes where these suffice.
+    /// Returns the tokens of [`continuation`](Self::continuation) after a turn that the client has
+    /// extended.
+    ///
+    /// `rest` is the text that follows the sampled text within the turn; if it is not empty, `sampled`
+    /// must not end the turn. A text with more than `max_tokens` tokens is rejected if its bytes suffice
+    /// to show that.
     ///
     /// # Errors
-    /// Returns [`TextError::TooLong`] if the bytes show that there are more than `max_tokens` tokens, and the
-    /// errors of [`continuation`](Self::continuation).
+    /// Returns [`TextError::TooLong`] if the bytes show that there are more than `max_tokens` tokens, and
+    /// the errors of [`continuation`](Self::continuation).
     pub fn continuation_within(
         &self,
         history: &[Message],
@@ -90,7 +99,7 @@ impl Chat {
         let calls = self.neutral_calls(new, &[]);
         let following = match self.following(history, calls, new, tools, [guard, mark])? {
             Some(following) => following,
-            // A template that does not end a turn with calls: a turn without them shows what follows.
+            // The template does not end a turn with calls. A turn without calls shows what follows.
             None => self.following(history, Vec::new(), new, tools, [guard, mark])?.unwrap_or_default(),
         };
         let ended = sampled.last().is_some_and(|&last| self.ends_turn(last));
@@ -103,7 +112,8 @@ impl Chat {
         Ok(self.tokenizer().encode_guarded(&given, Some(guard)))
     }
 
-    /// The text after a neutral reply with these calls; `None` where calls keep the template from ending it.
+    /// Returns the text after a neutral reply with these calls, or `None` if the template does not end a
+    /// turn with calls.
     fn following(
         &self,
         history: &[Message],
@@ -118,7 +128,8 @@ impl Chat {
                 call.arguments.insert(MARKED.into(), mark.to_string().into());
                 true
             }
-            // The mark ends the reply, so it shows exactly where what follows begins, white space included.
+            // The mark ends the reply, so it shows exactly where the following text starts, including
+            // white space.
             None => {
                 reply = Message::assistant(format!("{NEUTRAL}{mark}"));
                 false
@@ -130,12 +141,12 @@ impl Chat {
         let text = self.print(&messages, tools, true, guard)?;
         let (_, following) =
             text.rsplit_once(mark).ok_or_else(|| TextError::NoTurn { found: excerpt(&text) })?;
-        // A call is closed in between.
+        // The text between the mark and the end-of-turn token closes the call.
         let following = if is_call { self.since_end(following) } else { Some(following) };
         Ok(following.map(str::to_owned))
     }
 
-    /// The text after a reply without the token that ends its turn, which was sampled.
+    /// Returns the text after a reply without the end-of-turn token, which was sampled.
     fn without_end<'a>(&self, following: &'a str) -> &'a str {
         let rest = following.trim_start();
         match self.tokenizer().leading_special(rest) {
@@ -144,13 +155,13 @@ impl Chat {
         }
     }
 
-    /// Whether a token ends a turn as the template or the format of calls has it.
+    /// Returns whether a token ends a turn according to the template or the call format.
     fn ends_turn(&self, id: u32) -> bool {
         let is_stop = |stop: &&str| self.tokenizer().special(stop) == Some(id);
         id == self.end_of_turn() || self.tags().syntax.spelling().stops.iter().any(is_stop)
     }
 
-    /// A text from the first token on that ends a turn.
+    /// Returns the text from its first end-of-turn token on, or `None` if it has none.
     fn since_end<'a>(&self, text: &'a str) -> Option<&'a str> {
         let ends = |at: &usize| {
             let special = self.tokenizer().leading_special(&text[*at..]);
@@ -159,11 +170,12 @@ impl Chat {
         text.char_indices().map(|(at, _)| at).find(ends).map(|at| &text[at..])
     }
 
-    /// The tag that closes the thought which the prompt for these messages leaves open, as templates of
-    /// models do that always think. What the model wrote before does not matter.
+    /// Returns the tag that closes the reasoning which the prompt for these messages leaves open, or
+    /// `None`. Templates of models that always reason open it. The model's earlier text has no influence.
     ///
     /// # Errors
-    /// Errors that the template raises, or tools in a format that is not understood.
+    /// Returns an error if the template raises one, or if it describes tools in an unsupported call
+    /// format.
     pub fn opened_thought(
         &self,
         messages: &[Message],
@@ -172,16 +184,16 @@ impl Chat {
         let messages: Vec<Message> = self.neutral(messages);
         let [guard] = self.free_characters(&messages, tools)?;
         let with = self.print(&messages, tools, true, guard)?;
-        // Most templates end here: there is no such tag in what they print.
+        // Most templates end here: their text contains no such tag.
         if self.thoughts().left_open(&with).is_none() {
             return Ok(None);
         }
-        // Only what begins the reply counts: a question may speak of tags, too.
+        // Only the generation prompt counts, because a question may also contain tags.
         let without = self.print(&messages, tools, false, guard).unwrap_or_default();
         let shared = with.char_indices().zip(without.chars()).find(|((_, a), b)| a != b);
         let shared = shared.map_or(with.len().min(without.len()), |((at, _), _)| at);
         let opened = match &with[shared..] {
-            // A template that begins a reply unasked.
+            // The template prints the generation prompt even without a request.
             "" => self.thoughts().pairs().iter().find(|tags| with.trim_end().ends_with(&tags.open)),
             begun => self.thoughts().left_open(begun),
         };

@@ -1,4 +1,4 @@
-//! Tokens after a reply, over templates that treat the past in every way that published ones do.
+//! Tests of the tokens after a completion, with templates that treat the history like published ones.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use crate::chat_tests::{DEFAULT_SYSTEM, WITH_TOOLS, calculator, chat, text};
 use crate::testing::{ALWAYS_THINKS, IM_END, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat};
 use crate::{Chat, ChatOptions, Message};
 
-/// Prints system messages before everything else, wherever they stand.
+/// Prints all system messages first, whatever their position.
 const HOISTS: &str = "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}
 {%- for m in messages if m.role != 'system' %}
     {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}
@@ -23,7 +23,7 @@ fn all() -> Vec<Chat> {
 }
 
 #[test]
-fn continuations_end_the_turn_only_where_the_model_did_not() {
+fn continuation_ends_turn_unless_model_did() {
     let chat = tiny_chat().unwrap();
     let history = [Message::user("1+1?")];
     let new = [Message::user("2+2?")];
@@ -35,7 +35,7 @@ fn continuations_end_the_turn_only_where_the_model_did_not() {
         text(&chat, &chat.continuation(&history, cut, &new, &[]).unwrap()),
         format!("<|im_end|>{next}")
     );
-    // A reply that stops with another token than the template's, and one that says nothing.
+    // A completion that ends with another token than the template's, and an empty one.
     let other = [cut, &[256]].concat();
     assert_eq!(
         text(&chat, &chat.continuation(&history, &other, &new, &[]).unwrap()),
@@ -46,7 +46,7 @@ fn continuations_end_the_turn_only_where_the_model_did_not() {
         text(&chat, &chat.continuation(&history, &[], &new, &[]).unwrap()),
         format!("<|im_end|>{next}")
     );
-    // Bytes that are no text do not matter either.
+    // Invalid UTF-8 makes no difference either.
     assert_eq!(text(&chat, &chat.continuation(&history, &[0xFF, 0xC3, IM_END], &new, &[]).unwrap()), next);
 
     let chat = header_chat().unwrap();
@@ -55,14 +55,14 @@ fn continuations_end_the_turn_only_where_the_model_did_not() {
     assert!(text(&chat, &given).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?"));
 }
 
-/// The text between a reply and the next one.
+/// Returns the text between a completion and the next one.
 fn after(chat: &Chat, reply: &str, new: &[Message]) -> String {
     let history = [Message::user("1+1?")];
     text(chat, &chat.continuation(&history, &sampled(chat, reply), new, &[]).unwrap())
 }
 
 #[test]
-fn templates_that_treat_thoughts_in_their_own_ways_print_the_same_after_every_reply() {
+fn continuation_is_independent_of_reasoning() {
     let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
     assert_eq!(
         after(&thoughtful(false).unwrap(), "<tool_call>…", &tool),
@@ -81,13 +81,13 @@ fn templates_that_treat_thoughts_in_their_own_ways_print_the_same_after_every_re
         "<|im_start|>user\n2+2?<|im_end|><|im_start|>assistant\n<think>\n"
     );
     assert_eq!(after(&chat, "hm</think>two", &tool), "<|im_start|>tool\n2<|im_end|><|im_start|>assistant\n");
-    // A template that would refuse the reply.
+    // A template that would reject the completion.
     let chat = self::chat(STRICT, ChatOptions::default());
     assert!(after(&chat, "<think>", &user).ends_with("2+2?<|im_end|>\n<|im_start|>assistant\n"));
 }
 
 #[test]
-fn a_thought_that_the_prompt_begins_is_found_whatever_was_said_before() {
+fn opened_reasoning_is_found_for_any_history() {
     let opened =
         |chat: &Chat, messages: &[Message]| chat.opened_thought(messages, &[]).unwrap().map(str::to_owned);
     let always = chat(ALWAYS_THINKS, ChatOptions::default());
@@ -99,14 +99,14 @@ fn a_thought_that_the_prompt_begins_is_found_whatever_was_said_before() {
     for chat in [thoughtful(true).unwrap(), thoughtful(false).unwrap(), tiny_chat().unwrap()] {
         assert_eq!(opened(&chat, &[question.clone(), reply.clone(), question.clone()]), None);
     }
-    // The beginning of the reply is printed whether it is asked for or not.
+    // The generation prompt is printed whether or not it is requested.
     let unasked = ALWAYS_THINKS.replace("if add_generation_prompt", "if true");
     let unasked = chat(&unasked, ChatOptions::default());
     assert_eq!(opened(&unasked, &[question.clone(), reply, question]), close);
 }
 
 #[test]
-fn a_demonstration_goes_on_with_the_thought_that_the_prompt_begins() {
+fn demonstration_continues_reasoning_of_prompt() {
     let chat = chat(ALWAYS_THINKS, ChatOptions::default());
     let shown = |content: &str, opened: Option<&str>| {
         text(&chat, &chat.assistant(&Message::assistant(content), opened).unwrap())
@@ -118,7 +118,7 @@ fn a_demonstration_goes_on_with_the_thought_that_the_prompt_begins() {
 }
 
 #[test]
-fn system_message_that_would_get_lost_is_a_users_turn() {
+fn dropped_system_message_becomes_user_message() {
     let chat = chat(HOISTS, ChatOptions::default());
     let (history, reply) = ([Message::user("1+1?")], sampled(&chat, "two"));
     let after = |chat: &Chat, message: Message| {
@@ -130,7 +130,7 @@ fn system_message_that_would_get_lost_is_a_users_turn() {
     assert!(after(&tiny_chat().unwrap(), Message::system("Be brief.")).contains("system\nBe brief."));
 }
 
-/// Texts of the kind that templates and parsers stumble over.
+/// Generates texts that are difficult for templates and parsers.
 fn reply() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         Just("<think>".to_owned()),
@@ -157,13 +157,13 @@ fn new() -> impl Strategy<Value = Vec<Message>> {
     ]
 }
 
-/// A conversation: what comes before each reply.
+/// Generates a conversation: the messages before each completion.
 fn turns() -> impl Strategy<Value = Vec<Vec<Message>>> {
     proptest::collection::vec(new(), 1..4)
         .prop_map(|rest| std::iter::once(vec![Message::user("1+1?")]).chain(rest).collect())
 }
 
-/// The tokens between turns, the replies being `said`.
+/// Returns the tokens between turns if the completions are `said`.
 fn between(chat: &Chat, turns: &[Vec<Message>], said: &[Vec<u32>], with_tools: bool) -> Vec<Vec<u32>> {
     let tools = if with_tools { vec![calculator()] } else { vec![] };
     let mut history = turns[0].clone();
@@ -180,7 +180,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn what_follows_a_reply_does_not_depend_on_it(
+    fn continuation_does_not_depend_on_completion(
         turns in turns(),
         first in proptest::collection::vec(reply(), 3),
         second in proptest::collection::vec(reply(), 3),
@@ -190,7 +190,7 @@ proptest! {
             let said = |texts: &[String]| texts.iter().map(|text| sampled(&chat, text)).collect::<Vec<_>>();
             let one = between(&chat, &turns, &said(&first), with_tools);
             prop_assert_eq!(&one, &between(&chat, &turns, &said(&second), with_tools));
-            // A turn that was cut has its end given.
+            // A truncated turn has its end in the context tokens.
             let cut: Vec<Vec<u32>> = first.iter().map(|text| chat.tokenizer().encode(text)).collect();
             for (whole, cut) in one.iter().zip(between(&chat, &turns, &cut, with_tools)) {
                 prop_assert!(cut.ends_with(whole) && cut.contains(&chat.stop_ids()[0]));
@@ -198,10 +198,10 @@ proptest! {
         }
     }
 
-    /// Where the template keeps the past, a conversation built turn by turn is the conversation rendered as a
-    /// whole.
+    /// If the template keeps the history, a conversation built turn by turn equals the conversation
+    /// rendered at once.
     #[test]
-    fn turns_add_up_to_the_whole(
+    fn prompt_and_continuations_equal_full_rendering(
         turns in turns(), said in proptest::collection::vec(reply(), 3), with_tools in any::<bool>(),
     ) {
         let tools = if with_tools { vec![calculator()] } else { vec![] };

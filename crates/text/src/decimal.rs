@@ -1,20 +1,20 @@
-//! Numbers of JSON by their exact value.
+//! Compares JSON numbers by their exact value.
 //!
-//! JSON sets no bound on the digits of a number, and a client may write one number in several ways: `4`,
-//! `4.0`, `40e-1`. Reading a number as an f64 would make different numbers equal, so values are compared in
+//! JSON sets no bound on the number of digits, and a client may write the same number in several ways:
+//! `4`, `4.0`, `40e-1`. Conversion to f64 would make different numbers equal, so values are compared in
 //! decimal.
 
 use serde_json::Number;
 
-/// Returns a text that is the same for all spellings of a number, and differs for different numbers: an
-/// integer that no zero begins or ends, and a power of ten. If the exponent is beyond 64 bits, that is the
-/// number as it is written.
+/// Returns a canonical text of a number: equal for all spellings of its value, and different for
+/// different values. The text is an integer without leading or trailing zeros, and a power of ten. If the
+/// exponent exceeds 64 bits, the text is the number as written.
 pub fn canonical_number(number: &Number) -> String {
     canonical(number.as_str())
 }
 
-/// Returns the f64 that a number with a point or an exponent is, as Python reads it, or `None` if the
-/// shortest decimal that Python prints for it has another value than the number, or there is no such f64.
+/// Returns the f64 that Python reads for a number with a point or an exponent. Returns `None` if the f64
+/// does not exist, or if its shortest decimal, which Python prints, has another value than the number.
 pub(crate) fn exact_float(number: &Number) -> Option<f64> {
     let float = number.as_f64().filter(|float| number.is_f64() && float.is_finite())?;
     (canonical(&format!("{float:e}")) == canonical(number.as_str())).then_some(float)

@@ -1,4 +1,4 @@
-//! Tools described in the system prompt, where the chat template does not do it.
+//! Describes tools in the system prompt for chat templates that do not describe them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -6,20 +6,21 @@ use serde_json::Value;
 use crate::calls::{Spelling, Syntax};
 use crate::{ToolSpec, python_json};
 
-/// How the system prompt describes tools, where the chat template does not.
+/// Format of the tool descriptions in the system prompt. Used only if the chat template does not describe
+/// tools.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPrompt {
-    /// The whole JSON schema of every tool.
+    /// The complete JSON schema of every tool.
     #[default]
     Full,
-    /// One line for each tool: its name, the names and types of its parameters, its description. Descriptions
-    /// of parameters are left out.
+    /// One line per tool: its name, the names and types of its parameters, and its description.
+    /// Descriptions of parameters are omitted.
     Compact,
 }
 
-/// The section of the system prompt that describes tools and how to call them. `quote` is applied to what
-/// tools say of themselves.
+/// Returns the section of the system prompt that describes tools and how to call them. `quote` is applied
+/// to the text that comes from the tools.
 pub(crate) fn describe_tools(
     tools: &[ToolSpec],
     form: ToolPrompt,
@@ -40,7 +41,8 @@ pub(crate) fn describe_tools(
     }
 }
 
-/// `name(first: type, second?: type): description`, a question mark after parameters that may be left out.
+/// Returns `name(first: type, second?: type): description`, with a question mark after optional
+/// parameters.
 fn signature(tool: &ToolSpec) -> String {
     let required: Vec<&str> =
         tool.parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -57,7 +59,8 @@ fn signature(tool: &ToolSpec) -> String {
     if tool.description.is_empty() { head } else { format!("{head}: {}", tool.description) }
 }
 
-/// The type of a schema in a word: its allowed values where it lists them, else its type.
+/// Returns a short name for the type of a schema: its allowed values if it lists them, otherwise its
+/// type.
 fn type_name(schema: &Value) -> String {
     let words = |values: &[Value]| values.iter().map(word).collect::<Vec<_>>().join("|");
     match (&schema["enum"], &schema["type"]) {
@@ -84,7 +87,7 @@ mod tests {
     use crate::calls::tests::read;
 
     #[test]
-    fn compact_descriptions_are_signatures() {
+    fn compact_tool_prompt_lists_signatures() {
         let syntax = CallFormat::Hermes.syntax();
         let tool = ToolSpec {
             name: "search".into(),
@@ -109,7 +112,7 @@ mod tests {
         assert!(section.starts_with(&format!("Tools:\n{expected}\nnow()\nCall: <tool_call>\n")));
         let full = describe_tools(std::slice::from_ref(&tool), ToolPrompt::Full, syntax, str::to_owned);
         assert!(full.contains(&python_json::dumps(&tool.to_openai())) && full.len() > section.len());
-        // The example call is itself no valid call: nothing is to be copied from it verbatim.
+        // The example call is not a valid call itself, so that a model does not copy it verbatim.
         let found = read(CallFormat::Hermes, &section, &[]);
         assert!(found.calls[0].is_err());
     }

@@ -1,21 +1,22 @@
-//! Tokenizers of encoders, which read whole texts: WordPiece, and whatever else a `tokenizer.json` has.
+//! Tokenizers of encoder models, which read complete texts: WordPiece, and any other kind of
+//! `tokenizer.json`.
 
 use levade_policy::{PolicyError, TextIds, caught};
 use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
 
 use crate::TextError;
 
-/// Tokenizer of an encoder: its special tokens are put around every text, as its `tokenizer.json` says.
+/// Tokenizer of an encoder. It adds special tokens around every text, as its `tokenizer.json` specifies.
 pub struct EncoderTokenizer {
     inner: tokenizers::Tokenizer,
 }
 
 impl EncoderTokenizer {
-    /// A tokenizer from the contents of a `tokenizer.json`, whose texts have at most `most` tokens, special
-    /// ones included.
+    /// Creates a tokenizer from the contents of a `tokenizer.json`. `most` is the maximum number of
+    /// tokens of a text, including special tokens; longer texts are truncated.
     ///
     /// # Errors
-    /// When the file is damaged, or `most` leaves no room for a text.
+    /// Returns an error if the file is damaged, or if `most` leaves no room for a text.
     pub fn new(json: &[u8], most: usize) -> Result<Self, TextError> {
         let fault = |why: String| TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"));
         let read = caught(|| tokenizers::Tokenizer::from_bytes(json));
@@ -50,7 +51,7 @@ impl TextIds for EncoderTokenizer {
 mod tests {
     use super::*;
 
-    /// A small WordPiece tokenizer as BERT has it.
+    /// A small WordPiece tokenizer in BERT's format.
     const SMALL: &str = r###"{
         "version": "1.0", "truncation": null, "padding": {"strategy": {"Fixed": 8}, "direction": "Right",
         "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
@@ -71,7 +72,7 @@ mod tests {
     }"###;
 
     #[test]
-    fn texts_have_their_special_tokens_and_are_cut_before_the_last() {
+    fn encoder_truncates_before_final_special_token() {
         let tokenizer = EncoderTokenizer::new(SMALL.as_bytes(), 5).unwrap();
         let ids = |text: &str| tokenizer.ids(text).unwrap();
         assert_eq!(ids("Searches"), [2, 4, 5, 3]);
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tokenizer_is_refused() {
+    fn encoder_rejects_invalid_file_or_limit() {
         assert!(EncoderTokenizer::new(b"{", 5).is_err());
         let error = EncoderTokenizer::new(SMALL.as_bytes(), 2).err().unwrap().to_string();
         assert!(error.contains("tokenizer.json of the encoder"), "{error}");

@@ -1,12 +1,12 @@
-//! Errors between text and tokens.
+//! Error type for conversions between text and tokens.
 
-/// Errors of tokenizers, chat templates and tool protocols.
+/// An error of a tokenizer, a chat template or a tool protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
-    /// The tokenizer cannot be used; the message names what is wrong with it and the way out.
+    /// The tokenizer cannot be used. The message states the problem and a remedy.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
-    /// The model comes without a chat template, and none was named.
+    /// The model has no chat template, and the configuration names none.
     #[error(
         "the model has no chat template; name one: the text of a Jinja template, or \"chatml\" for a model that was \
          trained on <|im_start|> and <|im_end|>"
@@ -15,67 +15,67 @@ pub enum TextError {
     /// The chat template does not parse, or fails on these messages.
     #[error("chat template: {0}")]
     Template(String),
-    /// After an assistant turn the template prints no special token, so a reply would never end.
+    /// The template prints no special token after an assistant turn, so a completion would never end.
     #[error(
         "the chat template prints {found:?} after an assistant turn, where a special token of the tokenizer should end \
          it; does the template belong to this model?"
     )]
     NoEndOfTurn {
-        /// Text that stands there.
+        /// Text that the template prints instead.
         found: String,
     },
-    /// A message holds something else than text.
+    /// A message contains a part that is not text.
     #[error(
         "a {role} message has a part of type {kind:?}, which this model cannot take; it takes parts of type \"text\""
     )]
     Part {
-        /// Role that speaks.
+        /// Role of the message.
         role: &'static str,
         /// Type of the part.
         kind: String,
     },
-    /// The template prints tools, but asks for calls in a format that is not understood here.
+    /// The template describes tools, but requests calls in an unsupported format.
     #[error(
         "the chat template asks for calls in a format of its own that is none of those that Levade reads; set the \
          tool protocol to \"hermes\" to describe tools in the system prompt instead, or, where one of the others \
          fits, to \"qwen_xml\", \"llama\", \"mistral\", \"deepseek\", \"glm\", \"kimi\", \"minimax\" or \"harmony\""
     )]
     ForeignTools,
-    /// The template prints nothing of what an assistant says.
+    /// The template does not print the content of an assistant message.
     #[error(
         "the chat template does not print what an assistant says (it prints {found:?}); does it belong to a \
          model that chats?"
     )]
     NoTurn {
-        /// Text that it prints.
+        /// Text that the template prints instead.
         found: String,
     },
-    /// A special token of the tokenizer keeps tool calls from being written or read.
+    /// A special token of the tokenizer prevents tool calls from being written or parsed.
     #[error(
         "tools cannot be called with this tokenizer: its special token {token:?} {why}; mark it as not \
          special in tokenizer.json, or take the tools out"
     )]
     CallToken {
-        /// The token.
+        /// Text of the special token.
         token: String,
-        /// The way it treats calls.
+        /// Effect of the token on calls.
         why: String,
     },
-    /// A text is too long for a context, which its bytes show.
+    /// A text is too long for the context, as its length in bytes proves.
     #[error(
         "the prompt has {bytes} bytes, which are at least {min_tokens} tokens (no token of this model stands for more \
          than {longest} {what}), but {max_tokens} are left of its context; make it shorter"
     )]
     TooLong {
-        /// Bytes of the text.
+        /// Length of the text, in bytes.
         bytes: usize,
-        /// Number of tokens that it has at least.
+        /// Lower bound on the number of tokens of the text.
         min_tokens: usize,
-        /// Number of tokens that it can have.
+        /// Maximum number of tokens that fit.
         max_tokens: usize,
-        /// Number of bytes of the kind below that one token stands for at most.
+        /// Maximum number of bytes of the kind `what` in one token.
         longest: usize,
-        /// Kind of bytes that are counted.
+        /// Kind of bytes that are counted, such as "letters and digits".
         what: &'static str,
     },
 }

@@ -1,6 +1,6 @@
-//! Beginnings of texts, for messages.
+//! Shortens texts for error messages.
 
-/// The first characters of a text, for a message.
+/// Returns the first 60 characters of a text, for a message.
 pub(crate) fn excerpt(text: &str) -> String {
     const LENGTH: usize = 60;
     match text.char_indices().nth(LENGTH) {

@@ -1,7 +1,8 @@
-//! Damaged replies and templates. Whatever a model says, in whatever pieces, its stream and the whole say the
-//! same; whatever a template holds, rendering ends, with a text or an error.
+//! Fuzz tests with damaged completions and templates.
 //!
-//! `conformance/fuzz.py` runs these for as long as one likes, one parser after the other.
+//! For every completion, however it is split, the stream and the complete parse agree. For every
+//! template, rendering ends, with a text or an error. `conformance/fuzz.py` runs these tests for any
+//! duration, one parser after the other.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,15 +16,15 @@ use crate::testing::{family_chat, tiny_tokenizer};
 use crate::thought::tests::Streamed;
 use crate::{Chat, ChatOptions, ChatTemplate, Message, Rendering, ToolCall, ToolProtocol};
 
-/// A piece of a reply: a tag or a call of its family, or what stands between them.
+/// A piece of a completion: a tag or a call of its family, or text between them.
 #[derive(Debug, Clone)]
 enum Part {
-    /// One of the texts that `parts_of` lists.
+    /// One of the texts that `known` returns.
     Known(Index),
     Text(String),
-    /// Bytes that may be no UTF-8, and ids of any token.
+    /// Ids of arbitrary tokens, whose bytes may be invalid UTF-8.
     Ids(Vec<u32>),
-    /// The beginning of a known text.
+    /// The start of a known text.
     Cut(Index, Index),
 }
 
@@ -38,7 +39,7 @@ fn parts() -> impl Strategy<Value = Vec<Part>> {
     prop::collection::vec(part, 0..14)
 }
 
-/// Texts that mean something in a family's replies.
+/// Returns texts with a meaning in the completions of a family.
 fn known(chat: &Chat) -> Vec<String> {
     let syntax = chat.format.syntax();
     let tags =
@@ -89,7 +90,7 @@ fn ids(chat: &Chat, parts: &[Part]) -> Vec<u32> {
     let mut ids = Vec::new();
     for part in parts {
         match part {
-            // Tags become their special tokens, as a model says them.
+            // Tags become special tokens, as in a model's completion.
             Part::Known(at) => ids.extend(tokenizer.encode_template(&known[at.index(known.len())])),
             Part::Cut(which, at) => {
                 let text = &known[which.index(known.len())];
@@ -103,21 +104,21 @@ fn ids(chat: &Chat, parts: &[Part]) -> Vec<u32> {
     ids
 }
 
-/// A reply read token by token and as a whole.
+/// Checks that parsing a completion token by token equals parsing it at once.
 fn reads_alike(chat: &Arc<Chat>, parts: &[Part], in_thought: bool) -> Result<(), TestCaseError> {
     let (ids, tools) = (ids(chat, parts), [tool()]);
     let said = chat.said(&ids);
     let streamed = Streamed::of_tools(chat, &ids, in_thought, &tools);
     prop_assert_eq!(&streamed.raw, &said);
     let (found, _) = crate::reader::Reader::read(chat.tags(), &said, in_thought, &tools);
-    // A thought that nothing had begun is told as speech by then.
+    // Reasoning that was never opened has already been reported as content by then.
     if !found.contains(&Found::Late) {
         let parsed = chat.parse(&said, in_thought, &tools);
         prop_assert_eq!(streamed.speech, parsed.content);
         prop_assert_eq!(&streamed.calls, &parsed.calls);
         prop_assert_eq!(streamed.thought, chat.thought(&said, in_thought));
     }
-    // What was said goes back into a prompt.
+    // The explanation for the user never fails, either.
     let _ = chat.why_no_call(&said, in_thought, &tools);
     Ok(())
 }
@@ -137,18 +138,18 @@ macro_rules! families {
 }
 
 families! {
-    any_reply_in_hermes_reads_alike: Hermes,
-    any_reply_in_qwen_xml_reads_alike: QwenXml,
-    any_reply_in_llama_reads_alike: Llama,
-    any_reply_in_mistral_reads_alike: Mistral,
-    any_reply_in_deepseek_reads_alike: Deepseek,
-    any_reply_in_glm_reads_alike: Glm,
-    any_reply_in_kimi_reads_alike: Kimi,
-    any_reply_in_minimax_reads_alike: Minimax,
-    any_reply_in_harmony_reads_alike: Harmony,
+    hermes_stream_matches_complete_parse: Hermes,
+    qwen_xml_stream_matches_complete_parse: QwenXml,
+    llama_stream_matches_complete_parse: Llama,
+    mistral_stream_matches_complete_parse: Mistral,
+    deepseek_stream_matches_complete_parse: Deepseek,
+    glm_stream_matches_complete_parse: Glm,
+    kimi_stream_matches_complete_parse: Kimi,
+    minimax_stream_matches_complete_parse: Minimax,
+    harmony_stream_matches_complete_parse: Harmony,
 }
 
-/// Templates to damage: the snippets of the conformance checks, and those of the families.
+/// Returns the templates to damage: the snippets of the conformance checks, and those of the families.
 fn templates() -> &'static [String] {
     static ALL: OnceLock<Vec<String>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -168,7 +169,7 @@ fn templates() -> &'static [String] {
     })
 }
 
-/// Splices pieces of templates, and odd texts, into one of them.
+/// Splices pieces of templates, and odd texts, into a template.
 fn spliced(first: Index, splices: &[(Index, Index, Index, Index, Index, String)]) -> String {
     let all = templates();
     let mut source: Vec<char> = all[first.index(all.len())].chars().collect();
@@ -232,7 +233,7 @@ fn odd_source() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_template_renders_or_is_refused(
+    fn damaged_template_never_panics(
         first: Index,
         splices in prop::collection::vec((any::<Index>(), any::<Index>(), any::<Index>(), any::<Index>(), any::<Index>(), odd_source()), 0..5),
         as_chat in 0..10u8,
@@ -252,8 +253,8 @@ proptest! {
                 let _ = template.render(rendering);
             }
         }
-        // A chat is made of it, which finds out what the template does, and then holds a conversation: that
-        // takes longer.
+        // Creating a chat probes the template, and a conversation follows. This takes longer, so it is
+        // done for one case in ten.
         if as_chat == 0 && let Ok(chat) = Chat::new(tiny_tokenizer().unwrap(), Some(&source), ChatOptions::default()) {
             let asked = [Message::user("Hi")];
             let _ = chat.prompt(&asked, &[tool()]);

@@ -1,8 +1,8 @@
-//! A byte-level BPE tokenizer from GGUF metadata, as the `tokenizer.json` that means the same.
+//! Converts the GGUF metadata of a byte-level BPE tokenizer to an equivalent `tokenizer.json`.
 //!
-//! GGUF names the pre-tokenizer instead of carrying it, so each supported name is spelled out here as its
-//! Hugging Face counterpart, normaliser included; many names mean the same. Names that are not known are
-//! refused: a wrong split changes tokens silently.
+//! GGUF files name the pre-tokenizer instead of defining it. Each supported name is therefore defined
+//! here as its Hugging Face counterpart, including the normalizer; many names are synonyms. Unknown names
+//! are rejected, because a wrong split changes tokens silently.
 
 use std::collections::HashMap;
 
@@ -11,18 +11,18 @@ use serde_json::{Map, Value, json};
 
 use crate::TextError;
 
-/// How text is cut before merges apply.
+/// Normalization and splitting of text before merges apply.
 struct PreTokenizer {
     normalizer: Value,
     steps: Vec<Value>,
-    /// Whether a piece that is a token as a whole is taken without merging.
+    /// Whether a piece that is a complete token is used without merging.
     ignore_merges: bool,
 }
 
-/// The `tokenizer.json` of a GGUF tokenizer.
+/// Returns the `tokenizer.json` of a GGUF tokenizer.
 ///
 /// # Errors
-/// When the algorithm or the pre-tokenizer is not known, or the lists do not fit together.
+/// Returns an error if the algorithm or the pre-tokenizer is unknown, or if the lists are inconsistent.
 pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
     if source.model != "gpt2" {
         return Err(TextError::Tokenizer(format!(
@@ -75,7 +75,7 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
             "use_regex": use_regex,
         })
     };
-    // The split of Llama 3 and of Qwen2 differs only in how many digits stay together.
+    // The splits of Llama 3 and Qwen2 differ only in the number of digits that stay together.
     let split = |digits: &str| {
         let pattern = format!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -118,29 +118,30 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
     })
 }
 
-/// GPT-2's words, which `ByteLevel` knows by itself.
+/// GPT-2's word pattern, which `ByteLevel` has built in.
 const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Ways to cut text. GGUF files name them by the first model that was cut so, or by the model itself.
+/// Methods of splitting text. GGUF files name them after the first model that used the method, or after
+/// the model itself.
 #[derive(Clone, Copy)]
 enum Cut {
     /// GPT-2's words.
     Gpt2,
     /// Single digits, then GPT-2's words.
     Digits,
-    /// For files that say nothing: punctuation, GPT-2's words, digits by threes.
+    /// For files without a name: punctuation, GPT-2's words, groups of three digits.
     Unnamed,
-    /// Llama 3's words; a piece that is a token is taken whole.
+    /// Llama 3's words. A piece that is a token is used without merging.
     Llama3,
-    /// Llama 3's words, merged in any case.
+    /// Llama 3's words, always merged.
     Llama3Merging,
-    /// Single digits, otherwise Llama 3's words, of composed characters.
+    /// Single digits, otherwise Llama 3's words, after NFC normalization.
     Qwen2,
-    /// Likewise, of characters as they are.
+    /// The split of `Qwen2` without normalization.
     Qwen2Uncomposed,
 }
 
-/// The names of each, as llama.cpp reads them (`llama-vocab.cpp`).
+/// Names of each method in llama.cpp (`llama-vocab.cpp`).
 const CUTS: [(Cut, &[&str]); 7] = [
     (
         Cut::Gpt2,
@@ -195,8 +196,8 @@ pub(crate) fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, T
     Ok(vocab)
 }
 
-/// Tokens that are matched before the algorithm runs. They stay in the vocabulary of the model, which fixes
-/// their ids.
+/// Returns the tokens that are matched before the algorithm runs. They stay in the vocabulary of the
+/// model, which determines their ids.
 pub(crate) fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     let mut kinds: HashMap<usize, bool> = HashMap::new();
     for (id, kind) in source.types.iter().enumerate() {
@@ -244,7 +245,8 @@ fn merges(
     vocab: &Map<String, Value>,
     added: &[Value],
 ) -> Result<Vec<Value>, TextError> {
-    // Single bytes and added tokens need no rules; anything else without them could never be produced.
+    // Single bytes and added tokens need no merge rules. Any other token could not be produced without
+    // them.
     if source.merges.is_empty() && vocab.len() > 256 + added.len() {
         return Err(TextError::Tokenizer(format!(
             "the GGUF file has {} tokens but no merge rules; is it damaged?",
@@ -269,8 +271,8 @@ fn merges(
         .collect()
 }
 
-/// Post-processor that puts the beginning-of-text token before every text, for programs that read the file
-/// later.
+/// Returns a post-processor that inserts the start-of-text token before every text, for programs that
+/// read the file later.
 pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError> {
     let Some(bos) = source.bos.filter(|_| source.add_bos) else { return Ok(Value::Null) };
     let text = token_text(source, "bos", bos)?;

@@ -1,14 +1,16 @@
-//! JSON schemas in the form that a grammar can follow.
+//! Converts JSON schemas to a form that a grammar can enforce.
 //!
-//! The schema of a tool is put inside of a larger grammar, where its references would lead elsewhere, and it
-//! may have keywords that llguidance does not know. A [`GrammarSchema`] has every target of a reference among
-//! its own definitions, and leaves out keywords that cannot be followed, each by its place.
+//! The schema of a tool is embedded in a larger grammar, in which its references would point elsewhere.
+//! It may also contain keywords that llguidance does not support. A [`GrammarSchema`] contains every
+//! referenced schema among its own definitions, omits unsupported keywords, and lists the omitted
+//! keywords with their paths.
 //!
 //! # Guarantees
-//! - **It compiles**, alone and inside of a grammar: llguidance compiles it once, over single bytes.
-//! - **It is looser at most**: what keeps to the schema keeps to this form, too, in the order of its
-//!   properties.
-//! - **Nothing else is left out**: a keyword goes only if the schema does not compile with it.
+//! - **It compiles**, both standalone and within a grammar: llguidance compiles it once, over single
+//!   bytes.
+//! - **It is never stricter**: a value that conforms to the schema also conforms to this form, in the
+//!   order of its properties.
+//! - **Nothing else is omitted**: a keyword is removed only if the schema does not compile with it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,7 +19,7 @@ use serde_json::{Map, Value, json};
 use crate::schema::Schema;
 use crate::vocabulary::{why_not_followed, with_room};
 
-/// Keywords that llguidance knows as restrictions and does not follow, some of them without a word.
+/// Restrictive keywords that llguidance does not enforce, some of them silently.
 const NOT_FOLLOWED: [&str; 12] = [
     "not",
     "if",
@@ -33,7 +35,7 @@ const NOT_FOLLOWED: [&str; 12] = [
     "$recursiveRef",
 ];
 
-/// Keywords whose values are kept as they are, those that others depend on first.
+/// Keywords whose values are kept unchanged. A keyword comes before the keywords that depend on it.
 const PLAIN: [&str; 17] = [
     "type",
     "const",
@@ -54,38 +56,39 @@ const PLAIN: [&str; 17] = [
     "multipleOf",
 ];
 
-/// Formats of texts that llguidance follows; any other one is an annotation.
+/// String formats that llguidance enforces. Any other format is an annotation.
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// Maximum number of definitions that are copied to tell the branches of `oneOf` apart.
+/// Maximum number of definitions that are copied to distinguish the branches of `oneOf`.
 const MAX_COPIES: usize = 64;
 
-/// Maximum number of times that parts of one schema are compiled to find the keywords that fail.
+/// Maximum number of trial compilations to find the failing keywords of one schema.
 const MAX_TRIALS: usize = 400;
 
-/// A keyword of a schema that a grammar cannot hold a reply to.
+/// A schema keyword that a grammar cannot enforce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
-    /// The tool whose parameters the schema describes; empty for the schema of a reply.
+    /// Name of the tool whose parameters the schema describes. Empty for a response format.
     pub tool: String,
-    /// JSON pointer of the schema that has the keyword, within its document.
+    /// JSON pointer, within the document, of the schema that contains the keyword.
     pub path: String,
-    /// The keyword, or `schema` if the value at the path is no schema.
+    /// The keyword, or `schema` if the value at the path is not a schema.
     pub keyword: String,
 }
 
-/// A schema that a grammar can follow.
+/// A schema that a grammar can enforce.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct GrammarSchema {
     root: Value,
     definitions: Map<String, Value>,
-    /// Keywords of the original schema that are not in this one.
+    /// Keywords of the original schema that are omitted from this one.
     pub left_out: Vec<LeftOut>,
 }
 
 impl GrammarSchema {
-    /// Creates the form of a schema, whose place in its document is `path`. Needs the room of [`with_room`].
+    /// Creates the enforceable form of a schema. `path` is the JSON pointer of the schema in its
+    /// document. Needs the stack of [`with_room`].
     pub(crate) fn of(schema: Schema<'_>, path: &str) -> Self {
         let mut flattening = Flattening::default();
         let mut form = GrammarSchema { root: flattening.schema(schema, path), ..GrammarSchema::default() };
@@ -105,12 +108,12 @@ impl GrammarSchema {
         self.with_definitions(self.root.clone())
     }
 
-    /// Returns a document around this schema, which `around` puts into a schema of its own.
+    /// Returns a document in which `around` embeds this schema in another one.
     pub(crate) fn within(&self, around: impl FnOnce(Value) -> Value) -> Value {
         self.with_definitions(around(self.root.clone()))
     }
 
-    /// Restricts the schema to objects if it does not say that it is one.
+    /// Restricts the schema to objects if it does not already specify a type.
     pub(crate) fn of_object(mut self) -> Self {
         let is_open = match &mut self.root {
             Value::Object(fields) if fields.contains_key("type") || fields.contains_key("$ref") => false,
@@ -123,8 +126,8 @@ impl GrammarSchema {
         self
     }
 
-    /// Closes objects that name their properties and do not say what others may be, as a model in doubt would
-    /// make up properties for ever. Definitions that `allOf` composes stay open.
+    /// Closes objects that list their properties and do not specify `additionalProperties`. Otherwise an
+    /// uncertain model would invent properties endlessly. Definitions that `allOf` composes stay open.
     pub(crate) fn closed(self) -> Self {
         let mut closed = self.clone();
         let mut composed = Vec::new();
@@ -148,8 +151,9 @@ impl GrammarSchema {
         schema
     }
 
-    /// Leaves references out of definitions that no finite value keeps to: circles of references, and objects
-    /// that require their like. They compile, but no reply could end.
+    /// Removes references from definitions to which no finite value conforms. Such definitions are
+    /// circular references, or objects that require an object of the same kind. They compile, but no
+    /// completion could end.
     fn leave_out_circles(&mut self, paths: &HashMap<String, String>) {
         let mut endless: BTreeSet<String> = self.definitions.keys().cloned().collect();
         let finite = |endless: &BTreeSet<String>| {
@@ -171,8 +175,8 @@ impl GrammarSchema {
         }
     }
 
-    /// Puts definitions in the place of references among the branches of `oneOf`, whose differences
-    /// llguidance sees only then.
+    /// Replaces references among the branches of `oneOf` with the definitions. llguidance distinguishes
+    /// the branches only then.
     fn copy_branches(&mut self) {
         let definitions = self.definitions.clone();
         let mut copies = 0;
@@ -192,7 +196,7 @@ impl GrammarSchema {
         }
     }
 
-    /// Leaves out the keywords with which the schema does not compile.
+    /// Removes the keywords with which the schema does not compile.
     fn leave_out(&mut self, path: &str, paths: &HashMap<String, String>) {
         if why_not_followed(&self.document()).is_none() {
             return;
@@ -210,7 +214,7 @@ impl GrammarSchema {
         if why_not_followed(&self.document()).is_none() {
             return;
         }
-        // Only together do they fail: circular references with keywords beside them, or sizes.
+        // The keywords fail only in combination: circular references with sibling keywords, or sizes.
         let mut found = Vec::new();
         for schema in self.definitions.values_mut().chain([&mut self.root]) {
             each_schema(schema, &mut |fields| {
@@ -234,10 +238,11 @@ impl GrammarSchema {
     }
 }
 
-/// Returns the schema of a reply in a form that a grammar can follow, and the keywords that it leaves out.
+/// Returns the schema of a response format in the form that a grammar can enforce, and the omitted
+/// keywords.
 ///
 /// # Errors
-/// Returns an error if there is no room to compile it.
+/// Returns an error if the thread that compiles the schema cannot be started or panics.
 pub fn followed_schema(schema: &Value) -> Result<(Value, Vec<LeftOut>), String> {
     with_room(|| {
         let form = GrammarSchema::of(Schema::of(schema), "");
@@ -245,12 +250,12 @@ pub fn followed_schema(schema: &Value) -> Result<(Value, Vec<LeftOut>), String> 
     })
 }
 
-/// Collects a schema and all that it refers to.
+/// Collects a schema and everything that it references.
 #[derive(Default)]
 struct Flattening<'a> {
     /// Names of definitions by the addresses of their schemas.
     names: HashMap<*const Value, String>,
-    /// Places of definitions in the document.
+    /// JSON pointers of definitions in the document.
     paths: HashMap<String, String>,
     pending: Vec<(String, Schema<'a>, String)>,
     left_out: Vec<LeftOut>,
@@ -327,7 +332,7 @@ impl<'a> Flattening<'a> {
         flat.into()
     }
 
-    /// Returns the reference to the definition of a schema, which is added if there is none yet.
+    /// Returns the reference to the definition of a schema. Adds the definition if it is missing.
     fn reference(&mut self, target: Schema<'a>, reference: &str) -> String {
         let count = self.names.len();
         let name = self.names.entry(target.value).or_insert_with(|| format!("s{count}")).clone();
@@ -340,7 +345,7 @@ impl<'a> Flattening<'a> {
     }
 }
 
-/// Returns whether a keyword that cannot be followed restricts anything with this value.
+/// Returns whether an unsupported keyword with this value restricts anything.
 fn restricts(keyword: &str, value: &Value) -> bool {
     match keyword {
         "uniqueItems" | "not" => *value != false,
@@ -349,12 +354,13 @@ fn restricts(keyword: &str, value: &Value) -> bool {
     }
 }
 
-/// Returns the name of the definition that a reference leads to.
+/// Returns the name of the definition that a reference points to.
 fn definition(reference: &Value) -> Option<&str> {
     reference.as_str()?.strip_prefix("#/$defs/")
 }
 
-/// Returns whether a finite value may keep to a flat schema if none keeps to the definitions in `endless`.
+/// Returns whether a finite value can conform to a flat schema if no value conforms to the definitions in
+/// `endless`.
 fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
     let Value::Object(fields) = schema else { return true };
     let all = |key: &str| fields.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -366,7 +372,7 @@ fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
         && all("required").iter().filter_map(property).all(finite)
 }
 
-/// Calls `visit` for a flat schema and each of its subschemas, the inner ones first.
+/// Calls `visit` for a flat schema and each of its subschemas, inner schemas first.
 fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>)) {
     let Value::Object(fields) = schema else { return };
     for (_, schema) in subschemas(fields) {
@@ -375,7 +381,7 @@ fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>
     visit(fields);
 }
 
-/// Closes a flat schema of an object, and those of its properties, items and alternatives.
+/// Closes the flat schema of an object, and those of its properties, items and alternatives.
 fn close(schema: &mut Value) {
     const COMPOSED: [&str; 2] = ["allOf", "$ref"];
     const OPEN: [&str; 3] = ["additionalProperties", "patternProperties", "minProperties"];
@@ -399,7 +405,7 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// Returns the subschemas of a flat schema with their places in it.
+/// Returns the subschemas of a flat schema with their relative paths.
 fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
     let mut found: Vec<(String, &mut Value)> = Vec::new();
     for (key, value) in fields {
@@ -420,21 +426,22 @@ fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
     found
 }
 
-/// Finds the keywords that keep schemas from compiling.
+/// Finds the keywords that prevent schemas from compiling.
 struct Cleaning {
     trials: usize,
     left_out: Vec<LeftOut>,
 }
 
 impl Cleaning {
-    /// Returns whether a flat schema, its references aside, does not compile, or is one too many to be tried.
+    /// Returns whether a flat schema does not compile, disregarding its references. Also true once there
+    /// were more than [`MAX_TRIALS`] trials.
     fn fails(&mut self, fields: &Map<String, Value>) -> bool {
         self.trials += 1;
         let schema = || without_references(&fields.clone().into());
         self.trials > MAX_TRIALS || why_not_followed(&schema()).is_some()
     }
 
-    /// Leaves keywords out of a flat schema until it compiles by itself.
+    /// Removes keywords from a flat schema until it compiles by itself.
     fn clean(&mut self, schema: &mut Value, path: &str) {
         let Value::Object(fields) = schema else { return };
         for (place, schema) in subschemas(fields) {
@@ -460,7 +467,7 @@ impl Cleaning {
             }
             kept.remove(&key);
             self.left_out.push(LeftOut { tool: String::new(), path: path.into(), keyword: key.clone() });
-            // Branches that may overlap are alternatives at least.
+            // Branches that may overlap are at least alternatives.
             if key == "oneOf" && !kept.contains_key("anyOf") {
                 kept.insert("anyOf".into(), value.clone());
                 if self.fails(&kept) {
@@ -472,7 +479,7 @@ impl Cleaning {
     }
 }
 
-/// Returns a flat schema in which anything stands in the place of a reference.
+/// Returns a flat schema without references, so that anything is allowed in their place.
 fn without_references(schema: &Value) -> Value {
     match schema {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! Tests of schemas in the form that a grammar can follow.
+//! Tests of the conversion of schemas to the form that a grammar can enforce.
 
 use levade_policy::{Grammar, Grammars};
 
@@ -6,13 +6,13 @@ use super::*;
 use crate::Vocabulary;
 use crate::testing::tiny_tokenizer;
 
-/// The form of a schema, and what it leaves out as `PATH KEYWORD`.
+/// Returns the enforceable form of a schema, and the omitted keywords as `PATH KEYWORD`.
 fn followed(schema: &Value) -> (Value, Vec<String>) {
     let (form, left_out) = followed_schema(schema).unwrap();
     (form, left_out.iter().map(|found| format!("{} {}", found.path, found.keyword)).collect())
 }
 
-/// Whether a text keeps to a schema.
+/// Returns whether a text conforms to a schema.
 fn keeps(schema: &Value, text: &str) -> bool {
     let tokenizer = tiny_tokenizer().unwrap();
     let mut constraint = Vocabulary::new(&tokenizer).start(&Grammar::JsonSchema(schema.to_string())).unwrap();
@@ -30,7 +30,7 @@ fn object(properties: Value) -> Value {
 }
 
 #[test]
-fn schema_that_recurses_without_end_loses_its_references() {
+fn endlessly_recursive_schema_loses_references() {
     let node = |next: Value| json!({ "type": "object", "properties": { "v": { "type": "integer" }, "next": next }, "required": ["v", "next"], "additionalProperties": false });
     for (definition, good, bad) in [
         (json!({ "$ref": "#/$defs/A" }), "[1]", None),
@@ -45,13 +45,13 @@ fn schema_that_recurses_without_end_loses_its_references() {
         assert!(keeps(&form, good), "{form} {good}");
         assert!(bad.is_none_or(|bad| !keeps(&form, bad)), "{form} {bad:?}");
     }
-    // A circle that may end is followed.
+    // A circular reference that can end is enforced.
     let tree = node(json!({ "anyOf": [{ "$ref": "#" }, { "type": "null" }] }));
     assert_eq!(followed(&tree).1, [""; 0]);
 }
 
 #[test]
-fn references_are_followed_wherever_they_stand() {
+fn references_are_enforced_in_every_position() {
     let number = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"], "additionalProperties": false });
     let of = |v: Value| {
         json!({
@@ -97,7 +97,7 @@ fn references_are_followed_wherever_they_stand() {
         assert_eq!(left_out, [""; 0], "{v}");
         assert!(keeps(&form, &format!("{{\"v\": {good}}}")), "{v}: {good}\n{form}");
         assert!(!keeps(&form, &format!("{{\"v\": {bad}}}")), "{v}: {bad}\n{form}");
-        // Within another schema it is the same.
+        // The result is the same within another schema.
         let form = with_room(|| {
             GrammarSchema::of(Schema::of(&of(v.clone())), "")
                 .within(|schema| object(json!({ "call": schema })))
@@ -112,7 +112,7 @@ fn references_are_followed_wherever_they_stand() {
 }
 
 #[test]
-fn branches_that_a_constant_tells_apart_stay_exclusive() {
+fn branches_with_distinct_constants_stay_exclusive() {
     let branch = |kind: &str| json!({ "type": "object", "properties": { "kind": { "const": kind } }, "required": ["kind"], "additionalProperties": false });
     let schema = json!({
         "oneOf": [{ "$ref": "#/$defs/Cat" }, { "$ref": "#/$defs/Dog" }],
@@ -125,7 +125,7 @@ fn branches_that_a_constant_tells_apart_stay_exclusive() {
 }
 
 #[test]
-fn keywords_that_cannot_be_followed_are_left_out_by_name() {
+fn unsupported_keywords_are_omitted_and_listed() {
     let of = |v: &Value| json!({ "type": "object", "properties": { "v": v, "n": { "type": "integer" } }, "required": ["n"] });
     let text = json!({ "type": "string" });
     for (v, keyword) in [
@@ -162,7 +162,7 @@ fn keywords_that_cannot_be_followed_are_left_out_by_name() {
         (json!("string"), "schema"),
         (json!(null), "schema"),
     ] {
-        // That of the parameter is left out, and the rest of the schema is kept.
+        // The parameter's keyword is omitted, and the rest of the schema is kept.
         let (form, left_out) = followed(&of(&v));
         assert_eq!(left_out, [format!("/properties/v {keyword}")], "{v}");
         assert!(keeps(&form, "{\"n\": 1}") && !keeps(&form, "{\"n\": \"x\"}"), "{v}\n{form}");
@@ -173,7 +173,7 @@ fn keywords_that_cannot_be_followed_are_left_out_by_name() {
 }
 
 #[test]
-fn annotations_and_keywords_that_say_nothing_are_no_loss() {
+fn annotations_are_dropped_without_report() {
     let schema = json!({
         "$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://example.com/f.json", "title": "F",
         "type": "object", "x-order": 1, "x-guidance": { "lenient": true }, "examples": [{}], "deprecated": true,
@@ -191,7 +191,7 @@ fn annotations_and_keywords_that_say_nothing_are_no_loss() {
 }
 
 #[test]
-fn circles_with_keywords_beside_the_reference_are_loosened() {
+fn circular_references_with_siblings_are_loosened() {
     let schema = json!({
         "type": "object", "properties": { "next": { "$ref": "#/$defs/Node", "minProperties": 1 } },
         "$defs": { "Node": { "type": "object", "properties": { "next": { "$ref": "#/$defs/Node", "required": ["v"] } } } },
@@ -202,7 +202,7 @@ fn circles_with_keywords_beside_the_reference_are_loosened() {
 }
 
 #[test]
-fn closed_objects_have_the_properties_that_they_name() {
+fn closed_objects_allow_only_named_properties() {
     let closed = |schema: &Value| {
         with_room(|| GrammarSchema::of(Schema::of(schema), "").of_object().closed().document()).unwrap()
     };
@@ -219,7 +219,7 @@ fn closed_objects_have_the_properties_that_they_name() {
     {
         assert!(!keeps(&form, bad), "{bad}\n{form}");
     }
-    // What says that it is open, is composed or needs more stays so.
+    // Objects stay open if they declare that, are composed, or require further properties.
     let text = json!({ "type": "string" });
     for (schema, good) in [
         (json!({ "properties": { "a": text }, "additionalProperties": true }), "{\"b\": 1}"),
@@ -241,7 +241,7 @@ fn closed_objects_have_the_properties_that_they_name() {
 }
 
 #[test]
-fn hostile_schemas_take_no_longer_than_others() {
+fn hostile_schemas_convert_in_bounded_time() {
     let references: Map<String, Value> = (0..500)
         .map(|at| {
             let next = format!("#/$defs/a{}", (at + 1) % 500);

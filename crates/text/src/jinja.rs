@@ -1,12 +1,13 @@
-//! Jinja as transformers sets it up: Jinja2's grammar, filters, tests and globals, Python's methods and
-//! printing, in a sandbox that changes no value and has bounds on everything.
+//! Jinja as transformers configures it: Jinja2's grammar, filters, tests and globals, and Python's
+//! methods and printing, in a sandbox that changes no values and bounds all costs.
 //!
-//! The engine is `minijinja`; what Python does otherwise is put right through its extension points (filters,
-//! tests, functions, the callback for methods, the formatter) and, where it has none, by rewriting the
-//! template before it is compiled ([`translate`]). Not here: `lipsum`, `urlize`, `xmlattr`, templates that
-//! include others, arithmetic with integers beyond 128 bits (they print
-//! their digits), and what Python prints for objects without a text of their own,
-//! such as generators.
+//! The engine is `minijinja`. Differences from Python are corrected through its extension points
+//! (filters, tests, functions, the callback for methods, the formatter). If there is no extension point
+//! for a difference, the template is rewritten before it is compiled ([`translate`]).
+//!
+//! Out of scope: `lipsum`, `urlize`, `xmlattr`, and templates that include other templates. Integers
+//! beyond 128 bits print their digits, but support no arithmetic. Objects without a text representation,
+//! such as generators, print differently than in Python.
 
 mod arguments;
 mod containers;
@@ -37,16 +38,17 @@ use crate::clock;
 pub(crate) use from_json::from_fields;
 pub(crate) use limits::STEPS;
 
-/// The variable that tells filters the guard character of a rendering.
+/// Variable from which filters read the guard character of a rendering.
 pub(crate) const GUARD: &str = "__levade_guard";
 
-/// The only template of an environment.
+/// Name of the only template of an environment.
 pub(crate) const NAME: &str = "chat";
 
-/// An environment that holds `source`, for which it is always the same moment, in seconds since 1970.
+/// Creates an environment that contains `source`. The current time is always `now`, a Unix timestamp in
+/// seconds.
 ///
 /// # Errors
-/// Where the template does not parse.
+/// Returns an error if the template does not parse.
 pub(crate) fn environment(source: &str, now: u64) -> Result<Environment<'static>, Error> {
     let translated =
         translate::translate(source).map_err(|message| Error::new(ErrorKind::SyntaxError, message))?;
@@ -74,13 +76,13 @@ pub(crate) fn environment(source: &str, now: u64) -> Result<Environment<'static>
     Ok(environment)
 }
 
-/// The guard character of a rendering, where it has one.
+/// Returns the guard character of a rendering, or `None` if it has none.
 fn guard(state: &State) -> Option<char> {
     state.lookup(GUARD).and_then(|guard| guard.as_str()?.chars().next())
 }
 
 fn tests_of_jinja(environment: &mut Environment<'_>) {
-    // Python iterates over text and over what is undefined, but not over None.
+    // Python iterates over strings and undefined values, but not over `None`.
     environment.add_test("iterable", |value: &Value| {
         value.is_undefined() || value.as_str().is_some() || (!value.is_none() && value.try_iter().is_ok())
     });
@@ -160,7 +162,8 @@ fn globals(environment: &mut Environment<'_>, now: u64) {
     environment.remove_global("debug");
 }
 
-/// Keys and values that `call` is given, as Python's `dict` takes them: a mapping or pairs, then names.
+/// Returns the keys and values for a call with the signature of Python's `dict`: a mapping or pairs, then
+/// keyword arguments.
 fn items_of(call: &str, arguments: &[Value]) -> Result<Vec<(Value, Value)>, Error> {
     let (positional, named) = arguments::apart(arguments)?;
     let mut items = Vec::new();

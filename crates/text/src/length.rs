@@ -1,38 +1,38 @@
-//! Lower bounds of the number of tokens of a text, from its bytes alone.
+//! Lower bounds on the number of tokens of a text, computed from its bytes only.
 //!
-//! A prompt that is far too long is rejected before it is tokenized, which takes seconds for some megabytes.
-//! Let A be the largest number of ASCII letters and digits that any token of the vocabulary has. A text with
-//! n of them has at least ⌈n / A⌉ tokens, since each of its letters is in one token. With L as the length of
-//! the longest token in bytes, it has at least ⌈bytes / L⌉ tokens. Example: with A = 20 and L = 128, a
-//! megabyte of prose with 800,000 letters has at least 40,000 tokens, and a megabyte of spaces at least
-//! 8,192.
+//! Tokenizing takes seconds for a few megabytes, so a prompt that is far too long is rejected before
+//! that. Let A be the largest number of ASCII letters and digits in any token of the vocabulary. A text
+//! with n letters and digits has at least ⌈n / A⌉ tokens, because each letter is in exactly one token.
+//! Let L be the length of the longest token in bytes. The text then has at least ⌈bytes / L⌉ tokens.
+//! Example: with A = 20 and L = 128, a megabyte of prose with 800,000 letters has at least 40,000 tokens,
+//! and a megabyte of spaces at least 8,192.
 //!
 //! # Guarantees
-//! **No text is rejected that fits.** The second bound holds only for a tokenizer that drops and composes no
-//! characters. Composition (NFC and NFKC) changes no letter that an ASCII character follows, so the first
-//! bound counts those alone. With a normalizer of another kind there is no bound.
+//! **No text that fits is rejected.** The second bound holds only for a tokenizer that neither drops nor
+//! composes characters. Composition (NFC and NFKC) never changes a letter that is followed by an ASCII
+//! character, so the first bound counts only those letters. With other normalizers there is no bound.
 
 use tokenizers::NormalizerWrapper;
 
 use crate::TextError;
 
-/// Sizes of the longest tokens of a vocabulary. 0 where there is no bound.
+/// Sizes of the longest tokens of a vocabulary. 0 means that there is no bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Longest {
     /// Largest number of ASCII letters and digits in a token.
     letters: usize,
-    /// Largest number of bytes of a token.
+    /// Largest number of bytes in a token.
     bytes: usize,
 }
 
-/// What a normalizer does to the length of a text.
+/// Effect of a normalizer on the length of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Effect {
-    /// Its bytes do not get fewer.
+    /// The number of bytes does not decrease.
     Keeps,
-    /// Characters are composed, so its bytes can get fewer.
+    /// Characters are composed, so the number of bytes can decrease.
     Composes,
-    /// Anything.
+    /// Any effect.
     Unknown,
 }
 
@@ -43,7 +43,7 @@ fn effect(normalizer: &NormalizerWrapper) -> Effect {
         }
         NormalizerWrapper::NFC(_) | NormalizerWrapper::NFKC(_) => Effect::Composes,
         NormalizerWrapper::Sequence(all) => all.as_ref().iter().map(effect).max().unwrap_or(Effect::Keeps),
-        // SentencePiece writes a space as ▁.
+        // SentencePiece replaces a space with ▁.
         NormalizerWrapper::Replace(replace) => {
             let written = serde_json::to_value(replace).unwrap_or_default();
             let widens = written["pattern"]["String"] == " " && written["content"] == "\u{2581}";
@@ -53,7 +53,7 @@ fn effect(normalizer: &NormalizerWrapper) -> Effect {
     }
 }
 
-/// Returns the number of ASCII letters and digits of a text that no composition can change.
+/// Returns the number of ASCII letters and digits in a text that no composition can change.
 fn letters(text: &[u8]) -> usize {
     let followed = |pair: &&[u8]| pair[0].is_ascii_alphanumeric() && pair[1].is_ascii();
     let last = text.last().is_some_and(u8::is_ascii_alphanumeric);
@@ -61,7 +61,7 @@ fn letters(text: &[u8]) -> usize {
 }
 
 impl Longest {
-    /// Measures the tokens of a vocabulary. `strips` states whether one of them takes white space along.
+    /// Measures the tokens of a vocabulary. `strips` states whether a token absorbs adjacent white space.
     pub(crate) fn of<'a>(
         tokens: impl IntoIterator<Item = &'a [u8]>,
         normalizer: Option<&NormalizerWrapper>,
@@ -79,9 +79,9 @@ impl Longest {
         Longest { letters, bytes: if strips || effect == Effect::Composes { 0 } else { bytes } }
     }
 
-    /// Rejects a text that has more than `max_tokens` tokens, if its bytes show that.
+    /// Rejects a text if its bytes show that it has more than `max_tokens` tokens.
     pub(crate) fn check(self, text: &str, max_tokens: usize) -> Result<(), TextError> {
-        // Each token stands for at least one byte of a text.
+        // Each token covers at least one byte of the text.
         if text.len() <= max_tokens {
             return Ok(());
         }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn check_rejects_only_what_cannot_fit() {
+    fn length_check_rejects_only_overlong_texts() {
         let longest = Longest { letters: 4, bytes: 10 };
         assert!(longest.check(&" ".repeat(100), 10).is_ok());
         let error = longest.check(&" ".repeat(101), 10).unwrap_err().to_string();
@@ -156,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bound_never_exceeds_number_of_tokens(text in "(\\PC|[a-z0-9 ]{1,8}|<\\|im_end\\|>|[áe\u{301}]){0,60}") {
+        fn length_bound_never_exceeds_token_count(text in "(\\PC|[a-z0-9 ]{1,8}|<\\|im_end\\|>|[áe\u{301}]){0,60}") {
             let tokenizer = tiny_tokenizer().unwrap();
             let count = tokenizer.encode_template(&text).len();
             prop_assert!(tokenizer.check_length(&text, count).is_ok());

@@ -1,7 +1,8 @@
 //! Tokenizers, chat templates and tool-call formats.
 //!
-//! A [`Tokenizer`] turns text into ids and back; a [`ChatTemplate`] renders messages as a model was trained
-//! to see them; a [`Chat`] joins both with a tool protocol and converts conversations to tokens.
+//! A [`Tokenizer`] converts text to token ids and back. A [`ChatTemplate`] renders messages in the format
+//! that the model was trained on. A [`Chat`] combines both with a tool protocol and converts
+//! conversations to tokens.
 //!
 //! # Example
 //! ```
@@ -12,36 +13,37 @@
 //! let prompt = chat.prompt(&question, &[])?;
 //! assert!(chat.tokenizer().decode_with_special(&prompt).ends_with("<|im_start|>assistant\n"));
 //!
-//! // The model replies with tokens of its own; they are kept as they are.
+//! // The model samples its own tokens, which are kept unchanged.
 //! let call = r#"<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>"#;
 //! let mut sampled = chat.tokenizer().encode(call);
 //! sampled.push(chat.stop_ids()[0]);
 //! let parsed = chat.parse(&chat.said(&sampled), false, &[]);
 //! assert_eq!(parsed.calls[0].as_ref().map(|call| call.name.as_str()), Ok("add"));
 //!
-//! // What is given next: the end of that turn, the result, and the beginning of the next reply.
+//! // The context tokens that follow: the end of the turn, the tool result, and the next generation prompt.
 //! let given = chat.continuation(&question, &sampled, &[Message::tool("5")], &[])?;
 //! let text = chat.tokenizer().decode_with_special(&given);
 //! assert_eq!(text, "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n");
 //! # Ok::<(), levade_text::TextError>(())
 //! ```
 //!
-//! A [`Message`] is parsed from requests of OpenAI's API and written in that form. A template gets the forms
-//! that it takes: content as text or as parts ([`Content`]), reasoning in its own field or between the
-//! model's tags, instructions of a developer as the system's if the template knows no developer. All of that
-//! is determined when a chat is created.
+//! A [`Message`] is parsed from OpenAI API requests and serialized in the same format. A template
+//! receives messages in the format that it supports: content as text or as parts ([`Content`]), reasoning
+//! in its own field or between the model's tags, and developer messages as system messages if the
+//! template does not support the developer role. All of this is determined when a chat is created.
 //!
-//! Calls are parsed and written in the format of the model's family: the one in which calls that the template
-//! renders parse again, or one that is selected by name ([`ToolProtocol`]). One parser takes completions
-//! apart, complete ones ([`Chat::parse`], [`Chat::thought`]) and as they arrive ([`Chat::stream`]).
+//! Tool calls are parsed and written in the format of the model family. This is the format in which calls
+//! that the template renders can be parsed again, or one selected by name ([`ToolProtocol`]). The same
+//! parser processes complete completions ([`Chat::parse`], [`Chat::thought`]) and streamed ones
+//! ([`Chat::stream`]).
 //!
-//! A [`Vocabulary`] is a tokenizer's tokens for a sampler: their bytes, for stop strings and for grammars
-//! that constrain the format of a completion.
+//! A [`Vocabulary`] provides the byte strings of a tokenizer's tokens to a sampler, for stop strings and
+//! for grammars that constrain the output format.
 //!
 //! # Guarantees
-//! - **Text of messages never becomes a special token.**
-//! - **Sampled tokens are never made again from their text.**
-//! - **Every completion parses**, whatever it contains.
+//! - **Message text never becomes a special token.**
+//! - **Sampled tokens are never re-encoded from their text.**
+//! - **Every completion can be parsed**, whatever it contains.
 //!
 //! Out of scope: sampling (`levade-policy`), running tools (`levade-agent`), reading model files
 //! (`levade-model`).

@@ -1,4 +1,4 @@
-//! Messages, tools and calls, in the shape that OpenAI's API gives them.
+//! Messages, tools and tool calls, in the format of OpenAI's API.
 
 use std::ops::{Deref, DerefMut};
 
@@ -7,30 +7,30 @@ use serde_json::{Map, Value, json};
 
 use crate::{Content, python_json};
 
-/// Role of a speaker.
+/// Author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The instructions.
+    /// Instructions for the model.
     System,
-    /// Instructions, under the name that newer models of OpenAI know them by.
+    /// Instructions under the role name that newer OpenAI models use.
     Developer,
-    /// The person, or the task.
+    /// The human user, or the task.
     User,
-    /// The model.
+    /// The model. Demonstrations have this role, too.
     Assistant,
-    /// The result of a tool call; `function` in OpenAI's first API of calls.
+    /// A tool result. OpenAI's first function-calling API names this role `function`.
     #[serde(alias = "function")]
     Tool,
 }
 
 impl Role {
-    /// Whether it instructs the model.
+    /// Returns whether messages of this role contain instructions for the model.
     pub fn instructs(self) -> bool {
         matches!(self, Role::System | Role::Developer)
     }
 
-    /// Name in templates.
+    /// Returns the name of the role in templates.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -42,42 +42,44 @@ impl Role {
     }
 }
 
-/// One turn of a conversation.
+/// One message of a conversation.
 ///
-/// What an assistant wrote may be given as it was written, with thought and calls as text in `content`, or
-/// parsed, with the thought in `reasoning_content` and the calls in `tool_calls`; both print the same.
+/// An assistant message can be given in two ways, which render identically. Raw: the reasoning and the
+/// calls are text in `content`. Parsed: the reasoning is in `reasoning_content` and the calls are in
+/// `tool_calls`.
 ///
-/// Read from what clients of OpenAI's API send: null is absent, unknown fields are ignored, and reasoning may
-/// also be called `reasoning`. A `function_call` is a call without an id, and a `refusal` beside no content
-/// is the content.
+/// Deserialization accepts what clients of OpenAI's API send. `null` counts as absent, unknown fields are
+/// ignored, and reasoning may also be named `reasoning`. A `function_call` becomes a call without an id.
+/// A `refusal` without content becomes the content.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireMessage")]
 pub struct Message {
-    /// Role of the speaker.
+    /// Role of the author.
     pub role: Role,
-    /// Content of the message. Absent and null read as empty.
+    /// Content of the message. Absent and `null` are read as empty.
     pub content: Content,
-    /// The thought before the content, of an assistant, without tags; never empty.
+    /// Reasoning before the content of an assistant message, without tags. Never `Some` with an empty
+    /// string after deserialization.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// Calls that follow the content, of an assistant.
+    /// Tool calls after the content of an assistant message.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// The call that this is the result of, of a tool.
+    /// Id of the call that a tool message is the result of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// Which tool, or which participant, speaks.
+    /// Name of the tool or of the participant that wrote the message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// A message as it is sent.
+/// A message as clients send it.
 #[derive(Deserialize)]
 struct WireMessage {
     role: Role,
     #[serde(default)]
     content: Content,
-    /// Some servers, and clients after them, write reasoning under both names.
+    /// Some servers, and the clients that copy them, send reasoning under both names.
     reasoning_content: Option<String>,
     reasoning: Option<Value>,
     tool_calls: Option<Vec<ToolCall>>,
@@ -118,30 +120,30 @@ impl Message {
         }
     }
 
-    /// Instructions.
+    /// Creates a system message.
     pub fn system(content: impl Into<Content>) -> Self {
         Self::new(Role::System, content)
     }
 
-    /// A turn of the user.
+    /// Creates a user message.
     pub fn user(content: impl Into<Content>) -> Self {
         Self::new(Role::User, content)
     }
 
-    /// A turn of the model, as it was written.
+    /// Creates an assistant message from text as the model wrote it.
     pub fn assistant(content: impl Into<Content>) -> Self {
         Self::new(Role::Assistant, content)
     }
 
-    /// A turn of the model that calls tools.
+    /// Creates an assistant message with tool calls.
     pub fn calls(content: impl Into<Content>, tool_calls: Vec<ToolCall>) -> Self {
         Message { tool_calls, ..Self::assistant(content) }
     }
 
-    /// Checks that the arguments of every call are a JSON object, as in a message that is to be imitated.
+    /// Checks that the arguments of every call are a JSON object, as imitation learning requires.
     ///
     /// # Errors
-    /// Returns an error that names the first call whose arguments are not one.
+    /// Returns an error that names the first call whose arguments are not a JSON object.
     pub fn check_calls(&self) -> Result<(), String> {
         let mut unreadable =
             self.tool_calls.iter().filter_map(|call| Some((call, call.arguments.unreadable()?)));
@@ -153,7 +155,8 @@ impl Message {
         }
     }
 
-    /// Appends what another message of the same turn says, its text after `separator` if both have one.
+    /// Appends another message of the same turn. `separator` is inserted between the two contents if both
+    /// are non-empty.
     pub fn append(&mut self, piece: &Message, separator: &str) {
         if self.content.is_empty() {
             self.content.clone_from(&piece.content);
@@ -166,31 +169,33 @@ impl Message {
         }
     }
 
-    /// The result of a tool call.
+    /// Creates a message with the result of a tool call.
     pub fn tool(content: impl Into<Content>) -> Self {
         Self::new(Role::Tool, content)
     }
 }
 
-/// A call of a tool.
+/// A tool call.
 ///
-/// Serialized in OpenAI's shape: `{"id", "type": "function", "function": {"name", "arguments"}}` with the
-/// arguments as a string of JSON. Read from the same, the arguments as [`Arguments`] reads them.
+/// Serialized in OpenAI's format: `{"id", "type": "function", "function": {"name", "arguments"}}`, with
+/// the arguments as a JSON string. Deserialized from the same format, with the arguments read by
+/// [`Arguments`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireCall", into = "WireCall")]
 pub struct ToolCall {
-    /// Ties a result to its call; unique within a conversation.
+    /// Id that links a tool result to this call. Unique within a conversation.
     pub id: String,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
-    /// Arguments by name.
+    /// Arguments by parameter name.
     pub arguments: Arguments,
 }
 
-/// Arguments of a call: an object, which is what it dereferences to.
+/// Arguments of a tool call. Dereferences to a JSON object.
 ///
-/// A history may hold calls whose arguments are no JSON object: cut by a limit on tokens, clipped to save
-/// room, or written so by another model. Their text is kept, and the object is empty. They equal no object.
+/// A message history can contain calls whose arguments are not a JSON object: they were truncated by a
+/// token limit, clipped to save context, or written by another model. The text of such arguments is kept,
+/// and the object is empty. Such arguments never equal an object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Value", into = "Value")]
 pub struct Arguments {
@@ -199,13 +204,13 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the text of arguments that are no JSON object, or `None` if they are one.
+    /// Returns the text of arguments that are not a JSON object, or `None` if they are a JSON object.
     pub fn unreadable(&self) -> Option<&str> {
         self.unreadable.as_deref()
     }
 
-    /// Returns the arguments as text: the object on one line, as templates print it, or the text that stands
-    /// in its place.
+    /// Returns the arguments as text: the object as one line of JSON, as templates print it, or the
+    /// original text if it is not a JSON object.
     pub fn to_text(&self) -> String {
         self.unreadable.clone().unwrap_or_else(|| python_json::dumps(&Value::Object(self.object.clone())))
     }
@@ -218,9 +223,9 @@ impl From<Map<String, Value>> for Arguments {
 }
 
 impl From<Value> for Arguments {
-    /// Reads what a client sends as arguments: an object, or a string that holds one as JSON. An empty string
-    /// is a call without arguments, from servers that join what their model streamed. Anything else is kept
-    /// as text.
+    /// Reads arguments as clients send them: an object, or a string that contains an object as JSON. An
+    /// empty string means no arguments; servers that concatenate streamed deltas send it. Any other value
+    /// is kept as text.
     fn from(sent: Value) -> Self {
         match sent {
             Value::Object(object) => object.into(),
@@ -235,7 +240,7 @@ impl From<Value> for Arguments {
 }
 
 impl From<Arguments> for Value {
-    /// The object, or the text in its place.
+    /// Returns the object, or a string with the original text if the arguments are not an object.
     fn from(arguments: Arguments) -> Self {
         arguments.unreadable.map_or(Value::Object(arguments.object), Value::String)
     }
@@ -277,7 +282,7 @@ struct WireFunction {
     arguments: Value,
 }
 
-/// Reads a field that may be absent: null is absent.
+/// Deserializes an optional field; `null` counts as absent.
 fn or_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
@@ -299,7 +304,7 @@ impl From<ToolCall> for WireCall {
 }
 
 impl WireFunction {
-    /// Returns the call with this id.
+    /// Converts the function into a call with this id.
     fn of(self, id: String) -> ToolCall {
         ToolCall { id, name: self.name, arguments: self.arguments.into() }
     }
@@ -311,7 +316,7 @@ impl From<WireCall> for ToolCall {
     }
 }
 
-/// Arguments from an object, or from a string that holds one as JSON.
+/// Returns the arguments from an object, or from a string that contains an object as JSON.
 pub(crate) fn arguments_object(arguments: Value) -> Result<Map<String, Value>, String> {
     match arguments {
         Value::Object(map) => Ok(map),
@@ -324,15 +329,15 @@ pub(crate) fn arguments_object(arguments: Value) -> Result<Map<String, Value>, S
     }
 }
 
-/// A tool as the model is told of it.
+/// A tool as described to the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolSpec {
-    /// Name that calls use.
+    /// Name of the tool in calls.
     pub name: String,
-    /// Purpose of the tool, in a sentence.
+    /// Purpose of the tool, in one sentence. Empty by default.
     #[serde(default)]
     pub description: String,
-    /// A JSON schema of the arguments, of type `object`.
+    /// JSON schema of the arguments, of type `object`. The default has no properties.
     #[serde(default = "no_parameters")]
     pub parameters: Value,
 }
@@ -342,7 +347,7 @@ fn no_parameters() -> Value {
 }
 
 impl ToolSpec {
-    /// The tool in OpenAI's shape, which templates expect.
+    /// Returns the tool in OpenAI's format, which templates expect.
     pub fn to_openai(&self) -> Value {
         json!({
             "type": "function",

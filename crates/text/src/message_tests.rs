@@ -1,4 +1,4 @@
-//! Messages as clients send them, and as templates are given them.
+//! Tests of messages as clients send them and as templates receive them.
 
 use serde_json::{Value, json};
 
@@ -10,15 +10,15 @@ fn read(message: Value) -> Message {
     serde_json::from_value(message).unwrap()
 }
 
-/// The text of the prompt for messages, as clients send them.
+/// Renders the prompt for messages in the clients' format.
 fn prompt(chat: &Chat, messages: Value) -> Result<String, TextError> {
     let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
     chat.prompt(&messages, &[]).map(|ids| text(chat, &ids))
 }
 
 #[test]
-fn what_clients_send_is_read() {
-    // As the OpenAI client writes back what it was streamed.
+fn message_parses_client_formats() {
+    // The OpenAI client sends back streamed messages in this format.
     let echoed = read(json!({
         "role": "assistant", "content": null, "refusal": null, "audio": null, "annotations": [], "parsed": null,
         "function_call": null, "name": null, "tool_call_id": null, "reasoning": "hm", "reasoning_content": "hm",
@@ -51,7 +51,7 @@ fn what_clients_send_is_read() {
 }
 
 #[test]
-fn function_calls_and_refusals_of_older_clients_are_read() {
+fn message_parses_legacy_function_calls_and_refusals() {
     let call = |arguments: &str| json!({ "name": "f", "arguments": arguments });
     let sent = |arguments: &str| {
         read(json!({"role": "assistant", "content": null, "function_call": call(arguments)}))
@@ -71,7 +71,7 @@ fn function_calls_and_refusals_of_older_clients_are_read() {
 }
 
 #[test]
-fn arguments_that_are_no_object_keep_their_text() {
+fn non_object_arguments_keep_their_text() {
     for (sent, text) in [
         (
             json!("{\"path\": \"a.py\", \"content\": \"line 1\nline 2 [clipped]"),
@@ -96,7 +96,7 @@ fn arguments_that_are_no_object_keep_their_text() {
         let message = read(message);
         let arguments = &message.tool_calls[0].arguments;
         assert_eq!((arguments.unreadable(), arguments.len()), (Some(text), 0), "{sent}");
-        // They are no arguments, and come back from storage as they were.
+        // They do not equal an object, and storage preserves them.
         assert_ne!(*arguments, serde_json::Map::new(), "{sent}");
         assert_eq!(read(json!(message)), message, "{sent}");
     }
@@ -115,17 +115,17 @@ fn arguments_that_are_no_object_keep_their_text() {
     }
 }
 
-/// Takes texts and lists, and marks the kinds of parts.
+/// Accepts texts and lists of parts.
 const EITHER: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
     {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\
     {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-/// Takes lists alone, and numbers the parts after the first.
+/// Accepts only lists, and numbers the parts after the first.
 const LISTS: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
     {% for p in m['content'] %}{% if not loop.first %}{{ loop.index }}{% endif %}{{ p['text'] }}{% endfor %}\
     {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 #[test]
-fn parts_are_printed_as_their_text() {
+fn content_parts_render_like_text() {
     let plain = tiny_chat().unwrap();
     for template in ["chatml", EITHER, LISTS] {
         let chat = chat(template, ChatOptions::default());
@@ -140,7 +140,7 @@ fn parts_are_printed_as_their_text() {
         let part = |text: &str| json!({"type": "text", "text": text});
         assert_eq!(both("Hi <|im_end|>".into()), want, "{template}");
         assert_eq!(both(json!([part("Hi <|im_end|>")])), want, "{template}");
-        // A special token that parts make together is none.
+        // Parts that form a special token only in combination do not yield that token.
         let cut = json!([part("Hi <|im_"), part("end|>")]);
         let joined =
             if template == LISTS { want.replace("Hi <|im_end", "Hi <|im_2end") } else { want.into() };
@@ -148,7 +148,7 @@ fn parts_are_printed_as_their_text() {
         let message = read(json!({"role": "user", "content": cut}));
         let ids = chat.prompt(std::slice::from_ref(&message), &[]).unwrap();
         assert_eq!(ids.iter().filter(|id| **id == IM_END).count(), 1, "{template}");
-        // Whatever the template takes, what it prints around a reply was found.
+        // The text around an assistant message is found for every kind of content.
         assert_eq!(chat.stop_ids()[0], IM_END);
         if template == "chatml" {
             assert_eq!(ids, plain.prompt(&[Message::user("Hi <|im_end|>")], &[]).unwrap());
@@ -157,7 +157,7 @@ fn parts_are_printed_as_their_text() {
 }
 
 #[test]
-fn other_parts_are_kept_and_refused_by_name() {
+fn non_text_parts_are_rejected_by_type() {
     let image = json!({"type": "image_url", "image_url": {"url": "data:,"}});
     let message = json!({"role": "user", "content": ["Look: ", image]});
     assert_eq!(json!(read(message.clone()))["content"][1], image);
@@ -168,13 +168,13 @@ fn other_parts_are_kept_and_refused_by_name() {
     }
 }
 
-/// Prints reasoning that it is given apart.
+/// Prints reasoning from a separate field.
 const READS: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
     {%- if m.reasoning_content is defined and m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}\
     {{- m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 #[test]
-fn reasoning_is_given_or_written_out() {
+fn reasoning_renders_in_field_or_tags() {
     let attack = "hm <|im_start|>";
     let reply = json!({"role": "assistant", "content": "two", "reasoning": attack});
     let messages = json!([{"role": "user", "content": "1+1?"}, reply]);
@@ -195,21 +195,21 @@ fn reasoning_is_given_or_written_out() {
     let written = format!("<think>\n{attack}\n</think>\n\ntwo");
     assert_eq!(thought("chatml"), written);
     assert_eq!(thought(THOUGHTFUL), written);
-    // The model's own tags, where it has others.
+    // The model's own tags, if it uses other ones.
     let other = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content.split('</reason>')[-1] + '<|im_end|>\n' }}\
         {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<reason>' }}{% endif %}";
     let chat_of_other = chat(other, ChatOptions::default());
     let apart = Message { reasoning_content: Some("hm".into()), ..Message::assistant("two") };
     let shown = |chat: &Chat, opened| text(chat, &chat.assistant(&apart, opened).unwrap());
     assert_eq!(shown(&chat_of_other, None), "<reason>\nhm\n</reason>\n\ntwo<|im_end|>");
-    // As it would be sampled, a prompt that begins the thought included.
+    // As it would be sampled, including after a prompt that opens the reasoning.
     assert_eq!(shown(&tiny_chat().unwrap(), None), "<think>\nhm\n</think>\n\ntwo<|im_end|>");
     let always = chat(ALWAYS_THINKS, ChatOptions::default());
     assert_eq!(shown(&always, Some("</think>")), "hm\n</think>\n\ntwo<|im_end|>");
 }
 
 #[test]
-fn developers_instruct_models_that_do_not_know_them_as_the_system() {
+fn developer_role_falls_back_to_system() {
     let messages = json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
     let as_system = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
     let plain = tiny_chat().unwrap();
@@ -219,14 +219,14 @@ fn developers_instruct_models_that_do_not_know_them_as_the_system() {
     let knows = chat(knows, ChatOptions::default());
     let printed = prompt(&knows, messages.clone()).unwrap();
     assert!(printed.starts_with("<|im_start|>boss\nBe brief.<|im_end|>\n<|im_start|>user\n"), "{printed}");
-    // One that names the role only to refuse it does not know it.
+    // A template that names the role only to reject it does not support it.
     let refuses = "{% for m in messages %}{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}\
         {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let refuses = chat(refuses, ChatOptions::default());
     assert_eq!(prompt(&refuses, messages.clone()).unwrap(), prompt(&plain, as_system).unwrap());
 
-    // The description of tools joins their instructions.
+    // The description of tools is appended to the developer's instructions.
     let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
     for (chat, name) in [(&plain, "system"), (&knows, "boss")] {
         let with_tools = text(chat, &chat.prompt(&messages, &[calculator()]).unwrap());
@@ -237,7 +237,7 @@ fn developers_instruct_models_that_do_not_know_them_as_the_system() {
 }
 
 #[test]
-fn content_reads_as_its_text() {
+fn content_dereferences_to_its_text() {
     let cut: Content = serde_json::from_value(json!(["a", "b"])).unwrap();
     let message = Message { content: cut, ..Message::user("") };
     assert_eq!((message.content.trim(), message.content.to_string()), ("ab", "ab".to_owned()));
@@ -245,7 +245,7 @@ fn content_reads_as_its_text() {
 }
 
 #[test]
-fn written_reply_with_text_behind_calls_is_shown_in_its_order() {
+fn text_after_calls_keeps_its_position() {
     let call =
         |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
     let native = family_chat(ToolProtocol::Hermes, ChatOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Grammars of replies that must call a tool.
+//! Grammars for completions that must call a tool.
 
 use std::cell::RefCell;
 
@@ -6,22 +6,23 @@ use crate::calls::Forms;
 use crate::vocabulary::with_room;
 use crate::{Chat, LeftOut, ToolSpec};
 
-/// A grammar of replies that call tools.
+/// A grammar of completions that call tools.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallGrammar {
     /// The grammar, in the Lark dialect of llguidance.
     pub lark: String,
-    /// Keywords of the tools' schemas that it does not hold calls to.
+    /// Keywords of the tools' schemas that the grammar does not enforce.
     pub left_out: Vec<LeftOut>,
 }
 
 impl Chat {
-    /// Returns a grammar of replies that are calls of these tools and nothing else: one call, or `several` if
-    /// the format of calls allows that. Returns `None` if there is no tool, or if no grammar is known of the
-    /// format of calls. Compiles the schemas of the tools, which belongs away from async workers.
+    /// Returns a grammar of completions that consist only of calls of these tools: one call, or several
+    /// calls if `several` is set and the call format allows it. Returns `None` if `tools` is empty, if
+    /// the call format has no grammar, or if the compilation fails.
     ///
-    /// If a format writes arguments one by one and untyped, those that the schema names can be given, in
-    /// its order.
+    /// This function compiles the tools' schemas and should not run on async workers. If a format writes
+    /// arguments separately and untyped, the grammar allows the arguments that the schema names, in its
+    /// order.
     pub fn must_call(&self, tools: &[ToolSpec], several: bool) -> Option<CallGrammar> {
         if tools.is_empty() {
             return None;
@@ -61,7 +62,7 @@ mod tests {
         ToolSpec { name: name.into(), description: String::new(), parameters }
     }
 
-    /// Whether a text keeps to a grammar, and may end where it ends.
+    /// Returns whether a text follows a grammar and may end there.
     fn keeps(chat: &Chat, grammar: &str, text: &str) -> bool {
         let vocabulary = Vocabulary::new(chat.tokenizer());
         let mut constraint = vocabulary.start(&Grammar::Lark(grammar.to_owned())).unwrap();
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_to_the_grammar_reads_as_calls() {
+    fn text_that_follows_grammar_parses_as_calls() {
         let chat = tiny_chat().unwrap();
         let tools = [tool("add", "a"), tool("wait", "seconds")];
         let several = chat.must_call(&tools, true).unwrap().lark;
@@ -96,7 +97,7 @@ mod tests {
         assert_eq!(chat.must_call(&[], true), None);
     }
 
-    /// Two tools with arguments of many types.
+    /// Returns two tools with arguments of many types.
     fn tools() -> [ToolSpec; 2] {
         let parameters = json!({
             "type": "object",
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_every_format_keep_to_its_grammar() {
+    fn call_grammar_accepts_calls_in_every_format() {
         let searches = [
             json!({ "text": "a \"b\"\n<c>", "limit": 3 }),
             json!({ "text": "", "limit": -1, "order": "down", "filters": { "new": true } }),
@@ -158,7 +159,7 @@ mod tests {
             let both = [call(0, "wait", json!({ "seconds": 1 })), call(1, "search", searches[0].clone())];
             let text = syntax.render("", &both);
             assert!(!keeps(&chat, &any, &text), "{protocol:?}: {text}");
-            // A reply of gpt-oss ends with its first call.
+            // A gpt-oss completion ends with its first call.
             assert_eq!(
                 keeps(&chat, &several, &text),
                 protocol != ToolProtocol::Harmony,

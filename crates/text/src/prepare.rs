@@ -1,5 +1,7 @@
-//! Messages and tools made ready for a template: calls as text, tools described where the template does not,
-//! guards set.
+//! Prepares messages and tools for a template.
+//!
+//! Calls become text unless the template prints calls itself. Tools are described in the system prompt
+//! unless the template describes them. Guards are inserted into external text.
 
 use std::borrow::Cow;
 
@@ -15,72 +17,73 @@ use crate::{
     Arguments, ContentPart, Message, Parsed, Role, TextError, Tokenizer, ToolCall, ToolSpec, python_json,
 };
 
-/// Messages and tools in the form that a template is given.
+/// Messages and tools in the format that a template receives.
 pub(crate) struct Prepared {
     pub messages: Vec<Value>,
     pub tools: Option<Vec<Value>>,
 }
 
-/// How to make it ready.
+/// Settings of the preparation.
 pub(crate) struct Preparation<'a> {
     pub tokenizer: &'a Tokenizer,
     pub tags: &'a Tags,
     pub tool_support: ToolSupport,
     /// Whether the template prints messages of role `tool`.
     pub tool_role: bool,
-    /// How the template takes what messages say.
+    /// Message formats that the template supports.
     pub form: &'a MessageForm,
     pub tool_prompt: ToolPrompt,
-    /// The character that keeps special tokens from beginning in text from outside.
+    /// The character that prevents special tokens from starting in external text.
     pub guard: char,
 }
 
-/// How a template takes what messages say, besides texts.
+/// Message formats that a template supports in addition to plain text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MessageForm {
-    /// Whether content may be a list of text parts, printed as the same text is.
+    /// Whether content may be a list of text parts, printed like the same text.
     pub parts: bool,
-    /// The name of the field that reasoning is read from, where one is.
+    /// Name of the message field from which the template reads reasoning, or `None` if it reads none.
     pub reasoning: Option<&'static str>,
-    /// Tags that reasoning is written in where it is not.
+    /// Tags around reasoning in the content, used if the template does not read reasoning from a field.
     pub tags: Option<ThoughtTags>,
-    /// Whether nothing stands between these tags and what they are around.
+    /// Whether no white space stands between these tags and the text around them.
     pub tight: bool,
-    /// Whether it knows the role `developer`.
+    /// Whether the template supports the role `developer`.
     pub developer: bool,
-    /// Which messages of instructions it prints.
+    /// Instruction messages that the template prints.
     pub systems: SystemForm,
-    /// How it takes calls, where it prints them itself; else they are text.
+    /// Format in which the template takes calls. `None` if calls are rendered as text.
     pub calls: Option<CallForm>,
-    /// How it is shown calls whose arguments are no JSON object, where it prints calls itself.
+    /// Representation of calls whose arguments are not a JSON object. Used if the template prints calls
+    /// itself.
     pub unreadable: UnreadableForm,
 }
 
-/// How a template that prints calls is shown one whose arguments are no JSON object.
+/// Representation of a call whose arguments are not a JSON object, for a template that prints calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum UnreadableForm {
-    /// With their text in the place of the arguments.
+    /// The text stands in the place of the arguments.
     #[default]
     Text,
-    /// As text of the message, in the format of calls.
+    /// The call is text of the message, in the call format.
     Written,
-    /// With their text as the only argument.
+    /// The text is the only argument.
     Entry,
-    /// Without arguments.
+    /// The call has no arguments.
     Empty,
 }
 
-/// How a template takes calls.
+/// Format in which a template takes calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallForm {
-    /// Whether arguments are to be JSON in a string.
+    /// Whether arguments must be a JSON string.
     text: bool,
-    /// Whether content must be null where there is none.
+    /// Whether empty content must be `null`.
     null: bool,
 }
 
 impl CallForm {
-    /// All forms, the most usual one first.
+    /// All call forms, the most common one first.
     pub(crate) const ALL: [CallForm; 4] = [
         CallForm { text: false, null: false },
         CallForm { text: true, null: false },
@@ -88,7 +91,7 @@ impl CallForm {
         CallForm { text: true, null: true },
     ];
 
-    /// A call as a template is given it.
+    /// Returns a call in the format that the template receives.
     pub(crate) fn call(self, id: &str, name: &str, arguments: Value) -> Value {
         let is_object = arguments.is_object();
         let arguments =
@@ -96,7 +99,7 @@ impl CallForm {
         json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
     }
 
-    /// An assistant's message with calls.
+    /// Returns an assistant message with calls.
     pub(crate) fn message(self, content: Value, calls: Vec<Value>) -> Value {
         let is_empty = content.as_str().is_some_and(str::is_empty);
         let content = if self.null && is_empty { Value::Null } else { content };
@@ -104,11 +107,11 @@ impl CallForm {
     }
 }
 
-/// The ids that calls have for a template which takes only ids of its own format.
+/// Assigns call ids for a template that accepts only ids of its own format.
 #[derive(Default)]
 struct Ids {
     count: usize,
-    /// Ids of the calls of the last turn: as they came, and as the template is given them.
+    /// Ids of the calls of the last turn: the original id, and the id that the template receives.
     last: Vec<(String, String)>,
     answered: usize,
 }
@@ -128,7 +131,8 @@ impl Ids {
         given
     }
 
-    /// The id of the call that a result answers: the one that it names, else the next of the turn.
+    /// Returns the id of the call that a tool result belongs to: the call with the id `id`, or else the
+    /// next call of the turn.
     fn answered(&mut self, id: Option<&str>) -> Option<String> {
         let named = self.last.iter().find(|(known, _)| Some(known.as_str()) == id);
         let found = named.or(self.last.get(self.answered)).map(|(_, given)| given.clone());
@@ -138,7 +142,7 @@ impl Ids {
 }
 
 impl MessageForm {
-    /// The message with its reasoning as a thought at the beginning of its content, as models write it.
+    /// Returns the message with its reasoning, in tags, at the start of its content, as models write it.
     pub(crate) fn written_out<'a>(&self, message: &'a Message) -> Cow<'a, Message> {
         let (Some(thought), Some(ThoughtTags { open, close })) = (&message.reasoning_content, &self.tags)
         else {
@@ -150,11 +154,11 @@ impl MessageForm {
     }
 }
 
-/// A message whose text is ready.
+/// A message whose text is prepared.
 struct Turn<'a> {
     role: Role,
     content: Value,
-    /// Where it came from, unless it is written here.
+    /// Original message, or `None` if the text was generated here.
     source: Option<Cow<'a, Message>>,
 }
 
@@ -185,17 +189,19 @@ impl Preparation<'_> {
             let role = if is_opening(role) { role } else { Role::System };
             turns.push(Turn { role, content: section.into(), source: None });
         }
-        // Whether the last turn holds tool results under the user's name.
+        // Whether the last turn contains tool results in a user message.
         let mut results_open = false;
         for message in rest {
             let is_result = message.role == Role::Tool && !self.tool_role;
             match turns.last_mut() {
-                // Results of one turn share a message, since templates often insist that roles alternate.
+                // Tool results of one turn share a message, because templates often require alternating
+                // roles.
                 Some(Turn { content: Value::String(last), .. }) if is_result && results_open => {
                     last.push('\n');
                     last.push_str(&self.response(&message.content));
                 }
-                // A question after results shares their message where turns must alternate.
+                // A question after tool results shares their message if the template requires alternating
+                // roles.
                 Some(Turn { content: Value::String(last), .. })
                     if results_open && message.role == Role::User && !self.form.systems.users =>
                 {
@@ -223,8 +229,8 @@ impl Preparation<'_> {
         Ok(Prepared { messages, tools: native })
     }
 
-    /// An assistant's message with its thoughts and calls apart, where the template prints calls itself and
-    /// they can all be read.
+    /// Returns an assistant message with its reasoning and calls parsed into their fields. The message is
+    /// unchanged unless the template prints calls itself and all of them can be parsed.
     fn apart<'a>(&self, message: &'a Message, tools: &[ToolSpec]) -> Cow<'a, Message> {
         if self.form.calls.is_none() || message.role != Role::Assistant {
             return Cow::Borrowed(message);
@@ -237,8 +243,8 @@ impl Preparation<'_> {
             return Cow::Borrowed(message);
         };
         calls.extend(message.tool_calls.iter().cloned());
-        // A template prints all text before all calls, but text is shown where it was written, unless the
-        // template needs calls apart.
+        // A template prints all text before all calls. Text is otherwise shown where it was written,
+        // unless the template needs calls in their own field.
         let needs_calls =
             self.tags.syntax.spelling().thought_tags.is_some() || self.tags.syntax.id("", 0).is_some();
         let is_call = |found: &Found| matches!(found, Found::Call(_));
@@ -248,13 +254,14 @@ impl Preparation<'_> {
         if !needs_calls && behind_call.any(is_said) {
             return Cow::Borrowed(message);
         }
-        // Without calls, thoughts are left to the template, unless content may not hold their tags.
+        // Without calls, reasoning is left to the template, unless content must not contain its tags.
         if calls.is_empty() && self.tags.syntax.spelling().thought_tags.is_none() {
             return Cow::Borrowed(message);
         }
         let thought = Some(thought).filter(|thought| !thought.is_empty());
         let (mut content, mut reasoning) = (parsed.content, message.reasoning_content.clone().or(thought));
-        // Templates with thoughts in messages of their own take but one of both before a call.
+        // Templates that print reasoning as separate messages accept only one of reasoning and content
+        // before a call.
         if let (Some(thought), true, true) = (
             &mut reasoning,
             !calls.is_empty() && !content.is_empty(),
@@ -271,7 +278,7 @@ impl Preparation<'_> {
         })
     }
 
-    /// Content of an assistant's message: all of it where calls are text, else without them.
+    /// Returns the content of an assistant message, including its calls only if calls are text.
     fn print(&self, message: &Message) -> String {
         match self.form.calls.filter(|_| !self.writes_calls(message)) {
             Some(_) if self.tags.syntax.spelling().thought_tags.is_some() => self.quoted(&message.content),
@@ -280,14 +287,14 @@ impl Preparation<'_> {
         }
     }
 
-    /// Whether the calls of a message are part of its text.
+    /// Returns whether the calls of a message are part of its text.
     fn writes_calls(&self, message: &Message) -> bool {
         self.form.calls.is_none()
             || (self.form.unreadable == UnreadableForm::Written
                 && message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some()))
     }
 
-    /// The arguments of a call as the template is given them.
+    /// Returns the arguments of a call in the format that the template receives.
     fn arguments(&self, arguments: &Arguments) -> Value {
         match (arguments.unreadable(), self.form.unreadable) {
             (Some(text), UnreadableForm::Text) => return self.quoted(text).into(),
@@ -335,7 +342,8 @@ impl Preparation<'_> {
         value
     }
 
-    /// Content from outside: a text, or a list of parts where it is one and the template takes such.
+    /// Returns external content: a list of parts if the content is one and the template supports lists,
+    /// otherwise a text.
     fn content(&self, message: &Message) -> Value {
         match message.content.parts() {
             Some(parts) if self.form.parts => {
@@ -349,18 +357,18 @@ impl Preparation<'_> {
         }
     }
 
-    /// Text from outside, in which nothing is a special token.
+    /// Returns external text, guarded so that no part of it becomes a special token.
     fn quoted(&self, text: &str) -> String {
         self.tokenizer.guard(text, self.guard, true)
     }
 
-    /// Text that an assistant wrote, in which the tags of thoughts and calls are the tokens that the model
-    /// writes them with.
+    /// Returns the text of an assistant message. Reasoning and call tags in it become the tokens with
+    /// which the model writes them.
     pub(crate) fn written(&self, message: &Message, in_thought: bool) -> String {
         self.marked(&self.tags.syntax.render(&message.content, &message.tool_calls), in_thought)
     }
 
-    /// Text in which tags are the tokens that the model writes them with.
+    /// Returns a text in which tags become the tokens with which the model writes them.
     fn marked(&self, text: &str, in_thought: bool) -> String {
         let spans = spans(self.tags, text, in_thought);
         let shown = spans.into_iter().map(|(part, span)| match part {
@@ -375,9 +383,9 @@ impl Preparation<'_> {
         format!("{open}\n{}\n{close}", self.quoted(content))
     }
 
-    /// Guards every string, keys included. Templates compare strings of a schema (`type == "array"`), so
-    /// these are only touched where they hold a whole special token; the quotes around them keep them from
-    /// being part of a longer one.
+    /// Guards every string, including keys. Templates compare strings of a schema (`type == "array"`), so
+    /// a string is changed only if it contains a complete special token. The quotes around a string
+    /// prevent it from being part of a longer token.
     fn guarded(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.tokenizer.guard(text, self.guard, false).into(),
@@ -392,7 +400,7 @@ impl Preparation<'_> {
     }
 }
 
-/// Checks that messages hold nothing but text.
+/// Checks that messages contain only text.
 fn takes_all(messages: &[Message]) -> Result<(), TextError> {
     for Message { role, content, .. } in messages {
         if let Some(part) = content.others().next() {

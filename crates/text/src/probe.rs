@@ -1,4 +1,4 @@
-//! Questions to a chat template: how it takes messages, how it ends a turn, which calls it asks for.
+//! Probes a chat template: its message formats, how it ends a turn, and its tool-call format.
 
 use serde_json::{Map, Value, json};
 
@@ -15,7 +15,7 @@ const PROBE_TOOL: &str = "levade_probe_tool";
 const PROBE_TEXT: &str = "LevadeProbeText";
 const PROBE_THOUGHT: &str = "LevadeProbeThought";
 
-/// A tool with a text and a number.
+/// Returns a tool with a string and an integer parameter.
 fn probe_tool() -> ToolSpec {
     let properties = json!({ "text": { "type": "string" }, "count": { "type": "integer" } });
     ToolSpec {
@@ -25,17 +25,17 @@ fn probe_tool() -> ToolSpec {
     }
 }
 
-/// Arguments of a call of that tool.
+/// Returns arguments for a call of the probe tool.
 fn probe_arguments() -> Map<String, Value> {
     [("text".to_owned(), PROBE_THOUGHT.into()), ("count".to_owned(), 7.into())].into_iter().collect()
 }
 
-/// The id of that call, as templates of a format take it.
+/// Returns the id of the probe call, as templates of a format accept it.
 fn probe_id(format: CallFormat) -> String {
     format.syntax().id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into())
 }
 
-/// A call of the probe as a template prints it, behind the question.
+/// The probe call as a template prints it, after the question.
 struct PrintedCall {
     form: CallForm,
     id: String,
@@ -43,8 +43,8 @@ struct PrintedCall {
 }
 
 impl Chat {
-    /// Finds out how the template takes what messages say. One that prints no texts, but parts, is given
-    /// parts.
+    /// Determines the message formats that the template supports. A template that prints only content
+    /// parts will receive parts.
     pub(crate) fn probe_messages(&mut self) -> MessageForm {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
         let (text, listed) = (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
@@ -68,8 +68,8 @@ impl Chat {
         }
     }
 
-    /// The print of a short conversation, with `value` in the field `name` of its user's message, or of its
-    /// assistant's where it has to do with reasoning.
+    /// Renders a short conversation with `value` in the field `name` of its user message. Reasoning
+    /// fields are set in the assistant message instead. Returns `None` if rendering fails.
     fn print_of(&self, name: &str, value: Value) -> Option<String> {
         let mut user = json!({ "role": "user", "content": PROBE_TEXT });
         let mut reply = json!({ "role": "assistant", "content": PROBE_TEXT });
@@ -83,7 +83,7 @@ impl Chat {
         self.render(&messages, None, true, None).ok()
     }
 
-    /// Finds what the template prints around an assistant's text.
+    /// Determines the text that the template prints around an assistant message.
     pub(crate) fn probe_turn(&mut self) -> Result<(), TextError> {
         let question = json!({ "role": "user", "content": "Hi" });
         let reply = json!({ "role": "assistant", "content": PROBE_TEXT });
@@ -91,8 +91,8 @@ impl Chat {
         let after = self.render(&[question.clone(), reply, question], None, true, None)?;
         let no_turn = || TextError::NoTurn { found: excerpt(&after) };
         let (until, rest) = after.rsplit_once(PROBE_TEXT).ok_or_else(no_turn)?;
-        // Where the prompt prints more than the history keeps (an empty thought, say), a reply starts right
-        // after it.
+        // The prompt may print more than the history keeps, such as empty reasoning. The completion then
+        // starts directly after it.
         let opening = until.strip_prefix(&before).unwrap_or_default();
         let blank = rest.len() - rest.trim_start().len();
         let Some((id, len)) = self.tokenizer.leading_special(&rest[blank..]) else {
@@ -104,7 +104,8 @@ impl Chat {
         Ok(())
     }
 
-    /// Whether the template prints what this role says after a reply, and behind it.
+    /// Returns whether the template prints a message of this role after an assistant message, and in that
+    /// order.
     pub(crate) fn prints_later(&self, role: Role) -> bool {
         const REPLY: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
@@ -121,7 +122,8 @@ impl Chat {
         text.is_ok_and(|text| text.rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(PROBE_TEXT)))
     }
 
-    /// Finds what keeps a call from being written and read back.
+    /// Checks that a call can be written and parsed again. Returns an error that names the token in the
+    /// way.
     pub(crate) fn probe_call(&self) -> Result<(), TextError> {
         let call = ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new().into() };
         let mut ids = self.assistant(&Message::calls("", vec![call.clone()]), None)?;
@@ -142,8 +144,9 @@ impl Chat {
         Err(TextError::CallToken { token, why })
     }
 
-    /// Finds how the template is shown calls whose arguments are no JSON object: in the first form in which
-    /// it prints their text as it is, else in the first one in which it prints the text escaped.
+    /// Determines how the template receives calls whose arguments are not a JSON object. Chooses the
+    /// first form that the template prints with the text unchanged, or else the first form with the text
+    /// escaped.
     pub(crate) fn probe_unreadable(&mut self) {
         const CUT: &str = "{\"text\": \"LevadeProbeThought";
         let id = probe_id(self.format);
@@ -167,7 +170,7 @@ impl Chat {
         self.form.unreadable = prints(CUT).or_else(|| prints(PROBE_THOUGHT)).unwrap_or(UnreadableForm::Empty);
     }
 
-    /// Finds which messages of instructions the template prints.
+    /// Determines which instruction messages the template prints.
     pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemForm {
         const TEXTS: [&str; 2] = ["LevadeProbeFirst", "LevadeProbeSecond"];
         const REPLY: &str = "LevadeProbeReply";
@@ -201,8 +204,11 @@ impl Chat {
         }
     }
 
-    /// Finds the format of calls: the one that is asked for, else the one in which a call reads back that the
-    /// template prints, else the one that it speaks of where it describes tools.
+    /// Determines the call format.
+    ///
+    /// Candidates, in order: the format in which a call that the template prints can be parsed; the
+    /// format that the template's tool descriptions mention; the format that `protocol` selects. A
+    /// selected protocol restricts the first two.
     pub(crate) fn probe_format(&mut self, protocol: ToolProtocol) {
         if protocol == ToolProtocol::Hermes {
             return;
@@ -224,23 +230,25 @@ impl Chat {
             (Some(_), Some(_)) => ToolSupport::Native,
         };
         self.format = format.unwrap_or_default();
-        // Calls in this format have always been written as text, which every template prints.
+        // Hermes calls have always been rendered as text, which every template prints.
         let is_text = self.format == CallFormat::Hermes;
         self.form.calls = printed.map(|(_, form)| form).filter(|_| !is_text);
     }
 
-    /// The beginning of a conversation with a tool, where the template prints it.
+    /// Renders the start of a conversation with the probe tool. Returns `None` if the template does not
+    /// print the tool.
     fn described_tools(&self) -> Option<String> {
         let messages =
             [json!({ "role": "system", "content": "Help." }), json!({ "role": "user", "content": "Hi" })];
         let tools = [probe_tool().to_openai()];
-        // Some take no system message.
+        // Some templates reject a system message.
         let print = |messages: &[Value]| self.render(messages, Some(&tools), true, None).ok();
         let text = print(&messages).or_else(|| print(&messages[1..]));
         text.filter(|text| text.contains(PROBE_TOOL))
     }
 
-    /// Prints of a call by the template, in each form and with each kind of id, where it prints any.
+    /// Renders the probe call in each call form and with each kind of id. Omits renderings without the
+    /// call.
     fn printed_calls(&self) -> Vec<PrintedCall> {
         let mut ids: Vec<String> = CallFormat::ALL.into_iter().map(probe_id).collect();
         ids.sort();
@@ -257,13 +265,13 @@ impl Chat {
         forms.filter_map(print).collect()
     }
 
-    /// Whether a call that the template printed reads back in a format.
+    /// Returns whether a call that the template printed can be parsed in a format.
     fn reads_call(&self, format: CallFormat, print: &PrintedCall) -> bool {
         let (syntax, text) = (format.syntax(), print.text.as_str());
         if print.id != probe_id(format) {
             return false;
         }
-        // A call without tags begins its reply.
+        // A call without tags starts its completion.
         let mut begin = 0;
         if format == CallFormat::Llama {
             let question = [json!({ "role": "user", "content": PROBE_TEXT })];
@@ -280,8 +288,8 @@ impl Chat {
         syntax.writes(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))
     }
 
-    /// The format that a template speaks of, by the tags in its description of a tool, in its source and
-    /// among the special tokens.
+    /// Returns the format that a template mentions, judged by the tags in its tool description, in its
+    /// source and among the special tokens.
     fn marked_format(&self, described: &str) -> Option<CallFormat> {
         let source = self.template.source();
         let known = |tag: &str| source.contains(tag) || self.tokenizer.special(tag).is_some();

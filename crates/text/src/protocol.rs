@@ -1,43 +1,44 @@
-//! Ways in which models are told of tools, and call them.
+//! Protocols in which tools are described to a model and called by it.
 
 use serde::{Deserialize, Serialize};
 
-/// How a model is told of tools and calls them.
+/// Protocol for describing and calling tools.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolProtocol {
-    /// Decides by what the chat template prints for calls and tools; where it knows neither,
-    /// [`Hermes`](Self::Hermes). With any of the others, the template still describes the tools where it can.
+    /// Selects the format in which the chat template prints calls and tools. If it prints neither,
+    /// selects [`Hermes`](Self::Hermes). With any other protocol except Hermes, the template still
+    /// describes the tools if it can.
     #[default]
     Auto,
-    /// A section of the system prompt, whatever the template knows, and calls as JSON between `<tool_call>`
-    /// tags.
+    /// Tools are described in a section of the system prompt, whatever the template supports. Calls are
+    /// JSON between `<tool_call>` tags.
     Hermes,
     /// The tags of Qwen3-Coder: `<tool_call><function=…><parameter=…>`.
     QwenXml,
-    /// A reply in JSON, as of Llama 3.
+    /// A completion in JSON, as in Llama 3.
     Llama,
     /// `[TOOL_CALLS]` and JSON.
     Mistral,
     /// The special tokens of DeepSeek V3, R1 and V3.1.
     Deepseek,
-    /// `<tool_call>` with `<arg_key>` and `<arg_value>`, as of GLM 4.5.
+    /// `<tool_call>` with `<arg_key>` and `<arg_value>`, as in GLM 4.5.
     Glm,
     /// The special tokens of Kimi K2.
     Kimi,
-    /// `<minimax:tool_call>` with `<invoke>`, as of MiniMax M2.
+    /// `<minimax:tool_call>` with `<invoke>`, as in MiniMax M2.
     Minimax,
-    /// Messages on channels, as of gpt-oss.
+    /// Messages on channels, as in gpt-oss.
     Harmony,
 }
 
-/// Ways of a template with tools.
+/// Tool support of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolSupport {
-    /// Prints them and asks for calls in a format that is understood.
+    /// Prints tools and requests calls in a supported format.
     Native,
-    /// Prints them and asks for calls in another format.
+    /// Prints tools and requests calls in an unsupported format.
     Foreign,
-    /// Ignores them, or is to be kept from printing them.
+    /// Ignores tools, or must not print them.
     None,
 }

@@ -1,33 +1,34 @@
-//! JSON as Python's `json.dumps` prints it, which is what chat templates and the models behind them have
-//! seen. A decimal of which Python would print another value than it has is printed as it is written.
+//! Prints JSON like Python's `json.dumps`, which chat templates use and models were trained on.
+//!
+//! A decimal number for which Python would print another value is printed as written.
 
 use serde_json::Value;
 
 use crate::decimal::exact_float;
 
-/// How to print; the default is that of `apply_chat_template`: one line, ", " and ": ", no escapes beyond
-/// ASCII.
+/// Style of printed JSON. The default equals the style of `apply_chat_template`: one line, ", " and ": "
+/// as separators, no escapes beyond ASCII.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Style {
-    /// Escapes everything beyond ASCII, except this character when it is also a `guard`.
+    /// Whether to escape all non-ASCII characters except `guard`.
     pub ensure_ascii: bool,
-    /// Printed as itself even where the rest is escaped.
+    /// Character that is printed unescaped even with `ensure_ascii`.
     pub guard: Option<char>,
-    /// One level of indentation; `None` prints on one line.
+    /// Text of one indentation level. `None` prints on one line.
     pub indent: Option<String>,
-    /// Between items, and between a key and its value.
+    /// Separators between items, and between a key and its value.
     pub separators: Option<(String, String)>,
-    /// Keys in order of their code points.
+    /// Whether to sort keys by their code points.
     pub sort_keys: bool,
 }
 
-/// `value` on one line, as a model sees it.
+/// Prints `value` on one line, as a model sees it.
 pub(crate) fn dumps(value: &Value) -> String {
     Style::default().dumps(value)
 }
 
 impl Style {
-    /// `value` in this style.
+    /// Prints `value` in this style.
     pub(crate) fn dumps(&self, value: &Value) -> String {
         let mut out = String::new();
         self.write(value, 0, &mut out);
@@ -120,8 +121,8 @@ impl Style {
     }
 }
 
-/// The shortest digits that read back as the same number, with an exponent where Python's `repr` has one:
-/// below 1e-4 and from 1e16 on.
+/// Returns the shortest decimal that reads back as the same number. Uses an exponent where Python's
+/// `repr` does: below 1e-4 and from 1e16 on.
 pub(crate) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
@@ -141,15 +142,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_like_python() {
-        // Expected strings are those of CPython's json.dumps(…, ensure_ascii=False).
+    fn dumps_matches_python() {
+        // Expected strings are those of CPython's `json.dumps(…, ensure_ascii=False)`.
         let value = json!({"a": [1, 2.0, 1e-5, 1e16, 0.1, -0.0], "b": {}, "c": "é\"\\\n\u{7f}\u{1}", "d": null, "e": true});
         let expected = "{\"a\": [1, 2.0, 1e-05, 1e+16, 0.1, -0.0], \"b\": {}, \"c\": \"é\\\"\\\\\\n\u{7f}\\u0001\", \"d\": null, \"e\": true}";
         assert_eq!(dumps(&value), expected);
     }
 
     #[test]
-    fn options_of_dumps() {
+    fn dumps_supports_indent_escapes_and_separators() {
         let value = json!({"b": [1, []], "a": "é😀"});
         let style =
             Style { indent: Some("  ".into()), sort_keys: true, ensure_ascii: true, ..Style::default() };

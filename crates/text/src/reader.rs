@@ -1,9 +1,13 @@
-//! Takes a reply apart: speech, thoughts, calls. One reader reads whole replies and replies as they arrive.
+//! Parses a completion into content, reasoning and tool calls.
 //!
-//! Guarantees: any text has a reading, the same one however it is cut; the pieces put together are the text.
-//! The cost is linear: a tag that may be under way, the header of a call and white space are all that is
-//! looked at again. Nothing inside a thought is speech or a call; a thought that is never closed reaches to
-//! the end.
+//! [`Reader`] processes complete and streamed completions.
+//!
+//! # Guarantees
+//! - **Every text can be parsed**, and the result does not depend on how the text is split into deltas.
+//!   The concatenated texts are the input.
+//! - **Linear cost**: only a possibly incomplete tag, the header of a call and white space are examined
+//!   again.
+//! - **Reasoning contains neither content nor calls.** Unclosed reasoning extends to the end.
 
 use std::ops::Range;
 
@@ -14,37 +18,38 @@ use crate::calls::{
 use crate::thought::Thoughts;
 use crate::{ToolCall, ToolSpec};
 
-/// A stretch of a reply.
+/// Kind of a stretch of text in a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Said.
+    /// Content for the client.
     Speech,
-    /// Between the tags of a thought.
+    /// Text between reasoning tags.
     Thought,
-    /// A tag that begins or ends a thought.
+    /// A tag that starts or ends reasoning.
     ThoughtTag,
-    /// Part of a call in which tags are text.
+    /// Part of a call in which tags are plain text.
     Call,
-    /// Part of a call, or of what stands around calls, in which tags are tags.
+    /// Part of a call, or of the text around calls, in which tags count as tags.
     CallTag,
 }
 
-/// A finding in a reply.
+/// One finding of the parser.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Found {
-    /// Text of a kind. Pieces of one stretch follow each other.
+    /// Text of one kind. Consecutive items of the same kind belong to one stretch.
     Text(Part, String),
-    /// A call whose text has been given.
+    /// A tool call. Its text has already been reported.
     Call(Result<ToolCall, Malformed>),
-    /// The tag that was just given closes a thought that nobody opened: all before it was thought.
+    /// The tag that was just reported closes reasoning that was never opened: all text before it was
+    /// reasoning.
     Late,
 }
 
-/// Collects stretches of text: each trimmed, joined by line breaks.
+/// Collects stretches of text. Each is trimmed, and they are joined by line breaks.
 #[derive(Default)]
 struct Stretches {
     text: String,
-    /// The stretch under way.
+    /// The current, unfinished stretch.
     open: String,
 }
 
@@ -67,7 +72,7 @@ impl Stretches {
 }
 
 impl Parsed {
-    /// Content and calls of a whole reply.
+    /// Collects the content and the calls of a complete completion.
     pub(crate) fn of(found: Vec<Found>) -> Self {
         let (mut content, mut calls) = (Stretches::default(), Vec::new());
         for found in found {
@@ -87,7 +92,7 @@ impl Parsed {
     }
 }
 
-/// The thoughts of a whole reply.
+/// Returns the reasoning of a complete completion.
 pub(crate) fn thought_of(found: &[Found]) -> String {
     let (mut thoughts, mut all) = (Stretches::default(), String::new());
     for found in found {
@@ -107,8 +112,8 @@ pub(crate) fn thought_of(found: &[Found]) -> String {
     thoughts.text()
 }
 
-/// Takes a reply apart into what is text and what are tags, for a text that is written and not sampled. A tag
-/// counts also where no call comes of it.
+/// Splits a written text, as opposed to a sampled one, into plain text and tags. A tag counts even if it
+/// does not produce a call.
 pub(crate) fn spans(tags: &Tags, text: &str, in_thought: bool) -> Vec<(Part, String)> {
     let (found, _) = Reader::read(tags, text, in_thought, &[]);
     let mut spans = Vec::new();
@@ -131,14 +136,14 @@ pub(crate) fn spans(tags: &Tags, text: &str, in_thought: bool) -> Vec<(Part, Str
     spans
 }
 
-/// The tags of a model.
+/// Tag tables of a model, one per parser state.
 #[derive(Debug, Clone)]
 pub(crate) struct Tags {
     pub syntax: &'static dyn Syntax,
     speech: Table,
     thought: Table,
     call: Table,
-    /// Texts that are written as special tokens.
+    /// Tags that the model writes as special tokens.
     written: Table,
 }
 
@@ -150,7 +155,7 @@ impl std::fmt::Debug for dyn Syntax {
 
 impl Tags {
     pub(crate) fn new(thoughts: &Thoughts, syntax: &'static dyn Syntax) -> Self {
-        // A format that says how thoughts are written knows their tags itself.
+        // A format that defines how reasoning is written handles the reasoning tags itself.
         let pairs = if syntax.spelling().thought_tags.is_some() { &[] } else { thoughts.pairs() };
         let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ThoughtOpen));
         let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ThoughtClose));
@@ -166,23 +171,23 @@ impl Tags {
     }
 }
 
-/// A call under way.
+/// A call that is being parsed.
 #[derive(Debug, Clone)]
 struct Unit {
     body: Body,
     json: Json,
-    /// End of the JSON, and of the white space after it, where it has ended.
+    /// End of the JSON, and end of the white space after it. `None` until the JSON is complete.
     ended: Option<(usize, usize)>,
     broken: bool,
-    /// The tag that ends the body.
+    /// The tag that ends the body, once it is found.
     tag: Option<(Range<usize>, Mark)>,
-    /// The first tag that ends the body unless a later closing tag does.
+    /// The first tag that ends the body, unless a later closing tag ends it.
     doubtful: Option<(Range<usize>, Mark)>,
-    /// How far such a tag was looked for.
+    /// Offset up to which the text was searched for such a tag.
     looked: usize,
-    /// How much of its text was given.
+    /// Length of the call's text that was already reported, in bytes.
     given: usize,
-    /// Whether it began without a tag.
+    /// Whether the call started without a tag.
     bare: bool,
 }
 
@@ -202,15 +207,15 @@ impl Unit {
     }
 }
 
-/// The end of a call.
+/// Result of searching for the end of a call. Lengths are in bytes.
 enum End {
-    /// Not there yet: so much of the text belongs to the call in any case.
+    /// The end is not found yet. The length is the part of the text that certainly belongs to the call.
     Open(usize),
-    /// A call of this length, with its JSON where it is of such.
+    /// A complete call of this length, and the range of its JSON if its body is JSON.
     Whole(usize, Option<Range<usize>>),
-    /// A call of this length that is not what it should be, and whether its closing tag is there.
+    /// A malformed call of this length, and whether its closing tag is present.
     Broken(usize, bool),
-    /// No call, but a header before a thought or before speech.
+    /// Not a call, but a header of this length before reasoning or content.
     Header(usize, State),
 }
 
@@ -222,28 +227,29 @@ enum State {
     Call(Box<Unit>),
 }
 
-/// Reads a reply.
+/// Incremental parser of a completion.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Reader {
     state: State,
-    /// Text that was not given yet begins at `at`.
+    /// Buffered text. The part from `at` on has not been reported yet.
     text: String,
     at: usize,
-    /// Calls so far.
+    /// Number of calls so far.
     calls: usize,
-    /// Whether something was said since the last call, so that no call without a tag can follow.
+    /// Whether content followed the last call. After content, no call without a tag can start.
     spoken: bool,
-    /// How many calls there were before the section that is under way, and text in it that is no call.
+    /// The number of calls before the current section, and the text in the section that is not a call.
+    /// `None` outside of a section.
     section: Option<(usize, String)>,
 }
 
 impl Reader {
-    /// A reader of a reply; `in_thought` says that the prompt has begun a thought.
+    /// Creates a parser. `in_thought` states whether the prompt has already opened the reasoning.
     pub(crate) fn new(in_thought: bool) -> Self {
         Reader { state: if in_thought { State::Thought } else { State::Speech }, ..Reader::default() }
     }
 
-    /// Everything that is found in a whole reply, and whether it ends in a thought.
+    /// Parses a complete completion. Also returns whether it ends inside reasoning.
     pub(crate) fn read(tags: &Tags, text: &str, in_thought: bool, tools: &[ToolSpec]) -> (Vec<Found>, bool) {
         let (mut reader, mut found) = (Reader::new(in_thought), Vec::new());
         reader.push(tags, tools, text, &mut found);
@@ -251,17 +257,17 @@ impl Reader {
         (found, matches!(reader.state, State::Thought))
     }
 
-    /// Reads on.
+    /// Parses more text.
     pub(crate) fn push(&mut self, tags: &Tags, tools: &[ToolSpec], text: &str, found: &mut Vec<Found>) {
         self.text.push_str(text);
         self.go_on(tags, tools, false, found);
-        // The text of a call is kept until it ends.
+        // The text of a call is kept until the call ends.
         let kept = if let State::Call(unit) = &self.state { unit.given } else { 0 };
         self.text.drain(..self.at - kept);
         self.at = kept;
     }
 
-    /// Reads what was held back, since no more comes.
+    /// Parses the text that was held back. The completion is over.
     pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<Found>) {
         self.go_on(tags, tools, true, found);
         self.leave_gap(found);
@@ -281,7 +287,7 @@ impl Reader {
         }
     }
 
-    /// Gives text up to `end`.
+    /// Reports the text up to `end` as `part`.
     fn give(&mut self, part: Part, end: usize, found: &mut Vec<Found>) {
         if end > self.at {
             found.push(Found::Text(part, self.text[self.at..end].to_owned()));
@@ -356,7 +362,7 @@ impl Reader {
         true
     }
 
-    /// Gives speech, or what stands in its place within a section.
+    /// Reports content. Within a section of calls, the text is collected as a gap instead.
     fn say(&mut self, end: usize, found: &mut Vec<Found>) {
         let text = &self.text[self.at..end];
         match &mut self.section {
@@ -371,7 +377,7 @@ impl Reader {
         }
     }
 
-    /// Reports text between the calls of a section.
+    /// Reports text between the calls of a section as a malformed call.
     fn leave_gap(&mut self, found: &mut Vec<Found>) {
         let Some((_, gap)) = &mut self.section else { return };
         let raw = std::mem::take(gap).trim().to_owned();
@@ -381,7 +387,7 @@ impl Reader {
         }
     }
 
-    /// Reports a section without calls.
+    /// Ends a section, and reports a malformed call if the section contained no calls.
     fn end_section(&mut self, found: &mut Vec<Found>) {
         if let Some((before, _)) = self.section.take()
             && before == self.calls
@@ -478,7 +484,7 @@ impl Reader {
 }
 
 impl Unit {
-    /// Looks for the end of the call in its text so far.
+    /// Searches for the end of the call in the text received so far.
     fn step(&mut self, tags: &Tags, text: &str, ended: bool) -> End {
         if self.body == Body::More {
             self.body = tags.syntax.body(text, ended);
@@ -488,7 +494,7 @@ impl Unit {
             Body::More => return End::Open(0),
             Body::Missing => {
                 self.broken = true;
-                // The tag that it begins with is not its end.
+                // The tag at the start of the call is not its end.
                 text.chars().next().map_or(0, char::len_utf8)
             }
             Body::Thought(at) => return End::Header(at, State::Thought),
@@ -497,7 +503,7 @@ impl Unit {
         };
         let sure = self.look(tags, text, from, ended);
         if matches!(self.body, Body::Text(_)) {
-            // Whoever reads it sees whether its closing tag is there.
+            // The format's `read` function checks whether the closing tag is present.
             return match &self.tag {
                 Some((tag, Mark::Close)) => End::Whole(tag.end, None),
                 Some((tag, _)) => End::Whole(tag.start, None),
@@ -533,7 +539,8 @@ impl Unit {
         }
     }
 
-    /// Looks for the tag that ends the body; gives how much text stands before it, or before what may be one.
+    /// Searches for the tag that ends the body. Returns the length of the text before that tag, or before
+    /// what may become one.
     fn look(&mut self, tags: &Tags, text: &str, from: usize, ended: bool) -> usize {
         let ends = [Mark::Close, Mark::Call, Mark::SectionEnd];
         self.looked = self.looked.max(from);
@@ -549,7 +556,7 @@ impl Unit {
                     return self.doubtful.as_ref().map_or(self.looked, |(tag, _)| tag.start);
                 }
             };
-            // In a text body, tags of thoughts are text, and so are tags that an argument holds.
+            // In a text body, reasoning tags are text. Tags inside an argument are text, too.
             let holds = match self.body {
                 Body::Text(_) if !ends.contains(&mark) => Holds::Yes,
                 Body::Text(_) => tags.syntax.holds(&text[..tag.start], &text[tag.clone()]),
@@ -562,7 +569,7 @@ impl Unit {
                     self.doubtful.get_or_insert((tag, mark));
                 }
                 Holds::No if mark == Mark::Close => self.tag = Some((tag, mark)),
-                // The next call.
+                // The next call starts here.
                 Holds::No => self.tag = self.doubtful.take().or(Some((tag, mark))),
             }
             self.looked = begin + text[begin..].chars().next().map_or(1, char::len_utf8);

@@ -1,16 +1,16 @@
-//! JSON schemas of tools: where references lead, and which types and properties a schema allows.
+//! Reads the JSON schemas of tools: resolves references, and lists the allowed types and properties.
 //!
-//! A reference is resolved within its own document: pointers, anchors, and the ids of resources that the
-//! document embeds. Nothing is fetched. What a circle of references says ends after [`MAX_STEPS`].
+//! A reference is resolved within its own document: pointers, anchors, and the ids of embedded resources.
+//! Nothing is fetched. Circular references are followed for at most [`MAX_STEPS`] schemas.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Maximum number of schemas that are visited to answer one question about a schema.
+/// Maximum number of schemas that are visited to compute one property of a schema.
 const MAX_STEPS: usize = 500;
 
-/// Names that documents give types besides those of JSON Schema, by their beginnings, as vLLM reads them.
+/// Prefixes of nonstandard type names, and the JSON Schema types that they stand for, as in vLLM.
 const ALIASES: [(&str, &str); 14] = [
     ("str", "string"),
     ("text", "string"),
@@ -32,14 +32,14 @@ const ALIASES: [(&str, &str); 14] = [
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Schema<'a> {
     document: &'a Value,
-    /// The innermost resource around the schema, from which pointers and anchors start.
+    /// The innermost resource around the schema. Pointers and anchors are resolved in it.
     resource: &'a Value,
     /// The schema itself.
     pub value: &'a Value,
 }
 
 impl<'a> Schema<'a> {
-    /// Creates the schema that is a whole document.
+    /// Creates the schema that is the complete document.
     pub(crate) fn of(document: &'a Value) -> Self {
         Schema { document, resource: document, value: document }
     }
@@ -50,7 +50,7 @@ impl<'a> Schema<'a> {
         Schema { resource, value, ..self }
     }
 
-    /// Returns the schema that a reference leads to, or `None` if the document does not contain it.
+    /// Returns the schema that a reference points to, or `None` if the document does not contain it.
     pub(crate) fn resolve(self, reference: &str) -> Option<Self> {
         let (resource, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let resource = match resource {
@@ -69,8 +69,8 @@ impl<'a> Schema<'a> {
         Some(Schema { resource, ..self }.at(found))
     }
 
-    /// Returns the types that the schema allows, by their names in JSON Schema; empty if it does not restrict
-    /// them. `nullable` adds `null`, as in OpenAPI.
+    /// Returns the types that the schema allows, by their names in JSON Schema. Empty if the schema does
+    /// not restrict them. `nullable` adds `null`, as in OpenAPI.
     pub(crate) fn types(self) -> BTreeSet<&'a str> {
         let mut types = self.types_within(&mut MAX_STEPS.clone()).unwrap_or_default();
         if self.value["nullable"] == true && !types.is_empty() {
@@ -79,7 +79,8 @@ impl<'a> Schema<'a> {
         types
     }
 
-    /// Returns the intersection of the types that every keyword allows, or `None` if none restricts them.
+    /// Returns the intersection of the types that each keyword allows, or `None` if no keyword restricts
+    /// them.
     fn types_within(self, steps: &mut usize) -> Option<BTreeSet<&'a str>> {
         *steps = steps.checked_sub(1)?;
         let value = self.value;
@@ -105,12 +106,12 @@ impl<'a> Schema<'a> {
         let restrictions = restrictions.into_iter().flatten().filter(|types| !types.is_empty());
         restrictions.reduce(|one, other| {
             let both = common(&one, &other);
-            // A schema that contradicts itself: the first keyword counts.
+            // The schema contradicts itself: the first keyword counts.
             if both.is_empty() { one } else { both }
         })
     }
 
-    /// Returns the properties of an object by name, with those that references and combinators add.
+    /// Returns the properties of an object by name, including those that references and combinators add.
     pub(crate) fn properties(self) -> Vec<(&'a str, Schema<'a>)> {
         let mut found = Vec::new();
         self.add_properties(&mut MAX_STEPS.clone(), &mut found);
@@ -136,8 +137,8 @@ impl<'a> Schema<'a> {
         }
     }
 
-    /// Returns the names of the properties that an object must have, with those that references and `allOf`
-    /// add.
+    /// Returns the names of the required properties of an object, including those that references and
+    /// `allOf` add.
     pub(crate) fn required(self) -> BTreeSet<&'a str> {
         let mut found = BTreeSet::new();
         self.add_required(&mut MAX_STEPS.clone(), &mut found);
@@ -171,14 +172,14 @@ impl<'a> Schema<'a> {
         None
     }
 
-    /// Returns the texts that the schema lists, if it lists nothing else.
+    /// Returns the strings that the schema lists, or `None` if it lists other values or none.
     pub(crate) fn texts(self) -> Option<Vec<&'a str>> {
         let texts: Option<Vec<_>> = self.values()?.iter().map(Value::as_str).collect();
         texts.filter(|all| !all.is_empty())
     }
 }
 
-/// Returns the types that two restrictions both allow; an integer is a number.
+/// Returns the types that two restrictions both allow. An integer is a number.
 fn common<'a>(one: &BTreeSet<&'a str>, other: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
     let within = |of: &BTreeSet<&'a str>, by: &BTreeSet<&'a str>| -> Vec<&'a str> {
         let is_allowed = |name: &&&str| by.contains(**name) || (**name == "integer" && by.contains("number"));
@@ -200,7 +201,7 @@ pub(crate) fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// Returns the name of a type in JSON Schema, for a name that a document gives.
+/// Returns the JSON Schema type for a type name in a document.
 fn type_named(name: &str) -> &str {
     const NAMES: [&str; 7] = ["string", "integer", "number", "boolean", "array", "object", "null"];
     if NAMES.contains(&name) {
@@ -213,13 +214,13 @@ fn type_named(name: &str) -> &str {
     ALIASES.into_iter().find(|(alias, _)| lower.starts_with(alias)).map_or(name, |(_, known)| known)
 }
 
-/// Returns the id of a resource, or `None` if the value is not one.
+/// Returns the id of a resource, or `None` if the value is not a resource.
 fn id(value: &Value) -> Option<&str> {
     let id = value.get("$id").or_else(|| value.get("id"))?.as_str()?;
     (!id.starts_with('#') && !id.is_empty()).then_some(id)
 }
 
-/// Returns whether a resource with this id is meant by `name`, which may be relative to another id.
+/// Returns whether `name` refers to the resource with this id. `name` may be relative to another id.
 fn is_named(id: &str, name: &str) -> bool {
     let id = id.trim_end_matches('#');
     id == name || id.strip_suffix(name.trim_start_matches("./")).is_some_and(|before| before.ends_with('/'))
@@ -241,7 +242,7 @@ fn find<'a>(value: &'a Value, condition: &dyn Fn(&Value) -> bool) -> Option<&'a 
     }
 }
 
-/// Decodes `%20` and the like, as fragments of URIs have them.
+/// Decodes percent-encoded characters such as `%20` in URI fragments.
 fn percent_decoded(text: &str) -> String {
     let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
     while let Some((&byte, after)) = rest.split_first() {
@@ -311,7 +312,7 @@ mod tests {
             (json!({ "type": "string", "enum": [1, 2] }), vec!["string"]),
             (json!({ "enum": ["a", null, 2] }), vec!["integer", "null", "string"]),
             (json!({ "type": "integer", "nullable": true }), vec!["integer", "null"]),
-            // A branch that allows anything lifts the restriction.
+            // A branch that allows anything removes the restriction.
             (json!({ "anyOf": [{ "type": "string" }, {}] }), vec![]),
             (json!({ "type": "Dict[str, int]" }), vec!["object"]),
             (json!({ "type": "INT32" }), vec!["integer"]),
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_include_those_behind_references() {
+    fn properties_follow_references_and_combinators() {
         let document = json!({
             "$ref": "#/$defs/Args",
             "$defs": {
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_found_behind_references() {
+    fn listed_strings_follow_references() {
         let document = json!({ "$defs": { "E": { "enum": ["a", "b"] }, "M": { "enum": ["a", 1] } } });
         let texts = |schema: &Value| {
             Schema { value: schema, ..Schema::of(&document) }.texts().map(|all| all.join(","))

@@ -1,9 +1,8 @@
-//! SentencePiece's BPE (Kudo & Richardson 2018) with bytes for what is no token, as Gemma has it: in a
-//! `tokenizer.json` told from byte-level BPE, and from GGUF metadata as the `tokenizer.json` that means the
-//! same.
+//! SentencePiece BPE (Kudo & Richardson 2018) with byte fallback, as in Gemma.
 //!
-//! Spaces are written `▁`. Vocabularies that put a space before every text (Llama 2) are refused: a text in
-//! parts would get one for each.
+//! Distinguishes it from byte-level BPE in a `tokenizer.json`, and converts GGUF metadata to an
+//! equivalent `tokenizer.json`. Spaces are written as `▁`. Vocabularies that insert a space before every
+//! text (Llama 2) are rejected: a text in several parts would get a space before each part.
 
 use std::collections::HashMap;
 
@@ -13,10 +12,10 @@ use serde_json::{Value, json};
 use crate::TextError;
 use crate::gguf::{added_tokens, post_processor, vocabulary};
 
-/// The character that stands for a space.
+/// The character that represents a space.
 const SPACE: char = '▁';
 
-/// The bytes that a token of the vocabulary stands for: one for `<0x0A>`, spaces for `▁`.
+/// Returns the bytes of a vocabulary token: one byte for `<0x0A>`, and spaces for `▁`.
 pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
     match byte(token) {
         Some(byte) => vec![byte],
@@ -24,16 +23,16 @@ pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
     }
 }
 
-/// The byte that a token of the form `<0x0A>` stands for.
+/// Returns the byte of a token of the form `<0x0A>`.
 fn byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     u8::from_str_radix(digits, 16).ok().filter(|byte| format!("{byte:02X}") == digits)
 }
 
-/// Checks that a `tokenizer.json` with byte fallback is of the kind that is supported.
+/// Checks that a `tokenizer.json` with byte fallback is of the supported kind.
 ///
 /// # Errors
-/// Names what is not.
+/// Returns an error that names the unsupported part.
 pub(crate) fn check(file: &Value) -> Result<(), TextError> {
     let refuse = |what: String| {
         Err(TextError::Tokenizer(format!(
@@ -61,7 +60,7 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
         ));
     }
     for step in steps("pre_tokenizer", "pretokenizers") {
-        // There are no spaces left to split at.
+        // No spaces are left to split at.
         if kind(&step) != "Split" || step["pattern"]["String"] != " " {
             return refuse(format!("has the pre-tokenizer {:?}", kind(&step)));
         }
@@ -78,10 +77,10 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
     }
 }
 
-/// The `tokenizer.json` of a GGUF tokenizer of the model `llama`.
+/// Returns the `tokenizer.json` of a GGUF tokenizer of the model `llama`.
 ///
 /// # Errors
-/// When it puts a space before every text, or the lists do not fit together.
+/// Returns an error if the tokenizer inserts a space before every text, or if the lists are inconsistent.
 pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
     if source.add_space_prefix {
         return Err(TextError::Tokenizer(
@@ -128,8 +127,8 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     }))
 }
 
-/// Merge rules from scores: of all pairs that make a token, those of the token with the best score come
-/// first. Pairs of one token are in the order that transformers gives them: the longest left part first.
+/// Derives merge rules from scores. Pairs that form the token with the best score come first. Pairs of
+/// the same token are in transformers' order: the longest left part first.
 fn merges(source: &GgufTokenizer) -> Vec<Value> {
     let plain = |id: &usize| source.types[*id] == TokenType::Normal;
     let ids: HashMap<&str, usize> =
@@ -153,7 +152,7 @@ mod tests {
     use super::*;
     use crate::Tokenizer;
 
-    /// Bytes, letters, and some words of a score each; runs of spaces are matched first.
+    /// Returns bytes, letters, and some words with one score each. Runs of spaces are added tokens.
     fn source() -> GgufTokenizer {
         let mut source = GgufTokenizer {
             model: "llama".into(),
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_score_is_merged_first_and_what_is_no_token_becomes_bytes() {
+    fn sentencepiece_merges_by_score_with_byte_fallback() {
         let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(source())).unwrap();
         assert_eq!(pieces(&tokenizer, "the the"), ["the", " the"], "no space comes before a text");
         assert_eq!(
@@ -202,7 +201,7 @@ mod tests {
         assert_eq!(tokenizer.encode_document("x"), [1, tokenizer.encode("x")[0]]);
         let text = "the é thex  x   \t — 日本 🙂\n\n▁";
         assert_eq!(tokenizer.decode(&tokenizer.encode(text)), text.replace('▁', " "));
-        // And the file that is written of it is read alike.
+        // The exported file yields the same ids.
         let again =
             Tokenizer::new(&TokenizerSource::Json(tokenizer.to_json().unwrap().into_bytes())).unwrap();
         assert_eq!(again.encode(text), tokenizer.encode(text));
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_that_would_be_read_wrongly_are_refused() {
+    fn sentencepiece_rejects_unsupported_variants() {
         let refused = |source: GgufTokenizer, expected: &str| {
             let error = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -1,4 +1,4 @@
-//! Text out of tokens as they arrive.
+//! Decodes and parses completions while their tokens arrive.
 
 use std::sync::Arc;
 
@@ -7,26 +7,26 @@ use levade_policy::TokenBytes;
 use crate::reader::{Found, Part, Reader, thought_of};
 use crate::{Chat, Malformed, Tokenizer, ToolCall, ToolSpec};
 
-/// Decodes a reply as it is drawn; never yields half a character.
+/// Decodes a completion token by token. Never returns an incomplete character.
 #[derive(Debug, Clone, Default)]
 pub struct StreamDecoder {
-    /// The start of a character that is not complete yet.
+    /// Bytes of the last character, which is still incomplete.
     pending: Vec<u8>,
     keep_special: bool,
 }
 
 impl StreamDecoder {
-    /// A decoder that leaves special tokens out.
+    /// Creates a decoder that omits special tokens.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A decoder that prints special tokens by their names.
+    /// Creates a decoder that prints special tokens by name.
     pub fn with_special() -> Self {
         StreamDecoder { keep_special: true, ..Self::default() }
     }
 
-    /// The text that `id` completes; often empty.
+    /// Returns the text that `id` completes. Often empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         self.push_bytes(match self.keep_special {
             true => tokenizer.bytes_with_special(id),
@@ -46,39 +46,42 @@ impl StreamDecoder {
         text
     }
 
-    /// Rest at the end: U+FFFD for a character that was never completed.
+    /// Returns the remaining text: U+FFFD for an incomplete last character.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }
 }
 
-/// A piece of a reply as it arrives.
+/// A delta of a streamed completion.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Piece {
-    /// Said to whoever asked.
+    /// Content for the client.
     Speech(String),
-    /// Thought, without tags.
+    /// Reasoning, without tags.
     Thought(String),
-    /// Text of tags and of calls, and white space around stretches of speech and thought.
+    /// Text of tags and calls, and white space around stretches of content and reasoning.
     Aside(String),
-    /// A call whose text is complete; it has arrived as asides.
+    /// A complete tool call. Its text has already arrived as [`Piece::Aside`].
     Call(Result<ToolCall, Malformed>),
 }
 
-/// Takes a reply apart as it is drawn.
+/// Parses a completion while it is sampled.
 ///
-/// All speech put together is [`Parsed::content`](crate::Parsed::content), all thought is [`Chat::thought`],
-/// and the calls are [`Parsed::calls`](crate::Parsed::calls), to the character and in order, white space
-/// trimmed: what may be white space at the end of a stretch is held back until more of it comes, and where
-/// speech or thought goes on after something else, it begins with a line break. Without these line breaks,
-/// all text put together is the text of the reply. The exceptions:
+/// The concatenated [`Piece::Speech`] deltas equal [`Parsed::content`](crate::Parsed::content), the
+/// concatenated [`Piece::Thought`] deltas equal [`Chat::thought`], and the calls equal
+/// [`Parsed::calls`](crate::Parsed::calls), in order and to the character. A stretch is an uninterrupted
+/// run of content or of reasoning. Each stretch is trimmed: white space that may end a stretch is held
+/// back until more text arrives. A later stretch of the same kind starts with a line break. Without these
+/// line breaks, all deltas concatenated are the text of the completion.
 ///
-/// - A tag that closes a thought which nobody opened comes as an aside. What arrived before as speech or as a
-///   call cannot be taken back by then, although [`Chat::parse`] and [`Chat::pieces`] count it to the
-///   thought.
-/// - Calls without tags, which `bare_calls` allows, arrive as speech.
+/// Exceptions:
 ///
-/// The cost grows with the length of the reply alone, however many tokens it comes in.
+/// - A tag that closes reasoning which was never opened arrives as an aside. Text that already arrived as
+///   content or as a call cannot be retracted, although [`Chat::parse`] and [`Chat::pieces`] count it as
+///   reasoning.
+/// - Calls without tags, which `bare_calls` enables, arrive as content.
+///
+/// The cost depends only on the length of the completion, not on the number of its tokens.
 #[derive(Debug, Clone)]
 pub struct ReplyStream {
     chat: Arc<Chat>,
@@ -87,23 +90,24 @@ pub struct ReplyStream {
     reader: Reader,
     speech: Stretch,
     thought: Stretch,
-    /// Whether calls are speech.
+    /// Whether the text of calls is reported as content.
     calls_are_text: bool,
 }
 
-/// A stretch of text of which the end is trimmed as it arrives.
+/// Trims one kind of text while it arrives in separate stretches.
 #[derive(Debug, Clone, Default)]
 struct Stretch {
-    /// Whether an earlier stretch said anything.
+    /// Whether an earlier stretch contained text.
     continues: bool,
-    /// Whether this one has said anything.
+    /// Whether the current stretch has contained text.
     open: bool,
-    /// White space that is part of it if more comes.
+    /// White space that belongs to the stretch if more text follows.
     held: String,
 }
 
 impl Stretch {
-    /// Goes on with `text`: white space before its first word, and what is said by now.
+    /// Appends `text` to the stretch. Returns the white space before its first word, and the text that is
+    /// now final.
     fn push(&mut self, text: &str) -> (String, String) {
         let (mut before, mut said) = (String::new(), String::new());
         let words = if self.open { text } else { text.trim_start() };
@@ -122,7 +126,7 @@ impl Stretch {
         (before, said)
     }
 
-    /// Ends here: white space that is not part of it.
+    /// Ends the stretch and returns the trailing white space, which is not part of it.
     fn end(&mut self) -> String {
         self.open = false;
         std::mem::take(&mut self.held)
@@ -130,14 +134,17 @@ impl Stretch {
 }
 
 impl Chat {
-    /// A reply as it arrives, taken apart. `in_thought` says that the prompt has begun a thought.
+    /// Creates a parser for a streamed completion. `in_thought` states whether the prompt has already
+    /// opened the reasoning.
     pub fn stream(self: &Arc<Self>, in_thought: bool, tools: Arc<[ToolSpec]>) -> ReplyStream {
         ReplyStream::new(self.clone(), tools, in_thought)
     }
 
-    /// Returns a whole reply as pieces in the order in which it was written. Speech, thoughts and calls are
-    /// those of [`Chat::parse`] and [`Chat::thought`]: a tag that closes a thought which was never opened
-    /// counts all text before it to the thought. With `calls_are_text`, text of calls is speech.
+    /// Returns a complete completion as deltas, in the order in which they were written.
+    ///
+    /// Content, reasoning and calls are those of [`Chat::parse`] and [`Chat::thought`]: if a tag closes
+    /// reasoning that was never opened, all text before the tag is reasoning. `calls_are_text` reports
+    /// the text of calls as content.
     pub fn pieces(
         self: &Arc<Self>,
         said: &str,
@@ -179,19 +186,19 @@ impl ReplyStream {
         }
     }
 
-    /// Gives the text of calls as speech, and no calls. A format that writes speech in tags of its own keeps
-    /// its calls.
+    /// Reports the text of calls as content, and no calls. A format that writes content in tags of its
+    /// own keeps its calls.
     pub fn calls_are_text(&mut self) {
         self.calls_are_text = self.chat.tags().syntax.spelling().thought_tags.is_none();
     }
 
-    /// Pieces that `id` completes; often none.
+    /// Returns the deltas that `id` completes. Often empty.
     pub fn push(&mut self, id: u32) -> Vec<Piece> {
         let text = self.decoder.push_bytes(self.chat.bytes_said(id));
         self.read(&text)
     }
 
-    /// Pieces left at the end.
+    /// Returns the remaining deltas at the end of the completion.
     pub fn finish(mut self) -> Vec<Piece> {
         let text = std::mem::take(&mut self.decoder).finish();
         let mut pieces = self.read(&text);
@@ -202,7 +209,7 @@ impl ReplyStream {
         pieces
     }
 
-    /// Ends both stretches: white space that is part of neither.
+    /// Ends both stretches and returns the white space that belongs to neither.
     fn ends(&mut self) -> impl Iterator<Item = Piece> {
         let rest = [self.speech.end(), self.thought.end()];
         rest.into_iter().filter(|text| !text.is_empty()).map(Piece::Aside)
@@ -262,7 +269,7 @@ impl Piece {
     }
 }
 
-/// Whether bytes that are not UTF-8 are the start of a character, so that more bytes could complete it.
+/// Returns whether invalid UTF-8 bytes are the start of a character that more bytes could complete.
 fn could_continue(bytes: &[u8]) -> bool {
     !bytes.is_empty() && matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none())
 }
@@ -275,7 +282,7 @@ mod tests {
     use crate::testing::{IM_END, tiny_tokenizer};
 
     #[test]
-    fn a_stream_waits_for_whole_characters() {
+    fn stream_decoder_waits_for_complete_characters() {
         let tokenizer = tiny_tokenizer().unwrap();
         let mut stream = StreamDecoder::new();
         let pushed: Vec<String> =
@@ -291,7 +298,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_stream_says_what_decode_says(ids in proptest::collection::vec(0u32..265, 0..40)) {
+        fn stream_decoder_matches_decode(ids in proptest::collection::vec(0u32..265, 0..40)) {
             let tokenizer = tiny_tokenizer().unwrap();
             let mut stream = StreamDecoder::new();
             let mut text: String = ids.iter().map(|&id| stream.push(&tokenizer, id)).collect();

@@ -1,14 +1,14 @@
-//! Messages of instructions where a template does not print them: several of them, and those after the first
-//! turn.
+//! Rearranges instruction messages that a template does not print, such as repeated ones and those after
+//! the first turn.
 //!
-//! Chat templates differ in the system messages that they take: any, only leading ones, one, or none. A
-//! client sends them as its API allows. What a template takes is found by a probe when the chat is made
-//! (`probe.rs`).
+//! Chat templates differ in the system messages that they accept: any, only leading ones, at most one, or
+//! none at all. A client sends them as its API allows. When a chat is created, a probe finds out which
+//! system messages the template accepts (`probe.rs`).
 //!
 //! # Guarantees
-//! - **One rule for all turns**: the arrangement is a function of the messages and of the template, and
-//!   messages after a reply change nothing before it. So a history goes on with its exact tokens, unless late
-//!   messages are [merged](LateSystem::Merge).
+//! - **One rule for all turns**: the arrangement is a function of the messages and the template, and
+//!   messages after an assistant message change nothing before it. A history therefore continues with its
+//!   exact tokens, unless late messages are [merged](LateSystem::Merge).
 //! - **Nothing is lost**: the text of each message is printed, in the order of the messages.
 
 use std::borrow::Cow;
@@ -17,44 +17,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Message, Role};
 
-/// What becomes of a system message after the first turn that the chat template does not print there.
+/// Handling of a system message after the first turn that the chat template does not print there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LateSystem {
-    /// It is printed where it stands, in a user's turn.
+    /// The message is printed in its position, in a user message.
     #[default]
     User,
-    /// It is appended to the first system message, which changes the beginning of the conversation: a
+    /// The message is appended to the first system message. This changes the start of the conversation: a
     /// recorded conversation forks there.
     Merge,
 }
 
-/// Which messages of instructions a template prints.
+/// Instruction messages that a template prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SystemForm {
-    /// Whether it prints one that leads a conversation.
+    /// Whether the template prints one leading instruction message.
     pub leading: bool,
-    /// Whether it prints several that lead a conversation.
+    /// Whether the template prints several leading instruction messages.
     pub several: bool,
-    /// Whether it prints one after the first turn, where it stands.
+    /// Whether the template prints an instruction message after the first turn, in its position.
     pub late: bool,
-    /// Whether it takes two messages of the user in a row.
+    /// Whether the template accepts two consecutive user messages.
     pub users: bool,
-    /// What becomes of late ones that it does not print.
+    /// Handling of late messages that the template does not print.
     pub unprinted: LateSystem,
 }
 
-/// Number of messages of instructions that are printed elsewhere than as they came.
+/// Number of instruction messages that are printed in another position or role than they were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShiftedSystems {
-    /// Leading messages that were joined with the first one.
+    /// Number of leading messages that were joined with the first one.
     pub joined: u32,
-    /// Messages that were printed in a user's turn, or merged into the first one.
+    /// Number of messages that were printed in a user message or merged into the first one.
     pub moved: u32,
 }
 
 impl SystemForm {
-    /// Counts what [`arranged`](Self::arranged) changes. `opens` says that the messages begin a conversation.
+    /// Counts the changes that [`arranged`](Self::arranged) makes. `opens` states whether the messages
+    /// start a conversation.
     pub(crate) fn shifted(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         let instructing = messages.iter().filter(|message| message.role.instructs()).count() as u32;
         let leads = messages.iter().take_while(|message| message.role.instructs()).count() as u32;
@@ -63,8 +64,8 @@ impl SystemForm {
         ShiftedSystems { joined: if self.several { 0 } else { leading.saturating_sub(1) }, moved: late }
     }
 
-    /// Returns the messages as the template prints them: leading instructions as one message, joined by a
-    /// blank line, and later ones in a user's turn.
+    /// Returns the messages as the template prints them: leading instructions as one message, joined by
+    /// blank lines, and later ones in user messages.
     pub(crate) fn arranged<'a>(&self, messages: &'a [Message]) -> Cow<'a, [Message]> {
         if self.shifted(messages, true) == ShiftedSystems::default() {
             return Cow::Borrowed(messages);
@@ -79,7 +80,7 @@ impl SystemForm {
             }
         }
         let merges = self.unprinted == LateSystem::Merge && self.leading;
-        // Whether the last message is a user's that holds instructions.
+        // Whether the last message is a user message with instructions.
         let mut instructs = false;
         for message in rest {
             let is_late = message.role.instructs() && !(self.late && self.leading);
@@ -105,7 +106,7 @@ impl SystemForm {
     }
 }
 
-/// Appends the content of a message to another one, after a blank line.
+/// Appends the content of `more` to `message`, after a blank line.
 fn append(message: &mut Message, more: &Message) {
     let texts = [message.content.as_str(), more.content.as_str()];
     let texts: Vec<&str> = texts.into_iter().filter(|text| !text.trim().is_empty()).collect();

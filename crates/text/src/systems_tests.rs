@@ -1,17 +1,17 @@
-//! Tests of system messages over templates that take them in different ways.
+//! Tests of system messages, with templates that accept them in different ways.
 
 use crate::chat_tests::{chat, text};
 use crate::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, sampled, tiny_chat};
 use crate::{Chat, ChatOptions, LateSystem, Message, Role, ShiftedSystems};
 
-/// Collects all system messages at the beginning, as some templates do.
+/// Prints all system messages at the start, as some templates do.
 const COLLECTS: &str = "{{ '<|im_start|>system\n' }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}\
     {{ '<|im_end|>\n' }}{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-/// Takes no system message.
+/// Accepts no system message.
 const NO_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
     {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-/// Knows the role `developer`, and drops all instructions but the first.
+/// Supports the role `developer`, and drops all instructions except the first message.
 const DEVELOPER: &str = "{% for m in messages %}{% if m.role in ['system', 'developer'] and not loop.first %}{% else %}\
     {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
@@ -19,7 +19,7 @@ fn developer(content: &str) -> Message {
     Message { role: Role::Developer, ..Message::system(content) }
 }
 
-/// The turns of a prompt as `role:content`, without the one to come.
+/// Returns the turns of a prompt as `role:content`, without the generation prompt.
 fn turns(chat: &Chat, messages: &[Message]) -> Vec<String> {
     let prompt = text(chat, &chat.prompt(messages, &[]).unwrap());
     let turns = prompt.split("<|im_start|>").filter_map(|turn| turn.split_once("<|im_end|>"));
@@ -27,7 +27,7 @@ fn turns(chat: &Chat, messages: &[Message]) -> Vec<String> {
 }
 
 #[test]
-fn leading_instructions_are_one_message_where_the_template_takes_one() {
+fn leading_instructions_join_for_single_system_template() {
     let (a, b, q) = (|| Message::system("a"), || Message::system("b"), || Message::user("q"));
     for (template, messages, want) in [
         ("chatml", vec![a(), b(), q()], vec!["system:a", "system:b", "user:q"]),
@@ -54,7 +54,7 @@ fn leading_instructions_are_one_message_where_the_template_takes_one() {
 }
 
 #[test]
-fn late_instructions_are_a_users_where_the_template_drops_them() {
+fn dropped_late_instructions_become_user_messages() {
     let (s, q, r) = (|| Message::system("s"), |text: &str| Message::user(text), || Message::assistant("r"));
     for (template, messages, want) in [
         ("chatml", vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "system:s", "user:p"]),
@@ -72,7 +72,7 @@ fn late_instructions_are_a_users_where_the_template_drops_them() {
             vec!["system:", "user:q", "assistant:r", "user:s", "user:p"],
         ),
         (DEVELOPER, vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "user:s", "user:p"]),
-        // Where turns must alternate, it shares one.
+        // If turns must alternate, the instructions share a user message.
         (STRICT_TURNS, vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "user:s\n\np"]),
         (STRICT_TURNS, vec![q("q"), s()], vec!["user:q\n\ns"]),
         (
@@ -92,7 +92,7 @@ fn late_instructions_are_a_users_where_the_template_drops_them() {
 }
 
 #[test]
-fn late_instructions_are_merged_into_the_first_where_the_recipe_asks() {
+fn late_instructions_merge_into_first_if_configured() {
     let options = || ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() };
     let (s, q, r) = (|text: &str| Message::system(text), || Message::user("q"), || Message::assistant("r"));
     let strict = chat(FIRST_SYSTEM_ONLY, options());
@@ -101,7 +101,7 @@ fn late_instructions_are_merged_into_the_first_where_the_recipe_asks() {
     assert_eq!(turns(&strict, &messages[2..]), ["system:c", "user:q", "assistant:r", "user:q"]);
     assert_eq!(strict.merged_systems(&messages).unwrap()[0].content, "a\n\nb\n\nc");
     assert_eq!(strict.merged_systems(&messages[..4]), None);
-    // A template that prints them is left alone.
+    // A template that prints late instructions is not affected.
     assert_eq!(chat("chatml", options()).merged_systems(&messages), None);
     assert_eq!(tiny_chat().unwrap().merged_systems(&messages), None);
 }
@@ -130,7 +130,7 @@ fn prompts_continue_across_joined_and_moved_instructions() {
 }
 
 #[test]
-fn results_and_what_follows_them_share_a_turn_where_turns_alternate() {
+fn results_and_question_share_alternating_turn() {
     let loop_start = "{% for m in messages %}";
     let no_tools = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}";
     let template = STRICT_TURNS.replace(loop_start, &format!("{loop_start}{no_tools}"));
@@ -165,7 +165,7 @@ fn shifted_instructions_are_counted_once() {
 }
 
 #[test]
-fn described_tools_join_instructions_that_lead() {
+fn tool_descriptions_join_leading_instructions() {
     let tool = crate::chat_tests::calculator();
     for (template, role) in [(FIRST_SYSTEM_ONLY, "system"), (STRICT_TURNS, "system"), (NO_SYSTEM, "user")] {
         let chat = chat(template, ChatOptions::default());

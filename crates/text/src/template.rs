@@ -1,12 +1,14 @@
-//! Chat templates: Jinja programs that print messages the way a model was trained on them.
+//! Chat templates: Jinja programs that render messages in the format that a model was trained on.
 //!
-//! Guarantees: what `apply_chat_template` of transformers gives for the same template and variables
-//! (`conformance/templates.py` holds the two against each other), or an error that names what is not known
-//! here. A template prints the same text however often it is rendered: "now" is one moment, in UTC. None
-//! hangs or fills the memory: a rendering has at most 5 million steps, 10 s, 16 MiB for one text and 512 MiB
-//! for all that it makes.
+//! # Guarantees
+//! - **Same output as transformers**: the text equals that of `apply_chat_template` for the same template
+//!   and variables (`conformance/templates.py` compares both), or an error names the unsupported feature.
+//! - **Determinism**: a template prints the same text in every rendering. The current time is fixed, in
+//!   UTC.
+//! - **Bounded cost**: a rendering is limited to 5 million steps, 10 s, 16 MiB for one text and 512 MiB
+//!   for all values that it creates.
 //!
-//! Not here: which messages and tools to print, and what the printed text means in tokens; see
+//! Out of scope: which messages and tools to render, and the tokens of the rendered text; see
 //! [`Chat`](crate::Chat).
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,7 +20,7 @@ use serde_json::Map;
 use crate::TextError;
 use crate::jinja::{self, GUARD, NAME};
 
-/// ChatML, with nothing added: no default system message, no tools.
+/// Plain ChatML, without a default system message or tools.
 pub(crate) const CHATML: &str = "{%- for message in messages -%}\
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' -}}\
     {%- endfor -%}\
@@ -29,58 +31,59 @@ pub(crate) const CHATML: &str = "{%- for message in messages -%}\
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    /// Whether it takes lists of parts alone, so that it is given texts as such.
+    /// Whether the template accepts only lists of parts, so that texts are converted to such lists.
     pub(crate) lists: bool,
 }
 
-/// The variables of one rendering.
+/// Variables of one rendering.
 #[derive(Debug, Clone, Copy)]
 pub struct Rendering<'a> {
-    /// Messages as objects: `role`, `content` and what else the template reads.
+    /// Messages as objects: `role`, `content`, and any other field that the template reads.
     pub messages: &'a [serde_json::Value],
-    /// Tools in OpenAI's shape; `None` where there are none, as the library that templates are written for
-    /// does it.
+    /// Tools in OpenAI's format. `None` if there are no tools, as in transformers, for which templates
+    /// are written.
     pub tools: Option<&'a [serde_json::Value]>,
-    /// Whether the text should end where a reply begins.
+    /// Whether the text ends with the generation prompt.
     pub add_generation_prompt: bool,
-    /// Further variables, such as `bos_token` or `enable_thinking`.
+    /// Additional variables, such as `bos_token` or `enable_thinking`.
     pub variables: &'a Map<String, serde_json::Value>,
 }
 
 impl ChatTemplate {
-    /// Compiles a template; `"chatml"` stands for plain ChatML.
+    /// Compiles a template for which the current time is the time of this call. `"chatml"` selects plain
+    /// ChatML.
     ///
     /// # Errors
-    /// Where the template does not parse.
+    /// Returns an error if the template does not parse.
     pub fn new(source: &str) -> Result<Self, TextError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
         Self::at(source, now)
     }
 
-    /// Compiles a template for which it is always the same moment, in seconds since 1970.
+    /// Compiles a template for which the current time is always `now`, a Unix timestamp in seconds.
     ///
     /// # Errors
-    /// Where the template does not parse.
+    /// Returns an error if the template does not parse.
     pub fn at(source: &str, now: u64) -> Result<Self, TextError> {
         let source = if source.trim() == "chatml" { CHATML } else { source };
         let environment = jinja::environment(source, now).map_err(described)?;
         Ok(ChatTemplate { environment, source: source.to_string(), lists: false })
     }
 
-    /// The template as it was given.
+    /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Prints messages.
+    /// Renders messages.
     ///
     /// # Errors
-    /// What the template raises, or where it fails.
+    /// Returns an error if the template raises one or fails.
     pub fn render(&self, rendering: Rendering<'_>) -> Result<String, TextError> {
         self.render_guarded(rendering, None)
     }
 
-    /// Prints messages in which `guard` must survive as it is.
+    /// Renders messages in which the `guard` character must be preserved.
     pub(crate) fn render_guarded(
         &self,
         rendering: Rendering<'_>,
@@ -94,20 +97,20 @@ impl ChatTemplate {
         variables.insert("messages".into(), messages);
         variables.insert("tools".into(), rendering.tools.map_or(serde_json::Value::Null, Into::into));
         variables.insert("add_generation_prompt".into(), rendering.add_generation_prompt.into());
-        // Defined, as in transformers, also where there are none.
+        // Defined even without documents, as in transformers.
         variables.entry("documents").or_insert(serde_json::Value::Null);
         if let Some(guard) = guard {
             variables.insert(GUARD.into(), guard.to_string().into());
         }
         let template = self.environment.get_template(NAME).map_err(described)?;
-        // The engine should not panic, but the template is a stranger's.
+        // The engine should not panic, but the template is untrusted.
         caught(|| template.render(jinja::from_fields(&variables)))
             .map_err(|what| TextError::Template(format!("the engine stops at {what:?}")))?
             .map_err(described)
     }
 }
 
-/// A message whose content is a list.
+/// Returns a message with its content as a list of parts.
 fn listed(message: &serde_json::Value) -> serde_json::Value {
     let mut message = message.clone();
     if let Some(content) = message.get_mut("content").filter(|content| content.is_string()) {
@@ -161,15 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn blocks_leave_no_white_space() {
+    fn template_blocks_leave_no_white_space() {
         let source = "{% for message in messages %}\n    {% if loop.first %}\n        {{- bos_token }}\n    {% endif %}\n\
                       [{{ message['role'] }}]\n{% endfor %}\n\n";
-        // As Jinja2 prints it: the line break after a block goes, the one after an expression stays.
+        // As in Jinja2: the line break after a block is removed, the one after an expression is kept.
         assert_eq!(render(source), "<s>\n[system]\n[user]\n[assistant]\n");
     }
 
     #[test]
-    fn pythons_methods_and_slices() {
+    fn template_supports_python_methods_and_slices() {
         assert_eq!(
             render("{{ messages[0].content.strip() }}|{{ messages[0]['content'] | trim }}"),
             "Be brief.|Be brief."
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn control_flow() {
+    fn template_supports_control_flow() {
         let source = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}\
                       {% continue %}{% endif %}{% if loop.index0 > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ ns.last }}";
         assert_eq!(render(source), "system1");
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn json_and_dates() {
+    fn template_prints_json_and_dates() {
         let one_line =
             r#"{"type": "function", "function": {"name": "é<&>", "parameters": {"b": [1.0], "a": null}}}"#;
         assert_eq!(render("{{ tools[0] | tojson }}"), one_line);
@@ -235,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_print_as_python_reads_them_or_with_all_digits() {
+    fn template_numbers_print_like_python_or_exactly() {
         let message = r#"{"content": {"a": 12345678901234567890123, "b": 1234567890123456789012345678901234567890,
             "c": [1.10, 1E5, 1e-5, 0.1000000000000000055511151231257827, -0.0], "d": 18446744073709551615, "e": 1e400}}"#;
         let message: serde_json::Value = serde_json::from_str(message).unwrap();
@@ -261,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_what_and_where() {
+    fn template_errors_name_cause_and_line() {
         let fail = |source: &str| render_with(source, json!([]), json!({})).unwrap_err().to_string();
         assert_eq!(
             fail("a\n{{ raise_exception('roles must alternate') }}"),
@@ -276,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn chatml_is_built_in() {
+    fn chatml_template_is_built_in() {
         let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]);
         let text = render_with("chatml", messages, json!({})).unwrap();
         assert_eq!(

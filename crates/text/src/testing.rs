@@ -1,7 +1,7 @@
-//! A tiny real tokenizer and chat, made in memory, for tests here and in other crates.
+//! A tiny real tokenizer and chat, created in memory, for tests in this crate and in other crates.
 //!
-//! One token for each byte (the id is the byte) and three special tokens. Slow in tokens, but exact: any text
-//! encodes to its UTF-8 bytes, and back.
+//! The vocabulary has one token per byte, whose id is the byte, and three special tokens. Texts need many
+//! tokens, but the encoding is exact: any text encodes to its UTF-8 bytes and decodes to itself.
 
 mod families;
 
@@ -12,15 +12,15 @@ use crate::{Chat, ChatOptions, TextError, Tokenizer, TokenizerSource, alphabet};
 
 /// `<|endoftext|>`: ends a text.
 pub const END_OF_TEXT: u32 = 256;
-/// `<|im_start|>`: begins a turn.
+/// `<|im_start|>`: starts a turn.
 pub const IM_START: u32 = 257;
 /// `<|im_end|>`: ends a turn.
 pub const IM_END: u32 = 258;
-/// How many tokens there are.
+/// Number of tokens of the tiny tokenizer.
 pub const VOCABULARY: usize = 259;
 
-/// Keeps thoughts after the last question, prints an empty one before the last turn where it has none, drops
-/// all others; with `enable_thinking = false` an empty thought ends the prompt.
+/// Template that keeps reasoning only after the last question. The last turn gets empty reasoning if it
+/// has none. With `enable_thinking = false`, empty reasoning ends the prompt.
 pub const THOUGHTFUL: &str = r#"
 {%- if tools %}{{- '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
     {{- 'Use <tool_call>{"name": …, "arguments": …}</tool_call>.<|im_end|>\n' }}{% endif %}
@@ -52,7 +52,7 @@ pub const THOUGHTFUL: &str = r#"
     {%- endif %}
 {%- endif %}"#;
 
-/// Begins every thought itself, except after a result, and drops all of the past.
+/// Template that opens all reasoning itself, except after a tool result, and drops all past reasoning.
 pub const ALWAYS_THINKS: &str = r#"
 {%- for message in messages %}
     {%- set said = message.content %}
@@ -62,7 +62,8 @@ pub const ALWAYS_THINKS: &str = r#"
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
     {%- if messages[-1].role != 'tool' %}{{- '<think>\n' }}{% endif %}{% endif %}"#;
 
-/// Numbers turns, says how many there are, trims, tells the last one apart.
+/// Template that numbers turns, prints their count, trims contents, and ends a last assistant turn with
+/// `<|endoftext|>`.
 pub const NUMBERED: &str = "{% for m in messages %}
     {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
 {{ m.content | trim }}
@@ -71,20 +72,21 @@ pub const NUMBERED: &str = "{% for m in messages %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant' }} {{ messages | length + 1 }}
 {% endif %}";
 
-/// Refuses what it does not like in a reply.
+/// Template that rejects empty assistant messages, and those with reasoning or call tags.
 pub const STRICT: &str = "{% for m in messages %}
     {%- if m.role == 'assistant' and (not m.content or '<th' in m.content or '<tool' in m.content) %}
         {{- raise_exception('a reply that is not liked') }}
     {%- endif %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Raises an exception for each system message but the first.
+/// Template that raises an exception for each system message except the first.
 pub const FIRST_SYSTEM_ONLY: &str = "{% for m in messages %}
     {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}
     {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// The same, and raises an exception unless turns of user and assistant alternate.
+/// Template like [`FIRST_SYSTEM_ONLY`] that also raises an exception unless user and assistant turns
+/// alternate.
 pub const STRICT_TURNS: &str = "{% set ns = namespace(last='assistant') %}{% for m in messages %}
     {%- if m.role == 'system' and not loop.first %}{{ raise_exception('one system message') }}{% endif %}
     {%- if m.role != 'system' %}{% if m.role == ns.last %}{{ raise_exception('roles must alternate') }}{% endif %}
@@ -92,7 +94,7 @@ pub const STRICT_TURNS: &str = "{% set ns = namespace(last='assistant') %}{% for
     {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Headers between special tokens, trimmed contents, a token for the beginning of the text, no tool role.
+/// Template with headers between special tokens, trimmed contents and a start token. It has no tool role.
 pub const HEADERS: &str = r#"{{ bos_token }}
 {%- for message in messages %}
     {%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
@@ -100,7 +102,7 @@ pub const HEADERS: &str = r#"{{ bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"#;
 
-/// The metadata of the tiny tokenizer, as a GGUF file would carry it.
+/// Returns the metadata of the tiny tokenizer, as in a GGUF file.
 pub fn tiny_gguf() -> GgufTokenizer {
     let bytes = (0..=255).map(|byte| alphabet::to_char(byte).to_string());
     let specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(String::from);
@@ -114,26 +116,27 @@ pub fn tiny_gguf() -> GgufTokenizer {
     }
 }
 
-/// The tiny tokenizer.
+/// Creates the tiny tokenizer.
 ///
 /// # Errors
-/// Never in practice; what [`Tokenizer::new`] says.
+/// Returns the errors of [`Tokenizer::new`]; none occurs in practice.
 pub fn tiny_tokenizer() -> Result<Tokenizer, TextError> {
     Tokenizer::new(&TokenizerSource::Gguf(tiny_gguf()))
 }
 
-/// The tiny tokenizer with plain ChatML and the Hermes protocol.
+/// Creates a chat from the tiny tokenizer with plain ChatML and the Hermes protocol.
 ///
 /// # Errors
-/// Never in practice; what [`Chat::new`] says.
+/// Returns the errors of [`Chat::new`]; none occurs in practice.
 pub fn tiny_chat() -> Result<Chat, TextError> {
     Chat::new(tiny_tokenizer()?, Some("chatml"), ChatOptions::default())
 }
 
-/// The tiny tokenizer with tokens for headers, and a template that has no tool role.
+/// Creates a chat from the tiny tokenizer with header tokens and [`HEADERS`], a template without a tool
+/// role.
 ///
 /// # Errors
-/// Never in practice; what [`Chat::new`] says.
+/// Returns the errors of [`Chat::new`]; none occurs in practice.
 pub fn header_chat() -> Result<Chat, TextError> {
     let mut source = tiny_gguf();
     for special in ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] {
@@ -144,16 +147,16 @@ pub fn header_chat() -> Result<Chat, TextError> {
     Chat::new(Tokenizer::new(&source)?, Some(HEADERS), ChatOptions::default())
 }
 
-/// The tiny tokenizer with [`THOUGHTFUL`], thinking or not.
+/// Creates a chat from the tiny tokenizer with [`THOUGHTFUL`]. `thinks` sets `enable_thinking`.
 ///
 /// # Errors
-/// Never in practice; what [`Chat::new`] says.
+/// Returns the errors of [`Chat::new`]; none occurs in practice.
 pub fn thoughtful(thinks: bool) -> Result<Chat, TextError> {
     let variables = [("enable_thinking".to_owned(), thinks.into())].into_iter().collect();
     Chat::new(tiny_tokenizer()?, Some(THOUGHTFUL), ChatOptions { variables, ..ChatOptions::default() })
 }
 
-/// A reply as it would be sampled, with the token that ends it.
+/// Returns the tokens of a completion as it would be sampled, including the token that ends it.
 pub fn sampled(chat: &Chat, text: &str) -> Vec<u32> {
     let mut ids = chat.tokenizer().encode(text);
     ids.extend(chat.stop_ids().first());

@@ -1,4 +1,4 @@
-//! Tags of a model's thoughts. How a reply is taken apart by them: `reader.rs`.
+//! Finds the tags around a model's reasoning. The parser that uses them is in `reader.rs`.
 
 use std::collections::BTreeSet;
 
@@ -6,39 +6,41 @@ use serde_json::{Map, Value, json};
 
 use crate::{ChatTemplate, Rendering, Tokenizer};
 
-/// A pair of tags around a thought.
+/// A pair of tags around reasoning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ThoughtTags {
     pub open: String,
     pub close: String,
 }
 
-/// Tags that a prompt may ask for although neither template nor tokenizer knows them.
+/// Tags that a prompt may request although neither the template nor the tokenizer contains them.
 const USUAL: [(&str, &str); 2] = [("<think>", "</think>"), ("<thinking>", "</thinking>")];
 
-/// Tags that are made up of several tokens, for models that have the first of these.
+/// Tags that consist of several tokens, for models that have the token in the first column.
 const COMPOUND: [(&str, &str, &str); 2] = [
     ("<|channel|>", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     ("<|channel>", "<|channel>thought", "<channel|>"),
 ];
 
-/// Tags that close calls, which templates may drop as they drop thoughts.
+/// Closing tags of calls, whose content templates may drop like reasoning.
 const CALLS: [&str; 2] = ["</tool_call>", "</minimax:tool_call>"];
 
-/// Fields of a message that published templates read reasoning from.
+/// Message fields from which published templates read reasoning.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 const THOUGHT: &str = "LevadeProbeThought";
 const SPEECH: &str = "LevadeProbeSpeech";
 
-/// The tags of a model's thoughts.
+/// The reasoning tags of a model.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Thoughts(Vec<ThoughtTags>);
 
 impl Thoughts {
-    /// Finds the tags that a model uses: pairs in the template or among the tokens that are named after
-    /// thinking, that the template prints around reasoning, or whose contents it drops from the past; and the
-    /// usual ones.
+    /// Finds the tags that a model uses: the usual tags, and certain pairs in the template or the
+    /// vocabulary.
+    ///
+    /// A pair is included if it is named after thinking, if the template prints it around reasoning, or
+    /// if the template drops its contents from past turns.
     pub(crate) fn find(
         template: &ChatTemplate,
         tokenizer: &Tokenizer,
@@ -81,7 +83,7 @@ impl Thoughts {
         found
     }
 
-    /// The one pair of a format that says how thoughts are written.
+    /// Creates the tags of a format that defines how reasoning is written.
     pub(crate) fn only([open, close]: [&str; 2]) -> Self {
         Thoughts(vec![ThoughtTags { open: open.into(), close: close.into() }])
     }
@@ -93,13 +95,13 @@ impl Thoughts {
         }
     }
 
-    /// Takes out pairs in which one of these ends a reply, so that nothing could follow the thought.
+    /// Removes each pair with a tag that ends a completion, because nothing could follow the reasoning.
     pub(crate) fn remove(&mut self, ends: &[String]) {
         self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
     }
 
-    /// Tags that reasoning is written in where a message brings it apart: a pair that the template has, else
-    /// one of the tokenizer's, else the usual one.
+    /// Returns the tags around reasoning that comes from a separate field. Prefers a pair in the
+    /// template, then a pair of the tokenizer, then the usual pair.
     pub(crate) fn preferred(&self, template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<&ThoughtTags> {
         let added = tokenizer.added_tokens();
         let in_template = || self.0.iter().find(|tags| template.source().contains(&tags.close));
@@ -107,26 +109,26 @@ impl Thoughts {
         in_template().or_else(in_tokenizer).or(self.0.first())
     }
 
-    /// The last tag in `text` that closes a thought.
+    /// Returns the last closing tag in `text`.
     pub(crate) fn closed_in(&self, text: &str) -> Option<&str> {
         let found = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.close)?, tags.close.as_str())));
         found.max_by_key(|(at, _)| *at).map(|(_, close)| close)
     }
 
-    /// `text` without the tag at its beginning that opens the thought which `close` ends.
+    /// Returns `text` without the opening tag at its start that belongs to `close`.
     pub(crate) fn without_open<'a>(&self, text: &'a str, close: &str) -> &'a str {
         let tags = self.0.iter().find(|tags| tags.close == close);
         let rest = tags.and_then(|tags| text.trim_start().strip_prefix(tags.open.as_str()));
         rest.map_or(text, |rest| rest.trim_start_matches('\n'))
     }
 
-    /// All pairs.
+    /// Returns all pairs of tags, the usual ones first.
     pub(crate) fn pairs(&self) -> &[ThoughtTags] {
         &self.0
     }
 
-    /// Whether a thought is under way at the end of `text`, given that none was at its beginning. Also gives
-    /// the tag that closes it.
+    /// Returns the tags of the reasoning that is still open at the end of `text`, or `None`. Assumes that
+    /// no reasoning was open at its start.
     pub(crate) fn left_open(&self, text: &str) -> Option<&ThoughtTags> {
         let last_close = self.0.iter().filter_map(|tags| text.rfind(&tags.close)).max();
         let last_open = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.open)?, tags)));
@@ -135,13 +137,13 @@ impl Thoughts {
     }
 }
 
-/// `</x>` and its like without the slash.
+/// Returns a closing tag such as `</x>` without its slash.
 fn without_slash(tag: &str) -> Option<String> {
     let at = tag.find('/').filter(|&at| tag[..at].chars().all(|c| "<[◁|".contains(c)))?;
     Some(format!("{}{}", &tag[..at], &tag[at + 1..]))
 }
 
-/// Words in brackets, without white space.
+/// Returns the words in brackets that contain no white space.
 fn tags_in(text: &str) -> impl Iterator<Item = String> {
     const LONGEST: usize = 40;
     text.char_indices().filter_map(move |(at, c)| {
@@ -159,7 +161,7 @@ fn tags_in(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Asks a template how it treats thoughts.
+/// Probes how a template treats reasoning.
 struct Probe<'a> {
     template: &'a ChatTemplate,
     variables: &'a Map<String, Value>,
@@ -172,7 +174,7 @@ impl Probe<'_> {
         self.template.render(rendering).ok()
     }
 
-    /// Whether the template leaves out what stands between two tags once the conversation goes on.
+    /// Returns whether the template drops the text between two tags once the conversation continues.
     fn drops(&self, open: &str, close: &str) -> bool {
         let content = format!("{open}{THOUGHT}{close}{SPEECH}");
         let user = json!({ "role": "user", "content": "Hi" });
@@ -180,8 +182,8 @@ impl Probe<'_> {
         self.render(&messages).is_some_and(|text| text.contains(SPEECH) && !text.contains(THOUGHT))
     }
 
-    /// The tags that the template prints around reasoning that it is given apart, where it prints them
-    /// nowhere else.
+    /// Returns the tags that the template prints around reasoning from a separate field, unless it also
+    /// prints them elsewhere.
     fn around_reasoning(&self) -> Option<(String, String)> {
         let user = json!({ "role": "user", "content": "Hi" });
         let plain = json!({ "role": "assistant", "content": SPEECH });

@@ -1,4 +1,4 @@
-//! Tags of thoughts, and replies with thoughts in them.
+//! Tests of reasoning tags, and of completions with reasoning.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{Chat, ChatOptions, Malformed, Message, Piece, TextError, TokenizerSo
 const CALL: &str =
     "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>";
 
-/// A chat whose tokenizer has these tokens besides, special or not.
+/// Creates a chat whose tokenizer has additional tokens, special or not.
 fn chat_with(tokens: &[(&str, TokenType)], template: &str, options: ChatOptions) -> Result<Chat, TextError> {
     let mut source = tiny_gguf();
     for (token, kind) in tokens {
@@ -27,14 +27,14 @@ fn calculator() -> ToolSpec {
     ToolSpec { name: "calculator".into(), description: String::new(), parameters: json!({"type": "object"}) }
 }
 
-/// The content of a reply, and how many calls it makes.
+/// Returns the content of a completion and the number of its calls.
 fn read(chat: &Chat, said: &str, in_thought: bool) -> (String, usize) {
     let parsed = chat.parse(said, in_thought, &[calculator()]);
     (parsed.content, parsed.calls.len())
 }
 
 #[test]
-fn calls_and_answers_are_looked_for_outside_of_thoughts() {
+fn parse_ignores_calls_inside_reasoning() {
     let chat = tiny_chat().unwrap();
     let of = |said: &str, in_thought| read(&chat, said, in_thought);
     let say = |text: &str, calls| (text.to_owned(), calls);
@@ -42,16 +42,16 @@ fn calls_and_answers_are_looked_for_outside_of_thoughts() {
     assert_eq!(of(&format!("<think>{CALL}</think>42"), false), say("42", 0));
     assert_eq!(of(&format!("<think>{CALL}</think>{CALL}"), false), say("", 1));
     assert_eq!(of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false), say("1\n2\n3", 1));
-    // Never closed: by the reply, by what the prompt began.
+    // Unclosed reasoning, opened by the completion or by the prompt.
     assert_eq!(of(&format!("<think>{CALL} 42"), false), say("", 0));
     assert_eq!(of(&format!("{CALL} 42"), true), say("", 0));
     assert_eq!(of("", true), say("", 0));
     assert_eq!(of("1 <think> 42", false), say("1", 0));
     assert_eq!(of(&format!("hm</think>{CALL}"), true), say("", 1));
-    // Closed twice, or without having been opened.
+    // Reasoning that is closed twice, or closed without being opened.
     assert_eq!(of("<think>a<think>b</think>c</think>d", false), say("d", 0));
     assert_eq!(of("a</think>b", false), say("b", 0));
-    // Tags in the JSON of a call are text; in one that cannot be read they are tags.
+    // Tags in the JSON of a call are text. In a malformed call, they are tags.
     let text = CALL.replace("1+1", "</think><think>");
     assert_eq!(of(&format!("hm</think>{text} 2"), true), say("2", 1));
     assert_eq!(of("<tool_call>{oops</think>42", false), say("42", 0));
@@ -59,7 +59,7 @@ fn calls_and_answers_are_looked_for_outside_of_thoughts() {
 }
 
 #[test]
-fn tags_are_found_in_template_and_tokenizer() {
+fn reasoning_tags_are_found_in_template_and_tokenizer() {
     let base = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}\
         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let reads = |chat: &Chat, open: &str, close: &str| {
@@ -83,7 +83,7 @@ fn tags_are_found_in_template_and_tokenizer() {
             assert!(reads(&chat, open, close), "{open}");
         }
     }
-    // By what the template does with them, whatever they are called.
+    // Tags are also found by the template's behavior, whatever their names.
     let drops = base.replace("m.content", "m.content.split('</pad>')[-1]");
     let drops = format!("{drops}{{# <pad> #}}");
     assert!(reads(&chat_with(&[], &drops, ChatOptions::default()).unwrap(), "<pad>", "</pad>"));
@@ -100,7 +100,7 @@ fn tags_are_found_in_template_and_tokenizer() {
 }
 
 #[test]
-fn tags_that_are_special_tokens_are_read_and_written_as_them() {
+fn special_token_tags_round_trip() {
     let (special, text) = (TokenType::Control, TokenType::UserDefined);
     for (open, close) in [(special, special), (special, text), (text, special)] {
         let tokens = [
@@ -125,7 +125,7 @@ fn tags_that_are_special_tokens_are_read_and_written_as_them() {
         assert_eq!((streamed.raw, streamed.thought.as_str()), (chat.said(&reply), "hm"));
         assert_eq!((streamed.speech.as_str(), &streamed.calls), ("", &parsed.calls));
 
-        // As it is written for the model: in demonstrations, in the past, in what tools are described with.
+        // As it is written for the model: in demonstrations, in the history, and in tool descriptions.
         let count = |ids: &[u32], id: u32| ids.iter().filter(|&&found| found == id).count();
         let call = parsed.calls[0].clone().unwrap();
         let shown = chat.assistant(&Message::calls("<think>hm</think>", vec![call.clone()]), None).unwrap();
@@ -133,8 +133,8 @@ fn tags_that_are_special_tokens_are_read_and_written_as_them() {
         let written = Message::assistant(format!("<think>hm</think>\n{CALL}"));
         let history = [Message::user(CALL), written, Message::tool("</tool_call>")];
         let prompt = chat.prompt(&history, &[calculator()]).unwrap();
-        // Once in the description, once in the past; never where somebody else wrote it, unless the tokenizer
-        // takes it for text anyway.
+        // Once in the description and once in the history. Never in external text, unless the tokenizer
+        // treats the tag as text anyway.
         let outside = |kind| if kind == special { 0 } else { 1 };
         assert_eq!(count(&prompt, 259), 2 + outside(open));
         assert_eq!(count(&prompt, 260), 2 + 2 * outside(close));
@@ -142,7 +142,7 @@ fn tags_that_are_special_tokens_are_read_and_written_as_them() {
 }
 
 #[test]
-fn special_tokens_that_are_a_part_of_a_tag_or_hold_one_are_read() {
+fn special_tokens_overlapping_tags_are_decoded() {
     let question = [Message::user("1+1?")];
     for token in ["<tool", "_call>", "</", "{\"name\": ", "\n<tool_call>\n"] {
         let chat = chat_with(&[(token, TokenType::Control)], "chatml", ChatOptions::default()).unwrap();
@@ -157,7 +157,7 @@ fn special_tokens_that_are_a_part_of_a_tag_or_hold_one_are_read() {
 }
 
 #[test]
-fn calls_that_cannot_be_written_are_refused_by_the_name_of_the_token() {
+fn unwritable_calls_are_rejected_naming_token() {
     let question = [Message::user("1+1?")];
     let ends = |token: &str, template: &str| {
         let mut source = tiny_gguf();
@@ -171,7 +171,7 @@ fn calls_that_cannot_be_written_are_refused_by_the_name_of_the_token() {
     };
     let error = ends("<tool_call>", "chatml").unwrap_err();
     assert!(error.contains("\"<tool_call>\"") && error.contains("ends a reply"), "{error}");
-    // The last tag of a call may end a reply, but not where it is all that tells the end of a turn.
+    // The closing tag of a call may end a completion, but not if it is the only end of a turn.
     assert!(ends("</tool_call>", "chatml").is_ok());
     let template = "{% for m in messages %}{{ m.role + ': ' + m.content + '</tool_call>' }}{% endfor %}\
         {% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}";
@@ -180,7 +180,7 @@ fn calls_that_cannot_be_written_are_refused_by_the_name_of_the_token() {
 }
 
 #[test]
-fn why_no_call_was_read_is_said() {
+fn why_no_call_explains_missing_result() {
     let chat = tiny_chat().unwrap();
     let why = |said: &str, in_thought| chat.why_no_call(said, in_thought, &[calculator()]);
     for (said, want) in [
@@ -198,7 +198,7 @@ fn why_no_call_was_read_is_said() {
 }
 
 #[test]
-fn calls_without_tags_are_read_where_that_is_asked_for() {
+fn bare_calls_are_parsed_if_enabled() {
     let said = "<think>{\"name\": \"calculator\"}</think>```json\n{\"name\": \"calculator\", \"arguments\": {}}\n```";
     let parsed = |bare_calls| {
         let chat = Chat::new(
@@ -211,13 +211,13 @@ fn calls_without_tags_are_read_where_that_is_asked_for() {
     let found = parsed(true);
     assert!(found.bare && found.calls.len() == 1 && found.content.is_empty(), "{found:?}");
     assert!(!parsed(false).bare && parsed(false).calls.is_empty());
-    // Where there are tags, they say what is a call.
+    // If there are tags, only they mark calls.
     let chat = chat_with(&[], "chatml", ChatOptions { bare_calls: true, ..ChatOptions::default() }).unwrap();
     let both = chat.parse(&format!("{{\"name\": \"calculator\"}}{CALL}"), false, &[calculator()]);
     assert!(!both.bare && both.calls.len() == 1);
 }
 
-/// A reply of pieces that are whole: what is said, thoughts, calls.
+/// Generates a completion of complete pieces: content, reasoning, calls.
 fn well_formed() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         "[a-z <{\n]{0,8}".prop_map(|text| text),
@@ -228,13 +228,13 @@ fn well_formed() -> impl Strategy<Value = String> {
     proptest::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
 }
 
-/// Everything that a stream says.
+/// The concatenated output of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Streamed {
     pub speech: String,
     pub thought: String,
     pub calls: Vec<Result<ToolCall, Malformed>>,
-    /// All text, without the line breaks that begin further stretches.
+    /// All text, without the line breaks that start later stretches.
     pub raw: String,
 }
 
@@ -276,7 +276,7 @@ impl Streamed {
 
 proptest! {
     #[test]
-    fn spans_are_the_text(
+    fn spans_concatenate_to_text(
         text in "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ ]{0,5}){0,10}",
         in_thought: bool,
     ) {
@@ -286,7 +286,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stream_says_what_the_whole_says(
+    fn stream_matches_complete_parse(
         reply in prop_oneof![
             well_formed(),
             "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ \n]{0,5}){0,10}",

@@ -1,15 +1,17 @@
-//! Text to token ids and back.
+//! Converts text to token ids and back.
 //!
-//! Guarantees: [`Tokenizer::encode`] never yields a special token, whatever the text, and adds nothing;
-//! special tokens come only from [`Tokenizer::encode_template`]. For a vocabulary that covers all bytes,
-//! decoding the ids of a text gives the text back (after the tokenizer's own normalisation, such as NFC for
-//! Qwen2).
+//! A *special* token is a token that the tokenizer marks as special: a control token in a GGUF file, or
+//! `"special": true` in a `tokenizer.json`. Added tokens without this mark (`<tool_call>` of Qwen2.5) are
+//! ordinary text.
 //!
-//! A *special* token is one that the tokenizer marks so: control tokens of a GGUF file, `"special": true` in
-//! a `tokenizer.json`. Tokens that are merely matched first (`<tool_call>` of Qwen2.5) are text like any
-//! other.
+//! Supported are byte-level BPE, and SentencePiece BPE with byte fallback (Gemma). Other kinds are
+//! rejected.
 //!
-//! Byte-level BPE, and SentencePiece's BPE with bytes for what is no token (Gemma); others are refused.
+//! # Guarantees
+//! - **No special tokens from text**: [`Tokenizer::encode`] never returns a special token, whatever the
+//!   text, and adds no tokens. Special tokens come only from [`Tokenizer::encode_template`].
+//! - **Round trip**: if the vocabulary covers all bytes, decoding the ids of a text returns the text,
+//!   after the tokenizer's own normalization (such as NFC for Qwen2).
 
 use std::collections::HashMap;
 
@@ -20,19 +22,21 @@ use tokenizers::{DecoderWrapper, ModelWrapper};
 use crate::length::Longest;
 use crate::{TextError, alphabet, gguf, sentencepiece};
 
-/// Ids beyond this belong to as many tokens, or are damage: there is a place for each one below the last.
+/// Number of ids up to which a vocabulary may be sparse. If the largest id exceeds it, there must be at
+/// least a quarter as many tokens; otherwise the file is damaged. The token table has an entry for every
+/// id up to the largest one.
 const MOST_IDS: usize = 1 << 20;
 
-/// A special token and how it is matched.
+/// A special token and its matching rules.
 #[derive(Debug, Clone)]
 struct Special {
     id: u32,
     text: String,
-    /// Takes the white space before it along.
+    /// Whether the token absorbs the white space before it.
     lstrip: bool,
-    /// Takes the white space after it along.
+    /// Whether the token absorbs the white space after it.
     rstrip: bool,
-    /// Only where no letter or digit touches it.
+    /// Whether the token matches only if no letter, digit or underscore is adjacent to it.
     single_word: bool,
 }
 
@@ -40,7 +44,7 @@ struct Special {
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// Bytes that each id stands for; `None` for special tokens and holes.
+    /// Bytes of each token by id; `None` for special tokens and unused ids.
     bytes: Vec<Option<Vec<u8>>>,
     /// Special tokens by their first character, longest first.
     specials: HashMap<char, Vec<Special>>,
@@ -51,11 +55,11 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// A tokenizer from a model's files. Beginning and end of text are known from GGUF only; see
-    /// [`with_ends`](Self::with_ends).
+    /// Creates a tokenizer from a model's files. Only GGUF files define the tokens at the start and the
+    /// end of a text; for other files, see [`with_ends`](Self::with_ends).
     ///
     /// # Errors
-    /// When the file is damaged, or of a kind that is not supported; the message says which and what to do.
+    /// Returns an error with a remedy if the file is damaged or of an unsupported kind.
     pub fn new(source: &TokenizerSource) -> Result<Self, TextError> {
         match source {
             TokenizerSource::Json(bytes) => Self::from_json(bytes),
@@ -73,7 +77,8 @@ impl Tokenizer {
         Ok(Self::from_json(json.as_bytes())?.with_ends(metadata.bos, &eos))
     }
 
-    /// The library panics on some damaged files, on others only when it is used: so it is tried at once.
+    /// Parses the tokenizer and tries it out immediately. On some damaged files, the library panics when
+    /// it parses; on other damaged files, it panics only when it encodes.
     fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
         let stops = |what: String| {
             TextError::Tokenizer(format!(
@@ -85,7 +90,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Encodes a little of everything.
+    /// Encodes samples of many scripts, symbols and white space.
     fn try_out(&self) -> Result<(), TextError> {
         let ascii: String = (0..128).map(char::from).collect();
         let latin: String = ('\u{80}'..'\u{250}').collect();
@@ -107,7 +112,8 @@ impl Tokenizer {
         })?;
         let to_bytes = check_supported(&inner, bytes)?;
         check_ids(&inner, bytes)?;
-        // Lengths are the caller's business: a file saved with truncation on would cut every text.
+        // Length limits are up to the caller: a file saved with truncation enabled would truncate every
+        // text.
         inner.with_padding(None);
         inner
             .with_truncation(None)
@@ -164,7 +170,7 @@ impl Tokenizer {
         }
     }
 
-    /// Sets the tokens that begin and end a text, as the model's configuration names them.
+    /// Sets the tokens that start and end a text, as named in the model's configuration.
     #[must_use]
     pub fn with_ends(mut self, bos: Option<u32>, eos: &[u32]) -> Self {
         self.bos = bos;
@@ -172,9 +178,9 @@ impl Tokenizer {
         self
     }
 
-    /// Sets the tokens that begin and end a text from the names that templates use and the ids of the
-    /// configuration. They need not agree: Qwen2.5 has a beginning of text in its configuration that its
-    /// templates know nothing of. The names decide what templates print; every end counts.
+    /// Sets the tokens that start and end a text, from the names that templates use and the ids of the
+    /// configuration. The two may disagree: Qwen2.5 configures a start token that its templates do not
+    /// use. The names determine what templates print. All configured end tokens count.
     pub(crate) fn with_named_ends(self, names: &SpecialTokens, bos: Option<u32>, eos: &[u32]) -> Self {
         let named = |name: &Option<String>| name.as_ref().and_then(|text| self.special(text));
         let bos = if *names == SpecialTokens::default() { bos } else { named(&names.bos) };
@@ -184,44 +190,44 @@ impl Tokenizer {
         self.with_ends(bos, &ends)
     }
 
-    /// The token that begins a text.
+    /// Returns the token that starts a text, or `None` if there is none.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// The tokens that end a text, the main one first.
+    /// Returns the tokens that end a text, the main one first.
     pub fn eos(&self) -> &[u32] {
         &self.eos
     }
 
-    /// One more than the largest id. A model may have more rows than this in its embedding.
+    /// Returns the vocabulary size: the largest id plus one. The embedding of a model can have more rows.
     pub fn vocabulary(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The id of a special token by its text.
+    /// Returns the id of a special token by its text.
     pub fn special(&self, text: &str) -> Option<u32> {
         let group = self.specials.get(&text.chars().next()?)?;
         group.iter().find(|special| special.text == text).map(|special| special.id)
     }
 
-    /// The special tokens with their texts, in no order.
+    /// Returns the ids and texts of the special tokens, in arbitrary order.
     pub(crate) fn specials(&self) -> impl Iterator<Item = (u32, &str)> {
         self.special_texts.iter().map(|(id, text)| (*id, text.as_str()))
     }
 
-    /// Whether `id` is a special token.
+    /// Returns whether `id` is a special token.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_texts.contains_key(&id)
     }
 
-    /// The texts of the tokens that are matched before all others, special or not.
+    /// Returns the texts of the added tokens, special or not. They are matched before all other tokens.
     pub(crate) fn added_tokens(&self) -> Vec<String> {
         self.inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect()
     }
 
-    /// The text of a token: of special tokens their name, of others what they stand for, with U+FFFD for the
-    /// bytes of unfinished characters. Empty for ids out of range.
+    /// Returns the text of a token: the name of a special token, or the decoded bytes of another one.
+    /// Incomplete characters become U+FFFD. Empty for ids out of range.
     pub fn token_text(&self, id: u32) -> String {
         match self.special_texts.get(&id) {
             Some(text) => text.clone(),
@@ -229,51 +235,53 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text. Special tokens in it are encoded as the characters they are written with, and
-    /// nothing is added at either end.
+    /// Returns the ids of a text. Special tokens in it are encoded as plain characters, and no tokens are
+    /// added at either end.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         if text.is_empty() {
             return Vec::new();
         }
-        // BPE fails only on an unknown token that the vocabulary lacks, which `check_supported` has excluded;
-        // and where bytes are tokens, nothing is unknown.
+        // BPE fails only on an unknown token that the vocabulary lacks, which `check_supported` has
+        // excluded. With byte tokens, nothing is unknown.
         let encoding = self.inner.encode_fast(text, false).expect("BPE over bytes encodes any text");
         encoding.get_ids().to_vec()
     }
 
-    /// The ids of a text in which special tokens count as themselves. For text from a trusted template only.
+    /// Returns the ids of a text in which special tokens count as themselves. Only for text from a
+    /// trusted template.
     pub fn encode_template(&self, text: &str) -> Vec<u32> {
         self.encode_guarded(text, None)
     }
 
-    /// The ids of a whole text, as models were trained to read one: special tokens count as themselves, and
-    /// the tokenizer's own beginning of a text comes first, where it adds one. For completions, not for
-    /// messages.
+    /// Returns the ids of a complete document in the format that models were trained on: special tokens
+    /// count as themselves, and the tokenizer's own start token comes first, if it adds one. For raw
+    /// completions, not for messages.
     pub fn encode_document(&self, text: &str) -> Vec<u32> {
-        // An empty text is what is added alone.
+        // The ids of an empty text are the added tokens.
         let mut ids =
             self.inner.encode_fast("", true).map(|added| added.get_ids().to_vec()).unwrap_or_default();
         ids.retain(|id| Some(*id) == self.bos || !self.eos.contains(id));
         let rest = self.encode_template(text);
         if ids.first() == rest.first() && ids.len() == 1 {
-            // Whoever wrote the beginning out does not want it twice.
+            // The text already starts with the start token; it is not added twice.
             ids.clear();
         }
         ids.extend(rest);
         ids
     }
 
-    /// Rejects a text whose bytes show that it has more than `max_tokens` tokens. Takes a fraction of the
-    /// time that [`encode`](Self::encode) takes.
+    /// Rejects a text whose bytes show that it has more than `max_tokens` tokens. This takes a fraction
+    /// of the time of [`encode`](Self::encode).
     ///
     /// # Errors
-    /// Returns [`TextError::TooLong`] for such a text.
+    /// Returns [`TextError::TooLong`] if the text is rejected.
     pub fn check_length(&self, text: &str, max_tokens: usize) -> Result<(), TextError> {
         self.longest.check(text, max_tokens)
     }
 
-    /// Like [`encode_template`](Self::encode_template), but no special token starts at a `guard` character or
-    /// spans one. The guards themselves leave no trace: text around one is encoded as if it were not there.
+    /// Returns the ids of [`encode_template`](Self::encode_template), except that no special token starts
+    /// at a `guard` character or spans one. Guards are removed: the text around a guard is encoded as if
+    /// the guard were absent.
     pub(crate) fn encode_guarded(&self, text: &str, guard: Option<char>) -> Vec<u32> {
         let mut ids = Vec::new();
         let mut plain = String::new();
@@ -305,7 +313,7 @@ impl Tokenizer {
         ids
     }
 
-    /// The longest special token at the start of `text`.
+    /// Returns the longest special token at the start of `text`. `before` is the preceding character.
     fn special_at(&self, text: &str, before: Option<char>) -> Option<&Special> {
         let group = self.specials.get(&text.chars().next()?)?;
         let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
@@ -315,17 +323,18 @@ impl Tokenizer {
         })
     }
 
-    /// The special token that `text` starts with, and its length in bytes.
+    /// Returns the special token at the start of `text`, and its length in bytes.
     pub(crate) fn leading_special(&self, text: &str) -> Option<(u32, usize)> {
         self.special_at(text, None).map(|special| (special.id, special.text.len()))
     }
 
-    /// Puts `guard` into a text from outside wherever a special token could otherwise begin: before every
-    /// occurrence of one, and, with `edges`, where the text could make one together with what a template
-    /// prints before or after it.
+    /// Inserts `guard` into an external text before every occurrence of a special token.
+    ///
+    /// If `edges` is set, also inserts it before text that could form a special token together with the
+    /// template's text before or after it.
     pub(crate) fn guard(&self, text: &str, guard: char, edges: bool) -> String {
         let mut out = String::with_capacity(text.len());
-        // The middle or the end of a special token whose beginning the template would have to print.
+        // The text may be the middle or the end of a special token whose start the template prints.
         let completes = |part: &str| text.starts_with(part) || part.starts_with(text);
         let inside = |special: &str| special.char_indices().skip(1).any(|(at, _)| completes(&special[at..]));
         if edges && !text.is_empty() && self.special_texts.values().any(|special| inside(special)) {
@@ -344,13 +353,13 @@ impl Tokenizer {
         out
     }
 
-    /// The text of ids, without special tokens and ids out of range. Bytes that are not UTF-8 become U+FFFD.
+    /// Decodes ids, without special tokens and ids out of range. Invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().filter_map(|&id| self.token_bytes(id)).flatten().copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The text of ids, the special tokens among `kept` by their names, without the other ones.
+    /// Decodes ids. Special tokens in `kept` are printed by name; other special tokens are omitted.
     pub(crate) fn decode_keeping(&self, ids: &[u32], kept: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.bytes_keeping(id, kept)).copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -364,23 +373,24 @@ impl Tokenizer {
         }
     }
 
-    /// The text of ids, special tokens by their names. Ids out of range leave no trace.
+    /// Decodes ids and prints special tokens by name. Ids out of range are omitted.
     pub fn decode_with_special(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.bytes_with_special(id)).copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes of a token, of special tokens those of their names; none of ids out of range.
+    /// Returns the bytes of a token, or the bytes of its name for a special token. Empty for ids out of
+    /// range.
     pub fn bytes_with_special(&self, id: u32) -> &[u8] {
         let special = self.special_texts.get(&id).map(String::as_bytes);
         special.or_else(|| self.token_bytes(id)).unwrap_or_default()
     }
 
-    /// A `tokenizer.json` that other programs load to get the same ids;
-    /// `levade_model::write_tokenizer_config` writes what goes with it.
+    /// Returns a `tokenizer.json` that other programs can load to get the same ids.
+    /// `levade_model::write_tokenizer_config` writes the files that belong to it.
     ///
     /// # Errors
-    /// When it cannot be written as JSON.
+    /// Returns an error if the tokenizer cannot be serialized as JSON.
     pub fn to_json(&self) -> Result<String, TextError> {
         self.inner
             .to_string(true)
@@ -394,7 +404,8 @@ impl TokenBytes for Tokenizer {
     }
 }
 
-/// Checks the kind of a tokenizer; returns how its tokens are read as bytes.
+/// Checks that the kind of a tokenizer is supported, and returns the function that converts its tokens to
+/// bytes.
 fn check_supported(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<fn(&str) -> Vec<u8>, TextError> {
     let ModelWrapper::BPE(model) = inner.get_model() else {
         return Err(TextError::Tokenizer(
@@ -430,8 +441,8 @@ fn check_supported(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<fn(&st
     Ok(to_bytes)
 }
 
-/// Ids of added tokens follow from their order, and the library renumbers them in silence where the file
-/// disagrees.
+/// Checks the ids of added tokens. The library derives them from their order, and silently renumbers them
+/// if the file disagrees.
 fn check_ids(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<(), TextError> {
     let added = added_tokens(bytes)
         .map_err(|error| TextError::Tokenizer(format!("tokenizer.json does not parse: {error}")))?;

@@ -1,4 +1,4 @@
-//! Tests of texts and their ids, and of files that are not as they should be.
+//! Tests of encoding and decoding, and of invalid tokenizer files.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn tiny() -> Tokenizer {
     testing::tiny_tokenizer().unwrap()
 }
 
-/// A byte-level vocabulary with a few merges, so that ids depend on what stands together.
+/// Returns a byte-level vocabulary with a few merges, so that ids depend on adjacent characters.
 fn merging(pre: &str) -> GgufTokenizer {
     let mut source = testing::tiny_gguf();
     source.pre = pre.into();
@@ -34,7 +34,7 @@ fn encode_never_yields_special_tokens() {
 }
 
 #[test]
-fn special_tokens_by_name() {
+fn special_tokens_are_found_by_name() {
     let tokenizer = tiny();
     assert_eq!(tokenizer.special("<|im_start|>"), Some(IM_START));
     assert_eq!(tokenizer.special("a"), None);
@@ -50,7 +50,7 @@ fn special_tokens_by_name() {
 }
 
 #[test]
-fn names_decide_what_templates_print_and_every_end_counts() {
+fn named_ends_set_bos_and_all_eos() {
     let ends = |names: &SpecialTokens, bos, eos: &[u32]| {
         let tokenizer = tiny().with_named_ends(names, bos, eos);
         (tokenizer.bos(), tokenizer.eos().to_vec())
@@ -63,7 +63,7 @@ fn names_decide_what_templates_print_and_every_end_counts() {
 }
 
 #[test]
-fn merges_stop_at_the_borders_of_the_pre_tokenizer() {
+fn merges_respect_pre_tokenizer_boundaries() {
     let smollm = Tokenizer::new(&TokenizerSource::Gguf(merging("smollm"))).unwrap();
     assert_eq!(pieces(&smollm, "hello w12"), ["hello", " w", "1", "2"]);
     let gpt2 = Tokenizer::new(&TokenizerSource::Gguf(merging("gpt-2"))).unwrap();
@@ -75,9 +75,10 @@ fn merges_stop_at_the_borders_of_the_pre_tokenizer() {
     assert_eq!(qwen.decode(&qwen.encode("e\u{301}")), "\u{e9}", "Qwen2 composes characters first");
 }
 
-/// llama.cpp gives one way of cutting many names; a file without one is cut in a way of its own.
+/// llama.cpp has many names for the same method of splitting. A file without a name has a method of its
+/// own.
 #[test]
-fn pre_tokenizers_have_many_names() {
+fn pre_tokenizer_synonyms_split_alike() {
     let cut = |pre: &str| {
         let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(merging(pre))).unwrap();
         ["hello w1212", "a 'S e\u{301}\n\nx", "12121 !!\r\n  b"].map(|text| tokenizer.encode(text))
@@ -100,7 +101,7 @@ fn pre_tokenizers_have_many_names() {
 }
 
 #[test]
-fn user_defined_tokens_are_text_and_control_tokens_are_not() {
+fn user_defined_tokens_decode_as_text() {
     let mut source = testing::tiny_gguf();
     source.tokens.push("<tool_call>".into());
     source.types.push(levade_model::TokenType::UserDefined);
@@ -111,7 +112,7 @@ fn user_defined_tokens_are_text_and_control_tokens_are_not() {
 }
 
 #[test]
-fn a_written_tokenizer_reads_back_the_same() {
+fn exported_tokenizer_round_trips() {
     let first = Tokenizer::new(&TokenizerSource::Gguf(GgufTokenizer {
         bos: Some(END_OF_TEXT),
         add_bos: true,
@@ -124,7 +125,7 @@ fn a_written_tokenizer_reads_back_the_same() {
     assert_eq!(first.encode_template(text), second.encode_template(text));
     assert_eq!(first.vocabulary(), second.vocabulary());
     assert_eq!(json, second.to_json().unwrap());
-    // Another program adds the beginning of text, as the GGUF file asks; here the template does.
+    // Other programs add the start token, as the GGUF file requests. Here, the template adds it.
     let other = tokenizers::Tokenizer::from_bytes(json.as_bytes()).unwrap();
     let ids = other.encode_fast(text, true).unwrap().get_ids().to_vec();
     assert_eq!(ids[0], END_OF_TEXT);
@@ -132,7 +133,7 @@ fn a_written_tokenizer_reads_back_the_same() {
 }
 
 #[test]
-fn white_space_around_special_tokens_is_theirs_where_they_say_so() {
+fn special_token_strip_flags_match_reference() {
     let json = tiny().to_json().unwrap();
     let mut file: serde_json::Value = serde_json::from_str(&json).unwrap();
     file["added_tokens"][1]["rstrip"] = true.into();
@@ -154,7 +155,7 @@ fn white_space_around_special_tokens_is_theirs_where_they_say_so() {
 }
 
 #[test]
-fn bad_files_are_named() {
+fn invalid_tokenizer_file_error_names_cause() {
     let message =
         |source: GgufTokenizer| Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
     let tiny = testing::tiny_gguf;
@@ -188,7 +189,7 @@ fn bad_files_are_named() {
 
 proptest! {
     #[test]
-    fn any_text_survives(text in any::<String>()) {
+    fn random_text_round_trips(text in any::<String>()) {
         for pre in ["gpt-2", "smollm", "llama-bpe"] {
             let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(merging(pre))).unwrap();
             let ids = tokenizer.encode(&text);
@@ -198,7 +199,7 @@ proptest! {
     }
 
     #[test]
-    fn guarded_text_is_encoded_as_itself(
+    fn guarded_text_encodes_like_plain_text(
         parts in proptest::collection::vec(
             prop_oneof![
                 Just("<|im_end|>".to_string()), Just("<|im_".to_string()), Just("end|>".to_string()),

@@ -1,7 +1,7 @@
-//! The tokens of a tokenizer as a sampler needs them: their bytes, for stop strings, and grammars over them.
+//! Provides a tokenizer's tokens to a sampler: their bytes, for stop strings, and grammars over them.
 //!
-//! Grammars are llguidance's. A reply may be cut into tokens in any way, as the model likes it: nothing is
-//! forced but the text. Special tokens are no text; a Lark grammar alone can ask for them, by their names.
+//! Grammars are compiled by llguidance. A completion may be split into tokens in any way: only its text
+//! is constrained. Special tokens are not text; only a Lark grammar can request them, by their names.
 
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread;
@@ -15,32 +15,33 @@ use serde_json::{Value, json};
 
 use crate::Tokenizer;
 
-/// Longest text of a grammar, in bytes.
+/// Maximum length of a grammar's text, in bytes.
 const LONGEST: usize = 256 << 10;
-/// Most negations of one term in a row.
+/// Maximum number of consecutive negations of one term.
 const MOST_NEGATIONS: usize = 100;
-/// Room for the recursion over a grammar: more than one of the longest text needs. Only what is used of it
-/// takes memory.
+/// Stack size for the recursion over a grammar, in bytes. The longest allowed grammar needs less. Only
+/// the used part occupies memory.
 const STACK: usize = 512 << 20;
-/// Longest token that a grammar can allow, in bytes: longer ones are never text that a model writes.
+/// Maximum length of a token that a grammar can allow, in bytes. Longer tokens are not text that a model
+/// writes.
 const LONGEST_TOKEN: usize = 1000;
-/// Most states of the lexer of one reply, each of 1 or 2 KB. Schemas of everyday need hundreds.
+/// Maximum number of lexer states per completion, each of 1 or 2 KB. Typical schemas need hundreds.
 const MOST_STATES: usize = 50_000;
-/// The name of a token beyond all others that stands for the end. No grammar can write it: names of special
-/// tokens have no spaces there.
+/// Name of an additional last token that marks the end. No grammar can request it, because names of
+/// special tokens in grammars contain no spaces.
 const END: &str = "<|end of the grammar|>";
 
-/// The tokens of a tokenizer, ready to be drawn.
+/// The tokens of a tokenizer, prepared for sampling.
 pub struct Vocabulary {
-    /// Bytes by id; `None` for special tokens and holes.
+    /// Bytes of each token by id; `None` for special tokens and unused ids.
     bytes: Vec<Option<Vec<u8>>>,
     specials: Vec<(u32, String)>,
-    /// Made when the first grammar comes, which takes about as long as drawing a token.
+    /// Created for the first grammar. Creation takes about as long as sampling one token.
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
 impl Vocabulary {
-    /// That of a tokenizer.
+    /// Creates the vocabulary of a tokenizer.
     pub fn new(tokenizer: &Tokenizer) -> Self {
         let ids = 0..tokenizer.vocabulary() as u32;
         Vocabulary {
@@ -50,7 +51,7 @@ impl Vocabulary {
         }
     }
 
-    /// One more than the largest id, which is the end's for llguidance.
+    /// Returns the largest id plus one. This is the id of the end for llguidance.
     fn end(&self) -> u32 {
         self.bytes.len() as u32
     }
@@ -66,7 +67,7 @@ impl Vocabulary {
     }
 
     fn make_factory(&self) -> Result<ParserFactory, String> {
-        // A text never has the byte that marks special tokens.
+        // A text never contains the byte that marks special tokens.
         let is_text =
             |bytes: &&[u8]| !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= LONGEST_TOKEN;
         let text = |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(is_text).unwrap_or_default().to_vec();
@@ -77,7 +78,7 @@ impl Vocabulary {
         }
         words.push(special(END));
         let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, self.end()), &words);
-        // Not canonical, so that it never asks for one way of cutting a text into tokens.
+        // Not canonical, so that llguidance never requires one specific tokenization.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
@@ -109,10 +110,11 @@ impl Grammars for Vocabulary {
     }
 }
 
-/// Runs work on a thread with room for the recursion over a grammar, which goes as deep as it has rules.
+/// Runs `work` on a thread with a stack for the recursion over a grammar, whose depth is the number of
+/// its rules.
 ///
 /// # Errors
-/// Returns an error if the thread cannot be started, or if the work panics.
+/// Returns an error if the thread cannot be started, or if `work` panics.
 pub(crate) fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK);
@@ -121,7 +123,7 @@ pub(crate) fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, S
     })
 }
 
-/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the room of [`with_room`].
+/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the stack of [`with_room`].
 pub(crate) fn why_not_followed(schema: &Value) -> Option<String> {
     /// A vocabulary of single bytes, over which a grammar compiles in less than a millisecond.
     static BYTES: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary {
@@ -140,7 +142,7 @@ pub(crate) fn why_not_followed(schema: &Value) -> Option<String> {
     }
 }
 
-/// A grammar as llguidance reads it.
+/// Converts a grammar to llguidance's representation.
 fn parsed(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     if let Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) = grammar
         && text.len() > LONGEST
@@ -162,7 +164,7 @@ fn parsed(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     })
 }
 
-/// Most negations in a row, which llguidance nests without a limit.
+/// Returns the largest number of consecutive negations, which llguidance nests without a limit.
 fn most_negations(lark: &str) -> usize {
     let marks = lark.chars().filter(|c| !c.is_whitespace());
     let (_, most) = marks.fold((0, 0), |(row, most): (usize, usize), c| {
@@ -172,13 +174,13 @@ fn most_negations(lark: &str) -> usize {
     most
 }
 
-/// What llguidance says, without its state.
+/// Returns llguidance's message on one line, without its state.
 fn one_line(text: &str) -> String {
     let text = text.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
     text.split_whitespace().collect::<Vec<&str>>().join(" ")
 }
 
-/// A reply that follows a grammar.
+/// Constrains one completion to a grammar.
 struct Following {
     matcher: Matcher,
     kind: &'static str,
@@ -200,7 +202,7 @@ impl Constraint for Following {
         let mask = self.matcher.compute_mask_or_eos();
         let mut tokens = TokenSet::of_words(mask.map_err(|error| self.lost(&error))?.into());
         let may_end = tokens.remove(self.end);
-        // llguidance's place for nodes without a token.
+        // llguidance's id for trie nodes without a token.
         tokens.remove(self.end + 1);
         Ok(Allowed { tokens, may_end })
     }

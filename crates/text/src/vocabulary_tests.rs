@@ -1,4 +1,4 @@
-//! Tests of grammars over the tiny tokenizer: replies are drawn at random from what is allowed.
+//! Tests of grammars over the tiny tokenizer. Completions are sampled at random from the allowed tokens.
 
 use levade_policy::uniform;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ fn vocabulary() -> Vocabulary {
     Vocabulary::new(&tiny_tokenizer().expect("the tiny tokenizer"))
 }
 
-/// A reply drawn from what is allowed, letters first; `None` where it does not end within a thousand tokens.
+/// Samples a completion from the allowed tokens. Returns `None` if it does not end within 1000 tokens.
 fn drawn(vocabulary: &Vocabulary, grammar: &Grammar, stream: u64) -> Option<Vec<u32>> {
     let mut constraint = vocabulary.start(grammar).expect("a good grammar");
     let mut reply = Vec::new();
@@ -52,7 +52,7 @@ fn error(grammar: &Grammar) -> String {
 }
 
 #[test]
-fn replies_keep_to_a_schema() {
+fn sampled_text_conforms_to_json_schema() {
     let grammar = schema(&json!({
         "type": "object",
         "properties": {
@@ -80,16 +80,16 @@ fn replies_keep_to_a_schema() {
 }
 
 #[test]
-fn replies_are_objects() {
+fn json_object_grammar_yields_objects() {
     for text in texts(&Grammar::JsonObject) {
-        // A number may be larger than any that serde_json holds.
+        // A number may exceed the range of serde_json's types.
         assert!(serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok(), "{text}");
         assert!(text.starts_with('{') && text.ends_with('}'), "{text}");
     }
 }
 
 #[test]
-fn replies_match_a_regular_expression() {
+fn sampled_text_matches_regex_grammar() {
     for text in texts(&Grammar::Regex("(ab|ö){2,3}[0-9]".into())) {
         let (rest, digit) = text.split_at(text.len() - 1);
         let rest = rest.replace("ab", "ö");
@@ -97,9 +97,9 @@ fn replies_match_a_regular_expression() {
     }
 }
 
-/// Special tokens come where a grammar names them, and nowhere else.
+/// A special token is allowed only if the grammar names it at that position.
 #[test]
-fn special_tokens_are_asked_for_by_name() {
+fn lark_grammar_allows_only_named_special_tokens() {
     let lark = "start: <|im_start|> WORD (\" \" WORD)*\nWORD: /[a-c]{1,2}/";
     for text in texts(&Grammar::Lark(lark.into())) {
         let words = text.strip_prefix("<|im_start|>").expect("the special token");
@@ -116,9 +116,9 @@ fn special_tokens_are_asked_for_by_name() {
     );
 }
 
-/// A JSON schema inside of a grammar, as calls of tools have it.
+/// A JSON schema within a grammar, as in tool calls.
 #[test]
-fn grammars_hold_schemas() {
+fn lark_grammar_embeds_json_schema() {
     let lark = r#"start: "<call>" arguments "</call>"
         arguments: %json {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}"#;
     for text in texts(&Grammar::Lark(lark.into())) {
@@ -129,7 +129,7 @@ fn grammars_hold_schemas() {
 }
 
 #[test]
-fn what_cannot_be_followed_is_told_with_the_reason() {
+fn invalid_grammar_error_names_reason() {
     for (grammar, reason) in [
         (schema(&json!({"type": "text"})), "the JSON schema cannot be followed: "),
         (
@@ -149,9 +149,9 @@ fn what_cannot_be_followed_is_told_with_the_reason() {
     }
 }
 
-/// Neither depth nor size ends the process: a hostile grammar is refused, or compiles.
+/// Neither depth nor size ends the process: a hostile grammar is rejected or compiles.
 #[test]
-fn hostile_grammars_are_refused_or_compile() {
+fn hostile_grammars_finish_in_bounded_time() {
     let chain = |separator: &str| {
         let rule = |i: usize| format!("{separator}{i}:{separator}{}\n", i + 1);
         let rules: String = (0..15_000).map(rule).collect();
@@ -189,9 +189,9 @@ fn hostile_grammars_are_refused_or_compile() {
     }
 }
 
-/// What goes wrong by the way is an error, and stays one.
+/// A failure during sampling is an error, and all later calls fail, too.
 #[test]
-fn a_token_that_was_not_allowed_is_refused() {
+fn disallowed_token_is_rejected() {
     let vocabulary = vocabulary();
     let mut constraint = vocabulary.start(&Grammar::Regex("ab".into())).expect("a good grammar");
     let error = constraint.push(u32::from(b'x')).expect_err("not allowed");

@@ -1,5 +1,5 @@
-//! A damaged tokenizer.json ends in an error that names it, never in a panic, whether the library fails in
-//! reading it or in using it.
+//! A damaged `tokenizer.json` causes an error that names the file, and never a panic, whether the library
+//! fails when it reads the file or when it uses it.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
@@ -8,7 +8,7 @@ use levade_text::{TextError, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// A byte-level vocabulary with merges, special tokens and a split by a regular expression.
+/// Returns a byte-level vocabulary with merges, special tokens and a regex split.
 fn sound() -> Value {
     let (mut tokens, mut merges): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
     let mut beyond = 0x100;
@@ -41,7 +41,7 @@ fn sound() -> Value {
     serde_json::from_str(&tokenizer.to_json().unwrap()).unwrap()
 }
 
-/// Reads and uses a file; the result does not matter, that there is one does.
+/// Reads and uses a file. The tests check only that a result is returned.
 fn read(bytes: &[u8]) -> Option<TextError> {
     match Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())) {
         Ok(tokenizer) => {
@@ -54,9 +54,9 @@ fn read(bytes: &[u8]) -> Option<TextError> {
 }
 
 #[test]
-fn what_the_library_cannot_take_is_an_error() {
+fn damaged_tokenizer_file_returns_error() {
     assert_eq!(read(sound().to_string().as_bytes()), None);
-    // A comma in the place of a quotation mark: the library takes the error for impossible.
+    // A comma instead of a quotation mark: the library treats this error as impossible.
     let broken = sound().to_string().replacen(
         "\"trim_offsets\":true,\"use_regex\":true},\"model\"",
         ",},\"model\"",
@@ -87,14 +87,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_damage_panics(
+    fn byte_damage_never_panics(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         cut in prop::option::weighted(0.3, any::<prop::sample::Index>()),
         repeated in prop::option::weighted(0.3, (any::<prop::sample::Index>(), 1usize..64)),
     ) {
         let mut bytes = sound().to_string().into_bytes();
         for (at, value) in changes {
-            // Half of them where numbers, names and punctuation of JSON change places.
+            // Half of the changes replace a byte with a digit, letter or punctuation mark of JSON.
             let at = at.index(bytes.len());
             bytes[at] = if value < 128 { b"\"{}[],:0123456789-ntf \\"[usize::from(value) % 23] } else { value };
         }
@@ -109,9 +109,9 @@ proptest! {
         read(&bytes);
     }
 
-    /// Sound JSON with another value in one place.
+    /// Valid JSON in which one value is replaced.
     #[test]
-    fn no_other_value_panics(
+    fn replaced_json_value_never_panics(
         which in any::<prop::sample::Index>(),
         value in prop::sample::select(vec![
             json!(null), json!(true), json!(-1), json!(0), json!(4_294_967_295u32), json!(1e300), json!(""), json!("é"), json!("BPE"),
@@ -126,7 +126,7 @@ proptest! {
     }
 }
 
-/// The places of a JSON value, with a few of its long lists alone.
+/// Collects the JSON pointers of a value and of its first entries, at most 16 per object and 4 per array.
 fn collect(value: &Value, at: String, paths: &mut Vec<String>) {
     match value {
         Value::Object(entries) => {

@@ -1,12 +1,13 @@
-//! Calls whose name and arguments stand in JSON.
+//! Parses calls whose name and arguments are JSON.
 
 use serde_json::{Map, Value};
 
 use super::Written;
 use crate::message::arguments_object;
 
-/// Reads an object with a name and arguments, which may stand under any of `keys`. They may be a string that
-/// holds the object as JSON, and may be missing if the call has only a name. Other keys are ignored.
+/// Parses an object with a name and arguments. The arguments can be under any of `keys`, can be a string
+/// that contains the object as JSON, and may be missing if the call has only a name. Other keys are
+/// ignored.
 pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<Written, String> {
     let key = keys.first().copied().unwrap_or("arguments");
     let Value::Object(mut map) = value else {
@@ -29,7 +30,7 @@ pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<Written, String> 
     Ok((name, arguments))
 }
 
-/// Reads the arguments of a call of `name`.
+/// Parses the JSON arguments of a call of the tool `name`.
 pub(crate) fn arguments_of(name: &str, json: &str) -> Result<Written, String> {
     if name.is_empty() {
         return Err("the tool's name is missing".into());
@@ -38,7 +39,8 @@ pub(crate) fn arguments_of(name: &str, json: &str) -> Result<Written, String> {
     Ok((name.to_owned(), arguments_object(value)?))
 }
 
-/// Says why a text that should be JSON up to the tag `close` is none; `closed` says whether the tag is there.
+/// Explains why a text that should be JSON up to the tag `close` is not. `closed` states whether the tag
+/// is present.
 pub(crate) fn not_closed_json(text: &str, close: &str, closed: bool) -> String {
     match text.strip_suffix(close).filter(|_| closed) {
         Some(body) => not_json(body),
@@ -46,7 +48,7 @@ pub(crate) fn not_closed_json(text: &str, close: &str, closed: bool) -> String {
     }
 }
 
-/// Says why a text that should be a call in JSON, between tags, is none.
+/// Explains why a text between tags is not a JSON call, as it should be.
 pub(crate) fn not_json(body: &str) -> String {
     let body = body.trim();
     if body.is_empty() {

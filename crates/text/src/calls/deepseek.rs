@@ -1,9 +1,10 @@
-//! Tool calls of DeepSeek V3, R1 and V3.1: special tokens around each call and around all calls of a turn.
+//! Tool calls of DeepSeek V3, R1 and V3.1: special tokens around each call, and around all calls of a
+//! turn.
 //!
-//! - V3 and R1 write `function<｜tool▁sep｜>NAME` and the arguments in a fence of JSON below it; V3.1 writes
-//!   `NAME<｜tool▁sep｜>` and the arguments. Both are read; the one that the model's template prints is
-//!   written.
-//! - Tags inside of JSON strings are text. A call that is not JSON ends at the next tag.
+//! - V3 and R1 write `function<｜tool▁sep｜>NAME` and the arguments below it in a JSON code fence. V3.1
+//!   writes `NAME<｜tool▁sep｜>` and the arguments. Both variants are parsed. Calls are written in the
+//!   variant that the model's template prints.
+//! - Tags inside JSON strings are text. A call that is not JSON ends at the next tag.
 
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ const CLOSE: &str = "<｜tool▁call▁end｜>";
 const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: [&str; 2] = ["```json", "```"];
 
-/// The format; whether arguments are written in a fence.
+/// The format. `fenced` selects the variant with arguments in a code fence.
 pub(crate) struct Deepseek {
     pub fenced: bool,
 }

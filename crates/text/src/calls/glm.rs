@@ -1,12 +1,15 @@
-//! Tool calls of GLM 4.5 and later: the tool's name, then a tag for each name and value of an argument,
+//! Tool calls of GLM 4.5 and later: the tool's name, then a tag for each argument name and each value,
 //! between `<tool_call>` and `</tool_call>`.
 //!
-//! - Values are typed by the tool's schema (`values.rs`) and are taken as they are, white space included.
-//! - A call ends with `</tool_call>`, or where the next one begins. Without its closing tag it is malformed.
-//! - No token ends a turn: `<|observation|>` begins the results of its calls, `<|user|>` the next question.
-//! - A value ends with the last `</arg_value>` before the next name or the end of the call, so that it may
-//!   hold that tag, and `<arg_key>` if no name follows, and in the middle of a line the tags of calls.
-//! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
+//! - Values are typed by the tool's schema (`values.rs`) and are used unchanged, including white space.
+//! - A call ends with `</tool_call>`, or where the next call starts. A call without its closing tag is
+//!   malformed.
+//! - No token ends a turn: `<|observation|>` starts the results of its calls, `<|user|>` the next
+//!   question.
+//! - A value ends with the last `</arg_value>` before the next name or the end of the call. It may
+//!   therefore contain that tag, and `<arg_key>` if no name follows, and the tags of calls in the middle
+//!   of a line.
+//! - Quotation marks around names are removed. A JSON call between the tags is also parsed.
 
 use std::ops::Range;
 
@@ -21,10 +24,11 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 const KEY: [&str; 2] = ["<arg_key>", "</arg_key>"];
 const VALUE: [&str; 2] = ["<arg_value>", "</arg_value>"];
-/// Ends a turn that calls tools, and begins their results.
+/// Token that ends a turn with tool calls and starts their results.
 const RESULTS: &str = "<|observation|>";
 
-/// The format; whether each part of a call stands on a line of its own, as of GLM 4.5, or not, as of 4.7.
+/// The format. `lines` states whether each part of a call is on its own line: so in GLM 4.5, but not in
+/// 4.7.
 pub(crate) struct Glm {
     pub lines: bool,
 }

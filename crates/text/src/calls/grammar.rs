@@ -1,9 +1,12 @@
-//! Grammars of calls that must be made, in the Lark dialect of llguidance: the parts that formats build them
-//! from.
+//! Parts from which call formats build grammars for mandatory tool calls, in the Lark dialect of
+//! llguidance.
 //!
-//! Guarantees: what keeps to a grammar reads as calls of its tools, whose arguments keep to the schemas of
-//! these, except for keywords that are left out and named (`grammar_schema.rs`). White space between parts of
-//! JSON is as templates print it: a model in doubt would write it for ever.
+//! # Guarantees
+//! A text that follows a grammar parses as calls of its tools. The arguments conform to the tools'
+//! schemas, except for omitted keywords, which are listed (`grammar_schema.rs`).
+//!
+//! White space between parts of JSON is fixed to what templates print, because an uncertain model would
+//! otherwise write white space endlessly.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -14,20 +17,20 @@ use crate::grammar_schema::GrammarSchema;
 use crate::schema::Schema;
 use crate::{LeftOut, ToolSpec};
 
-/// Tools to be called, and the tokenizer that the grammar is for.
+/// The tools that can be called, and the special tokens for which the grammar is built.
 pub(crate) struct Forms<'a> {
     pub tools: &'a [ToolSpec],
-    /// Whether there may be several calls.
+    /// Whether several calls are allowed.
     pub several: bool,
-    /// The id of a text that is one special token.
+    /// Returns the id of a text that is one special token.
     pub special: &'a dyn Fn(&str) -> Option<u32>,
-    /// The tags of the format.
+    /// Tags of the format.
     pub tags: &'a [&'a str],
-    /// Keywords of the tools' schemas that the grammar leaves out.
+    /// Keywords of the tools' schemas that the grammar does not enforce.
     pub left_out: &'a RefCell<Vec<LeftOut>>,
 }
 
-/// Terms of a rule, and further rules that they need.
+/// Terms of a grammar rule, and additional rules that these terms need.
 #[derive(Debug, Default)]
 pub(crate) struct Rule {
     pub terms: String,
@@ -35,14 +38,14 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Adds terms.
+    /// Appends terms.
     pub(crate) fn then(mut self, terms: impl AsRef<str>) -> Self {
         self.terms.push_str(terms.as_ref());
         self.terms.push(' ');
         self
     }
 
-    /// Adds a rule of this name, and its name to the terms.
+    /// Appends a rule of this name, and its name to the terms.
     pub(crate) fn by(self, name: &str, body: impl AsRef<str>) -> Self {
         let mut rule = self.then(name);
         let _ = writeln!(rule.rules, "{name}: {}", body.as_ref());
@@ -50,7 +53,7 @@ impl Rule {
     }
 }
 
-/// JSON of a schema.
+/// Returns a `%json` term for a schema, with the white space that templates print.
 fn json_of(mut schema: Value) -> String {
     let spaces = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
     match schema.as_object_mut() {
@@ -60,18 +63,18 @@ fn json_of(mut schema: Value) -> String {
     format!("%json {schema}")
 }
 
-/// A text as a literal.
+/// Returns a text as a quoted literal.
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A text as it stands in a regular expression.
+/// Escapes a text for a regular expression.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         match c {
             '\n' => out.push_str("\\n"),
-            // Of other marks, such as `<`, the backslash would be the sense.
+            // Escaping other characters, such as `<`, would give them a special meaning.
             c if r"\.+*?()|[]{}^$#&-~/".contains(c) => out.extend(['\\', c]),
             c => out.push(c),
         }
@@ -80,7 +83,8 @@ fn escaped(text: &str) -> String {
 }
 
 impl Forms<'_> {
-    /// Terms of a text: its tags as tokens where they are such, all else as it is written.
+    /// Returns the terms of a text: special tokens for the tags that are tokens, and literals for the
+    /// rest.
     pub(crate) fn said(&self, text: &str) -> String {
         let (mut terms, mut plain, mut rest) = (Vec::new(), String::new(), text);
         while let Some(c) = rest.chars().next() {
@@ -103,8 +107,8 @@ impl Forms<'_> {
         terms.join(" ")
     }
 
-    /// The grammar of calls, each as `call` has it for a tool and its number: the first after `open`, the
-    /// last before `close`, `between` them.
+    /// Returns the grammar of a list of calls. `open` precedes the first call, `close` follows the last
+    /// one, and `between` separates them. `call` builds the rule of one tool, whose index it receives.
     pub(crate) fn calls(
         &self,
         [open, between, close]: [&str; 3],
@@ -122,7 +126,7 @@ impl Forms<'_> {
         text
     }
 
-    /// Returns the form of a schema that a grammar can follow, and notes what it leaves out.
+    /// Returns the enforceable form of a schema, and records the omitted keywords.
     fn followed(&self, tool: &ToolSpec, schema: Schema<'_>, path: &str) -> GrammarSchema {
         let form = GrammarSchema::of(schema, path);
         self.note(tool, form.left_out.iter().cloned());
@@ -134,15 +138,15 @@ impl Forms<'_> {
         self.left_out.borrow_mut().extend(named);
     }
 
-    /// A call whose arguments are JSON between two texts.
+    /// Returns the rule of a call whose arguments are JSON between two texts.
     pub(crate) fn arguments(&self, at: usize, tool: &ToolSpec, before: &str, after: &str) -> Rule {
         let schema = self.followed(tool, Schema::of(&tool.parameters), "").of_object().closed().document();
         let rule = Rule::default().then(self.said(before));
         rule.by(&format!("arguments_{at}"), json_of(schema)).then(self.said(after))
     }
 
-    /// A call that is JSON between two texts: its name, its arguments under this key, and after these, as it
-    /// likes, more fields with their schemas.
+    /// Returns the rule of a call that is a JSON object between two texts. The object contains the tool's
+    /// name, the arguments under `key`, and optionally the fields in `more`, which maps names to schemas.
     pub(crate) fn object(
         &self,
         (at, tool): (usize, &ToolSpec),
@@ -167,9 +171,9 @@ impl Forms<'_> {
         rule.by(&format!("object_{at}"), json_of(schema)).then(self.said(after))
     }
 
-    /// A call whose arguments stand one by one, between `before` and `after`, each as `open` gives it its
-    /// name and up to `close`: those of its schema, in their order, without the ones that are not required as
-    /// it likes.
+    /// Returns the rule of a call with separate arguments between `before` and `after`. `open` returns
+    /// the text that starts an argument, and `close` ends it. The arguments are those of the schema, in
+    /// its order; arguments that are not required are optional.
     pub(crate) fn parts(
         &self,
         (at, tool): (usize, &ToolSpec),
@@ -193,7 +197,7 @@ impl Forms<'_> {
         rule.then(self.said(after))
     }
 
-    /// A value as bare text, up to `close`.
+    /// Returns the rule of a value as plain text, followed by `close`.
     fn value(&self, name: &str, tool: &ToolSpec, (key, schema): (&str, Schema<'_>), close: &str) -> Rule {
         if let Some(texts) = schema.texts() {
             let all: Vec<String> = texts.into_iter().map(literal).collect();
@@ -204,7 +208,7 @@ impl Forms<'_> {
             let schema = self.followed(tool, schema, &path).document();
             return Rule::default().by(name, json_of(schema)).then(self.said(close));
         }
-        // Any text is written; what the schema restricts of it is left out.
+        // Any text is allowed; restrictions of the text are omitted.
         let restricts = ["pattern", "minLength", "maxLength"].into_iter();
         let restricts = restricts.filter(|keyword| !schema.value[*keyword].is_null());
         let left_out =
@@ -213,16 +217,17 @@ impl Forms<'_> {
         self.text(name, close)
     }
 
-    /// Any text without tags of the format, which would be read as such, and `close` after it.
+    /// Returns the rule of any text without tags of the format, followed by `close`. A tag in the text
+    /// would end or start a call.
     pub(crate) fn text(&self, name: &str, close: &str) -> Rule {
         let tags: Vec<String> = self.tags.iter().map(|tag| escaped(tag)).collect();
         let without = format!("~/(.|\\n)*({})(.|\\n)*/", tags.join("|"));
         let tags = self.tags.iter().filter_map(|tag| close.find(*tag).map(|at| (at, *tag)));
-        // Without a tag the text ends with its close.
+        // Without a tag, the text ends with `close`.
         let (at, tag) = tags.min().unwrap_or((0, close));
         let (before, after) = (&close[..at], &close[at..]);
         if (self.special)(tag).is_some() {
-            // No special token is text.
+            // A special token is never text.
             let body = format!("/(.|\\n)*{}/ & {without}", escaped(before));
             return Rule::default().by(&name.to_uppercase(), body).then(self.said(after));
         }

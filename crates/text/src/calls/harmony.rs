@@ -1,11 +1,14 @@
-//! Replies of gpt-oss, which come in messages: a header with a channel, and a recipient where a tool is
-//! called, up to `<|message|>`; then thought (channel `analysis`), speech, or the arguments of a call in
-//! JSON.
+//! Completions of gpt-oss, which consist of messages.
 //!
-//! - The prompt has written `<|start|>assistant`, so a reply begins with a channel or with ` to=`.
-//! - A message with a recipient is a call, whatever its channel. Its tool loses the prefix `functions.`.
-//! - `<|call|>` ends a call and the reply, `<|return|>` the reply, `<|end|>` a message that another follows.
-//! - Arguments that are no JSON end at the next tag. Tags inside of JSON strings are text.
+//! A message starts with a header up to `<|message|>`: a channel, and a recipient if it calls a tool. Its
+//! body is reasoning (channel `analysis`), content, or the JSON arguments of a call.
+//!
+//! - The prompt ends with `<|start|>assistant`, so a completion starts with a channel or with ` to=`.
+//! - A message with a recipient is a call, whatever its channel. The prefix `functions.` of its tool is
+//!   removed.
+//! - `<|call|>` ends a call and the completion, `<|return|>` ends the completion, and `<|end|>` ends a
+//!   message that is followed by another one.
+//! - Arguments that are not JSON end at the next tag. Tags inside JSON strings are text.
 
 use std::ops::Range;
 
@@ -22,7 +25,7 @@ const END: &str = "<|end|>";
 const RETURN: &str = "<|return|>";
 const CALL: &str = "<|call|>";
 const RECIPIENT: &str = "to=";
-/// Tags around a thought, as written by hand.
+/// Tags around reasoning in demonstrations.
 pub(crate) const THOUGHT: [&str; 2] = ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
 
 /// The format.
@@ -114,7 +117,7 @@ impl Syntax for Harmony {
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
-        // A thought, or a whole reply as it was sampled, brings its tags along.
+        // Reasoning, or a completion as it was sampled, already contains its tags.
         let (thoughts, said) = match content.rfind(THOUGHT[1]) {
             Some(at) => content.split_at(at + THOUGHT[1].len()),
             None => ("", content),
@@ -141,7 +144,7 @@ impl Syntax for Harmony {
     }
 
     fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
-        // A reply ends with its first call; a thought may come before.
+        // A completion ends with its first call. Reasoning may precede it.
         let forms = &Forms { several: false, ..*forms };
         let mut text = forms.calls(["", "", ""], |at, tool| {
             let header = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
@@ -154,7 +157,7 @@ impl Syntax for Harmony {
     }
 }
 
-/// The tool that a message goes to.
+/// Returns the tool to which a message is addressed, or `None` if it is not a call.
 fn recipient(header: &str) -> Option<&str> {
     let (before, to) = header.split_once(RECIPIENT)?;
     if !before.is_empty() && !before.ends_with([' ', '>', '\n']) {

@@ -1,12 +1,13 @@
-//! Tool calls in the Hermes format, which Qwen 2.5 and 3 use: JSON between `<tool_call>` and `</tool_call>`.
+//! Tool calls in the Hermes format of Qwen 2.5 and 3: JSON between `<tool_call>` and `</tool_call>`.
 //!
-//! - A call is a JSON object with the string `name` and the object `arguments`. The arguments may be a string
-//!   that holds the object as JSON, and may be missing if the call has only a name. Other keys are ignored.
-//! - White space around the JSON does not matter. Tags inside of JSON strings are text.
-//! - A call that is not JSON reaches to the next closing tag, or up to the next tag that opens a call or has
-//!   to do with a thought if that comes first, or to the end. A call without its closing tag is malformed
-//!   even where its JSON is whole: the reply was cut.
-//! - A closing tag on its own is content.
+//! - A call is a JSON object with the string `name` and the object `arguments`. The arguments can be a
+//!   string that contains the object as JSON, and may be missing if the call has only a name. Other keys
+//!   are ignored.
+//! - White space around the JSON is ignored. Tags inside JSON strings are text.
+//! - A call that is not JSON extends to the first of these: the next closing tag (inclusive), the next
+//!   tag that opens a call or belongs to reasoning, the end of the text. A call without its closing tag
+//!   is malformed even if its JSON is complete, because the completion was truncated.
+//! - A closing tag without an opening tag is content.
 
 use std::ops::Range;
 
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_the_text_around_them() {
+    fn hermes_separates_calls_from_content() {
         let parsed = parse(
             "Let me see. <tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": 1}}\n</tool_call>\n\
              <tool_call>{\"arguments\": {}, \"name\": \"b\"}</tool_call> Done. ",
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_of_arguments() {
+    fn hermes_accepts_arguments_as_object_or_string() {
         let wrap = |json: &str| format!("<tool_call>{json}</tool_call>");
         assert_eq!(calls(&wrap(r#"{"name": "a"}"#)), [("a".into(), json!({}))]);
         assert_eq!(
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_calls() {
+    fn hermes_reports_malformed_calls() {
         let wrap = |json: &str| format!("<tool_call>{json}</tool_call>");
         assert!(why(&wrap(r#"{"name": "a", "arguments": {"#)).contains("not valid JSON"));
         assert!(why(&wrap("calculator(1+2)")).contains("not valid JSON"));
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_call_ends_where_the_next_begins() {
+    fn unclosed_call_ends_at_next_call() {
         let parsed = parse("A <tool_call>{\"name\": \n<tool_call>{\"name\": \"b\"}</tool_call> C");
         assert_eq!(parsed.content, "A\nC");
         let broken = Malformed { why: "</tool_call> is missing".into(), raw: "<tool_call>{\"name\":".into() };
@@ -179,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parse_never_panics(parts in proptest::collection::vec(
+        fn hermes_parser_never_panics(parts in proptest::collection::vec(
             prop_oneof![
                 Just("<tool_call>".to_string()), Just("</tool_call>".to_string()), Just("{\"name\": \"".to_string()),
                 Just("\", \"arguments\": {".to_string()), Just("}}".to_string()), Just("\n".to_string()),
@@ -189,13 +190,14 @@ mod tests {
         )) {
             let text = parts.concat();
             let parsed = parse(&text);
-            // One call for each opening tag, but for tags within the JSON of another call.
+            // There is at most one call per opening tag, because tags within the JSON of another call are
+            // text.
             prop_assert!(parsed.calls.len() <= text.matches(OPEN).count());
             prop_assert_eq!(parsed.calls.is_empty(), !text.contains(OPEN));
         }
 
         #[test]
-        fn what_is_rendered_reads_back(
+        fn hermes_round_trips_rendered_calls(
             name in ".+",
             arguments in proptest::collection::vec((any::<String>(), json_value()), 0..4),
             content in "[^<]*",

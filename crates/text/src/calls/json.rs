@@ -1,23 +1,25 @@
-//! JSON as it arrives: where a value ends, and where a text stops being one.
+//! Incremental JSON scanner: finds where a value ends, or where a text stops being valid.
 //!
-//! Guarantees: each byte is looked at once, however the text is cut; a value that `serde_json` reads is never
-//! called broken. Numbers and escapes are only roughly checked here: whoever reads the value checks them.
+//! # Guarantees
+//! - **Linear cost**: each byte is examined once, however the text is split.
+//! - **No false errors**: a value that `serde_json` accepts is never reported as broken. Numbers and
+//!   escapes are checked only roughly here; the caller that parses the value checks them.
 
-/// Deepest nesting that is followed, which is what `serde_json` reads.
+/// Maximum nesting, equal to that of `serde_json`.
 const DEEPEST: usize = 127;
 
-/// How far a value has come.
+/// State of a scanned value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// More is to come.
+    /// The value is incomplete.
     More,
-    /// Ended before this offset.
+    /// The value ended before this offset.
     Done(usize),
-    /// The byte at this offset cannot stand there.
+    /// The byte at this offset is invalid.
     Broken(usize),
 }
 
-/// The next thing that a value needs.
+/// What the scanner expects next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expect {
     Value,
@@ -32,24 +34,24 @@ enum Expect {
     Number,
 }
 
-/// A JSON array, object or string under way.
+/// Scanner of a JSON array, object or string.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
-    /// The brackets that are open; true for objects.
+    /// Open brackets; `true` for objects, `false` for arrays.
     open: Vec<bool>,
     expect: Expect,
-    /// Bytes that were looked at.
+    /// Number of scanned bytes.
     at: usize,
     progress: Progress,
 }
 
 impl Json {
-    /// A value that begins with the first byte that is no white space.
+    /// Creates a scanner for a value that starts with the first non-blank byte.
     pub(crate) fn new() -> Self {
         Json { open: Vec::new(), expect: Expect::Value, at: 0, progress: Progress::More }
     }
 
-    /// Goes on with `text`, which is the value from its beginning as far as it is known.
+    /// Continues with `text`, which is the value from its start as far as it is known.
     pub(crate) fn follow(&mut self, text: &str) -> Progress {
         let bytes = text.as_bytes();
         while self.progress == Progress::More && self.at < bytes.len() {
@@ -59,7 +61,7 @@ impl Json {
                     self.progress = Progress::Done(self.at + 1);
                 }
                 Some(true) => {}
-                // The end of a number, which belongs to what follows.
+                // The byte ends a number and belongs to what follows.
                 Some(false) => continue,
                 None => self.progress = Progress::Broken(self.at),
             }
@@ -68,7 +70,7 @@ impl Json {
         self.progress
     }
 
-    /// Takes a byte: whether it was used up; `None` where it cannot stand here.
+    /// Scans a byte. Returns whether the byte was consumed, or `None` if it is invalid here.
     fn step(&mut self, byte: u8) -> Option<bool> {
         use Expect::*;
         let blank = matches!(byte, b' ' | b'\n' | b'\r' | b'\t');
@@ -94,7 +96,8 @@ impl Json {
             (Value | ValueOrEnd, b'{') => self.opened(true)?,
             (Value | ValueOrEnd, b'[') => self.opened(false)?,
             (Value | ValueOrEnd, b'"') => Text { key: false },
-            // A call is an object: other values count only within one.
+            // A call is neither a number nor a literal, so these are accepted only within an array or
+            // object.
             (Value | ValueOrEnd, _) if self.open.is_empty() => return None,
             (Value | ValueOrEnd, b't') => Word(b"rue"),
             (Value | ValueOrEnd, b'f') => Word(b"alse"),
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn values_end_where_their_last_bracket_does() {
+    fn json_value_ends_at_last_bracket() {
         for text in [r#"{"a": [1, -2.5e3, true, null, "}]\"\\"], "b": {}}"#, "[]", r#""</tool_call>""#] {
             assert_eq!(follow(&format!(" {text} }}")), Progress::Done(text.len() + 1), "{text}");
             for end in 0..text.len() {
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_breaks_where_it_stops_being_such() {
+    fn json_scanner_reports_first_invalid_byte() {
         for (text, at) in [
             ("oops", 0),
             ("42", 0),
@@ -170,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_serde_reads_is_whole_and_cuts_do_not_matter(
+        fn json_scanner_agrees_with_serde_however_split(
             text in "[\\[{ ]{0,3}(\"[a-z\\\\\"]{0,4}\"|[:,\\[\\]{} ]|1|-1[.]5e3|true|null){0,12}",
             cut in 0usize..40,
         ) {

@@ -1,7 +1,7 @@
-//! Tool calls of Kimi K2: special tokens around each call and around all calls of a turn. A call names itself
-//! by an id, `functions.NAME:INDEX`, before its arguments in JSON.
+//! Tool calls of Kimi K2: special tokens around each call, and around all calls of a turn. A call starts
+//! with an id, `functions.NAME:INDEX`, followed by its JSON arguments.
 //!
-//! Tags inside of JSON strings are text. A call that is not JSON ends at the next tag.
+//! Tags inside JSON strings are text. A call that is not JSON ends at the next tag.
 
 use std::ops::Range;
 

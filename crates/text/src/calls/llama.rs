@@ -1,11 +1,12 @@
-//! Tool calls of Llama 3: a reply that is a JSON object with `name` and `parameters`, or several of them with
-//! `;` between, perhaps behind `<|python_tag|>`.
+//! Tool calls of Llama 3: a completion that is a JSON object with `name` and `parameters`, or several of
+//! them separated by `;`. `<|python_tag|>` may precede them.
 //!
-//! - Without the tag, a reply is a call where tools were given, it begins with an object, and that object has
-//!   a name and parameters, or the name of a tool alone. Any other is speech, which arrives once that is
-//!   known.
-//! - Arguments may also be called `arguments`, and stand in a `function`, as OpenAI's API has it.
-//! - An object that breaks off is a call only if it begins with the name of a tool.
+//! - Without the tag, a completion is a call only if tools are available and it starts with an object
+//!   that has a name and parameters, or only the name of a known tool. Any other completion is content;
+//!   it is reported once that is certain.
+//! - The arguments may also be called `arguments`, and the call may be nested in `function`, as in
+//!   OpenAI's API.
+//! - An incomplete object is a call only if it starts with the name of a known tool.
 
 use std::ops::Range;
 
@@ -16,7 +17,7 @@ use super::{Begins, Body, Fault, Forms, Mark, Spelling, Syntax, Written, call_fr
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<|python_tag|>";
-/// Ends a reply that waits for a result.
+/// Token that ends a completion that waits for a tool result.
 const END: &str = "<|eom_id|>";
 
 /// The format.

@@ -1,13 +1,14 @@
-//! Tool calls of MiniMax M2: `<invoke name="…">` with a tag for each parameter, all calls of a turn between
-//! `<minimax:tool_call>` and `</minimax:tool_call>`.
+//! Tool calls of MiniMax M2: `<invoke name="…">` with a tag for each parameter. All calls of a turn are
+//! between `<minimax:tool_call>` and `</minimax:tool_call>`.
 //!
-//! - Values are typed by the tool's schema (`values.rs`) and are taken as they are, white space included.
-//! - Calls are looked for only between the tags of a section. Other text there is a malformed call.
-//! - A call ends with `</invoke>`; without it, where the next one begins or the section ends, and it is
-//!   malformed.
-//! - A parameter ends with the first `</parameter>` that another parameter or the end of the call follows, so
-//!   that its value may hold that tag. It may hold `<invoke name=` and `</invoke>`, unless only white space
-//!   separates them from `</parameter>` or `</invoke>`, but not the tags of sections.
+//! - Values are typed by the tool's schema (`values.rs`) and are used unchanged, including white space.
+//! - Calls are searched only between the tags of a section. Other text there is a malformed call.
+//! - A call ends with `</invoke>`. Without it, the call ends where the next one starts or where the
+//!   section ends, and is malformed.
+//! - A parameter ends with the first `</parameter>` that is followed by another parameter or the end of
+//!   the call, so its value may contain that tag. The value may also contain `<invoke name=` and
+//!   `</invoke>`, unless only white space separates them from `</parameter>` or `</invoke>`, but not the
+//!   tags of sections.
 
 use std::ops::Range;
 
@@ -89,7 +90,7 @@ impl Syntax for Minimax {
     }
 }
 
-/// Returns a name without quotation marks.
+/// Returns a name without quotation marks, or an error if it is empty.
 fn name_of(text: &str) -> Result<&str, String> {
     let name = unquoted(text);
     if name.is_empty() { Err("a name is empty".into()) } else { Ok(name) }

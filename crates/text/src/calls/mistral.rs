@@ -1,9 +1,11 @@
-//! Tool calls of Mistral's models: `[TOOL_CALLS]`, then an array of calls in JSON, or, of newer models, a
-//! tool's name, `[ARGS]` and its arguments, each call with a tag of its own. Between name and arguments there
-//! may be `[CALL_ID]` and an id.
+//! Tool calls of Mistral's models.
 //!
-//! There is no closing tag: calls end with their JSON. What is no JSON ends at the next tag, or with the
-//! reply. Tags inside of JSON strings are text.
+//! `[TOOL_CALLS]` is followed by a JSON array of calls. In newer models, it is followed by a tool's name,
+//! `[ARGS]` and the arguments, and each call has its own tag. `[CALL_ID]` and an id may stand between
+//! name and arguments.
+//!
+//! There is no closing tag: calls end with their JSON. Invalid JSON ends at the next tag, or with the
+//! completion. Tags inside JSON strings are text.
 
 use std::ops::Range;
 
@@ -18,7 +20,7 @@ const OPEN: &str = "[TOOL_CALLS]";
 const ID: &str = "[CALL_ID]";
 const ARGUMENTS: &str = "[ARGS]";
 
-/// The format; whether a call is written with `[ARGS]`.
+/// The format. `named` selects the variant with `[ARGS]`.
 pub(crate) struct Mistral {
     pub named: bool,
 }
@@ -149,7 +151,7 @@ impl Syntax for Mistral {
     }
 }
 
-/// Nine letters and digits, which is what Mistral's templates accept.
+/// Returns an id of nine letters and digits, as Mistral's templates require.
 fn id(index: usize) -> String {
     format!("call{:05}", index % 100_000)
 }

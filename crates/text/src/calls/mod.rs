@@ -1,11 +1,15 @@
-//! Formats of tool calls, a file for each: how a reply holds calls, how one is read, how one is written.
+//! Formats of tool calls, one per file.
 //!
-//! A format is a [`Syntax`]: tags in the text, and where the body of a call lies between them. All of them
-//! are read by one reader (`reader.rs`), as a whole and as they arrive.
+//! A format implements [`Syntax`]: the tags in the text, how the body of a call is found between them,
+//! and how calls are parsed and written. One parser (`reader.rs`) uses all formats, for complete and
+//! streamed completions.
 //!
-//! Guarantees, of every format: any text has a reading, and nothing of it is lost: a call that cannot be
-//! understood keeps its text and says why. What [`Syntax::render`] writes reads back, as far as the format
-//! can say it at all: if arguments stand between tags, a text cannot hold all tags of calls in all places.
+//! # Guarantees
+//! - **Every text can be parsed**, and no text is lost: a malformed call keeps its text and an
+//!   explanation.
+//! - **Round trip**: calls that [`Syntax::render`] writes can be parsed again, if the format can
+//!   represent them. If arguments stand between tags, a value cannot contain every call tag in every
+//!   position.
 
 mod arguments;
 mod deepseek;
@@ -36,26 +40,27 @@ pub(crate) use tags::{Next, Table};
 
 use crate::{ToolCall, ToolProtocol, ToolSpec};
 
-/// Tags around the result of a call, where the template has none of its own.
+/// Tags around a tool result, for templates without tags of their own.
 pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
 
-/// Content of a reply and the tools that it calls.
+/// Content and tool calls of a completion.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Parsed {
-    /// The text outside of thoughts and calls: each stretch trimmed, joined by line breaks.
+    /// Text outside of reasoning and calls. Its stretches are trimmed and joined by line breaks.
     pub content: String,
-    /// Calls in the order they were written, with ids `call_0`, `call_1`, … counted over all of them.
+    /// Calls in the order of the text. Their ids `call_0`, `call_1`, … are indices in this list, which
+    /// includes malformed calls.
     pub calls: Vec<Result<ToolCall, Malformed>>,
-    /// Whether the calls were written without tags, in a format that has some.
+    /// Whether the calls were written without tags, in a format that has tags.
     pub bare: bool,
 }
 
-/// A call that cannot be understood.
+/// A call that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Malformed {
-    /// Fault, in words that help the one who wrote it.
+    /// Explanation that helps the model that wrote the call.
     pub why: String,
-    /// Text as it was written, with its tags.
+    /// Original text of the call, with its tags.
     pub raw: String,
 }
 
@@ -65,25 +70,25 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// The most bytes of a call before its arguments; a longer header is none.
+/// Maximum number of bytes of a call before its arguments. A longer header is rejected.
 pub(crate) const LONGEST_HEADER: usize = 1024;
 
-/// A format of calls.
+/// Tool-call format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum CallFormat {
     #[default]
     Hermes,
     QwenXml,
     Llama,
-    /// Whether a call is written with `[ARGS]`.
+    /// `named` states whether a call is written with `[ARGS]`.
     Mistral {
         named: bool,
     },
-    /// Whether arguments are written in a fence.
+    /// `fenced` states whether arguments are written in a code fence.
     Deepseek {
         fenced: bool,
     },
-    /// Whether each part of a call stands on a line of its own.
+    /// `lines` states whether each part of a call is on its own line.
     Glm {
         lines: bool,
     },
@@ -93,7 +98,7 @@ pub(crate) enum CallFormat {
 }
 
 impl CallFormat {
-    /// All formats, those with the most telling tags first.
+    /// All formats, those with the most distinctive tags first.
     pub(crate) const ALL: [CallFormat; 12] = [
         CallFormat::Harmony,
         CallFormat::Minimax,
@@ -109,7 +114,7 @@ impl CallFormat {
         CallFormat::Llama,
     ];
 
-    /// The name that people call it by.
+    /// Returns the name of the format in the configuration.
     pub(crate) fn protocol(self) -> ToolProtocol {
         match self {
             CallFormat::Hermes => ToolProtocol::Hermes,
@@ -124,7 +129,7 @@ impl CallFormat {
         }
     }
 
-    /// The one place that knows which file reads which format.
+    /// Returns the implementation of the format. The only function that maps formats to files.
     pub(crate) fn syntax(self) -> &'static dyn Syntax {
         match self {
             CallFormat::Hermes => &hermes::Hermes,
@@ -146,36 +151,37 @@ impl CallFormat {
 /// Effect of a tag on the text after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Begins a thought.
+    /// Starts reasoning.
     ThoughtOpen,
-    /// Ends a thought.
+    /// Ends reasoning.
     ThoughtClose,
-    /// Begins a call.
+    /// Starts a call.
     Call,
     /// Ends a call that has not ended by itself.
     Close,
-    /// Begins a section that holds nothing but calls.
+    /// Starts a section that contains only calls.
     Section,
-    /// Ends such a section.
+    /// Ends a section of calls.
     SectionEnd,
-    /// Says nothing.
+    /// Has no effect.
     Silent,
 }
 
-/// Where the body of a call begins, or what the text is that begins like one; offsets from the tag on.
+/// Location of a call's body, or the kind of text if there is no call. Offsets are relative to the start
+/// of the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// Not known before more text comes.
+    /// Undecided until more text arrives.
     More,
-    /// JSON that ends by itself begins here.
+    /// JSON, which ends by itself, starts here.
     Json(usize),
-    /// Text up to the closing tag begins here.
+    /// Text up to the closing tag starts here.
     Text(usize),
-    /// Not a call but a thought, which begins here.
+    /// The text is not a call but reasoning, which starts here.
     Thought(usize),
-    /// Not a call but speech, which begins here.
+    /// The text is not a call but content, which starts here.
     Speech(usize),
-    /// A call without a body.
+    /// The call has no body.
     Missing,
 }
 
@@ -184,7 +190,7 @@ pub(crate) enum Body {
 pub(crate) enum Holds {
     Yes,
     No,
-    /// It is text if a closing tag that is none ends the call, before the next call begins.
+    /// The tag is text if a later closing tag ends the call before the next call starts.
     IfClosed,
 }
 
@@ -194,31 +200,32 @@ impl From<bool> for Holds {
     }
 }
 
-/// Text behind the JSON of a call.
+/// Result of parsing the text after the JSON of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trailer {
-    /// Not known before more text comes.
+    /// Undecided until more text arrives.
     More,
-    /// The rest of the call, so many bytes.
+    /// The rest of the call, with this length in bytes.
     Whole(usize),
-    /// Something that does not belong there.
+    /// Text that does not belong there.
     Broken,
 }
 
-/// How speech begins, in formats whose calls need no tag.
+/// Start of content, in formats whose calls need no tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Begins {
-    /// Not known before more text comes.
+    /// Undecided until more text arrives.
     More,
-    /// With what may be a call.
+    /// A possible call.
     Call,
-    /// With so many bytes that say nothing.
+    /// This number of bytes without meaning.
     Silent(usize),
-    /// With words.
+    /// Content.
     Speech,
 }
 
-/// Why a call is malformed, and the part of its text that is meant where that is not all of it.
+/// Why a call is malformed, and the part of its text that is concerned. `raw` is `None` if that is the
+/// complete text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub why: String,
@@ -231,38 +238,41 @@ impl From<String> for Fault {
     }
 }
 
-/// A call as it was written: the tool's name and the arguments.
+/// A parsed call: the tool's name and its arguments.
 pub(crate) type Written = (String, Map<String, Value>);
 
 /// Tags and texts of a format.
 #[derive(Debug)]
 pub(crate) struct Spelling {
-    /// Tags that mean something in speech.
+    /// Tags that have an effect within content.
     pub marks: &'static [(&'static str, Mark)],
     /// Tags that end a call which has not ended by itself.
     pub closes: &'static [&'static str],
-    /// Tags that end a thought of this format, besides those that are known of the model.
+    /// Tags that have an effect within this format's reasoning, in addition to the model's reasoning
+    /// tags.
     pub in_thought: &'static [(&'static str, Mark)],
-    /// All texts that are written as special tokens where the model has such.
+    /// All texts that are written as special tokens if the model has them.
     pub tags: &'static [&'static str],
-    /// Tokens that end a reply in this format, besides those that the template and the tokenizer name.
+    /// Tokens that end a completion in this format, in addition to those of the template and the
+    /// tokenizer.
     pub stops: &'static [&'static str],
-    /// Tokens that end a message but not the reply.
+    /// Tokens that end a message, but not the completion.
     pub goes_on: &'static [&'static str],
-    /// Tags around a thought, where the format says how thoughts are written.
+    /// Tags around reasoning, if the format defines how reasoning is written.
     pub thought_tags: Option<[&'static str; 2]>,
-    /// Whether calls are looked for between thoughts only in sections.
+    /// Whether calls are recognized only within sections.
     pub only_in_sections: bool,
-    /// How a call is written, in words.
+    /// Description of how a call is written.
     pub how: &'static str,
-    /// A call with names in the place of values, for a model that learns the format from its prompt.
+    /// Example call with placeholders for values, for a model that learns the format from its prompt.
     pub example: &'static str,
-    /// The tag that tells people where a call begins, or what they look for in its place.
+    /// Tag that starts a call, or the characteristic text of a call without tags. Shown in messages to
+    /// the user.
     pub sign: &'static str,
 }
 
 impl Spelling {
-    /// A format without tags, which the rows of formats start from.
+    /// A format without tags, from which the formats derive their own spelling.
     pub(crate) const NONE: Self = Self {
         marks: &[],
         closes: &[],
@@ -278,49 +288,51 @@ impl Spelling {
     };
 }
 
-/// A format of calls.
+/// A tool-call format.
 pub(crate) trait Syntax: Sync {
-    /// The tags and texts of the format.
+    /// Returns the tags and texts of the format.
     fn spelling(&self) -> &'static Spelling;
 
-    /// The token that ends a turn with or without calls, where it is another than the template prints in the
-    /// past.
+    /// Returns the token that ends a turn with or without calls, if it differs from the token that the
+    /// template prints in the history.
     fn end(&self, calls: bool) -> Option<&'static str> {
         let _ = calls;
         None
     }
 
-    /// The id of the call of a tool at this place in a conversation, where templates of this format accept no
-    /// other.
+    /// Returns the id of a call of the tool `name` that is the call number `index` of a conversation.
+    /// `None` if templates of this format accept any id.
     fn id(&self, name: &str, index: usize) -> Option<String> {
         let _ = (name, index);
         None
     }
 
-    /// Where the body lies in a text that begins with a tag of kind [`Mark::Call`]. `ended` says that no
-    /// more text comes.
+    /// Locates the body in a text that starts with a tag of kind [`Mark::Call`]. `ended` states that the
+    /// text is complete.
     fn body(&self, text: &str, ended: bool) -> Body;
 
-    /// Whether a tag that would end a call is text of an argument, given the text of the call before it.
+    /// Returns whether a tag that would end a call is text of an argument. `before` is the text of the
+    /// call before the tag.
     fn holds(&self, before: &str, tag: &str) -> Holds {
         let _ = (before, tag);
         Holds::No
     }
 
-    /// Reads what stands behind the JSON of a call, and behind white space.
+    /// Parses the text after the JSON of a call and after white space.
     fn trailer(&self, rest: &str, ended: bool) -> Trailer {
         let _ = (rest, ended);
         Trailer::Whole(0)
     }
 
-    /// How speech begins at the beginning of a reply, behind thoughts and behind calls (`called`).
+    /// Classifies text at the start of a completion, after reasoning or after calls (`called`).
     fn begins(&self, text: &str, called: bool, tools: &[ToolSpec], ended: bool) -> Begins {
         let _ = (text, called, tools, ended);
         Begins::Speech
     }
 
-    /// Reads the calls of a text that has its tags, and its JSON at `json` where it is of such. `None` where
-    /// the text is speech after all, which only a text without a tag may turn out to be.
+    /// Parses the calls of a text that includes its tags. `json` is the range of the JSON, if the body is
+    /// JSON. Returns `None` if the text is content after all, which is possible only for a text without a
+    /// tag.
     fn read(
         &self,
         text: &str,
@@ -328,23 +340,24 @@ pub(crate) trait Syntax: Sync {
         tools: &[ToolSpec],
     ) -> Option<Vec<Result<Written, Fault>>>;
 
-    /// Says what is wrong with a call whose body is not the JSON that it should be; `closed` says whether its
-    /// closing tag is there. `None` as in [`read`](Self::read).
+    /// Explains what is wrong with a call whose body is not valid JSON. `closed` states whether its
+    /// closing tag is present. Returns `None` in the same case as [`read`](Self::read).
     fn fault(&self, text: &str, closed: bool, tools: &[ToolSpec]) -> Option<String> {
         let _ = (text, closed, tools);
         None
     }
 
-    /// Text of an assistant's turn: its content, then its calls.
+    /// Writes the text of an assistant message: its content, then its calls.
     fn render(&self, content: &str, calls: &[ToolCall]) -> String;
 
-    /// A grammar, in the Lark dialect of llguidance, of replies that call these tools and say nothing else.
+    /// Returns a grammar, in the Lark dialect of llguidance, of completions that consist only of calls of
+    /// these tools. `None` if the format has no grammar.
     fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
         let _ = forms;
         None
     }
 
-    /// Whether a call that a template printed is written in this variant of the format.
+    /// Returns whether a call that a template printed is in this variant of the format.
     fn writes(&self, printed: &str) -> bool {
         let _ = printed;
         true

@@ -1,8 +1,8 @@
-//! Python literals as models write them where JSON should stand: `['a', 'b']`, `{'a': True}`, `+5`, `.5`.
+//! Parses Python literals that models write instead of JSON: `['a', 'b']`, `{'a': True}`, `+5`, `.5`.
 //!
-//! Parses what `ast.literal_eval`, `int` and `float` read and JSON can hold: texts, numbers, lists, tuples,
-//! dictionaries with texts as keys, `True`, `False` and `None`. JSON's `true`, `false` and `null` are read
-//! among these, too. Anything else, such as a call or NaN, is no literal.
+//! Accepts what `ast.literal_eval`, `int` and `float` accept and JSON can represent: strings, numbers,
+//! lists, tuples, dictionaries with string keys, `True`, `False` and `None`. JSON's `true`, `false` and
+//! `null` are also accepted inside them. Anything else, such as a function call or NaN, is not a literal.
 
 use serde_json::{Map, Value};
 
@@ -16,8 +16,8 @@ pub(crate) fn container(text: &str) -> Option<Value> {
     parser.rest.trim().is_empty().then_some(value)
 }
 
-/// Returns the number that a text writes as Python does: with a sign, with leading zeros, without digits
-/// before or after the point, with `_` between digits.
+/// Parses a number in Python's notation: with a sign, with leading zeros, without digits before or after
+/// the point, with `_` between digits.
 pub(crate) fn number(text: &str) -> Option<Value> {
     let text = text.trim();
     let (sign, digits) = match text.strip_prefix(['+', '-']) {
@@ -44,7 +44,7 @@ pub(crate) fn number(text: &str) -> Option<Value> {
     serde_json::from_str(&json).ok()
 }
 
-/// Returns digits without the `_` between them; `None` if there is something else.
+/// Returns digits without the `_` between them, or `None` if the text contains anything else.
 fn plain_digits(text: &str) -> Option<String> {
     let is_plain = !text.starts_with('_') && !text.ends_with('_') && !text.contains("__");
     let digits: String = text.chars().filter(|c| *c != '_').collect();
@@ -56,7 +56,7 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// Skips white space, then a token if it comes next; returns whether it did.
+    /// Skips white space, and then `token` if it follows. Returns whether it does.
     fn take(&mut self, token: &str) -> bool {
         self.rest = self.rest.trim_start();
         self.rest.strip_prefix(token).map(|rest| self.rest = rest).is_some()
@@ -68,7 +68,7 @@ impl<'a> Parser<'a> {
         match self.rest.chars().next()? {
             '[' => self.items(depth, "]").map(|(items, _)| items.into()),
             '(' => match self.items(depth, ")")? {
-                // Parentheses around one value are no tuple.
+                // Parentheses around one value are not a tuple.
                 (mut items, false) if items.len() == 1 => items.pop(),
                 (items, _) => Some(items.into()),
             },
@@ -81,7 +81,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses items up to `close`, and returns whether a comma follows the last one.
+    /// Parses items up to `close`. Also returns whether a comma follows the last one.
     fn items(&mut self, depth: usize, close: &str) -> Option<(Vec<Value>, bool)> {
         self.rest = &self.rest[1..];
         let (mut items, mut comma) = (Vec::new(), true);
@@ -122,7 +122,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses a text in quotation marks, one or three of a kind.
+    /// Parses a string in single or triple quotation marks.
     fn text(&mut self) -> Option<String> {
         let raw = self.rest.starts_with(['r', 'R']);
         self.rest = self.rest.trim_start_matches(['r', 'u', 'R', 'U']);
@@ -147,7 +147,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Adds the character of an escape, whose backslash has been read, and returns what follows.
+/// Appends the character of an escape sequence, after its backslash, and returns the remaining text.
 fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
     let c = rest.chars().next()?;
     let after = &rest[c.len_utf8()..];
@@ -162,7 +162,7 @@ fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
         'x' => 2,
         'u' => 4,
         'U' => 8,
-        // Python keeps the backslash of an escape that it does not know.
+        // Python keeps the backslash of an unknown escape.
         _ => {
             text.push('\\');
             return push(text, c, after);
@@ -170,7 +170,7 @@ fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
     };
     let code = |text: &str, length: usize| u32::from_str_radix(text.get(..length)?, 16).ok();
     let (mut found, mut after) = (code(after, length)?, &after[length..]);
-    // A pair of surrogates, as JSON writes characters beyond 16 bits.
+    // A surrogate pair, as JSON writes characters beyond 16 bits.
     if let (0xD800..0xDC00, Some(low)) = (found, after.strip_prefix("\\u").and_then(|low| code(low, 4))) {
         found = 0x10000 + ((found - 0xD800) << 10) + (low.checked_sub(0xDC00)? & 0x3FF);
         after = &after[6..];
@@ -189,13 +189,13 @@ mod tests {
 
     use super::*;
 
-    /// Returns the number that JSON writes so, with its exponent.
+    /// Parses a JSON number, keeping its exponent.
     fn written(json: &str) -> Value {
         serde_json::from_str(json).unwrap()
     }
 
     #[test]
-    fn containers_read_as_python_reads_them() {
+    fn python_containers_parse_like_python() {
         for (text, want) in [
             ("['a', 'b']", json!(["a", "b"])),
             (" [ 'a' , \"b\" , ] ", json!(["a", "b"])),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_containers() {
+    fn python_container_rejects_other_texts() {
         for text in [
             "",
             "a",
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_read_as_python_reads_them() {
+    fn python_numbers_parse_like_python() {
         for (text, want) in [
             ("+5", json!(5)),
             ("-5", json!(-5)),

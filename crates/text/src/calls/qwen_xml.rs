@@ -1,17 +1,17 @@
-//! Tool calls of Qwen3-Coder and Qwen 3.5: tags for the tool and for each parameter, between `<tool_call>`
-//! and `</tool_call>`.
+//! Tool calls of Qwen3-Coder and Qwen 3.5: tags for the tool and for each parameter, between
+//! `<tool_call>` and `</tool_call>`.
 //!
-//! - Values are typed by the tool's schema (`values.rs`), without the line breaks that stand around them.
-//! - A call ends with `</tool_call>`, or where the next one begins. The tags around it may be missing, which
-//!   these models often forget; `</function>` may be missing before `</tool_call>`.
-//! - A parameter ends with the first `</parameter>` that another parameter or the end of the call follows, so
-//!   that its value may hold these tags. One that is not closed ends where a line begins with the next one;
-//!   a call whose last parameter is not closed is malformed, since it may be cut.
-//! - A value may hold `<function=` unless only white space separates it from `</parameter>` or `</function>`,
-//!   `<tool_call>` in the middle of a line, and `</tool_call>` if a closed parameter and
-//!   `</tool_call>` follow before the next call.
-//! - A name ends on its line and holds no `<`; else the call is malformed.
-//! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
+//! - Values are typed by the tool's schema (`values.rs`), without the line breaks around them.
+//! - A call ends with `</tool_call>`, or where the next call starts. The tags around it may be missing,
+//!   because these models often forget them; `</function>` may be missing before `</tool_call>`.
+//! - A parameter ends with the first `</parameter>` that is followed by another parameter or the end of
+//!   the call, so its value may contain these tags. An unclosed parameter ends where a line starts with
+//!   the next one. A call whose last parameter is unclosed is malformed, because it may be truncated.
+//! - A value may contain `<function=`, unless only white space separates it from `</parameter>` or
+//!   `</function>`. It may contain `<tool_call>` in the middle of a line. It may contain `</tool_call>`
+//!   if a closed parameter and `</tool_call>` follow before the next call.
+//! - A name must end on its line and must not contain `<`; otherwise the call is malformed.
+//! - Quotation marks around names are removed. A JSON call between the tags is also parsed.
 
 use std::ops::Range;
 
@@ -131,7 +131,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     let name = name_of(name, FUNCTION)?;
     let mut rest = match rest.rsplit_once(FUNCTION_END) {
         Some((rest, after)) if after.trim().is_empty() => rest,
-        // The tag is part of a value.
+        // The closing tag is part of a value.
         Some((_, after)) if closed && after.contains(PARAMETER_END) => rest,
         Some((_, after)) => return Err(format!("{:?} stands behind {FUNCTION_END}", after.trim())),
         None if closed => rest,
@@ -165,7 +165,7 @@ mod tests {
     const END: &str = "\n</parameter>\n</function>\n</tool_call>";
 
     #[test]
-    fn values_may_hold_lines_that_are_closing_tags() {
+    fn qwen_xml_values_may_contain_closing_tags() {
         for value in [
             "x\n</tool_call>\nmore",
             "</tool_call>",
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn call_without_end_of_last_parameter_is_malformed() {
-        // Neither is it read into the next call.
+        // The malformed call does not extend into the next call either.
         for rest in ["</tool_call>\nSo.", "</function>\n</tool_call>\nSo."] {
             let parsed = read(CallFormat::QwenXml, &format!("{ONE}1\n{rest}\n{ONE}1{END}"), &[]);
             assert_eq!(

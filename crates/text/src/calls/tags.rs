@@ -1,21 +1,23 @@
-//! Tags found in a text that may not be whole yet, and white space and headers before what they begin.
+//! Finds tags in a text that may be incomplete, and the white space and headers before the text that they
+//! start.
 //!
-//! Guarantees: an answer does not change as more text comes, and no more than [`LONGEST_HEADER`] is looked at
-//! again.
+//! # Guarantees
+//! A result does not change when more text arrives. At most [`LONGEST_HEADER`] bytes are examined again.
 
 use std::ops::Range;
 
 use super::{LONGEST_HEADER, Mark, Trailer};
 
-/// White space at the beginning of a text, unless there is more than a header may have.
+/// Returns the length of the white space at the start of a text, or `None` if it is longer than a header
+/// may be.
 pub(crate) fn blank(text: &str) -> Option<usize> {
     let window = text.char_indices().take(LONGEST_HEADER + 1);
     let end = window.clone().find(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
     end.or_else(|| (window.count() <= LONGEST_HEADER).then_some(text.len()))
 }
 
-/// How long white space and `tag` behind it are at the beginning of a text: `None` where more text will tell,
-/// `Some(None)` where there is something else.
+/// Returns the length of white space and a following `tag` at the start of a text. `None` if more text is
+/// needed to decide, `Some(None)` if the text starts with anything else.
 pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize>> {
     let Some(blank) = blank(text) else { return Some(None) };
     let after = &text[blank..];
@@ -28,12 +30,12 @@ pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize
     }
 }
 
-/// Where the first of some tags begins in a header, and which it is: `None` where more text will tell,
-/// `Some(None)` where there is none or the header is too long.
+/// Returns the offset of the first of some tags in a header, and that tag. `None` if more text is needed
+/// to decide, `Some(None)` if the header contains no tag or is too long.
 pub(crate) fn header<'a>(text: &str, tags: &[&'a str], ended: bool) -> Option<Option<(usize, &'a str)>> {
     let longest = tags.iter().map(|tag| tag.len()).max().unwrap_or_default();
     let is_long = text.len() > LONGEST_HEADER + longest;
-    // No more is looked at again as the text grows.
+    // Limits the text that is examined again as it grows.
     let end = (LONGEST_HEADER + longest..=text.len()).find(|&end| text.is_char_boundary(end));
     let text = &text[..end.unwrap_or(text.len())];
     let found = tags.iter().filter_map(|tag| Some((text.find(tag)?, *tag))).min();
@@ -44,7 +46,7 @@ pub(crate) fn header<'a>(text: &str, tags: &[&'a str], ended: bool) -> Option<Op
     }
 }
 
-/// White space, then a closing tag.
+/// Parses white space and a closing tag.
 pub(crate) fn closed_by(rest: &str, close: &str, ended: bool) -> Trailer {
     let after = rest.trim_start();
     if after.starts_with(close) {
@@ -56,11 +58,11 @@ pub(crate) fn closed_by(rest: &str, close: &str, ended: bool) -> Trailer {
     }
 }
 
-/// Tags to be found in a text, the longest of those that begin at the same place.
+/// A set of tags to find in a text. Of the tags that start at the same offset, the longest one matches.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
     tags: Vec<(String, Mark)>,
-    /// Whether a tag begins with this byte.
+    /// Whether any tag starts with this byte.
     first: [bool; 256],
 }
 
@@ -68,13 +70,13 @@ pub(crate) struct Table {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     Tag(Range<usize>, Mark),
-    /// A tag may begin here; more text will tell.
+    /// A tag may start at this offset; more text is needed to decide.
     Begun(usize),
     None,
 }
 
 impl Table {
-    /// A table of tags. Of two that are spelled alike, the first counts.
+    /// Creates a table of tags. If two tags have the same text, the first one counts.
     pub(crate) fn new<'a>(tags: impl IntoIterator<Item = (&'a str, Mark)>) -> Self {
         let mut table = Table { tags: Vec::new(), first: [false; 256] };
         for (tag, mark) in tags {
@@ -88,7 +90,7 @@ impl Table {
         table
     }
 
-    /// The first tag at or after `from`. `ended` says that no more text comes.
+    /// Returns the first tag at or after `from`. `ended` states that the text is complete.
     pub(crate) fn next(&self, text: &str, from: usize, ended: bool) -> Next {
         let bytes = text.as_bytes();
         for at in from..bytes.len() {

@@ -1,4 +1,4 @@
-//! Properties that every format has.
+//! Properties that hold for every call format.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -7,19 +7,19 @@ use super::*;
 use crate::reader::{Reader, Tags};
 use crate::thought::Thoughts;
 
-/// Reads a whole reply of a model without thoughts.
+/// Parses a complete completion of a model without reasoning tags.
 pub(crate) fn read(format: CallFormat, text: &str, tools: &[ToolSpec]) -> Parsed {
     let tags = Tags::new(&Thoughts::default(), format.syntax());
     Parsed::of(Reader::read(&tags, text, false, tools).0)
 }
 
-/// Any value.
+/// Generates any JSON value.
 pub(crate) fn json_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
-        // As Python spells it, which is how arguments are written.
+        // In Python's notation, in which arguments are written.
         any::<f64>().prop_map(|value| match value.is_finite() {
             true => serde_json::from_str(&crate::python_json::float(value)).unwrap(),
             false => Value::Null,
@@ -35,7 +35,7 @@ pub(crate) fn json_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A tool with parameters of every type.
+/// Returns a tool with one parameter of every type.
 pub(crate) fn tool() -> ToolSpec {
     let kinds = ["string", "integer", "number", "boolean", "array", "object", "null"];
     let properties: Map<String, Value> =
@@ -48,7 +48,7 @@ pub(crate) fn tool() -> ToolSpec {
 }
 
 #[test]
-fn arguments_keep_digits_from_reply_to_message() {
+fn arguments_keep_digits_from_completion_to_message() {
     for (number, want) in [
         ("12345678901234567890123", "12345678901234567890123"),
         ("-9223372036854775809", "-9223372036854775809"),
@@ -69,7 +69,7 @@ fn arguments_keep_digits_from_reply_to_message() {
     }
 }
 
-/// Reads a reply that arrives in these pieces; also gives its text.
+/// Parses a completion that arrives in these pieces. Also returns its text.
 fn read_in_pieces(format: CallFormat, pieces: &[&str], tools: &[ToolSpec]) -> (Parsed, String) {
     let tags = Tags::new(&Thoughts::default(), format.syntax());
     let (mut reader, mut found) = (Reader::new(false), Vec::new());
@@ -85,7 +85,7 @@ fn read_in_pieces(format: CallFormat, pieces: &[&str], tools: &[ToolSpec]) -> (P
     (Parsed::of(found), text)
 }
 
-/// Cuts a text at characters.
+/// Splits a text at character boundaries.
 fn cut<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
     let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
     at.retain(|&at| text.is_char_boundary(at));
@@ -94,7 +94,8 @@ fn cut<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
     at.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect()
 }
 
-/// Texts in which tags of a format, and what stands between them, follow each other in any order.
+/// Generates texts in which the tags of a format, and the texts between them, follow each other in any
+/// order.
 fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
     (0..CallFormat::ALL.len()).prop_flat_map(|index| {
         let format = CallFormat::ALL[index];
@@ -136,7 +137,7 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
     })
 }
 
-/// Arguments of `probe`, each of its type, without the tags of formats that cannot say them.
+/// Generates arguments of `probe`, each of its type, without tags that some formats cannot represent.
 fn arguments() -> impl Strategy<Value = Map<String, Value>> {
     let text = "[^<]{0,12}".prop_map(Value::from);
     let items = prop::collection::vec(json_value(), 0..3).prop_map(Value::from);
@@ -158,7 +159,7 @@ fn arguments() -> impl Strategy<Value = Map<String, Value>> {
     })
 }
 
-/// Returns a value with each number that is no integer as the nearest float.
+/// Returns a value in which each number that is not an integer is replaced with the nearest float.
 fn floats(value: Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => json!(number.as_f64()),
@@ -168,15 +169,15 @@ fn floats(value: Value) -> Value {
     }
 }
 
-/// Whether a value holds a tag of this format in one of its texts, which a format with values between tags
-/// cannot say.
+/// Returns whether no string of a value contains a tag of this format. A format with values between tags
+/// cannot represent such tags.
 fn says(value: &Value, syntax: &dyn Syntax) -> bool {
     let text = value.to_string();
     syntax.spelling().tags.iter().all(|tag| !text.contains(tag))
 }
 
 #[test]
-fn a_long_reply_costs_no_more_for_each_character() {
+fn parser_cost_is_linear_in_every_format() {
     const LENGTH: usize = 1 << 20;
     let begun = std::time::Instant::now();
     let tools = [tool()];
@@ -209,13 +210,13 @@ fn a_long_reply_costs_no_more_for_each_character() {
             reader.finish(&tags, &tools, &mut found);
         }
     }
-    // 16 million characters: a cost that grew with what came before would take hours.
+    // 16 million characters: a cost that grows with the preceding text would take hours.
     assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
 }
 
 proptest! {
     #[test]
-    fn any_text_has_one_reading((format, text) in jumble(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
+    fn parse_result_is_independent_of_splits((format, text) in jumble(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
         let tools = [tool()];
         let (whole, read) = read_in_pieces(format, &[&text], &tools);
         prop_assert_eq!(&read, &text);
@@ -229,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_reads_back(
+    fn call_formats_round_trip_rendered_calls(
         index in 0..CallFormat::ALL.len(),
         content in "[^<\\[{;]{0,12}",
         arguments in prop::collection::vec(arguments(), 1..3),
@@ -241,7 +242,7 @@ proptest! {
         let text = syntax.render(&content, &calls);
         let parsed = read(CallFormat::ALL[index], &text, &[tool()]);
         prop_assert_eq!(&parsed.content, content.trim(), "{}", text);
-        // A template may write an exponent otherwise; the value is the same.
+        // A template may write an exponent differently; the value is the same.
         let by_value = |call: &ToolCall| (call.id.clone(), call.name.clone(), floats(Value::from(call.arguments.clone())));
         let read: Option<Vec<_>> = parsed.calls.iter().map(|call| call.as_ref().ok().map(by_value)).collect();
         prop_assert_eq!(read, Some(calls.iter().map(by_value).collect()), "{}", text);

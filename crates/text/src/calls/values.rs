@@ -1,4 +1,4 @@
-//! Arguments that stand in a reply as bare text between tags, typed by the schema of their tool.
+//! Types arguments that a completion contains as plain text between tags, using the schema of their tool.
 
 use serde_json::{Map, Value};
 
@@ -7,13 +7,17 @@ use super::python;
 use crate::schema::{Schema, type_of};
 use crate::{ToolCall, ToolSpec, python_json};
 
-/// Returns the value that `text` stands for, or `None` if it is empty and the parameter cannot be a text.
+/// Returns the value that `text` represents, or `None` if it is empty and the parameter cannot be a
+/// string.
 ///
-/// A parameter that can only be a string is the text as it is; another is JSON of one of its types, Python's
-/// `True`, `False` and `None` included. If the text is not JSON and the parameter cannot be a string, a
-/// Python literal is read for an array, an object or a number. An integer may be written with a fraction of
-/// zero. Any other text, and one that is no JSON for a parameter of which nothing is known, is a string; so
-/// is a text that the schema lists, unless it lists the value that the text stands for, too.
+/// 1. A parameter that can only be a string is the text unchanged.
+/// 2. Any other parameter is JSON of one of its types, including Python's `True`, `False` and `None`.
+/// 3. If the text is not JSON and the parameter cannot be a string, an array, an object or a number is
+///    parsed as a Python literal. An integer may be written with a zero fraction.
+/// 4. Any other text is a string, and so is a text that is not JSON if the types of the parameter are
+///    unknown.
+/// 5. A text that the schema lists is a string, unless the schema also lists the value that the text
+///    represents.
 fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
     let types = schema.types();
     let allows = |name: &str| types.contains(name);
@@ -30,7 +34,7 @@ fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
         "True" => Some(Value::Bool(true)),
         "False" => Some(Value::Bool(false)),
         "None" => Some(Value::Null),
-        // Strings are written as they are, so quotation marks are part of them.
+        // Strings are written without quotation marks, so quotation marks are part of the text.
         json => serde_json::from_str(json).ok().filter(|value: &Value| !value.is_string()),
     };
     let literal = || {
@@ -54,14 +58,14 @@ fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
     if fits || !is_text { Some(value) } else { as_text() }
 }
 
-/// Returns the integer that a number is, or the value as it is.
+/// Returns the integer that a number equals, or the value unchanged.
 fn whole(value: Value) -> Value {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let float = value.as_f64().filter(|float| type_of(&value) == "number" && float.fract() == 0.0);
     float.filter(|float| float.abs() < EXACT).map_or(value, |float| (float as i64).into())
 }
 
-/// Returns the call of `name` with arguments as they were written.
+/// Returns the call of `name` with typed arguments. Empty arguments that cannot be strings are omitted.
 pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpec]) -> Written {
     let tool = tools.iter().find(|tool| tool.name == name);
     let properties = tool.map(|tool| Schema::of(&tool.parameters).properties()).unwrap_or_default();
@@ -73,25 +77,25 @@ pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpe
     (name.to_owned(), arguments.into_iter().filter_map(value).collect::<Map<String, Value>>())
 }
 
-/// Returns the names of a tool's parameters, or `None` if the tool is not known.
+/// Returns the names of a tool's parameters, or `None` if the tool is unknown.
 pub(crate) fn parameters<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'a str>> {
     let tool = tools.iter().find(|spec| spec.name == tool)?;
     Some(Schema::of(&tool.parameters).properties().into_iter().map(|(name, _)| name).collect())
 }
 
-/// Returns a name without the quotation marks around it.
+/// Returns a name without surrounding quotation marks.
 pub(crate) fn unquoted(name: &str) -> &str {
     let name = name.trim();
     let inner = |mark: char| name.strip_prefix(mark).and_then(|name| name.strip_suffix(mark));
     inner('"').or_else(|| inner('\'')).map_or(name, str::trim)
 }
 
-/// Splits a text behind a parameter's opening tag into the value and what follows it.
+/// Splits the text after a parameter's opening tag into the value and the rest.
 ///
-/// The value ends with the first closing tag that an opening tag or the end of the call follows, so that it
-/// may hold closing tags itself. An opening tag at the beginning of a line ends it as well if it names a
-/// parameter (`is_parameter`), no such closing tag stands before it, and the value closes fewer tags than it
-/// opens.
+/// The value ends with the first closing tag that is followed by an opening tag or the end of the call,
+/// so it may contain closing tags itself. An opening tag at the start of a line also ends it, under three
+/// conditions: the tag names a parameter (`is_parameter`), no such closing tag precedes it, and the value
+/// closes fewer tags than it opens.
 pub(crate) fn value_before<'a>(
     text: &'a str,
     [open, close]: [&str; 2],
@@ -110,36 +114,36 @@ pub(crate) fn value_before<'a>(
         let after = &text[at + open.len()..];
         after.split_once('>').is_some_and(|(name, _)| is_parameter(unquoted(name)))
     };
-    // As many closing tags belong to parameters that the value speaks of.
+    // An equal number of closing tags belongs to parameters that the value only mentions.
     let is_open = opens().count() > before.matches(close).count();
     if let Some(opened) = opens().find(names).filter(|_| is_open) {
         return text.split_at(opened);
     }
-    // Something else behind a tag is for the caller to report.
+    // The caller reports other text after a tag.
     match closed.or_else(|| closes().next()) {
         Some(at) => (&text[..at], &text[at + close.len()..]),
         None => text.split_at(opens().next().unwrap_or(text.len())),
     }
 }
 
-/// The text that an argument is written as.
+/// Returns the text that represents an argument.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| python_json::dumps(value), str::to_owned)
 }
 
-/// The arguments of a call as JSON.
+/// Returns the arguments of a call as JSON text.
 pub(crate) fn arguments(call: &ToolCall) -> String {
     call.arguments.to_text()
 }
 
-/// A call as a JSON object, its arguments under `key` and `more` behind them.
+/// Returns a call as a JSON object, with its arguments under `key`, followed by `more`.
 pub(crate) fn object(call: &ToolCall, key: &str, more: &str) -> String {
     let name = python_json::dumps(&Value::String(call.name.clone()));
     format!("{{\"name\": {name}, \"{key}\": {}{more}}}", arguments(call))
 }
 
-/// The arguments of a call between tags, as `argument` writes a name and a value; `line` ends what cannot be
-/// read.
+/// Returns the arguments of a call, each written by `argument` from its name and value. Arguments that
+/// are not a JSON object are written unchanged, followed by `line`.
 pub(crate) fn tagged(call: &ToolCall, line: &str, argument: impl Fn(&str, &str) -> String) -> String {
     let mut text: String = call.arguments.iter().map(|(key, value)| argument(key, &plain(value))).collect();
     if let Some(unreadable) = call.arguments.unreadable() {
@@ -148,8 +152,8 @@ pub(crate) fn tagged(call: &ToolCall, line: &str, argument: impl Fn(&str, &str) 
     text
 }
 
-/// Text between `open` and `close` at the beginning of `text`, and what follows. White space before does not
-/// matter.
+/// Returns the text between `open` and `close` at the start of `text`, and the rest. Leading white space
+/// is skipped.
 pub(crate) fn between<'a>(text: &'a str, open: &str, close: &str) -> Option<(&'a str, &'a str)> {
     text.trim_start().strip_prefix(open)?.split_once(close)
 }
@@ -161,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_typed_by_the_schema() {
+    fn argument_texts_are_typed_by_schema() {
         let read = |number: &str| -> Value { serde_json::from_str(number).unwrap() };
         let string = json!({"type": "string"});
         let typed = |schema: &Value, text: &str| typed(Schema::of(schema), text);
@@ -206,7 +210,7 @@ mod tests {
             (optional.clone(), "", json!("")),
             (either.clone(), "[1]", json!([1])),
             (either.clone(), "[1", json!("[1")),
-            // What can be a text is one before it is Python's.
+            // A value that can be a string is a string before it is a Python literal.
             (either.clone(), "['a']", json!("['a']")),
             (json!({"type": ["string", "integer"]}), "42", json!(42)),
             (json!({"enum": ["1", "two", 3]}), "1", json!("1")),
@@ -219,7 +223,7 @@ mod tests {
             (json!({"type": "array"}), "[a]", json!("[a]")),
             (json!({"type": "object"}), "{\"a\": [null]}", json!({"a": [null]})),
             (json!({"type": "object"}), "{'a': True}", json!({"a": true})),
-            // Of another type than it should be, or no JSON at all: the tool may say so.
+            // Of another type than the schema requires, or not JSON: the tool may report it.
             (integer.clone(), "[1]", json!([1])),
             (integer.clone(), "many", json!("many")),
             (integer.clone(), "\"42\"", json!("\"42\"")),
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn values_end_where_structure_goes_on() {
+    fn parameter_value_ends_before_next_parameter() {
         let value = |text| value_before(text, ["<p=", "</p>"], |name| name == "b");
         for (text, want, rest) in [
             ("1</p>", "1", ""),
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn quotation_marks_around_names_are_left_out() {
+    fn unquoted_removes_matching_quotation_marks() {
         for (name, want) in [
             ("\"log\"", "log"),
             ("'log'", "log"),

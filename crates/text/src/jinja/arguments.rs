@@ -1,30 +1,31 @@
-//! Arguments of a call, bound to the parameters of a Python signature.
+//! Binds the arguments of a call to the parameters of a Python signature.
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::limits::failure;
 
-/// A filter: what it is applied to, and its arguments.
+/// A filter: receives the value to which it is applied, and its arguments.
 pub(super) type Filter = fn(&mut State, Value, &[Value]) -> Result<Value, Error>;
 
-/// Values by parameter; `None` where the caller gave none.
+/// Values by parameter; `None` for parameters that the caller omitted.
 pub(crate) struct Bound<'a> {
     call: &'a str,
     names: &'a [&'a str],
     values: Vec<Option<Value>>,
 }
 
-/// Positional and named arguments apart.
+/// Separates positional and named arguments.
 pub(crate) fn apart(arguments: &[Value]) -> Result<(&[Value], Kwargs), Error> {
     from_args(arguments)
 }
 
 impl<'a> Bound<'a> {
-    /// Binds what `call` was given to `names`.
+    /// Binds the arguments of `call` to `names`.
     ///
     /// # Errors
-    /// When there are too many arguments, one twice, or one by a name that is not among them.
+    /// Returns an error if there are too many arguments, if an argument is given twice, or if a name is
+    /// unknown.
     pub fn new(call: &'a str, names: &'a [&'a str], arguments: &[Value]) -> Result<Self, Error> {
         let (positional, named) = apart(arguments)?;
         if positional.len() > names.len() {
@@ -51,28 +52,28 @@ impl<'a> Bound<'a> {
         failure(format!("{}: {} is {given}, but must be {wanted}", self.call, self.names[index]))
     }
 
-    /// An argument; `None` where it is missing or `none`.
+    /// Returns an argument, or `None` if it is missing or `none`.
     pub fn value(&self, index: usize) -> Option<&Value> {
         self.values[index].as_ref().filter(|value| !value.is_none())
     }
 
-    /// An argument that must be there.
+    /// Returns a required argument.
     pub fn required(&self, index: usize) -> Result<&Value, Error> {
         self.values[index].as_ref().ok_or_else(|| self.failure(index, "given", None))
     }
 
-    /// A text that must be there.
+    /// Returns a required string.
     pub fn text(&self, index: usize) -> Result<&str, Error> {
         let value = self.required(index)?;
         value.as_str().ok_or_else(|| self.failure(index, "a string", Some(value)))
     }
 
-    /// A text, or `None`.
+    /// Returns a string, or `None` if it is missing or `none`.
     pub fn text_or_none(&self, index: usize) -> Result<Option<&str>, Error> {
         self.value(index).map(|_| self.text(index)).transpose()
     }
 
-    /// A whole number, or `default`.
+    /// Returns an integer, or `default` if it is missing or `none`.
     pub fn integer(&self, index: usize, default: i64) -> Result<i64, Error> {
         match self.value(index) {
             None => Ok(default),
@@ -80,18 +81,18 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// Whether an argument counts as true, or `default` where it is missing.
+    /// Returns whether an argument is truthy, or `default` if it is missing.
     pub fn truth(&self, index: usize, default: bool) -> bool {
         self.values[index].as_ref().map_or(default, Value::is_true)
     }
 }
 
-/// A whole number, as Python sees it: truth values are 0 and 1, floats are none.
+/// Returns an integer as Python sees it: booleans are 0 and 1, floats are not integers.
 pub(crate) fn integer(value: &Value) -> Option<i64> {
     match value.kind() {
         ValueKind::Bool => Some(i64::from(value.is_true())),
         ValueKind::Number if value.is_integer() => {
-            // Beyond 64 bits the nearest stands for it: nothing here is as long.
+            // Values beyond 64 bits are clamped, because no length here is that large.
             let value = i128::try_from(value.clone()).ok()?;
             Some(i64::try_from(value).unwrap_or(if value > 0 { i64::MAX } else { i64::MIN }))
         }
@@ -99,7 +100,8 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
     }
 }
 
-/// The beginning of a value, for a message.
+/// Returns a short text for a value in an error message: at most 30 characters of a string, and `…` for
+/// an object.
 fn excerpt(value: &Value) -> String {
     match value.as_str() {
         Some(text) => format!("{:?}", text.chars().take(30).collect::<String>()),

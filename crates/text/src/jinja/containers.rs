@@ -1,5 +1,5 @@
-//! Methods of Python's `dict`, `list` and `tuple` that change nothing, and of the few other objects that
-//! templates meet.
+//! Non-mutating methods of Python's `dict`, `list` and `tuple`, and of the few other objects that
+//! templates use.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use super::arguments::Bound;
 use super::limits::{failure, is_namespace, list, pairs};
 use super::strings;
 
-/// Methods of Python's `dict`, which come before items of the same name: `schema.items` is never the item.
+/// Methods of Python's `dict`. They take precedence over items of the same name: `schema.items` is never
+/// the item.
 pub(super) const METHODS: [&str; 11] =
     ["clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"];
 
-/// Names that the sandbox of transformers keeps from templates.
+/// Mutating methods, which transformers' sandbox also hides from templates.
 const CHANGES: [&str; 12] = [
     "append",
     "clear",
@@ -31,7 +32,7 @@ const CHANGES: [&str; 12] = [
     "add",
 ];
 
-/// Calls a method that the engine does not know.
+/// Calls a method that the engine does not implement.
 pub(crate) fn method(
     state: &mut State,
     value: &Value,
@@ -114,7 +115,7 @@ fn sequence(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, E
     }
 }
 
-/// A method that is named and not called: it is there, counts as true and has no attributes.
+/// A method that is referenced without a call: it is defined and truthy, and has no attributes.
 #[derive(Debug)]
 struct Method(String);
 
@@ -132,11 +133,11 @@ impl Object for Method {
     }
 }
 
-/// `value.name` for a name among [`METHODS`].
+/// Returns `value.name` for a name in [`METHODS`].
 pub(super) fn attribute(state: &mut State, value: Value, name: &str) -> Result<Value, Error> {
     if value.kind() != ValueKind::Map || is_namespace(state, &value) {
         return value.get_attr(name);
     }
-    // The sandbox does not show methods that change the mapping.
+    // The sandbox hides methods that change the mapping.
     Ok(if CHANGES.contains(&name) { Value::UNDEFINED } else { Value::from_object(Method(name.into())) })
 }

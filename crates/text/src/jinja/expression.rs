@@ -1,13 +1,14 @@
-//! Expressions in the grammar of Jinja2, rewritten as [`translate`](super::translate) says.
+//! Parses expressions in Jinja2's grammar, and rewrites them as described in
+//! [`translate`](super::translate).
 
 use super::containers::METHODS;
 use super::lexer::{Tag, Token, is_name};
 use super::names::{ATTRIBUTE, KEEP, OpenMacros};
 
-/// The deepest nesting of an expression.
+/// Maximum nesting of an expression.
 const DEPTH: usize = 100;
 
-/// Tokens still to be read.
+/// Parser state: the remaining tokens of a tag.
 pub(super) struct Expression<'a> {
     tag: &'a Tag<'a>,
     rest: &'a [Token<'a>],
@@ -22,22 +23,24 @@ impl<'a> Expression<'a> {
         Expression { tag, rest, macros, depth: 0 }
     }
 
-    /// All tokens as one expression.
+    /// Translates all tokens as one expression.
     pub fn whole(mut self) -> Translated {
         let translated = self.expression(true)?;
         self.end()?;
         Ok(translated)
     }
 
-    /// All tokens as one expression or several with commas between.
+    /// Translates all tokens as one expression, or as several separated by commas.
     pub fn whole_tuple(mut self) -> Translated {
         let translated = self.tuple(true)?;
         self.end()?;
         Ok(translated)
     }
 
+    /// Checks that no tokens are left.
+    ///
     /// # Errors
-    /// When tokens are left.
+    /// Returns an error that names the first remaining token.
     pub fn end(&self) -> Result<(), String> {
         if self.rest.is_empty() { Ok(()) } else { Err(self.unexpected()) }
     }
@@ -59,7 +62,7 @@ impl<'a> Expression<'a> {
         Ok(first)
     }
 
-    /// The next token, where it is `text`.
+    /// Consumes the next token if it is `text`.
     pub fn take(&mut self, text: &str) -> Option<String> {
         if self.peek(text) { self.next().ok().map(Token::source) } else { None }
     }
@@ -68,14 +71,14 @@ impl<'a> Expression<'a> {
         self.take(text).ok_or_else(|| self.unexpected())
     }
 
-    /// The next token, where it is a word.
+    /// Consumes the next token if it is a word.
     pub fn next_name(&mut self) -> Option<String> {
         let token = self.rest.first().filter(|token| !token.quoted && is_name(&token.text))?;
         self.rest = &self.rest[1..];
         Some(token.source())
     }
 
-    /// The first of `names` up to the next comma outside of brackets.
+    /// Returns the first of `names` that occurs before the next comma outside of brackets.
     pub fn name_among(&self, names: &[String]) -> Option<&'a str> {
         let mut depth = 0;
         let here = self.rest.iter().take_while(|token| {
@@ -100,13 +103,13 @@ impl<'a> Expression<'a> {
         Ok(())
     }
 
-    /// Expressions with commas between, as one tuple; a single one as it is.
+    /// Translates expressions separated by commas as one tuple. A single expression stays unchanged.
     pub fn tuple(&mut self, conditions: bool) -> Translated {
         let (items, is_tuple) = self.listed(conditions)?;
         Ok(if is_tuple { called(KEEP, &[&format!("({items})")]) } else { items })
     }
 
-    /// Expressions with commas between, and whether there is a comma.
+    /// Translates expressions separated by commas. Also returns whether there is a comma.
     fn listed(&mut self, conditions: bool) -> Result<(String, bool), String> {
         let mut items = self.expression(conditions)?;
         let is_tuple = self.peek(",");
@@ -120,7 +123,7 @@ impl<'a> Expression<'a> {
         Ok((items, is_tuple))
     }
 
-    /// One expression, which may be a condition's choice between two.
+    /// Translates one expression. It can be a conditional expression if `conditions` is set.
     pub fn expression(&mut self, conditions: bool) -> Translated {
         self.enter()?;
         let mut out = self.or()?;
@@ -140,7 +143,7 @@ impl<'a> Expression<'a> {
         self.joined(&["or"], |this| this.joined(&["and"], Self::not))
     }
 
-    /// Operands with operators between that stay as they are.
+    /// Translates operands separated by operators that stay unchanged.
     fn joined(&mut self, operators: &[&str], operand: impl Fn(&mut Self) -> Translated) -> Translated {
         let mut out = operand(self)?;
         while let Some(operator) = operators.iter().find_map(|operator| self.take(operator)) {
@@ -162,7 +165,8 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// Comparisons; those for order fail in Python where the engine has an order of its own.
+    /// Translates comparisons. Order comparisons become calls, because Python rejects some that the
+    /// engine accepts.
     fn comparison(&mut self) -> Translated {
         let first = self.sum()?;
         let mut pairs: Vec<String> = Vec::new();
@@ -259,7 +263,7 @@ impl<'a> Expression<'a> {
         self.filters(if signed { format!("({operand})") } else { operand })
     }
 
-    /// A literal, a name or something in brackets; and the name, where it is one.
+    /// Translates a literal, a name or a bracketed expression. Also returns the name, if it is one.
     fn primary(&mut self) -> Result<(String, Option<&'a str>), String> {
         let token = self.next()?;
         let mut name = None;
@@ -309,7 +313,7 @@ impl<'a> Expression<'a> {
         Ok(if is_empty { out } else { called(KEEP, &[&out]) })
     }
 
-    /// Attributes, items, slices and calls.
+    /// Translates attributes, items, slices and calls.
     fn postfix(&mut self, mut of: String, mut name: Option<&'a str>) -> Translated {
         loop {
             if let Some(dot) = self.take(".") {
@@ -372,7 +376,7 @@ impl<'a> Expression<'a> {
         Ok(called("__levade_slice", &[of, bound(&parts[0]), bound(&parts[1]), bound(&parts[2])]))
     }
 
-    /// Arguments between the parentheses of a call.
+    /// Translates the arguments between the parentheses of a call.
     fn arguments(&mut self) -> Translated {
         let mut out = String::new();
         while !self.peek(")") {
@@ -393,7 +397,7 @@ impl<'a> Expression<'a> {
         Ok(out)
     }
 
-    /// Filters and tests after a value.
+    /// Translates filters and tests after a value.
     fn filters(&mut self, mut of: String) -> Translated {
         loop {
             if let Some(pipe) = self.take("|") {
@@ -418,7 +422,7 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// Whether a test's argument without parentheses comes next.
+    /// Returns whether an unparenthesized argument of a test follows.
     fn begins_argument(&self) -> bool {
         self.rest.first().is_some_and(|token| {
             token.quoted
@@ -431,7 +435,7 @@ impl<'a> Expression<'a> {
     }
 }
 
-/// A call of one of our functions. The space keeps it apart from a word before it.
+/// Returns a call of one of our functions. The leading space separates it from a preceding word.
 fn called(function: &str, arguments: &[impl AsRef<str>]) -> String {
     let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     format!(" {function}({})", arguments.join(","))

@@ -1,4 +1,4 @@
-//! Filters of Jinja2 where the engine's differ from them, or have no bound on what they make.
+//! Filters of Jinja2 that the engine implements differently, or without a bound on their output.
 
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
@@ -15,7 +15,7 @@ use crate::python_json::Style;
 
 /// Replaces, adds and removes filters.
 ///
-/// `random` picks by the moment `now`, so that a text is the same however often it is rendered.
+/// `random` picks an item by the fixed time `now`, so that every rendering prints the same text.
 pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
     let filters: [(&'static str, Filter); 23] = [
         ("tojson", tojson),
@@ -61,13 +61,14 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
         let at = usize::try_from(now).unwrap_or(0).checked_rem(items.len());
         Ok(at.map_or(Value::UNDEFINED, |at| items[at].clone()))
     });
-    // Jinja2 has none of these.
+    // Jinja2 has none of these filters.
     for name in ["split", "lines", "bool", "chain", "zip"] {
         environment.remove_filter(name);
     }
 }
 
-/// Items that Python iterates over: characters, keys, items, and nothing of what is undefined.
+/// Returns the items over which Python iterates: characters, keys or items. Undefined values have no
+/// items.
 fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
     match value.as_str() {
         _ if value.is_undefined() => Ok(Vec::new()),
@@ -80,7 +81,7 @@ fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
     }
 }
 
-/// `value.a.0.b`, as filters write attributes.
+/// Returns `value.a.0.b` for an attribute path, as filters take it.
 fn attribute(value: &Value, path: &Value) -> Result<Value, Error> {
     let Some(path) = path.as_str() else { return value.get_item(path) };
     path.split('.').try_fold(value.clone(), |value, part| match part.parse::<u32>() {
@@ -101,7 +102,8 @@ fn length(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> 
     }
 }
 
-/// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers.
+/// Implements `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of
+/// transformers.
 fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = Bound::new("tojson", &["ensure_ascii", "indent", "separators", "sort_keys"], given)?;
     let indent = match bound.value(1) {
@@ -154,7 +156,7 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
     limits::text(state, style.dumps(&value))
 }
 
-/// A value as JSON, keys as `json.dumps` writes them.
+/// Converts a value to JSON, with keys as `json.dumps` writes them.
 fn json(value: &Value) -> Result<serde_json::Value, Error> {
     Ok(match value.kind() {
         ValueKind::Map => {
@@ -277,7 +279,7 @@ fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Valu
     }
 }
 
-/// An attribute, which keys of a mapping are not.
+/// Returns an attribute. Keys of a mapping are not attributes.
 fn attr(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = Bound::new("attr", &["name"], given)?;
     let name = bound.text(0)?;
@@ -292,7 +294,7 @@ fn default(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error>
     Ok(value)
 }
 
-/// Calls a filter of the engine with every argument by its name.
+/// Calls a filter of the engine with all arguments by name.
 fn by_name(
     state: &mut State,
     call: &str,
@@ -305,7 +307,7 @@ fn by_name(
     if value.is_none() {
         return Err(failure(format!("{call}: none is not iterable")));
     }
-    // The engine compares without looking at the time.
+    // The engine compares values without checking the time limit.
     let size = measure(state, &value)?;
     charge(state, size.bytes)?;
     let named =
@@ -336,7 +338,7 @@ fn sum(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error>
     })
 }
 
-/// `batch` and `slice`.
+/// Implements `batch` and `slice`.
 fn in_groups(
     state: &mut State,
     call: &str,

@@ -1,4 +1,5 @@
-//! `%` and `str.format` of Python; numbers are printed by the engine, which knows their formats.
+//! Implements Python's `%` operator and `str.format`. Numbers are printed by the engine, which supports
+//! their formats.
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, ValueKind};
@@ -8,10 +9,10 @@ use super::arguments::{apart, integer};
 use super::limits::{TEXT, charge, failure};
 use super::repr::{is_printable, repr, text};
 
-/// The most digits of a float. No float of 64 bits has more than 1074 behind its point.
+/// Maximum number of digits of a float. No 64-bit float has more than 1074 digits after its point.
 const DIGITS: usize = 4096;
 
-/// `template % arguments`.
+/// Implements `template % arguments`.
 pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Result<String, Error> {
     let mapping = arguments.kind() == ValueKind::Map;
     let values: Vec<Value> =
@@ -122,7 +123,7 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
     Ok(out)
 }
 
-/// A float without its fraction.
+/// Returns a float without its fraction, or an error if it does not fit into 128 bits.
 pub(super) fn whole(value: f64) -> Result<i128, Error> {
     let range = -(2f64.powi(127))..2f64.powi(127);
     if range.contains(&value) {
@@ -132,7 +133,7 @@ pub(super) fn whole(value: f64) -> Result<i128, Error> {
     }
 }
 
-/// The digits that a float is printed with.
+/// Checks the precision with which a float is printed.
 fn digits(precision: usize) -> Result<usize, Error> {
     if precision > DIGITS {
         return Err(failure(format!("a precision is {precision}; at most {DIGITS} digits are printed")));
@@ -140,7 +141,7 @@ fn digits(precision: usize) -> Result<usize, Error> {
     Ok(precision)
 }
 
-/// A width or precision: digits, or `*` for the next value.
+/// Parses a width or precision: digits, or `*` for the next value.
 fn count(rest: &mut &str, next: &mut impl FnMut() -> Result<Value, Error>) -> Result<Option<i64>, Error> {
     if let Some(after) = rest.strip_prefix('*') {
         *rest = after;
@@ -156,14 +157,14 @@ fn count(rest: &mut &str, next: &mut impl FnMut() -> Result<Value, Error>) -> Re
     }
 }
 
-/// A width that has been paid for.
+/// Charges a width to the budget and returns it.
 fn bounded(state: &mut State, width: i64) -> Result<usize, Error> {
     let width = usize::try_from(width).unwrap_or(TEXT + 1);
     charge(state, width)?;
     Ok(width)
 }
 
-/// Appends `body`, filled up to `width` characters.
+/// Appends `body`, padded to `width` characters.
 fn pad(out: &mut String, body: &str, fill: char, width: usize, align: char) {
     let missing = width.saturating_sub(body.chars().count());
     let before = match align {
@@ -188,7 +189,7 @@ fn escape(c: char) -> String {
     }
 }
 
-/// `template.format(*arguments)`.
+/// Implements `template.format(*arguments)`.
 pub(crate) fn str_format(state: &mut State, template: &str, arguments: &[Value]) -> Result<String, Error> {
     let (positional, named) = apart(arguments)?;
     let mut fields = Fields { positional, named, automatic: 0, numbered: false };
@@ -201,9 +202,9 @@ pub(crate) fn str_format(state: &mut State, template: &str, arguments: &[Value])
 struct Fields<'a> {
     positional: &'a [Value],
     named: Kwargs,
-    /// Fields without a name so far.
+    /// Number of fields without a name so far.
     automatic: usize,
-    /// Whether a field has a number.
+    /// Whether any field has a number.
     numbered: bool,
 }
 
@@ -228,7 +229,7 @@ impl Fields<'_> {
             if brace == "}" {
                 return Err(failure(format!("{template:?} has a single }}")));
             }
-            // A field in a field's format counts its own braces.
+            // A nested field in a format specification has its own braces.
             let mut open = 1;
             let end = rest.char_indices().find(|(_, c)| {
                 match c {
@@ -296,7 +297,7 @@ impl Fields<'_> {
     }
 }
 
-/// `format(value, spec)`.
+/// Implements `format(value, spec)`.
 fn formatted(state: &mut State, value: &Value, spec: &str) -> Result<String, Error> {
     if spec.is_empty() {
         return text(state, value);
@@ -324,7 +325,7 @@ fn formatted(state: &mut State, value: &Value, spec: &str) -> Result<String, Err
     format(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[value])
 }
 
-/// A format apart: how the field is filled up, and the rest.
+/// A parsed format specification: the padding, and the rest.
 struct Layout {
     fill: char,
     align: Option<char>,
@@ -357,7 +358,7 @@ impl Layout {
         }
     }
 
-    /// A number in its field; `=` fills it up behind the sign.
+    /// Returns a number padded to its field. `=` inserts the padding after the sign.
     fn laid_out(&self, body: &str) -> String {
         let mut out = String::new();
         match self.align {
@@ -372,7 +373,7 @@ impl Layout {
     }
 }
 
-/// `str.center`, `ljust` and `rjust`.
+/// Implements `str.center`, `ljust` and `rjust`.
 pub(crate) fn justified(
     state: &mut State,
     text: &str,
@@ -384,7 +385,7 @@ pub(crate) fn justified(
     charge(state, width.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
     let mut out = String::new();
     if align == '^' {
-        // Python puts the odd one before the text where the width is odd.
+        // If the width is odd, Python puts the extra character before the text.
         let missing = width.saturating_sub(text.chars().count());
         let before = missing / 2 + (missing & width & 1);
         out.extend(std::iter::repeat_n(fill, before));
@@ -396,7 +397,7 @@ pub(crate) fn justified(
     Ok(out)
 }
 
-/// `str.isprintable`.
+/// Implements `str.isprintable`.
 pub(crate) fn all_printable(text: &str) -> bool {
     text.chars().all(is_printable)
 }

@@ -1,5 +1,5 @@
-//! Values of JSON as a template sees them: numbers as Python's `json.loads` reads them, if that keeps their
-//! value.
+//! Converts JSON values to template values. Numbers become what Python's `json.loads` returns, if that
+//! preserves their value.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use serde_json::{Number, Value as Json};
 
 use crate::decimal::exact_float;
 
-/// A number that the engine cannot hold: an integer beyond 128 bits, or a decimal that no f64 prints as. It
-/// prints its digits, and nothing can be computed with it.
+/// A number that the engine cannot represent: an integer beyond 128 bits, or a decimal that no f64 prints
+/// as. It prints its digits and does not support arithmetic.
 #[derive(Debug)]
 pub(super) struct Digits(pub(super) Number);
 
@@ -25,7 +25,7 @@ impl Object for Digits {
     }
 }
 
-/// Converts JSON to a value of a template. Keys keep their order.
+/// Converts JSON to a template value. Keys keep their order.
 pub(crate) fn from_json(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
@@ -37,7 +37,7 @@ pub(crate) fn from_json(json: &Json) -> Value {
     }
 }
 
-/// Converts an object of JSON to a value of a template.
+/// Converts a JSON object to a template value.
 pub(crate) fn from_fields(fields: &serde_json::Map<String, Json>) -> Value {
     Value::from_pairs(fields.iter().map(|(name, field)| (name.as_str(), from_json(field))))
 }

@@ -1,28 +1,28 @@
-//! Templates in pieces, tags in tokens, as the lexer of Jinja2 cuts them.
+//! Splits templates into pieces, and tags into tokens, like Jinja2's lexer.
 
 use std::borrow::Cow;
 
-/// Operators and brackets in one tag: the engine recurses over them without a bound of its own.
+/// Maximum number of operators and brackets in one tag. The engine recurses over them without a limit.
 const OPERATORS: usize = 1000;
 
 /// A part of a template.
 pub(super) enum Piece<'a> {
-    /// Text, comments and raw blocks, which stay as they are.
+    /// Text, comments and raw blocks, which stay unchanged.
     Text(&'a str),
-    /// A tag that prints.
+    /// A `{{ … }}` tag, which prints a value.
     Print(Tag<'a>),
-    /// A tag that does something else.
+    /// A `{% … %}` tag.
     Block(Tag<'a>),
 }
 
-/// A tag in tokens.
+/// A tag, split into tokens.
 pub(super) struct Tag<'a> {
-    /// `{{` or `{%`, with its sign for white space.
+    /// `{{` or `{%`, with its white-space sign.
     pub open: &'a str,
     pub tokens: Vec<Token<'a>>,
-    /// White space before the end.
+    /// White space before `close`.
     pub tail: &'a str,
-    /// `}}` or `%}`, with its sign for white space.
+    /// `}}` or `%}`, with its white-space sign.
     pub close: &'a str,
     pub line: usize,
 }
@@ -30,13 +30,13 @@ pub(super) struct Tag<'a> {
 /// A token and the white space before it.
 pub(super) struct Token<'a> {
     pub gap: &'a str,
-    /// The token; of a string, what it means.
+    /// Text of the token; for a string, its unescaped value.
     pub text: Cow<'a, str>,
     pub quoted: bool,
 }
 
 impl Tag<'_> {
-    /// The first word, which says what a block does.
+    /// Returns the first word, such as `for` or `set`. Empty if the tag is empty.
     pub fn keyword(&self) -> &str {
         self.tokens.first().map_or("", |token| token.text.as_ref())
     }
@@ -47,12 +47,12 @@ impl Tag<'_> {
 }
 
 impl Token<'_> {
-    /// Whether this is an operator or a word, and not a string that looks like one.
+    /// Returns whether this is the operator or word `text`, and not a string with that value.
     pub fn is(&self, text: &str) -> bool {
         !self.quoted && self.text == text
     }
 
-    /// Whether an expression can become deeper by this token.
+    /// Returns whether this token can increase the nesting of an expression.
     fn is_operator(&self) -> bool {
         let words = ["and", "or", "not", "in", "is", "if", "else"];
         let text = self.text.as_ref();
@@ -61,14 +61,14 @@ impl Token<'_> {
     }
 }
 
-/// Whether a token is a word.
+/// Returns whether a token is a word.
 pub(super) fn is_name(text: &str) -> bool {
     let mut chars = text.chars();
     chars.next().is_some_and(|c| c == '_' || c.is_alphabetic())
         && chars.all(|c| c == '_' || c.is_alphanumeric())
 }
 
-/// Cuts a template into pieces.
+/// Splits a template into pieces.
 pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
     let mut pieces = Vec::new();
     let mut rest = source;
@@ -98,7 +98,7 @@ pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
             let end =
                 body.match_indices("{%").find_map(|(at, _)| Some(at + block_tag(&body[at..], "endraw")?));
             let end = end.ok_or_else(|| format!("a raw block has no end (line {line} of the template)"))?;
-            // Jinja2 keeps the line break after the first tag, which `+` tells the engine.
+            // Jinja2 keeps the line break after the opening tag. The sign `+` makes the engine keep it.
             let (open, close) = tag[..begin].split_at(begin - 2);
             let sign = if open.ends_with('-') { "" } else { "+" };
             pieces.extend([open, sign, close, &body[..end]].map(Piece::Text));
@@ -112,7 +112,7 @@ pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
     }
 }
 
-/// Bytes of the tag that `source` begins with, where that is `word` alone.
+/// Returns the length in bytes of the tag at the start of `source`, if that tag contains only `word`.
 fn block_tag(source: &str, word: &str) -> Option<usize> {
     let inner = source.strip_prefix("{%")?;
     let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start();
@@ -121,7 +121,7 @@ fn block_tag(source: &str, word: &str) -> Option<usize> {
     Some(source.len() - after.len())
 }
 
-/// Reads the tag that `source` begins with, and what follows it.
+/// Parses the tag at the start of `source`. Also returns the text after it.
 fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
     let signed = source[2..].starts_with(['-', '+']);
     let (open, mut rest) = source.split_at(if signed { 3 } else { 2 });
@@ -180,7 +180,7 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
     }
 }
 
-/// Bytes of the string that `source` begins with, quotes included.
+/// Returns the length in bytes of the string at the start of `source`, including its quotes.
 fn string_length(source: &str) -> Option<usize> {
     let quote = source.chars().next()?;
     let mut escaped = false;
@@ -195,7 +195,8 @@ fn string_length(source: &str) -> Option<usize> {
     None
 }
 
-/// A number in the engine's spelling, and the bytes that it had. After a dot, digits are an index.
+/// Returns a number in the engine's notation, and its original length in bytes. After a dot, digits are
+/// an index.
 fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String> {
     let digits = |text: &str| text.find(|c: char| c != '_' && !c.is_ascii_digit()).unwrap_or(text.len());
     let radix = match source.as_bytes().get(..2) {
@@ -230,7 +231,7 @@ fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String
     Ok((text.into(), length))
 }
 
-/// A string's meaning, by Python's escapes.
+/// Resolves Python's escape sequences in a string.
 fn unescaped(body: &str) -> Result<String, String> {
     let mut out = String::with_capacity(body.len());
     let mut rest = body;

@@ -1,36 +1,36 @@
-//! Bounds of one rendering, so that no template can hang or fill the memory.
+//! Resource limits of one rendering, so that no template can hang or exhaust the memory.
 //!
-//! The engine counts instructions and frames. The rest is counted here: bytes of every text that is made,
-//! values in every container that is built, and time, which is looked at whenever the body of a loop or a
-//! macro begins. Between two such looks a template can do only as much as it has operators, each on a value
-//! of bounded size.
+//! The engine limits instructions and frames. This module limits the bytes of every created text, the
+//! values in every created container, and the time, which is checked whenever the body of a loop or a
+//! macro starts. Between two checks, a template executes at most as many operators as it contains, each
+//! on a value of bounded size.
 
 use std::time::{Duration, Instant};
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Instructions of the engine in one rendering.
+/// Maximum number of engine instructions in one rendering.
 pub(crate) const STEPS: u64 = 5_000_000;
-/// Frames of loops, scopes and macros (which count four times) within each other.
+/// Maximum nesting of frames: loops, scopes and macros. A macro counts as four.
 pub(crate) const FRAMES: usize = 200;
-/// Bytes of one text.
+/// Maximum length of one text, in bytes.
 pub(crate) const TEXT: usize = 16 << 20;
-/// Bytes of all texts and lists that one rendering makes, those that it drops again included.
+/// Maximum size of all texts and lists that one rendering creates, in bytes. Dropped values count, too.
 pub(crate) const TOTAL: usize = 512 << 20;
-/// Values in one container, counted as often as they are reached.
+/// Maximum number of values in one container. A shared value counts each time it is reached.
 pub(crate) const VALUES: usize = 1 << 18;
-/// Containers within each other.
+/// Maximum nesting of containers.
 pub(crate) const DEPTH: usize = 100;
-/// Time of one rendering.
+/// Maximum duration of one rendering.
 pub(crate) const TIME: Duration = Duration::from_secs(10);
 
-/// Budget that a rendering may still use.
+/// Remaining budget of a rendering.
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes: usize,
     until: Instant,
-    /// Namespaces, which may not hold each other: a cycle could not be compared or freed.
+    /// Namespaces. They must not contain each other, because a cycle could be neither compared nor freed.
     namespaces: Vec<Value>,
 }
 
@@ -60,20 +60,20 @@ impl Budget {
     }
 }
 
-/// An error of a template.
+/// Creates a template error.
 pub(crate) fn failure(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
-/// Takes `bytes` from the budget, before they are made.
+/// Charges `bytes` to the budget, before they are allocated.
 ///
 /// # Errors
-/// When they are too many for one text, or for what is left.
+/// Returns an error if there are too many bytes for one text, or for the remaining budget.
 pub(crate) fn charge(state: &mut State, bytes: usize) -> Result<(), Error> {
     state.get_or_insert_extension_with(Budget::new).spend(bytes)
 }
 
-/// Begins the body of a loop or a macro that prints `bytes` of its own.
+/// Starts the body of a loop or a macro that prints `bytes` of its own.
 pub(crate) fn tick(state: &mut State, bytes: usize) -> Result<Value, Error> {
     let budget = state.get_or_insert_extension_with(Budget::new);
     budget.look(Instant::now())?;
@@ -81,47 +81,48 @@ pub(crate) fn tick(state: &mut State, bytes: usize) -> Result<Value, Error> {
     Ok(Value::UNDEFINED)
 }
 
-/// A text whose length has been paid for.
+/// Creates a text and charges its length to the budget.
 pub(crate) fn text(state: &mut State, text: impl Into<String>) -> Result<Value, Error> {
     let text = text.into();
     charge(state, text.len())?;
     Ok(Value::from(text))
 }
 
-/// A list whose items have been paid for.
+/// Creates a list and charges its items to the budget.
 pub(crate) fn list(state: &mut State, items: Vec<Value>) -> Result<Value, Error> {
     charge(state, items.len().saturating_mul(size_of::<Value>()))?;
     Ok(Value::from(items))
 }
 
-/// Remembers a namespace.
+/// Registers a namespace.
 pub(crate) fn remember_namespace(state: &mut State, namespace: &Value) {
     state.get_or_insert_extension_with(Budget::new).namespaces.push(namespace.clone());
 }
 
-/// Whether a value is a namespace.
+/// Returns whether a value is a namespace.
 pub(crate) fn is_namespace(state: &mut State, value: &Value) -> bool {
     let known = &state.get_or_insert_extension_with(Budget::new).namespaces;
     known.iter().any(|namespace| minijinja::tests::is_sameas(namespace, value))
 }
 
-/// How large a value is.
+/// Size of a value.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Size {
-    /// Values in it, itself included.
+    /// Number of values in it, including itself.
     pub values: usize,
-    /// Containers within each other.
+    /// Nesting depth of containers.
     pub depth: usize,
-    /// Bytes of its texts.
+    /// Total length of its texts, in bytes.
     pub bytes: usize,
-    /// Whether an undefined value is in it.
+    /// Whether it contains an undefined value.
     pub undefined: bool,
 }
 
 /// Measures a value.
 ///
 /// # Errors
-/// When it holds more than [`VALUES`] or is nested deeper than [`DEPTH`], as one that holds itself is.
+/// Returns an error if the value contains more than [`VALUES`] values, or if it is nested deeper than
+/// [`DEPTH`]. A value that contains itself exceeds every depth.
 pub(crate) fn measure(state: &mut State, value: &Value) -> Result<Size, Error> {
     let mut size = Size::default();
     walk(state, value, 0, &mut size)?;
@@ -159,12 +160,15 @@ fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Resu
     Ok(())
 }
 
-/// Keys and values of a mapping.
+/// Returns the keys and values of a mapping.
 pub(crate) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
     value.as_object().and_then(|object| object.try_iter_pairs()).into_iter().flatten()
 }
 
-/// Looks at a value before it is kept in a name that can be assigned to again.
+/// Checks a container that is created or stored, and charges its values to the budget.
+///
+/// # Errors
+/// Returns an error if the container is too large or too deep, or if it contains a namespace.
 pub(crate) fn keep(state: &mut State, value: Value) -> Result<Value, Error> {
     if matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
         if is_namespace(state, &value) {
@@ -181,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_and_bytes_run_out() {
+    fn budget_limits_time_and_bytes() {
         let mut budget = Budget::new();
         let start = Instant::now();
         budget.look(start).unwrap();

@@ -1,16 +1,16 @@
-//! Names that translated templates use, and know about.
+//! Names that the translator and translated templates share.
 
 use std::collections::HashMap;
 
-/// The function that bodies of loops and macros call first, with the bytes of their text.
+/// Function that the bodies of loops and macros call first, with the length of their text in bytes.
 pub(crate) const TICK: &str = "__levade_tick";
-/// The function that looks at a value before a namespace keeps it.
+/// Function that checks a container when it is created or stored in a namespace.
 pub(crate) const KEEP: &str = "__levade_keep";
 
-/// The function that looks at what a loop runs over.
+/// Function that checks the value over which a loop iterates.
 pub(crate) const ITER: &str = "__levade_iter";
 
-/// The function that reads an attribute named like a method of Python's `dict`.
+/// Function that reads an attribute with the name of a method of Python's `dict`.
 pub(crate) const ATTRIBUTE: &str = "__levade_attribute";
 
 /// Macros that read `varargs` or `kwargs`, with the names of their parameters.

@@ -1,11 +1,11 @@
-//! Numbers in a text, as Python reads them.
+//! Parses numbers in a text like Python.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use super::strings;
 
-/// A float, as Python's `float` reads it.
+/// Returns the value of Python's `float(value)`, or `None` if it fails.
 pub(super) fn number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some(text) => {
@@ -21,7 +21,8 @@ pub(super) fn number(value: &Value) -> Option<f64> {
     }
 }
 
-/// Digits without the underscores that Python allows between two of them.
+/// Removes the underscores that Python allows between two digits. Returns `None` if an underscore stands
+/// anywhere else.
 pub(super) fn ungrouped(text: &str) -> Option<String> {
     let digit = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
     let between = |(at, _): (usize, &str)| {

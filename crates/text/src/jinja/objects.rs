@@ -1,4 +1,4 @@
-//! Objects that globals of Jinja2 make: a cycler and a joiner.
+//! Objects that Jinja2's globals create: a cycler and a joiner.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 use super::limits::{self, failure};
 use super::repr::text;
 
-/// Gives its items one after the other, again and again.
+/// Returns its items in order, and starts again after the last one.
 #[derive(Debug)]
 struct Cycler {
     items: Vec<Value>,
@@ -48,7 +48,7 @@ impl Object for Cycler {
     }
 }
 
-/// Prints nothing the first time, and its text from then on.
+/// Returns an empty text at the first call, and its text at every later one.
 #[derive(Debug)]
 struct Joiner {
     text: String,
@@ -66,9 +66,9 @@ impl Object for Joiner {
     }
 }
 
-/// `cycler(*items)`.
+/// Implements `cycler(*items)`.
 pub(crate) fn cycler(state: &mut State, items: Rest<Value>) -> Result<Value, Error> {
-    // One within the other would be a chain without a bound.
+    // Nested cyclers and joiners would form chains of unbounded length.
     if items.is_empty() || items.iter().any(|item| item.kind() == ValueKind::Plain) {
         return Err(failure("cycler takes values, and at least one"));
     }
@@ -76,7 +76,7 @@ pub(crate) fn cycler(state: &mut State, items: Rest<Value>) -> Result<Value, Err
     Ok(Value::from_object(Cycler { items: items.0, at: AtomicUsize::new(0) }))
 }
 
-/// `joiner(sep=", ")`.
+/// Implements `joiner(sep=", ")`.
 pub(crate) fn joiner(state: &mut State, sep: Option<Value>) -> Result<Value, Error> {
     let text = sep.map_or_else(|| Ok(", ".to_string()), |sep| text(state, &sep))?;
     Ok(Value::from_object(Joiner { text, used: AtomicBool::new(false) }))

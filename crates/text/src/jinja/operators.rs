@@ -1,4 +1,5 @@
-//! Operators that the engine has no hook on, as functions that [`translate`](super::translate) calls.
+//! Functions that replace operators, because the engine has no hook for operators. The calls are inserted
+//! by [`translate`](super::translate).
 
 use std::cmp::Ordering;
 
@@ -12,7 +13,7 @@ use super::limits::{self, charge, failure, list, measure};
 use super::repr::text;
 use super::text_filters::escape;
 
-/// Adds the functions.
+/// Registers these functions in an environment.
 pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_function("__levade_add", add);
     environment.add_function("__levade_mul", mul);
@@ -28,7 +29,7 @@ pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_function(super::names::TICK, limits::tick);
 }
 
-/// A number as Python has it; truth values are numbers, too.
+/// A number as in Python. Booleans are numbers, too.
 enum Number {
     Integer(i128),
     Float(f64),
@@ -54,7 +55,7 @@ impl Number {
     }
 }
 
-/// Does arithmetic; `None` from `integers` says that 128 bits are too few.
+/// Applies an arithmetic operator. `integers` returns `None` if the result exceeds 128 bits.
 fn arithmetic(
     operator: &str,
     (left, right): (&Value, &Value),
@@ -97,7 +98,7 @@ fn add(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     arithmetic("+", (&left, &right), i128::checked_add, |a, b| a + b)
 }
 
-/// A text as markup: what is not markup yet is escaped where it meets some, as markupsafe does it.
+/// Returns a text as markup. Plain text is escaped when it is joined with markup, as in markupsafe.
 fn marked_up(value: &Value) -> String {
     let text = value.as_str().unwrap_or_default();
     if value.is_safe() { text.to_string() } else { escape(text) }
@@ -179,7 +180,7 @@ fn concat(state: &mut State, parts: Rest<Value>) -> Result<Value, Error> {
     limits::text(state, out)
 }
 
-/// `value[start:stop:step]`.
+/// Implements `value[start:stop:step]`.
 fn slice(state: &mut State, value: Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
     let bound = |value: &Value, name: &str| match value {
         value if value.is_none() => Ok(None),
@@ -195,7 +196,7 @@ fn slice(state: &mut State, value: Value, start: Value, stop: Value, step: Value
     if step == 0 {
         return Err(failure("the step of a slice is 0"));
     }
-    // Jinja2 gives nothing, instead of failing, where a value cannot be cut.
+    // For a value that cannot be sliced, Jinja2 returns an undefined value instead of an error.
     if let Some(text) = value.as_str() {
         charge(state, text.len())?;
         if step == 1 && start.unwrap_or(0) >= 0 && stop.is_none() {
@@ -220,7 +221,7 @@ fn slice(state: &mut State, value: Value, start: Value, stop: Value, step: Value
     sequence(state, cut, value.is_tuple())
 }
 
-/// Indices that `range(*slice(start, stop, step).indices(length))` gives.
+/// Returns the indices of `range(*slice(start, stop, step).indices(length))`.
 fn positions(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
     let (least, most) = if step > 0 { (0, length) } else { (-1, length - 1) };
@@ -242,7 +243,8 @@ fn positions(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) ->
     })
 }
 
-/// `left < right` and the like, which Python knows for numbers, texts, lists and tuples among themselves.
+/// Implements `left < right` and the other order operators. As in Python, they compare numbers, strings,
+/// lists or tuples with values of the same kind.
 pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
     let numbers = match (Number::of(&left), Number::of(&right)) {
         (Some(Number::Integer(a)), Some(Number::Integer(b))) => Some(Some(a.cmp(&b))),
@@ -253,7 +255,7 @@ pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, 
     let lists = is_list(&left) && is_list(&right) && left.is_tuple() == right.is_tuple();
     let found = match numbers {
         Some(Some(found)) => found,
-        // Nothing is less or more than what is no number.
+        // Order comparisons with NaN are false.
         Some(None) => return Ok(Value::from(false)),
         None if texts || lists => left.cmp(&right),
         None => {
@@ -271,7 +273,7 @@ pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, 
     }))
 }
 
-/// Items that a loop runs over; nothing is no list.
+/// Returns the value over which a loop iterates, or an error if it is `none`.
 fn iterated(value: Value) -> Result<Value, Error> {
     if value.is_none() {
         return Err(failure("a loop runs over none, which is not iterable"));
@@ -279,7 +281,8 @@ fn iterated(value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// Arguments for a macro that takes any: those of its own by name, the others as `varargs` and `kwargs`.
+/// Binds the arguments of a macro that accepts any arguments: its own parameters by name, and the
+/// remaining arguments as `varargs` and `kwargs`.
 fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let arguments = arguments.into_values();
     let (positional, named) = apart(&arguments)?;
@@ -308,11 +311,11 @@ fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Resu
 mod tests {
     use super::*;
 
-    /// A slice of `list(range(5))` and what Python gives for it.
+    /// A slice of `list(range(5))` and its result in Python.
     type Case = (Option<i64>, Option<i64>, i64, &'static [usize]);
 
     #[test]
-    fn slices_have_pythons_indices() {
+    fn slice_positions_match_python() {
         let cases: [Case; 9] = [
             (None, None, 1, &[0, 1, 2, 3, 4]),
             (Some(1), Some(-1), 1, &[1, 2, 3]),

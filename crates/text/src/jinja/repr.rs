@@ -1,4 +1,4 @@
-//! Values as Python's `str` and `repr` print them.
+//! Prints values like Python's `str` and `repr`.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use minijinja::{Error, State, Value};
 use super::limits::{self, DEPTH, TEXT, failure, pairs};
 use crate::python_json;
 
-/// `str(value)`, paid for.
+/// Returns `str(value)` and charges its length to the budget.
 pub(crate) fn text(state: &mut State, value: &Value) -> Result<String, Error> {
     let mut printer = Printer::new(state);
     if let Some(text) = value.as_str() {
@@ -21,7 +21,7 @@ pub(crate) fn text(state: &mut State, value: &Value) -> Result<String, Error> {
     Ok(text)
 }
 
-/// `repr(value)`, paid for.
+/// Returns `repr(value)` and charges its length to the budget.
 pub(crate) fn repr(state: &mut State, value: &Value) -> Result<String, Error> {
     let mut printer = Printer::new(state);
     printer.print(value, 0)?;
@@ -113,7 +113,7 @@ impl Printer {
     }
 }
 
-/// `str` of a float.
+/// Returns `str(value)` of a float.
 pub(crate) fn number(value: f64) -> String {
     match value {
         value if value.is_nan() => "nan".into(),
@@ -122,8 +122,9 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// `str.isprintable` of a character.
+/// Returns whether `str.isprintable` holds for a character.
 pub(crate) fn is_printable(c: char) -> bool {
-    // After a letter, what combines with it is not escaped for that alone; then both languages have one rule.
+    // Rust escapes a combining character at the start of a text, but not after a letter. After a letter,
+    // Rust and Python follow the same rule.
     c.is_ascii_graphic() || c == ' ' || (!c.is_ascii() && format!("a{c}").escape_debug().count() == 2)
 }

@@ -13,7 +13,7 @@ use super::limits::{self, charge, failure};
 /// Calls `text.method(*arguments)`.
 ///
 /// # Errors
-/// [`ErrorKind::UnknownMethod`] where `str` has no such method, and what the method says.
+/// Returns [`ErrorKind::UnknownMethod`] if `str` has no such method, and the errors of the method itself.
 pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Value]) -> Result<Value, Error> {
     let bound = |names: &'static [&'static str]| Bound::new(method, names, arguments);
     let made = |state: &mut State, text: String| limits::text(state, text);
@@ -188,13 +188,13 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
     }
 }
 
-/// A list of texts, paid for before it is made.
+/// Creates a list of texts, and charges it to the budget first.
 fn texts(state: &mut State, parts: &[&str]) -> Result<Value, Error> {
     charge(state, parts.iter().map(|part| part.len() + size_of::<Value>()).sum())?;
     Ok(parts.iter().copied().map(Value::from).collect())
 }
 
-/// `text.isalpha()` and the like.
+/// Returns the result of `text.isalpha()` and similar methods, or `None` if there is no such method.
 fn predicate(text: &str, method: &str) -> Option<bool> {
     let all = |holds: fn(char) -> bool| !text.is_empty() && text.chars().all(holds);
     let cased = |wanted: fn(char) -> bool, other: fn(char) -> bool| {
@@ -217,14 +217,15 @@ fn predicate(text: &str, method: &str) -> Option<bool> {
     })
 }
 
-/// Decimal digits, and the superscripts, subscripts and circled digits that Python counts with them.
+/// Returns whether `c` is a decimal digit, or a superscript, subscript or circled digit, which Python
+/// counts as digits, too.
 fn is_digit(c: char) -> bool {
     let sign =
         matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '₀'..='₉' | '①'..='⑨' | '⓪' | '❶'..='❾' | '➀'..='➈');
     sign || c.is_number_decimal_digit()
 }
 
-/// White space of `str.strip`, which counts the separators of ASCII, too.
+/// Returns whether `str.strip` removes `c`. This includes the ASCII separators U+001C to U+001F.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1C}'..='\u{1F}').contains(&c)
 }
@@ -246,7 +247,7 @@ fn is_title(text: &str) -> bool {
     any
 }
 
-/// `str.title`.
+/// Implements `str.title`.
 pub(crate) fn title(text: &str) -> String {
     let mut inside = false;
     let mut out = String::with_capacity(text.len());
@@ -261,7 +262,7 @@ pub(crate) fn title(text: &str) -> String {
     out
 }
 
-/// `str.capitalize`.
+/// Implements `str.capitalize`.
 pub(crate) fn capitalize(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().into_iter().flat_map(char::to_uppercase).collect::<String>();
@@ -276,7 +277,7 @@ fn swapcase(text: &str) -> String {
     out
 }
 
-/// `str.strip` of the sides that are asked for.
+/// Implements `str.strip`, `lstrip` and `rstrip`. `start` and `end` select the sides.
 pub(crate) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
     let set: Option<HashSet<char>> = chars.map(|chars| chars.chars().collect());
     let goes = |c: char| set.as_ref().map_or_else(|| is_space(c), |set| set.contains(&c));
@@ -284,7 +285,7 @@ pub(crate) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bo
     if end { text.trim_end_matches(goes) } else { text }
 }
 
-/// `str.replace`, at most `count` times; any number of times where that is negative.
+/// Implements `str.replace` with at most `count` replacements. A negative `count` sets no limit.
 pub(crate) fn replace(
     state: &mut State,
     text: &str,
@@ -298,7 +299,7 @@ pub(crate) fn replace(
     Ok(Value::from(text.replacen(old, new, count)))
 }
 
-/// `str.split` and `str.rsplit`.
+/// Implements `str.split` and `str.rsplit`.
 fn split<'a>(
     text: &'a str,
     separator: Option<&str>,
@@ -319,7 +320,8 @@ fn split<'a>(
     })
 }
 
-/// Words; where there are more than `most + 1`, the last keeps the space that is in it and on its outer side.
+/// Splits a text at white space into words, with at most `most` splits. If words remain unsplit, the last
+/// part keeps the white space within it and on its outer side.
 fn split_spaces(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = strip(text, None, !from_end, from_end);
@@ -341,7 +343,7 @@ fn split_spaces(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     words
 }
 
-/// `str.splitlines`.
+/// Implements `str.splitlines`.
 pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let ends = ['\n', '\r', '\u{B}', '\u{C}', '\u{1C}', '\u{1D}', '\u{1E}', '\u{85}', '\u{2028}', '\u{2029}'];
     let mut out = Vec::new();
@@ -379,8 +381,9 @@ fn expand_tabs(text: &str, size: usize) -> String {
     out
 }
 
-/// The characters from argument `start` up to the one after it, and how many come before them; `None` where
-/// the first is behind the last, so that not even nothing is found between.
+/// Returns the characters from argument `start` up to argument `start + 1`, and the number of characters
+/// before them. Returns `None` if the start is after the end, so that not even an empty text is found
+/// there.
 fn part<'a>(text: &'a str, bound: &Bound<'_>, start: usize) -> Result<Option<(usize, &'a str)>, Error> {
     if bound.value(start).is_none() && bound.value(start + 1).is_none() {
         return Ok(Some((0, text)));

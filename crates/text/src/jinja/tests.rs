@@ -1,4 +1,4 @@
-//! Templates against what transformers prints for them, and against their bounds.
+//! Compares templates with the output of transformers, and checks the resource limits.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -19,10 +19,10 @@ fn failure(source: &str) -> String {
     render(source, &[json!({"role": "user", "content": "Hi"})], &Map::new(), 0).unwrap_err().to_string()
 }
 
-/// Texts were recorded from transformers by `conformance/templates.py`; null says that it refuses the
-/// template.
+/// The texts were recorded from transformers by `conformance/templates.py`; null means that it rejects
+/// the template.
 #[test]
-fn prints_what_transformers_prints() {
+fn templates_match_recorded_transformers_output() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../conformance/templates.json");
     let record: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let messages = record["messages"].as_array().unwrap();
@@ -41,7 +41,7 @@ fn prints_what_transformers_prints() {
 }
 
 #[test]
-fn no_template_hangs_or_fills_the_memory() {
+fn template_limits_bound_time_and_memory() {
     let double = |start: &str, step: &str| {
         format!(
             "{{% set ns = namespace(a={start}) %}}{{% for i in range(99999) %}}{{% set ns.a = {step} %}}\
@@ -109,9 +109,9 @@ fn no_template_hangs_or_fills_the_memory() {
     }
 }
 
-/// The engine recurses over operators; tests run on a stack of 2 MiB, as workers of the server do.
+/// The engine recurses over operators. Tests run on a stack of 2 MiB, like the workers of the server.
 #[test]
-fn the_longest_expressions_fit_on_the_stack() {
+fn longest_expressions_fit_on_stack() {
     for (most, step) in [
         (1000, " and 1"),
         (1000, " or 0"),
@@ -135,7 +135,7 @@ fn the_longest_expressions_fit_on_the_stack() {
 }
 
 #[test]
-fn long_words_are_wrapped_in_linear_time() {
+fn long_word_wraps_in_linear_time() {
     assert_eq!(
         render("{{ ('a' * 2000000) | wordwrap(1) | length }}", &[], &Map::new(), 0).unwrap(),
         "3999999"
@@ -145,7 +145,7 @@ fn long_words_are_wrapped_in_linear_time() {
 }
 
 #[test]
-fn parts_that_are_not_as_in_python_are_refused() {
+fn unsupported_python_features_are_rejected() {
     assert!(
         failure("{% macro f(a, b=a) %}{{ b }}{% endmacro %}{{ f(5) }}").contains("reads the parameter a")
     );
@@ -156,7 +156,7 @@ fn parts_that_are_not_as_in_python_are_refused() {
 }
 
 #[test]
-fn errors_name_the_line() {
+fn template_errors_name_line_and_argument() {
     assert_eq!(
         failure("a\n{{ 'x' % 1 }}"),
         "chat template: \"x\" does not print all of its values (line 2 of the template)"
@@ -172,9 +172,9 @@ fn errors_name_the_line() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever stands in the tags, rendering ends, and without a panic.
+    /// Whatever the tags contain, rendering ends without a panic.
     #[test]
-    fn any_expression_renders_or_is_refused(
+    fn random_expressions_never_panic(
         parts in proptest::collection::vec(
             prop::sample::select(vec![
                 "messages", "'a%s'", "[1, 'b']", "{'k': 2}", "(", ")", "[", "]", "+", "%", "*", "~", "|", "is", "not", "in",
@@ -188,9 +188,10 @@ proptest! {
         let _ = render(&source, &[json!({"role": "user", "content": "Hi"})], &Map::new(), 0);
     }
 
-    /// Floats print as the shortest digits that read back, in the notation that Python's `repr` chooses.
+    /// Floats print with the fewest digits that read back as the same value, in the notation of Python's
+    /// `repr`.
     #[test]
-    fn floats_print_as_python_prints_them(bits in any::<u64>()) {
+    fn float_output_is_shortest_in_python_notation(bits in any::<u64>()) {
         let value = f64::from_bits(bits);
         prop_assume!(value.is_finite());
         let variables = Map::from_iter([("v".to_string(), json!(value))]);

@@ -1,4 +1,4 @@
-//! Filters of Jinja2 that print one text as another.
+//! Filters of Jinja2 that convert one text to another.
 
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, State, Value};
@@ -11,7 +11,7 @@ use super::repr::{repr, text};
 use super::strings;
 use super::wrap::wrap;
 
-/// Names and filters.
+/// Names of the filters, and their implementations.
 pub(super) const FILTERS: [(&str, Filter); 19] = [
     ("upper", |state, value, _| as_text(state, value, str::to_uppercase)),
     ("lower", |state, value, _| as_text(state, value, str::to_lowercase)),
@@ -66,7 +66,7 @@ fn marked_up(state: &mut State, value: Value, _: &[Value]) -> Result<Value, Erro
     if value.is_safe() { Ok(value) } else { as_text(state, value, escape).map(as_markup) }
 }
 
-/// Text as HTML.
+/// Escapes a text for HTML.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -139,7 +139,7 @@ fn wordwrap(state: &mut State, value: Value, given: &[Value]) -> Result<Value, E
     let width = usize::try_from(bound.integer(0, 79)?).unwrap_or(0);
     let between = bound.text_or_none(2)?.unwrap_or("\n");
     let (words, hyphens) = (bound.truth(1, true), bound.truth(3, true));
-    // One more break than characters at most.
+    // There is at most one more line break than there are characters.
     charge(state, value.len().saturating_mul(between.len().saturating_add(1)))?;
     let wrapped =
         strings::lines(&value, false).into_iter().map(|line| wrap(line, width, words, hyphens).join(between));
@@ -240,7 +240,7 @@ fn file_size(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Erro
     Ok(Value::from(format!("{size:.1} {unit}{middle}")))
 }
 
-/// `pprint.pformat`, as far as one line goes.
+/// Implements `pprint.pformat` for values that fit on one line.
 fn pprint(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     Bound::new("pprint", &[], given)?;
     let sorted = match value.kind() {

@@ -1,10 +1,11 @@
-//! Templates as Jinja2 reads them, put into words that the engine reads alike.
+//! Translates templates from Jinja2's grammar to one that the engine parses with the same meaning.
 //!
-//! The engine has no hook on its operators, so those that mean more in Python (`%` formats text), that could
-//! fill the memory (`+`, `~`, `*`, slices, containers in containers) or that the engine ranks otherwise
-//! become calls of functions from [`operators`](super::operators). Macros that read `varargs` and `kwargs`
-//! take them as parameters, `{% generation %}` becomes a scope, and bodies that can run often begin with a
-//! call that counts what they print. White space, and with it every line number, stays where it is.
+//! The engine has no hooks on its operators. Some operators therefore become calls of functions from
+//! [`operators`](super::operators): those with additional meanings in Python (`%` formats text), those
+//! that could exhaust the memory (`+`, `~`, `*`, slices, nested containers), and those with another
+//! precedence in the engine. Macros that read `varargs` and `kwargs` receive them as parameters, and `{%
+//! generation %}` becomes a scope. Bodies that can run repeatedly start with a call that counts the text
+//! they print. White space is preserved, and thus every line number.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,16 +14,16 @@ use super::expression::Expression;
 use super::lexer::{Piece, Tag, Token, is_name, split};
 use super::names::{ITER, KEEP, OpenMacros, TICK};
 
-/// Branches of one condition, over which the engine recurses without a bound of its own.
+/// Maximum number of branches of one condition. The engine recurses over them without a limit.
 const BRANCHES: usize = 500;
 
-/// Blocks that begin a body which can run more than once, or are written to a text of their own.
+/// Blocks that start a body which can run repeatedly or is rendered to a separate text.
 const BODIES: [&str; 3] = ["for", "macro", "call"];
 
 /// Translates a template.
 ///
 /// # Errors
-/// Where it is not a template; the message names the line.
+/// Returns an error that names the line if the template does not parse.
 pub(crate) fn translate(source: &str) -> Result<String, String> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let pieces = split(&source)?;
@@ -52,8 +53,8 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
                 out.push_str(&block(tag, &macros)?);
                 out.push_str(tag.tail);
                 match sizes.get(&index) {
-                    // Nothing stands between the two tags, so white space around them is cut as around the
-                    // first alone.
+                    // The two tags are adjacent, so white space around them is trimmed as around the
+                    // original tag.
                     Some(size) => out.push_str(&format!("%}}{{% do {TICK}({size}) {}", tag.close)),
                     None => out.push_str(tag.close),
                 }
@@ -63,10 +64,10 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Finds the macros that take any arguments, and the bytes of text in each body.
+/// Finds the macros that accept any arguments, and the length in bytes of the text in each body.
 fn survey(pieces: &[Piece<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
     let (mut macros, mut sizes) = (OpenMacros::new(), HashMap::new());
-    // Index, bytes of text, and whether the extra arguments are read.
+    // Index of the block, length of its text in bytes, and whether it reads extra arguments.
     let mut open: Vec<(usize, usize, bool)> = Vec::new();
     for (index, piece) in pieces.iter().enumerate() {
         let tag = match piece {
@@ -96,8 +97,8 @@ fn survey(pieces: &[Piece<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
     (macros, sizes)
 }
 
-/// Names of a macro's parameters: those after its opening parenthesis and after each comma between
-/// parameters.
+/// Returns the names of a macro's parameters: the words after its opening parenthesis and after each
+/// comma between parameters.
 fn parameters(tokens: &[Token<'_>]) -> Vec<String> {
     let mut names = Vec::new();
     let mut depth = 0;
@@ -114,13 +115,13 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<String> {
     names
 }
 
-/// The contents of a block's tag.
+/// Translates the contents of a block tag.
 fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
     let tokens = tag.tokens.as_slice();
     let [first, rest @ ..] = tokens else { return Err(tag.error("a tag is empty")) };
     let head = first.source();
     let expression = |tokens| Expression::of(tag, tokens, macros);
-    // Where a token stands outside of any brackets.
+    // Returns the position of a token outside of all brackets.
     let at = |wanted: &str| {
         let mut depth = 0;
         rest.iter().position(|token| {
@@ -182,7 +183,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
                 out.push_str(&parameter);
                 before.push(parameter.trim().to_string());
                 if let Some(equals) = rest.take("=") {
-                    // The engine computes defaults before any parameter has its value.
+                    // The engine evaluates defaults before any parameter has its value.
                     if let Some(read) = rest.name_among(&before) {
                         return Err(tag.error(format!(
                             "the default of {} reads the parameter {read}",
@@ -209,7 +210,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
             let (parameters, call) = rest.split_at(parameters);
             format!("{head}{}{}", copied(parameters), expression(call).whole()?)
         }
-        // A scope, as in transformers: what is set inside is not seen outside.
+        // A scope, as in transformers: a name that is set inside is not visible outside.
         "generation" => head.replace("generation", "with"),
         "endgeneration" => head.replace("endgeneration", "endwith"),
         "autoescape" if !matches!(rest, [only] if only.is("false") || only.is("False")) => {
@@ -221,7 +222,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
 }
 
 impl Token<'_> {
-    /// The token as the engine reads it, after the white space that was before it.
+    /// Returns the token in the engine's notation, after the white space that preceded it.
     pub(super) fn source(&self) -> String {
         if !self.quoted {
             return format!("{}{}", self.gap, self.text);
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operators_become_calls() {
+    fn translate_replaces_operators_with_calls() {
         let cases = [
             ("{{ a }}", "{{ a }}"),
             ("{{- a.b['c'] | f(1) -}}", "{{- a.b[\"c\"] | f(1) -}}"),
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_count_their_text() {
+    fn translate_counts_text_of_bodies() {
         assert_eq!(
             translate("{% for a in b -%}\nxyz{% endfor %}").unwrap(),
             "{% for a in __levade_iter( b) %}{% do __levade_tick(4) -%}\nxyz{% endfor %}"
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_name_their_line() {
+    fn translate_errors_name_line() {
         let cases = [
             ("a\n{{ b", "line 2"),
             ("{{ a b }}", "\"b\""),

@@ -1,15 +1,15 @@
-//! `textwrap.wrap` of Python, as the filter `wordwrap` uses it.
+//! Implements Python's `textwrap.wrap` for the filter `wordwrap`.
 
 use super::strings::is_space;
 
-/// Lines of at most `width` characters, cut at white space, at hyphens, and, where nothing else helps, in
-/// words.
+/// Splits a line into lines of at most `width` characters. Splits at white space and hyphens, and within
+/// a word only if necessary.
 pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: bool) -> Vec<String> {
     let width = width.max(1);
     let mut chunks = chunks(line, break_hyphens);
     chunks.reverse();
     let blank = |chunk: &str| chunk.chars().all(is_space);
-    // Where a chunk goes over so many characters, looked for no further than that.
+    // Returns the offset at which a chunk exceeds `most` characters. The search stops there.
     let over = |chunk: &str, most: usize| chunk.char_indices().nth(most).map(|(at, _)| at);
     let mut lines: Vec<String> = Vec::new();
     while let Some(chunk) = chunks.last() {
@@ -23,7 +23,7 @@ pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: b
                 current.push(chunk);
                 continue;
             };
-            // A word that fits on no line is cut, or gets a line of its own.
+            // A word that fits on no line is split, or gets a line of its own.
             let too_long = over(chunk, width).is_some();
             if too_long && break_words {
                 let head = &chunk[..room];
@@ -49,7 +49,8 @@ pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: b
     lines
 }
 
-/// Words and the white space between them; words with hyphens in parts, where those are asked for.
+/// Returns the words and the white space between them. Hyphenated words are split if `break_hyphens` is
+/// set.
 fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     let chars: Vec<char> = line.chars().collect();
     let is_word = |at: usize| chars.get(at).is_some_and(|c| c.is_alphanumeric() || *c == '_');
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wraps_as_python_does() {
+    fn wrap_matches_python_textwrap() {
         // textwrap.wrap(text, width=width, expand_tabs=False, replace_whitespace=False) in CPython.
         assert_eq!(wrap("the quick  brown fox", 10, true, true), ["the quick", "brown fox"]);
         assert_eq!(wrap("a well-known fact", 7, true, true), ["a well-", "known", "fact"]);

@@ -1,13 +1,14 @@
-//! Chats of small models that call tools as the families do that people use: templates of our own, no longer
-//! than it takes to ask for calls, to print them and to print their results, each with what makes the
-//! templates of its family hard to use.
+//! Small chats that call tools in the formats of the common model families.
+//!
+//! The templates are our own and minimal: they request calls, print them, and print their results. Each
+//! includes what makes the templates of its family hard to support.
 
 use levade_model::{GgufTokenizer, TokenType};
 
 use super::tiny_gguf;
 use crate::{Chat, ChatOptions, TextError, Tokenizer, TokenizerSource, ToolProtocol};
 
-/// ChatML with tools. DESCRIBE, CALLS (for `c` in the calls of `m`) and RESULT (of `m`) are the family's.
+/// ChatML with tools. Each family replaces DESCRIBE, CALLS (uses the message `m`) and RESULT (of `m`).
 const CHATML: &str = r#"
 {%- if tools %}
     {{- '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
@@ -30,7 +31,8 @@ const CHATML: &str = r#"
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"#;
 
-/// Messages with channels. Thoughts are kept only before calls, and a result needs a call before it.
+/// Messages with channels. Reasoning is kept only before calls, and a tool result requires a preceding
+/// call.
 const HARMONY: &str = r#"
 {%- if tools %}
     {{- '<|start|>developer<|message|># Tools\n\nnamespace functions {\n' }}
@@ -63,7 +65,7 @@ const HARMONY: &str = r#"
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"#;
 
-/// A family: its format, the special tokens of it, and the parts of its template.
+/// A family: its format, the format's special tokens, and the parts of its template.
 struct Family {
     protocol: ToolProtocol,
     tokens: &'static [&'static str],
@@ -200,11 +202,11 @@ const FAMILIES: [Family; 8] = [
     },
 ];
 
-/// A chat of a family that calls tools in the format of this name (of gpt-oss where it names none): one token
-/// for each byte, and the special tokens of its calls.
+/// Creates a chat of the family that calls tools in the format `protocol`; gpt-oss if no family has that
+/// format. The vocabulary has one token per byte, and the special tokens of the family's calls.
 ///
 /// # Errors
-/// Never in practice; what [`Chat::new`] says.
+/// Returns the errors of [`Chat::new`]; none occurs in practice.
 pub fn family_chat(protocol: ToolProtocol, options: ChatOptions) -> Result<Chat, TextError> {
     let (tokens, template) = family(protocol);
     let mut source = tiny_gguf();
@@ -218,12 +220,12 @@ pub fn family_chat(protocol: ToolProtocol, options: ChatOptions) -> Result<Chat,
     Chat::new(Tokenizer::new(&source)?, Some(&template), options)
 }
 
-/// Returns the protocols that have a family here.
+/// Returns the protocols for which there is a family.
 pub fn protocols() -> impl Iterator<Item = ToolProtocol> {
     FAMILIES.iter().map(|family| family.protocol).chain([ToolProtocol::Harmony])
 }
 
-/// The special tokens of a family, and its template.
+/// Returns the special tokens of a family, and its template.
 fn family(protocol: ToolProtocol) -> (&'static [&'static str], String) {
     const CHANNELS: [&str; 7] =
         ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"];
