@@ -186,7 +186,7 @@ async fn measure(
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
         first.get_or_insert_with(|| Arc::clone(&chat));
-        // The measured model answers all agents, except those whose policy is an external API.
+        // All agents use the measured model, except those whose policy is an external API.
         let policy = recipe.policy_of(keys).unwrap_or_default();
         let answers = match others.get(&policy) {
             Some(other) => Answers::Api(Arc::clone(other)),

@@ -1,8 +1,8 @@
 //! Converts errors to text for the user and to exit codes.
 //!
-//! An error fits on one screen: the thing, its value, the way out. The exit code is 1 or 2, depending on
-//! whose error it is. That is decided where the error is defined (`TrainerError::is_user_error`) or, for
-//! crates below `trainer`, here.
+//! An error fits on one screen: what failed, its value, and what to do. The exit code is 2 if the
+//! user can correct the cause, and 1 otherwise. An error type with a method `is_user_error`, such as
+//! `TrainerError`, decides that itself. This module decides for the other types.
 
 use std::process::ExitCode;
 

@@ -162,8 +162,11 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the attempt in an attempt slot, such as `train/1/3/0/2`, or with an id. Returns `None` if
-/// the store does not have it. Of the tries of a slot, the last one is returned.
+/// Returns the last try of an attempt slot, such as `train/1/3/0/2`, or the attempt with an id.
+/// Returns `None` if the store does not contain it.
+///
+/// # Errors
+/// Returns an error if `name` is neither a slot nor an id, or the store cannot be read.
 async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
     if let Some(placement) = Placement::parse(name) {
         return Ok(store.last_try(&placement).await?);
@@ -178,9 +181,9 @@ async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>>
     Ok(store.attempt(&id).await?)
 }
 
-/// Returns the first sequence of an attempt that a step trained on, with the step: the step `only`,
-/// or the first such step of the attempt's phase if `None`. The step can be another one than that for
-/// which the attempt was started.
+/// Returns the first sequence of an attempt that the step `only` trained on, with the step. If `only`
+/// is `None`, returns that of the first step of the attempt's phase that trained on the attempt. This
+/// step can differ from the step for which the attempt was started.
 async fn planned(
     store: &dyn Store,
     attempt: &Attempt,
@@ -198,8 +201,8 @@ async fn planned(
     Ok(None)
 }
 
-/// Opens the tokenizer of a run: that of its newest checkpoint, or that of its model before the first
-/// checkpoint.
+/// Opens the tokenizer of a run, from its newest checkpoint, or from its model if there is no
+/// checkpoint yet.
 fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
     let saved = run.newest_checkpoint().map(|checkpoint| checkpoint.join("tokenizer.json"));
     let source = match saved.filter(|file| file.is_file()) {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::unusable;
 
-/// A file of JSON lines that is being written.
+/// Buffered writer of a JSON-lines file.
 pub struct LinesFile {
     path: PathBuf,
     file: BufWriter<File>,
@@ -48,7 +48,7 @@ impl LinesFile {
     }
 }
 
-/// Returns the line of an attempt of the evaluation slice `slice`.
+/// Creates the JSON line of an attempt. `slice` is the name of its evaluation slice or task source.
 ///
 /// `reply` is the text of the final answer, and empty if a limit ended the attempt. `score` is null
 /// if the attempt could not be scored; `error` then contains the reason.

@@ -7,8 +7,8 @@
 #[cfg(unix)]
 const MOST: u64 = 65_536;
 
-/// Raises the soft limit on open files to the hard limit, at most [`MOST`]. Never lowers it. Does
-/// nothing on systems other than Unix.
+/// Raises the soft limit on open files to the hard limit, at most 65,536. Keeps a higher soft limit.
+/// Does nothing on systems other than Unix.
 pub fn raise() {
     #[cfg(unix)]
     {

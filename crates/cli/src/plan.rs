@@ -53,8 +53,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
-    /// Number of devices that sample [default: those of the servers that the recipe starts]. The
-    /// number of devices that train is that of the recipe's learner
+    /// Number of devices that sample [default: the devices of the servers that the recipe starts].
+    /// The recipe's learner determines the number of devices that train
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_DEVICES as i64))]
     devices: Option<u32>,
 
@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     spread: f64,
 
-    /// Number of trained tokens over that of sampled tokens and prompts of groups, for --fleet. It is
+    /// Trained tokens divided by the sum of sampled tokens and one prompt per group, for --fleet;
     /// below 1 if groups have zero variance, or if completions share prefixes, which are trained on
     /// once
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]

@@ -1,4 +1,4 @@
-//! Resolves what a user names as a model: a source, a run, or a checkpoint.
+//! Resolves a model argument, which names a source, a run or a checkpoint.
 
 use std::path::{Path, PathBuf};
 

@@ -168,8 +168,8 @@ impl OwnIds {
 }
 
 /// Returns the task of a row, out of the recipe's tasks with the row's id. Returns `None` if none of
-/// them has the row's question: ids number the rows of a file, so that an id alone can be that of
-/// another task.
+/// them has the row's question: ids are row numbers of a file, so two different tasks can have the
+/// same id.
 ///
 /// # Errors
 /// Returns an error if several tasks have the id and the row has no question to choose by.

@@ -42,7 +42,7 @@ pub fn line(result: &EvalResult) -> String {
     format!("{line} · answered {} · with a tool {}{uncalled}", percent(answered), percent(used_tool))
 }
 
-/// Formats the first completion of an evaluation in which no tool call succeeded, and the reason.
+/// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
 fn uncalled(Uncalled { attempt, reply, why }: &Uncalled) -> String {
     const LONGEST: usize = 400;
     let end = reply.char_indices().nth(LONGEST).map_or(reply.len(), |(end, _)| end);

@@ -182,8 +182,8 @@ impl Observer for Watch {
     }
 }
 
-/// Returns the values of a metric for all policies of a step. If there are several policies, the name
-/// of the metric is preceded by that of the policy and a slash.
+/// Returns the values of a metric for all policies of a step. If there are several policies, the
+/// metrics of each have the prefix `POLICY/`.
 fn each<'a>(metrics: &'a Metrics, name: &'a str) -> impl Iterator<Item = f64> + 'a {
     let is_of_one =
         move |full: &str| full.strip_suffix(name).is_some_and(|of| of.is_empty() || of.ends_with('/'));

@@ -213,7 +213,7 @@ async fn prompts(
     report: &mut Report,
 ) {
     let context = planned.context();
-    // Nothing is sampled.
+    // The checks sample no tokens, so the sampler is a stand-in.
     let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(SimulatorConfig::default()));
     let Some(agents) = report.quiet("agents", Agents::over(recipe, parts, &sampler, context)) else { return };
     let looked = check_tasks(recipe, scorers, tasks, &agents).await;

@@ -26,8 +26,8 @@ pub struct Trial<'a> {
 }
 
 /// Starts each toolbox of an agent once, and calls the tools without side effects, or all tools if
-/// the trial says so. Returns the tool set, which knows its tools and does not start them again, or
-/// `None` if a toolbox does not work.
+/// `trial.call` is set. Returns the tool set, which keeps the tool specifications and does not start
+/// the toolboxes again, or `None` if a toolbox does not work.
 pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     let Trial { recipe, toolboxes, keys, chat, .. } = trial;
     let (mut found, mut is_well) = (Vec::new(), true);
@@ -86,8 +86,11 @@ async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<
     Ok((format!("{names}; {said}"), specs))
 }
 
-/// Calls each tool once, and describes the results. If a tool is not `harmless`, an error result for
-/// the generated arguments counts as working.
+/// Calls each tool once, and describes the results. An error result for the generated arguments is
+/// accepted if the tool is not `harmless`, unless the call timed out or the toolbox itself failed.
+///
+/// # Errors
+/// Returns an error if a tool does not work.
 async fn called(
     tools: &mut OpenTools,
     specs: &[ToolSpec],

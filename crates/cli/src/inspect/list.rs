@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn best_and_worst() {
+    fn extreme_selects_best_and_worst_reward() {
         let all = [summary(0, Some(0.5)), summary(1, None), summary(2, Some(1.0)), summary(3, Some(-0.1))];
         assert_eq!(extreme(&all, true).unwrap(), all[2].id);
         assert_eq!(extreme(&all, false).unwrap(), all[3].id);

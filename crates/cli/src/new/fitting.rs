@@ -1,4 +1,4 @@
-//! Chooses the scorer that fits what the tasks of a file expect.
+//! Chooses the scorer that fits the expected answers of the tasks in a file.
 
 use std::sync::Arc;
 
@@ -210,7 +210,7 @@ fn is_formula(text: &str) -> bool {
     let has_gap = chars.windows(3).any(|at| at[0].is_ascii_digit() && at[1] == ' ' && at[2].is_ascii_digit());
     let groups: Vec<&str> = text.split(['-', '/', '.']).collect();
     let is_dated = groups.len() > 2 && groups.iter().all(|group| group.parse::<u32>().is_ok());
-    // The score of a match, a range of years.
+    // Two joined integers are the score of a match or a range of years.
     let is_integer = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_joined = text.split_once('-').is_some_and(|(a, b)| is_integer(a) && is_integer(b));
     chars.iter().all(|c| is_known(*c))

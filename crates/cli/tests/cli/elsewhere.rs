@@ -119,7 +119,7 @@ fn resumed_run_keeps_time_in_prompts() {
     for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Eval] {
         for summary in wait(store.summaries(purpose)).unwrap() {
             let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
-            // A token is a byte here.
+            // Each token of the model is a byte.
             let prompt =
                 attempt.trajectory.segments()[0].tokens.iter().filter_map(|token| u8::try_from(*token).ok());
             let text = String::from_utf8(prompt.collect()).unwrap();

@@ -98,7 +98,7 @@ fn recorded(place: &Place, print: &str) -> String {
 }
 
 #[test]
-fn environment_rewards_before_token_limit_credit_their_turn() {
+fn environment_reward_is_kept_at_token_limit() {
     let place = corridor();
     let output = place.train().output().unwrap();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));

@@ -31,6 +31,6 @@ fn chat_apis_are_called_by_call_only() {
 }
 
 #[test]
-fn gateway_has_its_methods_in_one_file() {
+fn gateway_methods_are_in_one_file() {
     assert_eq!(containing(&["impl", "Gateway", "{"]), ["gateway::gateway"]);
 }

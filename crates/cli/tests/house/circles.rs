@@ -202,7 +202,7 @@ fn import(
 fn uses(modules: &[Module], at: usize) -> BTreeMap<usize, String> {
     let module = &modules[at];
     let mut found = BTreeMap::new();
-    // A path to a module is no dependency by itself; only the items that are named in the module are.
+    // Only paths to items are dependencies. A path that ends at a module is not.
     let mut add = |path: &[String]| {
         if let Some(Target::Item(other)) = resolve(modules, at, path, 0)
             && !module.name.starts_with(&modules[other].name)
@@ -375,7 +375,7 @@ fn without_tests(tokens: &[String]) -> Vec<String> {
             place += 1;
             continue;
         }
-        // The item ends with the first semicolon or the first closing brace outside of all others.
+        // The item ends with the first semicolon or closing brace at depth 0.
         let mut depth = 0_usize;
         for token in &tokens[place..] {
             place += 1;
