@@ -9,7 +9,8 @@ use std::process::Command;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=LEVADE_COMMIT");
-    // Each commit, checkout and merge adds a line to the log of HEAD. A missing file would rebuild always.
+    // Each commit, checkout and merge adds a line to the log of HEAD. If the file were missing, Cargo
+    // would run this script on every build.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
         println!("cargo::rerun-if-changed={log}");
     }

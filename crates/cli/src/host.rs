@@ -1,4 +1,5 @@
-//! The host of what subcommands start: this binary supervises child processes, and what is set up is printed.
+//! Creates the host of subcommands: this binary supervises child processes, and setup events are
+//! printed.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,18 +9,18 @@ use levade_run::{Event, Host};
 
 use crate::screen::{self, Style};
 
-/// Returns this binary as the supervisor of programs.
+/// Returns the supervisor of programs, which is this binary.
 ///
 /// # Errors
-/// Returns an error if the file of this binary is unknown.
+/// Returns an error if the path of this binary is unknown.
 pub fn supervisor() -> anyhow::Result<Supervisor> {
     Supervisor::this().context("this program's own file is not found")
 }
 
-/// Returns the host of a subcommand that is no run of its own.
+/// Returns the host of a subcommand that does not start a run. It prints setup events.
 ///
 /// # Errors
-/// Returns an error if the file of this binary is unknown.
+/// Returns an error if the path of this binary is unknown.
 pub fn host() -> anyhow::Result<Host> {
     let setup = Mutex::new(Setup::default());
     Ok(Host::new(supervisor()?, move |event| {
@@ -27,7 +28,7 @@ pub fn host() -> anyhow::Result<Host> {
     }))
 }
 
-/// Shows what is set up, with a bar while a model is fetched.
+/// Printer of setup events, with a progress bar while a model is fetched.
 #[derive(Default)]
 pub struct Setup {
     stage: String,
@@ -35,7 +36,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Shows an event of a start; other events are not shown.
+    /// Prints a setup event and ignores other events.
     pub fn show(&mut self, event: &Event) {
         let dim = |text: &str| Style::stderr().dim(text);
         match event {

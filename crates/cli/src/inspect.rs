@@ -1,4 +1,4 @@
-//! `levade inspect`: what a run recorded, down to the token.
+//! Implements `levade inspect`, which shows the recorded attempts of a run, down to single tokens.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -19,10 +19,10 @@ use list::{attempts, extreme, failure_lines, no_attempts, selected, selected_fai
 
 mod list;
 
-/// Show what a run recorded: its steps, the attempts of a step, every token of an attempt
+/// Show the recorded steps of a run, the attempts of a step, or every token of an attempt
 ///
-/// Without a selector it lists the steps. Tokens that the model sampled are green and cyan in turn, those it
-/// was given are dim; where the output is no terminal, each sampled token stands in brackets.
+/// Lists the steps if no selector is set. Sampled tokens are alternately green and cyan, and context
+/// tokens are dim. If the output is not a terminal, each sampled token is in brackets.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade inspect runs/calculator                        the steps
@@ -35,23 +35,24 @@ mod list;
 
 An attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as the lists print it, all counted from 0.")]
 pub struct Args {
-    /// The folder of a run
+    /// Run directory
     run: PathBuf,
 
-    /// Only this phase, from 0 [default: the last one that has attempts]
+    /// Index of the phase, from 0 [default: the last phase that has attempts]
     #[arg(long)]
     phase: Option<u32>,
 
-    /// Only attempts begun for this step of the phase, from 0; for evaluations the number of steps done
-    /// before. With --terms: the step that trained the attempt [default: the first one]
+    /// Only attempts that were started for this step of the phase, from 0; for evaluations, the
+    /// number of steps completed before. With --terms: the step that trained on the attempt [default:
+    /// the first such step]
     #[arg(long)]
     step: Option<u32>,
 
-    /// Attempts of evaluations in place of those trained on
+    /// Select attempts of evaluations instead of training
     #[arg(long, conflicts_with = "demonstrations")]
     eval: bool,
 
-    /// Demonstrations in place of the attempts trained on
+    /// Select demonstrations instead of sampled attempts of training
     #[arg(long)]
     demonstrations: bool,
 
@@ -67,24 +68,24 @@ pub struct Args {
     #[arg(long, conflicts_with = "attempt")]
     worst: bool,
 
-    /// List the attempts that failed, with the error of each, in place of the steps
+    /// List the failed attempts with their errors, instead of the steps
     #[arg(long, conflicts_with_all = ["attempt", "best", "worst"])]
     failed: bool,
 
-    /// Also show the log-probability of every token the model sampled
+    /// Show the log-probability of every sampled token
     #[arg(long)]
     logprobs: bool,
 
-    /// Show the loss of each trained token of the attempt: the formula, its numbers, and its part in the loss
-    /// of the step. The step is done again from the nearest checkpoint, which changes nothing
+    /// Show the loss of each trained token of the attempt: the formula, its values, and its term in
+    /// the loss of the step. Replays the step from the nearest checkpoint, without changing the run
     #[arg(long, requires = "attempt")]
     terms: bool,
 
-    /// Only the token at this index of a sequence, from 0
+    /// Show only the token at this index of a sequence, from 0
     #[arg(long, value_name = "INDEX", requires = "terms")]
     token: Option<u32>,
 
-    /// Print the terms as JSON, a line for each token
+    /// Print the terms as JSON, one line per token
     #[arg(long, requires = "terms")]
     json: bool,
 }
@@ -161,7 +162,11 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The attempt at a place, as in `train/1/3/0/2`, or of an id.
+/// Returns the last try of an attempt slot, such as `train/1/3/0/2`, or the attempt with an id.
+/// Returns `None` if the store does not contain it.
+///
+/// # Errors
+/// Returns an error if `name` is neither a slot nor an id, or the store cannot be read.
 async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
     if let Some(placement) = Placement::parse(name) {
         return Ok(store.last_try(&placement).await?);
@@ -176,8 +181,9 @@ async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>>
     Ok(store.attempt(&id).await?)
 }
 
-/// Returns the first path of an attempt that `only` trains, or any step of the attempt's phase if `None`,
-/// with that step. It need not be the step that the attempt was made for.
+/// Returns the first sequence of an attempt that the step `only` trained on, with the step. If `only`
+/// is `None`, returns that of the first step of the attempt's phase that trained on the attempt. This
+/// step can differ from the step for which the attempt was started.
 async fn planned(
     store: &dyn Store,
     attempt: &Attempt,
@@ -195,12 +201,13 @@ async fn planned(
     Ok(None)
 }
 
-/// The tokenizer that a run's tokens were made with.
+/// Opens the tokenizer of a run, from its newest checkpoint, or from its model if there is no
+/// checkpoint yet.
 fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
     let saved = run.newest_checkpoint().map(|checkpoint| checkpoint.join("tokenizer.json"));
     let source = match saved.filter(|file| file.is_file()) {
         Some(file) => TokenizerSource::Json(std::fs::read(file)?),
-        // Before the first checkpoint the model has it.
+        // Before the first checkpoint, only the model has a tokenizer.
         None => {
             let levade_recipe::ModelKeys { source, base, .. } = run.recipe()?.model;
             let files = model::open(&source, base.as_deref(), &host::host()?)?.files;
@@ -210,7 +217,8 @@ fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
     Ok(Tokenizer::new(&source)?)
 }
 
-/// Everything about an attempt.
+/// Formats an attempt: its score and reward, its advantage in the step and sequence in `planned`, its
+/// task and outcome, and its tokens.
 fn shown(
     attempt: &Attempt,
     planned: Option<&(u32, PlannedPath)>,
@@ -222,7 +230,7 @@ fn shown(
     let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
     let _ = writeln!(text, "{}", style.bold(&attempt.placement.name()));
     let tries = if attempt.number > 0 { format!(", try {}", attempt.number) } else { String::new() };
-    // What does not count can be seen by its id alone.
+    // An attempt that does not count is selected by its id only, so its status is shown.
     let status = if attempt.status.counts() { String::new() } else { format!(", {}", attempt.status.name()) };
     let _ = writeln!(text, "id         {}{tries}{status}", attempt.id);
     let _ = writeln!(text, "score      {}{}", number(attempt.score), components(&attempt.outcome.components));
@@ -275,7 +283,7 @@ fn shown(
     text
 }
 
-/// Calls that a program made, a line each.
+/// Formats the model calls of an agent program, one line per call.
 pub fn calls(calls: &serde_json::Value) -> String {
     let mut text = String::new();
     for call in calls.as_array().into_iter().flatten() {
@@ -297,7 +305,8 @@ pub fn calls(calls: &serde_json::Value) -> String {
     text
 }
 
-/// Describes, in a line, system messages that were printed elsewhere than as the program sent them.
+/// Formats a line with the number of system messages that the chat template does not render at their
+/// original positions. Returns an empty string if there are none.
 fn systems(counts: &serde_json::Value) -> String {
     let [joined, moved] =
         ["joined_systems", "moved_systems"].map(|name| counts[name].as_u64().unwrap_or_default());
@@ -311,7 +320,7 @@ fn systems(counts: &serde_json::Value) -> String {
     }
 }
 
-/// Calls that policies of others answered: the messages that are new in each, and the reply.
+/// Formats the calls that external policies answered: the new messages of each call, and its reply.
 fn external(recorded: &serde_json::Value) -> String {
     let Ok(calls) = serde_json::from_value::<Vec<ExternalCall>>(recorded.clone()) else {
         return String::new();
@@ -335,10 +344,11 @@ fn external(recorded: &serde_json::Value) -> String {
     text
 }
 
-/// Fields of a task or an outcome that are left out, or have lines of their own.
+/// Fields of a task or an outcome that are omitted or have separate lines.
 const SHOWN_APART: [&str; 4] = ["demonstration", "drift", "cuts", "components"];
 
-/// Components that scorers gave, where they are more than the score: each with its weight, if it counts.
+/// Formats the components of a score, each with its weight if it has one. Returns an empty string if
+/// the only component is the score itself.
 fn components(components: &[Component]) -> String {
     if matches!(components, [] | [Component { weight: Some(1.0), on: None, .. }]) {
         return String::new();
@@ -359,7 +369,7 @@ fn earner(by: &Earner) -> String {
     }
 }
 
-/// The number that all tokens have, or the smallest and the largest.
+/// Formats the value that all tokens share, or the minimum and the maximum.
 fn range(numbers: &PerToken) -> String {
     let low = numbers.distinct().fold(f32::INFINITY, f32::min);
     let high = numbers.distinct().fold(f32::NEG_INFINITY, f32::max);
@@ -367,7 +377,7 @@ fn range(numbers: &PerToken) -> String {
     if low == high { shown(low) } else { format!("{} to {}", shown(low), shown(high)) }
 }
 
-/// First level of a JSON value, without its quotes.
+/// Formats the fields of a JSON object on one line, without those that are null or shown elsewhere.
 fn fields(value: &serde_json::Value) -> String {
     let Some(object) = value.as_object() else { return value.to_string() };
     let shown =
@@ -375,7 +385,8 @@ fn fields(value: &serde_json::Value) -> String {
     shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
 }
 
-/// Origin of a segment; where its attempt `trains`, also why it is masked, if it is.
+/// Formats the origin of a segment. `trains` is whether its attempt is for training; then the reason
+/// is added if the segment is masked.
 fn heading(segment: &Segment, trains: bool) -> String {
     let kind = match segment.kind {
         Kind::Given => "given",
@@ -400,11 +411,12 @@ fn heading(segment: &Segment, trains: bool) -> String {
     format!("── {heading}")
 }
 
-/// The tokens as text, marked by where they came from.
+/// Formats the tokens of a segment as text, marked by their origin.
 fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
     if segment.kind == Kind::Given {
         let text = tokenizer.decode_with_special(&segment.tokens);
-        // Line by line, since some terminals end a colour with the line.
+        // Each line is styled separately, because some terminals reset the color at the end of a
+        // line.
         return text.split('\n').map(|line| style.dim(line)).collect::<Vec<_>>().join("\n");
     }
     let mark = |(i, &token): (usize, &u32)| {
@@ -427,7 +439,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn attempts_are_named_by_place_or_id() {
+    async fn named_accepts_slots_and_ids() {
         let store = Memory::new(RunId("r".into()));
         for name in ["train/1/2/3/4", "0123456789abcdef0123456789abcdef"] {
             assert!(named(&store, name).await.unwrap().is_none(), "{name}");
@@ -439,18 +451,18 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_score_are_shown_with_their_weights() {
+    fn components_show_weights_and_targets() {
         let right = Component { weight: Some(0.75), ..Component::new("right", 1.0) };
         let step =
             Component { weight: Some(0.5), on: Some(Earner::Turn(0)), ..Component::new("judge.step", -0.5) };
         let all = [right.clone(), step, Component::new("judge.length", 9.0)];
         assert_eq!(components(&all), ", of right 1 × 0.75, judge.step -0.5 × 0.5 for turn 0, judge.length 9");
-        // One that is the score says nothing more.
+        // A single component with weight 1 is the score and is not repeated.
         assert_eq!(components(&[Component { weight: Some(1.0), ..right }]), "");
     }
 
     #[test]
-    fn tokens_are_marked_by_their_origin() {
+    fn shown_attempt_marks_tokens_by_origin() {
         let tokenizer = tiny_tokenizer().unwrap();
         let mut trajectory = Trajectory::new();
         let root = trajectory.push(Segment::given(None, vec![u32::from(b'a'), u32::from(b'b')], 0)).unwrap();

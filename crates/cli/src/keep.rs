@@ -1,4 +1,7 @@
-//! `levade keep`: stands between this program and one that it starts. Nobody calls it by hand.
+//! Implements `levade keep`, the supervisor process between this program and a program that it
+//! starts.
+//!
+//! The command is hidden: this program calls it, and users do not.
 
 use std::process::ExitCode;
 

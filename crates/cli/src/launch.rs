@@ -1,4 +1,5 @@
-//! `levade launch`: starts a run on one machine or many, with the launcher that starts processes there.
+//! Implements `levade launch`, which starts a run on one or more machines with a launcher such as
+//! Slurm.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,10 +14,10 @@ use crate::recipe;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 
-/// Start a run on one machine or many, watch it, and collect its logs
+/// Start a run on one or more machines, watch it, and collect its logs
 ///
-/// Renders what is needed into the folder `launch` of the run, submits it, follows it to its end, and takes
-/// it down with Ctrl-C. A run that is there already is gone on with.
+/// Renders the scripts and manifests into the directory `launch` of the run, submits the job and
+/// follows it to its end. Ctrl-C stops the job. An existing run is resumed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade launch recipes/calculator --on local
@@ -25,34 +26,34 @@ use crate::stop::Requests;
   levade launch my-recipe --on ray --address http://head:8265
   levade launch my-recipe --on k8s --image registry/levade:1 --claim runs:/runs --run /runs/mine --dry-run")]
 pub struct Args {
-    /// A TOML file, or a folder that holds recipe.toml
+    /// A TOML file, or a directory that contains recipe.toml
     recipe: PathBuf,
 
-    /// The launcher, which starts processes
+    /// Launcher that starts the processes
     #[arg(long)]
     on: On,
 
-    /// Change a key of the recipe. Can be given many times
+    /// Override a key of the recipe; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// Where to write, in place of the recipe's run.folder
+    /// Run directory, instead of the recipe's run.folder
     #[arg(long, value_name = "FOLDER")]
     run: Option<PathBuf>,
 
-    /// Print what would be written and submitted, and do nothing
+    /// Print the files and commands without writing or submitting anything
     #[arg(long)]
     dry_run: bool,
 
-    /// Submit and return, where the launcher goes on by itself (slurm, ray, k8s)
+    /// Submit the job and return, if the launcher runs it independently (slurm, ray, k8s)
     #[arg(long)]
     detach: bool,
 
-    /// The program `levade` on the machines; this one where not given
+    /// Path of `levade` on the machines [default: the path of this program]
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
 
-    /// Times in a row that a machine whose part has died is started again
+    /// Maximum number of restarts in a row of a machine's processes
     #[arg(long, value_name = "N", default_value_t = 3)]
     restarts: u32,
 
@@ -72,11 +73,11 @@ pub struct Args {
 /// Options of `--on ssh`
 #[derive(clap::Args)]
 struct Ssh {
-    /// A machine for --on ssh, as ssh knows it; the first one trains. Can be given many times
+    /// Machine for --on ssh, by its name for ssh; the first one trains; can be repeated
     #[arg(long = "host", value_name = "HOST")]
     hosts: Vec<String>,
 
-    /// A further argument of ssh, such as -p or -F. Can be given many times
+    /// Additional argument of ssh, such as -p or -F; can be repeated
     #[arg(long = "ssh-arg", value_name = "ARG", allow_hyphen_values = true)]
     ssh_args: Vec<String>,
 }
@@ -84,7 +85,7 @@ struct Ssh {
 /// Options of `--on slurm`
 #[derive(clap::Args)]
 struct Slurm {
-    /// An option of sbatch, for --on slurm, such as partition=gpu or time=12:00:00. Can be given many times
+    /// Option of sbatch for --on slurm, such as partition=gpu or time=12:00:00; can be repeated
     #[arg(long = "sbatch", value_name = "NAME=VALUE")]
     sbatch: Vec<String>,
 }
@@ -92,11 +93,11 @@ struct Slurm {
 /// Options of `--on ray`
 #[derive(clap::Args)]
 struct Ray {
-    /// The dashboard of a Ray cluster, for --on ray
+    /// URL of the dashboard of a Ray cluster, for --on ray
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8265")]
     address: String,
 
-    /// The Python that runs the job, as machines of the cluster know it
+    /// Python interpreter that runs the job, by its name on the machines of the cluster
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     ray_python: String,
 }
@@ -108,12 +109,12 @@ struct K8s {
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
 
-    /// A volume claim that all pods share, and where it is mounted, for --on k8s: the folder of the run, its
-    /// model and its environment lie below. Can be given many times
+    /// Volume claim that all pods share and its mount point, for --on k8s; the run directory, the
+    /// model and the environment must be below it; can be repeated
     #[arg(long = "claim", value_name = "NAME:FOLDER")]
     claims: Vec<String>,
 
-    /// The namespace, for --on k8s
+    /// Namespace, for --on k8s
     #[arg(long, default_value = "default")]
     namespace: String,
 
@@ -122,18 +123,18 @@ struct K8s {
     memory: String,
 }
 
-/// Programs that start processes.
+/// A launcher, which starts the processes of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum On {
-    /// This machine; several nodes are several groups of processes on it
+    /// This machine; each node is a group of processes on it
     Local,
-    /// Machines that are reached by ssh, without a password
+    /// Machines that ssh reaches without a password
     Ssh,
-    /// A cluster under Slurm
+    /// A Slurm cluster
     Slurm,
-    /// A cluster of Ray
+    /// A Ray cluster
     Ray,
-    /// A cluster under Kubernetes, by kubectl
+    /// A Kubernetes cluster, with kubectl
     K8s,
 }
 

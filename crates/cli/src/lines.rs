@@ -1,4 +1,4 @@
-//! Files of JSON lines that commands write: one line for each attempt.
+//! Writes JSON-lines files with one line for each attempt.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::unusable;
 
-/// A file of JSON lines that is being written.
+/// Buffered writer of a JSON-lines file.
 pub struct LinesFile {
     path: PathBuf,
     file: BufWriter<File>,
 }
 
 impl LinesFile {
-    /// Creates the file, or empties the one that is there.
+    /// Creates the file, or truncates an existing one.
     ///
     /// # Errors
     /// Returns an error that names the file if it cannot be created.
@@ -34,7 +34,7 @@ impl LinesFile {
         written.map_err(|error| self.error(&error))
     }
 
-    /// Writes what is buffered.
+    /// Flushes the buffer to the file.
     ///
     /// # Errors
     /// Returns an error that names the file if it cannot be written.
@@ -48,10 +48,10 @@ impl LinesFile {
     }
 }
 
-/// Returns the line of an attempt of the evaluation slice `slice`.
+/// Creates the JSON line of an attempt. `slice` is the name of its evaluation slice or task source.
 ///
-/// `reply` is the final answer's text, empty if a limit cut the attempt. `score` is null if the attempt
-/// could not be scored; `error` then says why.
+/// `reply` is the text of the final answer, and empty if a limit ended the attempt. `score` is null
+/// if the attempt could not be scored; `error` then contains the reason.
 pub fn attempt_line(slice: &str, attempt: &Attempt) -> Value {
     let (task, outcome) = (&attempt.task, &attempt.outcome);
     let mut line = Map::new();
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_hold_task_reply_and_score() {
+    fn attempt_line_contains_task_answer_and_score() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.jsonl");
         let begun = Begun {

@@ -1,6 +1,7 @@
-//! Logging: events of the rooms, to standard error or a file, and warnings alone unless more is asked for.
+//! Configures logging: where the events of all crates are written, and from which level.
 //!
-//! Rooms write events with `tracing`; this is the one place that decides where they go.
+//! Crates emit events with `tracing`. Only this module decides whether they go to standard error or
+//! to a file. The default level is `warn`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -16,10 +17,10 @@ use tracing_subscriber::{Layer, Registry, fmt};
 use crate::failure::unusable;
 use crate::screen::{self, Style};
 
-/// The environment variable that counts where `--log` is not given.
+/// Environment variable with the filter that is used if `--log` is not set.
 const VARIABLE: &str = "LEVADE_LOG";
 
-/// Rooms whose events can be asked for by name.
+/// Crates whose levels a filter can set by name.
 const ROOMS: [&str; 26] = [
     "agent",
     "call",
@@ -49,24 +50,25 @@ const ROOMS: [&str; 26] = [
     "tree",
 ];
 
-/// Options of all subcommands.
+/// Logging options of all subcommands.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Log up to a level (off, error, warn, info, debug, trace), or by room: `info,store=debug`; also
-    /// LEVADE_LOG
+    /// Log level (off, error, warn, info, debug, trace), or levels of crates: `info,store=debug`;
+    /// also set by LEVADE_LOG
     #[arg(long, value_name = "LEVEL|FILTER", global = true, help_heading = "Logging")]
     log: Option<String>,
 
-    /// Append the log to a file instead of standard error; from level info on unless --log says otherwise
+    /// Append the log to a file instead of standard error; from level info unless --log sets one
     #[arg(long, value_name = "FILE", global = true, help_heading = "Logging")]
     log_file: Option<PathBuf>,
 }
 
 impl Args {
-    /// Sends what the rooms log where it is wanted, from now on.
+    /// Installs the global subscriber, which filters and writes the events of all crates.
     ///
     /// # Errors
-    /// When the filter cannot be read, or the file not be opened.
+    /// Returns an error if the filter is invalid, the file cannot be opened, or a subscriber is
+    /// already installed.
     pub fn install(&self) -> anyhow::Result<()> {
         let filter = match &self.log {
             Some(text) => filter("--log", text)?,
@@ -84,7 +86,8 @@ impl Args {
                 })?;
                 fmt::layer().with_ansi(false).with_writer(Arc::new(file)).log_internal_errors(false).boxed()
             }
-            // What cannot be written is lost: to say so, its library would write to standard error or panic.
+            // An event that cannot be written is lost: to report the failure, the library would write
+            // to standard error or panic.
             None => fmt::layer()
                 .with_ansi(Style::stderr().is_on())
                 .with_writer(|| BesideBars)
@@ -95,7 +98,7 @@ impl Args {
     }
 }
 
-/// Standard error, without drawing over a bar.
+/// Writer to standard error that suspends the progress bar.
 struct BesideBars;
 
 impl Write for BesideBars {
@@ -109,13 +112,14 @@ impl Write for BesideBars {
     }
 }
 
-/// Returns the filter of a user who asks for no log. What the SDK of MCP warns of is reported by the tool, in
-/// words.
+/// Returns the default filter: warnings and errors, except those of the MCP SDK, which the tool
+/// reports itself.
 fn quiet() -> Targets {
     Targets::new().with_default(LevelFilter::WARN).with_target("rmcp", LevelFilter::OFF)
 }
 
-/// Reads a list of levels: one for all, and others for rooms or modules of rooms.
+/// Parses a comma-separated list of levels: a default level, and levels of crates or modules of
+/// crates. `origin` is the option or variable that error messages name.
 fn filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
     let level = |level: &str| {
         level.parse::<LevelFilter>().map_err(|_| {
@@ -138,7 +142,7 @@ fn filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
                     )));
                 }
                 let room = if room == "cli" { "levade".to_owned() } else { format!("levade_{room}") };
-                // The binary's name begins those of the rooms.
+                // `levade` is also a prefix of the other crates' names, so its target ends with `::`.
                 let target =
                     if room == "levade" || !module.is_empty() { format!("{room}::{module}") } else { room };
                 filter.with_target(target, level(of_target)?)
@@ -155,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_name_levels_and_rooms() {
+    fn filter_sets_levels_of_crates_and_modules() {
         let warnings = filter("--log", "").unwrap();
         assert!(warnings.would_enable("levade_store::handle", &Level::WARN));
         assert!(!warnings.would_enable("levade_store::handle", &Level::INFO));
@@ -168,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn sdk_of_mcp_logs_only_when_asked() {
+    fn quiet_silences_mcp_sdk() {
         assert!(!quiet().would_enable("rmcp::service", &Level::ERROR));
         assert!(quiet().would_enable("levade_tools", &Level::WARN));
         assert!(filter("--log", "warn").unwrap().would_enable("rmcp::service", &Level::WARN));
     }
 
     #[test]
-    fn what_is_wrong_with_a_filter_is_said() {
+    fn filter_reports_invalid_part_and_origin() {
         for (text, part) in [
             ("loud", "`loud` is no level"),
             ("store=loud", "off, error, warn"),
@@ -187,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn every_room_can_be_named() {
+    fn rooms_include_every_crate() {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         for room in std::fs::read_dir(crates).unwrap() {
             let name = room.unwrap().file_name().into_string().unwrap();

@@ -1,14 +1,15 @@
-//! The `levade` binary: translates arguments, wires the rooms, and does nothing else.
+//! The `levade` binary: translates arguments, wires the crates, and does nothing else.
 //!
-//! One file a subcommand. Exit codes: 0 done, 1 failed at run time, 2 the user's input, 130 interrupted. An
-//! error is one screen on standard error: what, which value, the way out.
+//! Each subcommand has one file. Exit codes: 0 success, 1 failure at run time, 2 input that the user
+//! must correct, 130 interrupted. An error fits on one screen of standard error: what failed, its
+//! value, and what to do.
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Writes a line to standard error. A terminal that was closed, or a pipe whose reader is gone, ends no run:
-/// the macro of this name in std panics then.
+/// Writes a line to standard error and ignores failures. Std's macro of this name panics if the
+/// terminal was closed or the reader of the pipe has exited, which must not end a run.
 macro_rules! eprintln {
     ($($arg:tt)*) => {{
         use std::io::Write as _;
@@ -16,7 +17,7 @@ macro_rules! eprintln {
     }};
 }
 
-/// Writes to standard error, likewise.
+/// Writes to standard error without a newline and ignores failures, like `eprintln!`.
 macro_rules! eprint {
     ($($arg:tt)*) => {{
         use std::io::Write as _;
@@ -152,7 +153,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where async code runs. It only waits and passes on: the engine computes on threads of its own.
+/// Creates the runtime for async code, with two worker threads. They only wait and pass data on: the
+/// engine computes on its own threads.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
@@ -164,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_are_declared_soundly() {
+    fn cli_definition_passes_clap_debug_assert() {
         Cli::command().debug_assert();
     }
 }

@@ -1,4 +1,4 @@
-//! `levade merge`: an adapter and its base as one model.
+//! Implements `levade merge`, which merges an adapter into its base model.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,22 +11,22 @@ use levade_trainer::write_merged_from;
 use crate::failure::unusable;
 use crate::{host, run, screen};
 
-/// Work an adapter into its base, as a model of its own
+/// Merge an adapter into its base, as a standalone model
 ///
-/// The result is a folder in Hugging Face layout that any program opens as a plain model: train it further,
-/// or serve it.
+/// The result is a directory in Hugging Face layout, which other programs can train or serve like any
+/// model.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade merge runs/calculator merged
   levade merge runs/calculator/checkpoints/step-000050 merged")]
 pub struct Args {
-    /// An adapter's folder, or a run for its newest checkpoint
+    /// Directory of an adapter, or of a run for its newest checkpoint
     source: String,
 
-    /// Where to write the model; must not exist yet
+    /// Directory of the merged model, which must not exist yet
     folder: PathBuf,
 
-    /// Base of the adapter, in place of the one that its file names
+    /// Base of the adapter, instead of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 }
@@ -58,7 +58,8 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
         ..EngineOptions::default()
     };
     let policy = model::start_sampling(&found, &options, None, &host).await?;
-    // Written beside the place and renamed, so that half a model never bears the name.
+    // The model is written to a temporary directory next to the target and renamed, so that the
+    // target never contains a partial model.
     let parent = std::path::absolute(&args.folder)?;
     let parent = parent.parent().ok_or_else(|| unusable("the folder has no parent"))?;
     std::fs::create_dir_all(parent)?;

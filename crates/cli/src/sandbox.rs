@@ -1,4 +1,4 @@
-//! `levade sandbox`: runs untrusted code, once or for whoever asks over HTTP.
+//! Implements `levade sandbox`, which runs untrusted code, either once or for HTTP clients.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::failure::unusable;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 
-/// Run untrusted code, as models write it: a file, or for whoever asks over HTTP
+/// Run untrusted code: from a file, or for HTTP clients
 #[derive(Parser)]
 pub struct Args {
     #[command(subcommand)]
@@ -38,31 +38,31 @@ enum Command {
 
   SANDBOX_FUSION_ENDPOINT=http://127.0.0.1:8080 python client.py")]
 struct Serve {
-    /// Address to listen at; other machines need a key
+    /// Address to listen on; keys are required if other machines can reach it
     #[arg(long, default_value = "127.0.0.1:8080")]
     bind: SocketAddr,
 
-    /// File with the keys that clients must bear, one a line
+    /// File with the accepted keys, one per line
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Most runs at once [default: one on each core]
+    /// Maximum number of concurrent runs [default: one per core]
     #[arg(long)]
     concurrency: Option<usize>,
 
-    /// Most runs that wait for their turn; more are told to come back later (429)
+    /// Maximum number of queued runs; further runs are rejected with 429
     #[arg(long, default_value_t = 1024)]
     waiting: usize,
 
-    /// Maximum time that a request can ask for, in seconds; more is rejected (422)
+    /// Maximum timeout that a request can set, in seconds; longer ones are rejected with 422
     #[arg(long, default_value_t = 300.0)]
     max_seconds: f64,
 
-    /// Further name that clients may reach the service by without a key [default: names of this machine]
+    /// Additional host name that the service accepts without a key [default: names of this machine]
     #[arg(long, value_name = "HOST")]
     allow_host: Vec<String>,
 
-    /// Origin of web pages that may use the service without a key; `*` for all [default: none]
+    /// Origin whose web pages can use the service without a key; `*` for all [default: none]
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 
@@ -70,21 +70,21 @@ struct Serve {
     jail: Jail,
 }
 
-/// Run a file, or standard input, and print what it prints
+/// Run a file, or standard input, and print its output
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade sandbox run script.py
   echo 'print(6 * 7)' | levade sandbox run -
   levade sandbox run steps.sh --seconds 60")]
 struct Once {
-    /// File with the code, `-` for standard input
+    /// File with the code; `-` for standard input
     file: PathBuf,
 
-    /// Language of the code: python or bash [default: by the file's ending, else python]
+    /// Language of the code: python or bash [default: bash if the file name ends in .sh, else python]
     #[arg(long)]
     language: Option<String>,
 
-    /// Longest time, in seconds
+    /// Timeout of the run, in seconds
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
 
@@ -92,34 +92,34 @@ struct Once {
     jail: Jail,
 }
 
-/// Options of both.
+/// Sandbox options that `serve` and `run` share.
 #[derive(clap::Args)]
 struct Jail {
-    /// Protection without which nothing runs: full, or best-effort
+    /// Required protection, without which no code runs: full or best-effort
     #[arg(long, default_value = "full")]
     protection: Demand,
 
-    /// The interpreter: a name, a file, or the folder of a virtual environment
+    /// Python interpreter: a name, a file, or the directory of a virtual environment
     #[arg(long, default_value = "python3", value_name = "PATH")]
     python: PathBuf,
 
-    /// Module that every run has loaded before it begins
+    /// Module that is imported before each run; can be repeated
     #[arg(long, value_name = "MODULE")]
     preload: Vec<String>,
 
-    /// File or folder that code may read besides
+    /// Additional file or directory that code can read; can be repeated
     #[arg(long, value_name = "PATH")]
     read: Vec<PathBuf>,
 
-    /// Most memory of a run, in MiB
+    /// Maximum memory of a run, in MiB
     #[arg(long, default_value_t = Limits::default().memory_mb)]
     memory_mb: u64,
 
-    /// Watch memory even if each run could have a cgroup
+    /// Watch the memory of runs, even if each run could have a cgroup
     #[arg(long, hide = true)]
     no_cgroup: bool,
 
-    /// Bytes of each output stream that are kept
+    /// Maximum number of bytes of each output stream that are kept
     #[arg(long, default_value_t = 1 << 20)]
     output_bytes: usize,
 }
@@ -152,7 +152,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whose error it is.
+/// Converts a sandbox error to a runtime failure, or to an error that the user must correct.
 fn failed(error: SandboxError) -> anyhow::Error {
     match error {
         SandboxError::Busy { .. } | SandboxError::Broken(_) => error.into(),
@@ -202,7 +202,10 @@ async fn served(args: &Serve) -> anyhow::Result<ExitCode> {
     signals.serve(|stop| serve(&service, listener, stop), first).await
 }
 
-/// Keys of a file, one a line.
+/// Reads the keys in a file, one per line.
+///
+/// # Errors
+/// Returns an error if the file cannot be read or contains no key.
 fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| unusable(format!("--key-file: cannot read {}: {error}", screen::path(path))))?;

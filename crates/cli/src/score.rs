@@ -1,4 +1,4 @@
-//! `levade score`: scores replies that exist, with the scorers of a recipe.
+//! Implements `levade score`, which scores existing completions with the scorers of a recipe.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -17,35 +17,36 @@ use crate::lines::{LinesFile, attempt_line};
 use crate::screen::{self, Style};
 use crate::{host, recipe};
 
-/// Names of the field with the reply, in the order in which they are looked for.
+/// Default names of the field that contains the completion, in search order.
 const REPLY_FIELDS: [&str; 6] = ["reply", "response", "completion", "output", "prediction", "text"];
 
-/// Score replies that exist, with the scorers of a recipe
+/// Score existing completions with the scorers of a recipe
 ///
-/// Each row of FILE (JSON lines, JSON, CSV or Parquet) has a reply and its task: the `id` of a task of
-/// the recipe, as `eval --out` writes it, or else a question and an answer of its own. No model is
-/// needed. A reply that a scorer cannot decide has no score, and counts neither as right nor as wrong.
+/// Each row of FILE (JSON lines, JSON, CSV or Parquet) contains a completion and its task: the `id`
+/// of a task in the recipe, as `eval --out` writes it, or a question and an expected answer. No model
+/// is needed. A completion that a scorer cannot score counts neither as right nor as wrong.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade score replies.jsonl --recipe recipes/gsm8k
   levade score replies.jsonl --recipe recipes/gsm8k --set 'reward.scorer={kind=\"maths\"}' --out scored.jsonl")]
 pub struct Args {
-    /// File of replies
+    /// File of completions
     file: PathBuf,
 
-    /// Recipe whose scorers are used: a TOML file, or a folder that holds recipe.toml
+    /// Recipe with the scorers: a TOML file, or a directory that contains recipe.toml
     #[arg(long)]
     recipe: PathBuf,
 
-    /// Field with the reply [default: the first of reply, response, completion, output, prediction, text]
+    /// Field that contains the completion [default: the first of reply, response, completion, output,
+    /// prediction, text]
     #[arg(long, value_name = "FIELD")]
     reply: Option<String>,
 
-    /// Write a line of JSON for each reply: its task, score, and why it has none
+    /// Write one line of JSON per completion: its task, and its score or the reason why it has none
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// Change a key of the recipe. Can be given many times
+    /// Override a key of the recipe; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
@@ -91,7 +92,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns one line: success and mean score of the replies that have a score.
+/// Formats the success and the mean score of the completions that have a score, on one line.
 fn summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> String {
     let Some(success) = success else { return "no reply has a score".into() };
     let percent = |fraction: f64| 100.0 * fraction;
@@ -144,7 +145,7 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplie
     Ok(score_replies(&scorers, replies, recipe.engine.sequences()).await?)
 }
 
-/// Ids of tasks that rows bring along. Rows with the same task share an id, and are a group.
+/// Ids of tasks that rows define themselves. Rows with the same task share an id and form a group.
 #[derive(Default)]
 struct OwnIds {
     by_task: HashMap<(Option<String>, String, String, QuestionKey), String>,
@@ -152,8 +153,8 @@ struct OwnIds {
 }
 
 impl OwnIds {
-    /// Returns a task with its id: that of the row with the same task, or else `id`, unless another task has
-    /// it.
+    /// Returns a task with its final id: the id of an earlier row with the same task, or else `id`.
+    /// Keeps the task's own id if `id` is `None` or another task has it.
     fn named(&mut self, task: Task, id: Option<String>) -> Task {
         let known = (id.clone(), task.question.clone(), task.answer.to_string(), task.context());
         let taken = &mut self.taken;
@@ -166,11 +167,12 @@ impl OwnIds {
     }
 }
 
-/// Returns the task of the recipe that a row replies to, out of those with its id. An id counts rows, so a
-/// task whose question is not the row's is another one.
+/// Returns the task of a row, out of the recipe's tasks with the row's id. Returns `None` if none of
+/// them has the row's question: ids are row numbers of a file, so two different tasks can have the
+/// same id.
 ///
 /// # Errors
-/// Returns an error if several tasks have the id, and the row has no question to choose by.
+/// Returns an error if several tasks have the id and the row has no question to choose by.
 fn known_task<'t>(of_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
     let question = row.task.as_ref().ok().map(|task| &*task.question);
     let question = question.or_else(|| row.fields.get("question")?.as_str());
@@ -189,8 +191,10 @@ fn known_task<'t>(of_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t
     Ok(of_id.iter().find(|task| task.question.trim() == question.trim()))
 }
 
-/// Returns the tasks of the recipe by id, which two files of one name share. A recipe whose files are not on
-/// this machine still scores rows that have an answer of their own, so that an error is a note.
+/// Returns the tasks of the recipe by id. Several tasks share an id if two files have the same name.
+///
+/// If the tasks cannot be read, prints a note and returns none of them: rows that contain an expected
+/// answer can be scored without the files of the recipe.
 async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<String, Vec<Task>> {
     let mut known: HashMap<String, Vec<Task>> = HashMap::new();
     match Tasks::load(recipe, environments).await {
@@ -212,8 +216,8 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
     known
 }
 
-/// Returns the rows of the file. They are read as tasks with the fields of the recipe's first source of
-/// files, or else with `question` and `answer`.
+/// Returns the rows of the file. They are parsed as tasks with the fields of the recipe's first file
+/// source. A row that is not a task then is parsed with the fields `question` and `answer`.
 fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     let plain = FileOptions::new(args.file.clone());
     let read = match of_recipe(recipe) {
@@ -236,7 +240,7 @@ fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     Ok(rows)
 }
 
-/// Returns the recipe's first source of files.
+/// Returns the recipe's first task source that reads files.
 fn of_recipe(recipe: &Recipe) -> Option<&FileOptions> {
     recipe.tasks.iter().find_map(|source| match source {
         TaskSource::File(options) => Some(options),
@@ -244,8 +248,8 @@ fn of_recipe(recipe: &Recipe) -> Option<&FileOptions> {
     })
 }
 
-/// Returns the reply of a row. A field from which the question or the expected answer is read is none, unless
-/// it is named.
+/// Returns the completion of a row. Fields from which the question or the expected answer is read are
+/// skipped, unless the user names one of them.
 fn reply(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
     let asked = |field: &&str| of_recipe(recipe).is_some_and(|options| options.uses(field));
     let fields: Vec<&str> = match &args.reply {
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn own_tasks_share_an_id_only_if_they_are_the_same() {
+    fn equal_row_tasks_share_an_id() {
         let mut ids = OwnIds::default();
         let mut named = |task: Task, id: Option<&str>| ids.named(task, id.map(str::to_owned)).id;
         assert_eq!(named(task("f-1", "a?", "x"), None), "f-1");

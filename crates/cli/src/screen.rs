@@ -1,4 +1,4 @@
-//! The terminal: colours where they can be seen, bars where they can move, and lines everywhere.
+//! Writes to the terminal: colors and progress bars on a terminal, and plain lines elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
@@ -7,33 +7,33 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar}
 pub use levade_launch::quoted;
 pub use levade_run::display::{clock, count, path, plural};
 
-/// The bar that was drawn last, which lines of a log must not run into.
+/// The newest progress bar. Log lines must not overwrite it.
 static NEWEST: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
-/// Colours, or none where nobody would see them.
+/// Colors of text, or none if the output is not a terminal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
     on: bool,
 }
 
 impl Style {
-    /// For standard output.
+    /// Creates the style of standard output.
     pub fn stdout() -> Self {
         Style { on: std::io::stdout().is_terminal() && wanted() }
     }
 
-    /// For standard error.
+    /// Creates the style of standard error.
     pub fn stderr() -> Self {
         Style { on: std::io::stderr().is_terminal() && wanted() }
     }
 
-    /// Colours whether or not anybody sees them.
+    /// Creates a style that always uses colors, on a terminal or not.
     #[cfg(test)]
     pub fn always() -> Self {
         Style { on: true }
     }
 
-    /// Whether there are colours.
+    /// Returns whether this style uses colors.
     pub fn is_on(self) -> bool {
         self.on
     }
@@ -42,39 +42,40 @@ impl Style {
         if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// For headings.
+    /// Styles a heading.
     pub fn bold(self, text: &str) -> String {
         self.paint("1", text)
     }
 
-    /// For what matters less.
+    /// Styles secondary text.
     pub fn dim(self, text: &str) -> String {
         self.paint("2", text)
     }
 
-    /// For what is wrong.
+    /// Styles an error.
     pub fn red(self, text: &str) -> String {
         self.paint("1;31", text)
     }
 
-    /// For what the model drew.
+    /// Styles a sampled token.
     pub fn green(self, text: &str) -> String {
         self.paint("32", text)
     }
 
-    /// For what the model drew, too, so that neighbours can be told apart.
+    /// Styles a sampled token in a second color, so that adjacent tokens can be distinguished.
     pub fn cyan(self, text: &str) -> String {
         self.paint("36", text)
     }
 }
 
-/// Whether the user wants colours at all (see no-color.org).
+/// Returns whether the environment allows colors: `NO_COLOR` is unset or empty (see no-color.org),
+/// and `TERM` is not `dumb`.
 fn wanted() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Writes to standard output. A reader that has gone away (`| head`) is no failure.
+/// Writes to standard output and ignores failures, such as a reader that has exited (`| head`).
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -85,16 +86,18 @@ pub fn say(line: &str) {
     print(&format!("{line}\n"));
 }
 
-/// Whether bars can be drawn.
+/// Returns whether progress bars can be drawn, that is, whether standard error is a terminal.
 pub fn has_bars() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// A bar on standard error in the given form; hidden where there is no terminal.
+/// Creates a progress bar on standard error from a template of `indicatif`. The bar is hidden if
+/// standard error is not a terminal. `length` is its end, in the unit of the template.
 pub fn bar(length: u64, template: &str) -> ProgressBar {
     let target = if has_bars() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(length), target);
-    // The templates are literals of this program; should one be wrong, the plain style still shows the way.
+    // Templates are literals of this program. If one is invalid, the default style still shows
+    // progress.
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("━╸─"));
     }
@@ -102,7 +105,7 @@ pub fn bar(length: u64, template: &str) -> ProgressBar {
     bar
 }
 
-/// Writes to the terminal while no bar is in the way.
+/// Calls `write`, which writes to the terminal, while the newest progress bar is suspended.
 pub fn beside_bar<T>(write: impl FnOnce() -> T) -> T {
     let newest =
         NEWEST.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(WeakProgressBar::upgrade);
@@ -117,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_only_where_they_are_seen() {
+    fn style_paints_only_when_on() {
         assert_eq!(Style::default().dim("x"), "x");
         assert_eq!(Style::always().dim("x"), "\x1b[2mx\x1b[0m");
     }

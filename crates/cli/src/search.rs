@@ -1,4 +1,4 @@
-//! `levade search`: local retrieval: indices of passages, and their HTTP service.
+//! Implements `levade search`, which builds, queries and serves local passage indices.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -37,82 +37,83 @@ enum Command {
     Serve(ServeArgs),
 }
 
-/// Build an index of a JSONL file, with an object a line: id, title, text (or id, contents)
+/// Build an index of a JSONL file with one object per line: id, title, text (or id, contents)
 #[derive(clap::Args)]
 struct IndexArgs {
-    /// File with a passage a line
+    /// JSONL file with one passage per line
     corpus: PathBuf,
 
-    /// Folder of the index, which must not exist yet
+    /// Directory of the index, which must not exist yet
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
 
-    /// How texts become terms: english (stop words left out, words stemmed) or plain
+    /// Analyzer that splits texts into terms: english (stop words removed, words stemmed) or plain
     #[arg(long, default_value = "english", value_parser = analyzer)]
     analyzer: Analyzer,
 
-    /// Encoder that embeds the passages, for dense and hybrid searches: a folder, pypi:PACKAGE, or OWNER/NAME
+    /// Encoder that embeds the passages, for dense and hybrid searches: a directory, pypi:PACKAGE, or
+    /// OWNER/NAME
     #[arg(long, value_name = "MODEL")]
     dense: Option<String>,
 
-    /// Text put before queries that are embedded [default: the model's]
+    /// Text before each embedded query [default: the model's]
     #[arg(long, value_name = "TEXT", requires = "dense")]
     query_prefix: Option<String>,
 
-    /// Text put before passages that are embedded [default: the model's]
+    /// Text before each embedded passage [default: the model's]
     #[arg(long, value_name = "TEXT", requires = "dense")]
     passage_prefix: Option<String>,
 
-    /// Threads that embed; 0 for one on each core
+    /// Number of threads that embed; 0 for one per core
     #[arg(long, default_value_t = 0)]
     threads: usize,
 }
 
-/// Search an index for a text
+/// Query an index
 #[derive(clap::Args)]
 struct QueryArgs {
-    /// Folder of the index
+    /// Directory of the index
     folder: PathBuf,
 
-    /// Text to look for
+    /// Text of the query
     query: String,
 
     #[command(flatten)]
     how: How,
 
-    /// Passages to show
+    /// Number of passages to show
     #[arg(long, default_value_t = 3, value_parser = passages)]
     top_k: usize,
 
-    /// Print a JSON object a passage
+    /// Print one JSON object per passage
     #[arg(long)]
     json: bool,
 }
 
 /// Serve an index over HTTP: Search-R1's /retrieve and Agent-R1's /search
 ///
-/// Addresses other than this machine's own need keys.
+/// Keys are required to listen on an address that other machines can reach.
 #[derive(clap::Args)]
 struct ServeArgs {
-    /// Folder of the index
+    /// Directory of the index
     folder: PathBuf,
 
     #[command(flatten)]
     how: How,
 
-    /// Passages for a query where a request does not say
+    /// Number of passages per query, if a request does not set it
     #[arg(long, default_value_t = 3, value_parser = passages)]
     top_k: usize,
 
-    /// Address to listen at
+    /// Address to listen on
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     host: IpAddr,
 
-    /// Port to listen at; 0 for any that is free
+    /// Port to listen on; 0 for any free port
     #[arg(long, default_value_t = 8000)]
     port: u16,
 
-    /// Environment variable with the keys that clients must bear, separated by commas
+    /// Environment variable with the accepted API keys, separated by commas
     #[arg(long, value_name = "NAME", default_value = "LEVADE_API_KEYS")]
     key_env: String,
 
@@ -120,22 +121,22 @@ struct ServeArgs {
     access: access::Args,
 }
 
-/// How an index is searched.
+/// Search options that `query` and `serve` share.
 #[derive(clap::Args)]
 struct How {
-    /// How passages are found: bm25, dense or hybrid [default: hybrid where the index has vectors]
+    /// Search mode: bm25, dense or hybrid [default: hybrid if the index has vectors, else bm25]
     #[arg(long)]
     mode: Option<Mode>,
 
-    /// Source of the encoder, in place of the one that the index names
+    /// Source of the encoder, instead of the one that the index names
     #[arg(long, value_name = "MODEL")]
     dense: Option<String>,
 
-    /// Compare all files with their checksums, also of a large index
+    /// Verify the checksums of all files, even if the index is large
     #[arg(long)]
     verify: bool,
 
-    /// Threads that search; 0 for one on each core
+    /// Number of threads that search; 0 for one per core
     #[arg(long, default_value_t = 0)]
     threads: usize,
 }
@@ -148,7 +149,7 @@ fn analyzer(text: &str) -> Result<Analyzer, String> {
     }
 }
 
-/// How many passages there may be for a query.
+/// Parses the number of passages for a query, from 1 to [`MOST_RESULTS`].
 fn passages(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| (1..=MOST_RESULTS).contains(count));
     count.ok_or_else(|| format!("{text:?} is not a whole number from 1 to {MOST_RESULTS}"))
@@ -207,7 +208,7 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens an index for searches.
+/// Opens an index, with its encoder if the mode needs one.
 fn open(folder: &Path, how: &How) -> anyhow::Result<Searcher> {
     let index = Index::open(folder, how.verify)?;
     let dense = index.manifest().dense.as_ref();
@@ -224,7 +225,7 @@ fn open(folder: &Path, how: &How) -> anyhow::Result<Searcher> {
     Ok(Searcher::new(index, mode, embedder, how.threads)?)
 }
 
-/// The source of a model as other folders can follow it: paths are made absolute.
+/// Returns a model source that is valid in any directory: paths are made absolute.
 fn lasting(source: &str) -> String {
     let path = Path::new(source).canonicalize().ok();
     path.map_or_else(|| source.to_owned(), |path| path.display().to_string())
@@ -274,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_passages_as_are_given_can_be_asked_for() {
+    fn passages_accepts_only_1_to_max_results() {
         assert_eq!((passages("1"), passages("1000")), (Ok(1), Ok(1000)));
         for wrong in ["0", "1001", "-1", "many", ""] {
             assert!(passages(wrong).unwrap_err().contains("from 1 to 1000"), "{wrong}");

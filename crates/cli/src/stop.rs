@@ -1,4 +1,5 @@
-//! The signals that ask a process to stop: of the keyboard, of schedulers, of a terminal that is closed.
+//! Receives the signals that ask a process to stop: from the keyboard, a scheduler or a closed
+//! terminal.
 
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -11,11 +12,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::failure::INTERRUPTED;
 
-/// Ends when a server must accept no more requests.
+/// A future that completes when a server must stop accepting requests.
 pub type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Signals that come this close to the first are one wish: a supervisor passes on what the keyboard has sent
-/// to both, and some schedulers signal the process and its group.
+/// Interval after a signal in which further signals belong to the same request. A supervisor forwards
+/// a signal that the keyboard has sent to both processes, and some schedulers signal the process and
+/// its group.
 const ONE_WISH: Duration = Duration::from_millis(500);
 
 #[cfg(unix)]
@@ -29,19 +31,24 @@ mod unix {
     use rustix::process::Signal as Number;
     use tokio::signal::unix::{Signal, SignalKind, signal};
 
-    /// Requests to stop, from when this is made on: Ctrl-C; SIGTERM, which Slurm, Kubernetes, systemd and
-    /// `docker stop` send; SIGUSR1, which Slurm is often told to send ahead of the end (`--signal=USR1@120`);
-    /// and SIGHUP of a terminal that is closed, unless the process was started to ignore it (`nohup`).
+    /// Requests to stop that arrive after this value is created.
+    ///
+    /// - Ctrl-C (SIGINT).
+    /// - SIGTERM, which Slurm, Kubernetes, systemd and `docker stop` send.
+    /// - SIGUSR1, which Slurm is often configured to send before the time limit
+    ///   (`--signal=USR1@120`).
+    /// - SIGHUP of a closed terminal, unless the process was started to ignore it (`nohup`).
     pub struct Requests(Vec<(Number, Signal)>);
 
     impl Requests {
-        /// Begins to listen.
+        /// Starts to listen for signals.
         ///
         /// # Errors
-        /// When the system does not allow it.
+        /// Returns an error if the system does not allow it.
         pub fn listen() -> io::Result<Self> {
             let mut numbers = vec![Number::INT, Number::TERM, Number::USR1];
-            // Where the system does not tell, a terminal that is closed ends the process, as it always did.
+            // If the system does not report ignored signals, SIGHUP keeps its default action and ends
+            // the process.
             let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
             if hears(&status, Number::HUP) {
                 numbers.push(Number::HUP);
@@ -50,7 +57,7 @@ mod unix {
             Ok(Requests(numbers.into_iter().map(listen).collect::<io::Result<_>>()?))
         }
 
-        /// The next signal.
+        /// Waits for the next signal and returns its number.
         pub async fn next(&mut self) -> Number {
             std::future::poll_fn(|context| {
                 let heard = |(number, signal): &mut (Number, Signal)| {
@@ -62,7 +69,8 @@ mod unix {
         }
     }
 
-    /// Whether a process does not ignore a signal, by its `/proc/PID/status`.
+    /// Returns whether a process does not ignore a signal, given its `/proc/PID/status`. Returns
+    /// `false` if the status has no mask of ignored signals.
     fn hears(status: &str, signal: Number) -> bool {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -74,7 +82,7 @@ mod unix {
         use super::*;
 
         #[test]
-        fn what_nohup_ignores_stays_ignored() {
+        fn hears_respects_ignored_signal_mask() {
             let status = |mask: &str| format!("Name:\tlevade\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
             assert!(hears(&status("0000000000001000"), Number::HUP));
             assert!(!hears(&status("0000000000001001"), Number::HUP));
@@ -83,29 +91,29 @@ mod unix {
     }
 }
 
-/// Requests to stop: here Ctrl-C alone.
+/// Requests to stop. On this system only Ctrl-C is one.
 #[cfg(not(unix))]
 pub struct Requests;
 
 #[cfg(not(unix))]
 impl Requests {
-    /// Begins to listen.
+    /// Starts to listen for Ctrl-C.
     ///
     /// # Errors
-    /// Never here.
+    /// Never returns an error on this system.
     pub fn listen() -> std::io::Result<Self> {
         Ok(Requests)
     }
 
-    /// The next Ctrl-C.
+    /// Waits for the next Ctrl-C.
     pub async fn next(&mut self) {
         let _ = tokio::signal::ctrl_c().await;
     }
 }
 
 impl Requests {
-    /// Runs a server. At the first request, `first` is called and the server answers what is under way; at
-    /// the second, it ends at once.
+    /// Runs a server. On the first request to stop, calls `first` and lets the server complete its
+    /// calls in flight. On the second request, drops the server.
     ///
     /// # Errors
     /// Returns an error if the server fails.
@@ -127,7 +135,7 @@ impl Requests {
         Ok(ExitCode::from(INTERRUPTED))
     }
 
-    /// Calls `first` at the first request, and returns at the second.
+    /// Calls `first` on the first request, and returns on the second.
     pub async fn two(mut self, first: impl FnOnce()) {
         self.next().await;
         first();
@@ -150,7 +158,7 @@ impl Requests {
         requests
     }
 
-    /// Waits until all signals that mean one request have come.
+    /// Waits until all signals of one request have arrived.
     async fn settle(&mut self) {
         let settled = tokio::time::Instant::now() + ONE_WISH;
         while tokio::time::timeout_at(settled, self.next()).await.is_ok() {}

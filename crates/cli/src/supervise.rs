@@ -1,4 +1,4 @@
-//! A run in a process of its own, started again when it dies.
+//! Runs `levade train` in a child process and restarts the process when it fails.
 
 use std::ffi::OsString;
 use std::process::{ExitCode, ExitStatus};
@@ -10,13 +10,15 @@ use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 
-/// A process that lived for so long has done something: the count of restarts begins anew.
+/// Uptime after which a process counts as having made progress: the count of restarts starts at 0
+/// again.
 const FRESH: Duration = Duration::from_secs(600);
 
-/// Runs this program again with the same arguments, less `--restarts`, and with `--resume` once there is
-/// something to resume, until it ends by itself or has died more than `restarts` times in a row.
+/// Runs this program as a child process with the same arguments except `--restarts`, and restarts it
+/// until it exits normally or has failed more than `restarts` times in a row.
 ///
-/// What a user can mend (exit code 2) and a run that was asked to stop (130) are not tried again.
+/// Adds `--resume` as soon as `resumable` returns true. A child is not restarted if it exits because
+/// of input that the user must correct (exit code 2), or because it was asked to stop (130).
 pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(supervise(restarts, resumable))
 }
@@ -36,8 +38,8 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status?,
-                // From a keyboard Ctrl-C reaches the child as well, which takes the two for one; it stops at
-                // its next safe point.
+                // Ctrl-C on a keyboard reaches the child as well. The child treats both signals as
+                // one request and stops at its next safe point.
                 signal = stop.next() => {
                     asked = true;
                     pass_on(&child, signal);
@@ -77,20 +79,21 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
     }
 }
 
-/// Passes a signal on to a process, where it still runs.
+/// Forwards a signal to a process if it is still running.
 #[cfg(unix)]
 fn pass_on(child: &Child, signal: rustix::process::Signal) {
     use rustix::process::{Pid, kill_process};
     let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
-    // It may end at any time.
+    // The process can exit at any time.
     let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
-/// Here the keyboard is the only way to ask, and the child has heard it.
+/// Does nothing: on this system the keyboard is the only source of requests, and Ctrl-C has reached
+/// the child.
 #[cfg(not(unix))]
 fn pass_on(_: &Child, (): ()) {}
 
-/// In words, after "the run".
+/// Describes how a process ended, as the rest of a sentence that starts with "the run".
 fn cause(status: ExitStatus) -> String {
     #[cfg(unix)]
     {
@@ -107,7 +110,7 @@ fn cause(status: ExitStatus) -> String {
     }
 }
 
-/// The arguments but for `--restarts N` and `--restarts=N`.
+/// Returns the arguments without `--restarts N` and `--restarts=N`.
 fn without_restarts(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut skip = false;
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_child_is_not_supervised_itself() {
+    fn without_restarts_removes_both_option_forms() {
         let arguments = ["train", "r", "--restarts", "3", "--set", "a=1", "--restarts=4"].map(OsString::from);
         assert_eq!(without_restarts(arguments.into_iter()), ["train", "r", "--set", "a=1"]);
     }

@@ -1,15 +1,16 @@
-//! Evaluations as lines and as a table.
+//! Formats evaluations as lines and as a table.
 
 use levade_trainer::{Best, EvalResult, Gain, Interval, SliceResult, Uncalled};
 
 use crate::screen::Style;
 
-/// `62.5 %`.
+/// Formats a fraction as a percentage, such as `62.5 %`.
 fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// An evaluation on one line: the overall success with its interval, and the slices that are reported apart.
+/// Formats an evaluation on one line: the overall success with its interval, and the slices that are
+/// reported separately.
 pub fn line(result: &EvalResult) -> String {
     let part = |slice: &SliceResult, name: &str| {
         let SliceResult { success, tasks, .. } = slice;
@@ -28,7 +29,7 @@ pub fn line(result: &EvalResult) -> String {
         line.push_str(&part(slice, &format!(" · {} ", slice.name)));
     }
     for at in &result.overall.at {
-        // The latter is a mean score, and that is a share only where answers are right or wrong.
+        // maj@k is a mean score, which is a fraction only if answers are either right or wrong.
         let majority = match result.overall.score {
             Some(_) => format!("{:.3}", at.majority.estimate),
             None => percent(at.majority.estimate),
@@ -41,7 +42,7 @@ pub fn line(result: &EvalResult) -> String {
     format!("{line} · answered {} · with a tool {}{uncalled}", percent(answered), percent(used_tool))
 }
 
-/// A reply, where no tool answered a call, and why.
+/// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
 fn uncalled(Uncalled { attempt, reply, why }: &Uncalled) -> String {
     const LONGEST: usize = 400;
     let end = reply.char_indices().nth(LONGEST).map_or(reply.len(), |(end, _)| end);
@@ -51,7 +52,8 @@ fn uncalled(Uncalled { attempt, reply, why }: &Uncalled) -> String {
     format!("  no tool answered a call; of the first reply of {attempt}: {why}\n{}", shown.concat())
 }
 
-/// Evaluations below each other, first overall, then by slice.
+/// Formats evaluations as a table with one row each: first the overall results, then those of each
+/// slice.
 pub fn table(evals: &[&EvalResult], style: Style) -> String {
     let Some(first) = evals.first() else { return String::new() };
     let width = evals.iter().map(|eval| eval.label.chars().count()).max().unwrap_or(0).max(16);
@@ -64,7 +66,7 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
         text.push_str(&row(&eval.label, &eval.overall, width, style));
         text.push_str(&eval.uncalled.as_ref().map_or(String::new(), uncalled));
     }
-    // A single slice that counts is the overall result once more.
+    // A single slice that counts would repeat the overall result.
     let counted = first.slices.iter().filter(|slice| !slice.apart).count();
     for slice in first.slices.iter().filter(|slice| slice.apart || counted > 1) {
         let note = match (slice.selects, slice.apart) {
@@ -82,7 +84,7 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     text
 }
 
-/// Gains of phases, a line each.
+/// Formats the gains of phases, one line each.
 pub fn gains(gains: &[Gain]) -> String {
     let mut text = String::new();
     for Gain { from, to, difference: Interval { estimate, low, high }, graded } in gains {
@@ -98,7 +100,7 @@ pub fn gains(gains: &[Gain]) -> String {
     text
 }
 
-/// The best checkpoint, and what its result is worth.
+/// Formats the best checkpoint, its success, and whether the selection biases that result.
 pub fn best(best: &Best) -> String {
     let Best { label, of, success, apart, .. } = best;
     let by = if *apart { "selected on other tasks" } else { "selected on these tasks: biased upwards" };
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_compares_the_ends_of_phases() {
+    fn table_shows_ends_of_phases_and_separate_slices() {
         let evals = [
             eval(0, 0, "before training", 0),
             eval(0, 5, "sft, step 5", 1),
@@ -161,7 +163,7 @@ mod tests {
             "before training 0.0 % 0.0 – 50.0 % 0/8 100.0 % 50.0 % 31.2".split(' ').collect::<Vec<_>>()
         );
         assert_eq!(rows[3][..4], ["after", "grpo", "100.0", "%"]);
-        // The one slice that counts is not repeated; the other one is reported apart.
+        // The only slice that counts is not repeated. The other slice is reported separately.
         assert!(!text.contains("\narithmetic"), "{text}");
         assert_eq!(rows[5][..2], ["unseen", "(apart:"]);
         assert_eq!(rows[6][2..4], ["25.0", "%"]);
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_says_what_its_result_is_worth() {
+    fn best_states_selection_bias() {
         let success = Interval { estimate: 0.915, low: 0.87, high: 0.95 };
         let chosen =
             |apart| Best { checkpoint: "x".into(), label: "grpo, step 50".into(), of: 6, success, apart };
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn no_tool_used_is_explained() {
+    fn table_and_line_explain_missing_tool_calls() {
         let mut result = eval(0, 0, "before training", 2);
         let reply = format!("one\ntwo{}", "x".repeat(500));
         result.uncalled = Some(Uncalled {
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_that_broke_are_counted_on_the_line() {
+    fn line_counts_broken_attempts() {
         let mut result = eval(0, 0, "before training", 2);
         result.overall.broken = 3;
         assert!(
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_that_are_no_shares_are_shown_as_scores() {
+    fn line_shows_graded_scores_as_numbers() {
         let mut result = eval(0, 0, "before training", 12);
         let interval = |estimate: f64| Interval { estimate, low: estimate - 0.25, high: estimate + 0.25 };
         result.overall.at =
@@ -224,7 +226,7 @@ mod tests {
         let shown = line(&result);
         assert!(shown.contains(" · mean score -0.500 (95 %: -0.750–-0.250) · "), "{shown}");
         assert!(shown.contains(" · pass@2 75.0 %, maj@2 -0.750 · "), "{shown}");
-        // Of two attempts at each of 8 tasks.
+        // The count is over two attempts at each of 8 tasks.
         assert!(table(&[&result], Style::default()).contains(" 12/16 "));
         let gain = |graded| Gain { from: "a".into(), to: "b".into(), difference: interval(1.5), graded };
         assert_eq!(
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_evaluation_fits_on_a_line() {
+    fn line_formats_evaluation() {
         assert_eq!(
             line(&eval(0, 0, "before training", 2)),
             "25.0 % of 8 (95 %: 12.5–62.5) · unseen 25.0 % of 4 (95 %: 12.5–62.5) · answered 100.0 % · with a tool 50.0 %"

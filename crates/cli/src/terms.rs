@@ -1,4 +1,4 @@
-//! `levade inspect --terms`: the loss of each trained token, in its own numbers.
+//! Implements `levade inspect --terms`, which shows the loss of each trained token with its values.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,11 +16,12 @@ use crate::failure::unusable;
 use crate::host;
 use crate::watch::Watch;
 
-/// Computes the terms of an attempt that `step` trained on, by doing that step again, and returns them as
-/// text or as a line of JSON for each token. `token` selects one index on the sequences.
+/// Computes the loss terms of an attempt by replaying the step that trained on it. Returns them as
+/// text, or as one line of JSON per token if `as_json`. `token` selects one index of each sequence.
 ///
 /// # Errors
-/// Returns an error if the recipe has a learner elsewhere, or if the step cannot be done again.
+/// Returns an error if the recipe has a remote learner, the step cannot be replayed, or the step
+/// trained on no selected token.
 pub async fn shown(
     folder: &Path,
     attempt: &Attempt,
@@ -77,8 +78,8 @@ pub async fn shown(
     }
 }
 
-/// Writes which policy and step the terms are of, and that they add up to the loss of the step, which is a
-/// mean over its updates.
+/// Writes the policy and the step of the terms, and whether the terms add up to the loss of the step,
+/// which is a mean over its updates.
 fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
     let PolicyTerms { policy: name, version, .. } = policy;
     let _ = writeln!(text, "policy {name}, phase {phase}, step {step}, weights of version {version}");
@@ -111,7 +112,8 @@ fn as_document(
     document
 }
 
-/// Writes a term: the token, then the formula's symbols with their values, then its part in the loss.
+/// Writes a term: the token, the weighted formula with its value, the values of its symbols, and the
+/// log-probabilities.
 fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
     let TokenTerm { leaf, index, update, ratio, advantage, weight, loss, bonus, part, .. } = term;
     let value = if *bonus == 0.0 { format!("{loss}") } else { format!("({loss} − {bonus})") };

@@ -1,4 +1,4 @@
-//! `levade tools`: the tools of a recipe, as its agents have them, and single calls of them.
+//! Implements `levade tools`, which lists the tools of a recipe's agents and calls a single one.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,17 +22,17 @@ use crate::{host, recipe};
 
 /// List the tools that a recipe's agents have, or call one
 ///
-/// Toolboxes are opened as for an attempt, so what does not start shows here. The answer to a call is printed
-/// as the model reads it; one that says what went wrong ends with code 1.
+/// Toolboxes are opened as for an attempt, so a toolbox that cannot start is reported here. The tool
+/// result is printed as the model reads it. The exit code is 1 if the result is an error.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade tools recipes/calculator
   levade tools recipes/calculator --call calculator --arguments '{\"expression\": \"6 * 7\"}'")]
 pub struct Args {
-    /// A TOML file, or a folder that holds recipe.toml
+    /// A TOML file, or a directory that contains recipe.toml
     recipe: PathBuf,
 
-    /// The agent whose tools they are [default: the first]
+    /// Agent that has the tools [default: the recipe's first agent]
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
 
@@ -40,15 +40,15 @@ pub struct Args {
     #[arg(long, value_name = "TOOL")]
     call: Option<String>,
 
-    /// Arguments of the call, a JSON object
+    /// Arguments of the call, as a JSON object
     #[arg(long, value_name = "JSON", default_value = "{}", requires = "call")]
     arguments: String,
 
-    /// Row of a task, a JSON object, for tools that need its fields
+    /// Row of a task, as a JSON object, for tools that need its fields
     #[arg(long, value_name = "JSON", default_value = "{}")]
     row: String,
 
-    /// Change a key of the recipe. Can be given many times
+    /// Override a key of the recipe; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 }
@@ -104,7 +104,7 @@ async fn show(
     Ok(code)
 }
 
-/// Calls a tool and prints its answer.
+/// Calls a tool and prints its result. Returns exit code 1 if the result is an error.
 async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) -> ExitCode {
     let call = ToolCall { id: String::new(), name: name.to_owned(), arguments: arguments.into() };
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! `levade train`: a run, from a recipe to a model.
+//! Implements `levade train`, which runs a recipe and writes a trained model.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,11 +15,12 @@ use crate::stop::Requests;
 use crate::watch::Watch;
 use crate::{recipe, supervise, table};
 
-/// Train a model by a recipe
+/// Train a model with a recipe
 ///
-/// Everything goes into one folder: the resolved recipe, every token that was sampled, metrics, checkpoints.
-/// Ctrl-C stops at the next safe point, and so does SIGTERM; a second one stops at once. A run that was
-/// stopped or killed goes on with --resume, and ends with the same weights as if it had not been.
+/// Writes everything to one directory: the resolved recipe, every sampled token, metrics and
+/// checkpoints. Ctrl-C or SIGTERM stops the run at the next safe point; a second one stops it at
+/// once. With --resume, a run that was stopped or killed continues, and ends with the same weights as
+/// an uninterrupted run.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade train recipes/calculator
@@ -27,23 +28,24 @@ use crate::{recipe, supervise, table};
   levade train recipes/calculator --set engine.threads=4 --set phase.1.steps=20
   levade train recipes/calculator --resume")]
 pub struct Args {
-    /// A TOML file, or a folder that holds recipe.toml (a run folder does)
+    /// A TOML file, or a directory that contains recipe.toml (such as a run directory)
     recipe: PathBuf,
 
-    /// Change a key of the recipe; items of lists by number, as in phase.1.steps=20. Can be given many times
+    /// Override a key of the recipe; list items by index, as in phase.1.steps=20; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// Go on with the run in the folder, from its newest checkpoint and its record
+    /// Resume the run in the run directory, from its newest checkpoint and its recorded attempts
     #[arg(long)]
     resume: bool,
 
-    /// Start the run again when its process dies, up to N times in a row, from its newest checkpoint and its
-    /// record
+    /// Restart the run if its process fails, up to N times in a row, from its newest checkpoint and
+    /// its recorded attempts
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
 
-    /// Where to write, in place of the recipe's run.folder (by default runs/NAME in the working directory)
+    /// Run directory, instead of the recipe's run.folder (by default runs/NAME in the working
+    /// directory)
     #[arg(long, value_name = "FOLDER")]
     run: Option<PathBuf>,
 }
@@ -60,7 +62,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
                 args.restarts
             )));
         }
-        // With something in the folder there is something to go on from, once the first process has begun.
+        // The run can be resumed once the first process has written its recipe to the run directory.
         return supervise::run(args.restarts, || recipe.run.folder.join(RECIPE).exists());
     }
     crate::runtime()?.block_on(train(args, recipe, start))
@@ -100,7 +102,7 @@ async fn train(args: Args, recipe: Recipe, start: Start) -> anyhow::Result<ExitC
     Ok(ExitCode::from(INTERRUPTED))
 }
 
-/// The first request asks the run to stop, the second one ends the process.
+/// Stops the run at the next safe point on the first request, and ends the process on the second.
 async fn interrupted(requests: Requests, stop: StopFlag) {
     requests
         .two(|| {
@@ -113,7 +115,7 @@ async fn interrupted(requests: Requests, stop: StopFlag) {
     std::process::exit(INTERRUPTED.into());
 }
 
-/// The command that goes on with a run.
+/// Returns the command that resumes a run, quoted for a shell.
 fn to_go_on(args: &Args) -> String {
     let mut words = vec![program(), "train".into(), quoted(&args.recipe.to_string_lossy())];
     for change in &args.overrides {
@@ -127,7 +129,7 @@ fn to_go_on(args: &Args) -> String {
     words.join(" ")
 }
 
-/// How this program was called.
+/// Returns the name by which this program was called, quoted for a shell.
 fn program() -> String {
     std::env::args_os().next().map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))
 }
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_to_go_on_can_be_pasted() {
+    fn resume_command_is_quoted_for_a_shell() {
         let args = Args {
             recipe: "my recipes/a".into(),
             overrides: ["run.seed=2", "agent.system=it's"].map(|text| text.parse().unwrap()).into(),

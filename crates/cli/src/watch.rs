@@ -1,4 +1,4 @@
-//! Display of a run while it goes on: bars on standard error, a line for every step on standard output.
+//! Displays the progress of a run: bars on standard error, and one line per step on standard output.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use levade_tree::Purpose;
 use crate::screen::{self, Style};
 use crate::table;
 
-/// A bar for what is under way: rollouts, an evaluation, micro-batches.
+/// A progress bar for the current activity: rollouts, an evaluation or micro-batches.
 #[derive(Default)]
 pub struct Bars {
     clock: Clock,
     activity: Option<Activity>,
-    /// When what is under way began: it is first told of when a part of it is done.
+    /// Start of the current activity. Its first event arrives only when its first part is done.
     since: Duration,
 }
 
@@ -23,12 +23,12 @@ struct Activity {
     name: &'static str,
     bar: ProgressBar,
     tokens: usize,
-    /// Parts that an earlier process did: nothing is known of how long they took.
+    /// Number of parts that were done before the bar appeared, whose duration is unknown.
     before: usize,
 }
 
 impl Bars {
-    /// Shows that something is under way of which no part is done yet.
+    /// Shows a spinner for an activity of which no part is done yet.
     pub fn wait(&mut self) {
         self.clear();
         let bar = screen::bar(0, "{spinner:>10} {elapsed}");
@@ -36,7 +36,7 @@ impl Bars {
         self.activity = Some(Activity { name: "", bar, tokens: 0, before: 0 });
     }
 
-    /// Removes the bar; what comes next begins now.
+    /// Removes the bar. The next activity starts now.
     pub fn clear(&mut self) {
         if let Some(activity) = self.activity.take() {
             activity.bar.finish_and_clear();
@@ -44,7 +44,7 @@ impl Bars {
         self.since = self.clock.now();
     }
 
-    /// Writes a line above the bar.
+    /// Writes a line to standard output, above the bar.
     fn say(&self, line: &str) {
         match &self.activity {
             Some(activity) => activity.bar.suspend(|| screen::say(line)),
@@ -52,7 +52,9 @@ impl Bars {
         }
     }
 
-    /// Moves the bar. `whole` says how the work stands that this is a part of.
+    /// Moves the bar to `done` of `total` parts. `tokens` is the number of tokens that were sampled
+    /// since the last call. `whole` is a text about the progress of the run, which is appended to the
+    /// message.
     fn progress(&mut self, name: &'static str, done: usize, total: usize, tokens: usize, whole: &str) {
         if self.activity.as_ref().is_none_or(|activity| activity.name != name) {
             let since = self.since;
@@ -95,20 +97,22 @@ impl Observer for Bars {
     }
 }
 
-/// Shows a run: its bars, and a line for everything that is done.
+/// An observer that displays a run: its bars, and a line for each completed item.
 pub struct Watch {
     style: Style,
     bars: Bars,
-    /// Steps done and to do, over all phases.
+    /// Number of completed steps, over all phases.
     done: u32,
+    /// Total number of steps, over all phases.
     steps: u32,
-    /// Steps of the phase that this process did, and when it began with them.
+    /// Number of steps of the current phase that this process completed.
     mine: u32,
+    /// When this process started the current phase.
     start: Duration,
 }
 
 impl Watch {
-    /// A watch over a run that is about to begin.
+    /// Creates a display of a run that is about to start.
     pub fn new(clock: Clock) -> Self {
         let (style, start) = (Style::stdout(), clock.now());
         let bars = Bars { clock, since: start, activity: None };
@@ -120,7 +124,8 @@ impl Watch {
         self.bars.clear();
     }
 
-    /// How the run stands, and how long the rest takes if its steps take as long as those of this phase did.
+    /// Formats the current step of the run and the remaining time, if the remaining steps take as
+    /// long as those of this phase. Omits the time before the first step of the phase.
     fn whole(&self) -> String {
         match self.bars.clock.now().saturating_sub(self.start).checked_div(self.mine) {
             Some(a_step) => {
@@ -177,19 +182,21 @@ impl Observer for Watch {
     }
 }
 
-/// A number of each policy of a step; their names are in front where there are several.
+/// Returns the values of a metric for all policies of a step. If there are several policies, the
+/// metrics of each have the prefix `POLICY/`.
 fn each<'a>(metrics: &'a Metrics, name: &'a str) -> impl Iterator<Item = f64> + 'a {
     let is_of_one =
         move |full: &str| full.strip_suffix(name).is_some_and(|of| of.is_empty() || of.ends_with('/'));
     metrics.iter().filter(move |(full, _)| is_of_one(full)).map(|(_, value)| value)
 }
 
-/// The sum of a number over the policies of a step.
+/// Returns the sum of a metric over the policies of a step, or `None` if there is no value.
 fn of_all(metrics: &Metrics, name: &str) -> Option<f64> {
     each(metrics, name).reduce(|sum, value| sum + value)
 }
 
-/// The share of attempts that succeed, where scores say that; else what they are.
+/// Formats the mean score of a step: as a success rate if all scores are between 0 and 1, else as a
+/// number.
 fn scored(metrics: &Metrics, mean: f64) -> String {
     let beyond = |name: &str, is: fn(f64) -> bool| metrics.get(name).is_some_and(is);
     match beyond("critic/score/min", |least| least < 0.0) || beyond("critic/score/max", |most| most > 1.0) {
@@ -198,7 +205,8 @@ fn scored(metrics: &Metrics, mean: f64) -> String {
     }
 }
 
-/// Tokens whose log-probability training did not find again to the bit, and by how much.
+/// Formats the number of tokens whose log-probability in training differs from the sampled one in any
+/// bit, and the maximum difference.
 fn mismatch(metrics: &Metrics, tokens: f64) -> String {
     match each(metrics, "training/logprob_mismatch_max").reduce(f64::max) {
         Some(most) if most > 0.0 => format!("mismatch {tokens:.0} (up to {most:.1e})"),
@@ -206,7 +214,7 @@ fn mismatch(metrics: &Metrics, tokens: f64) -> String {
     }
 }
 
-/// A step on one line; what was not measured is left out.
+/// Formats a step on one line, without metrics that were not measured.
 fn step_line(kind: &str, step: u32, steps: u32, metrics: &Metrics) -> String {
     let width = steps.to_string().len();
     let mut line = format!("{kind} {step:>width$}/{steps}");
@@ -236,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_one_line() {
+    fn step_line_formats_available_metrics() {
         let mut metrics = Metrics::default();
         for (name, value) in [
             ("critic/rewards/mean", 0.4375),
@@ -257,14 +265,14 @@ mod tests {
         metrics.add("train/loss", 1.5);
         metrics.add("actor/skipped_updates", 1.0);
         assert!(step_line("sft", 1, 4, &metrics).ends_with("the step was skipped"));
-        // Chips are won and lost, which is no success.
+        // Scores outside of 0 to 1, such as chips won and lost, are not success rates.
         for scores in [[-1.0, 0.0], [0.0, 2.0]] {
             let mut metrics = Metrics::default();
             metrics.add_spread("critic/score", scores);
             let line = step_line("grpo", 1, 4, &metrics);
             assert_eq!(line, format!("grpo 1/4 · score {:>6.3}", (scores[0] + scores[1]) / 2.0));
         }
-        // Of several policies, those that must not be overlooked are added up.
+        // Mismatches of several policies are added up.
         let mut metrics = Metrics::default();
         for (name, value) in [("a/training/logprob_mismatch", 2.0), ("b/training/logprob_mismatch", 1.0)] {
             metrics.add(name, value);

@@ -1,12 +1,12 @@
-//! Arguments of a call, made up from a schema.
+//! Generates arguments of a tool call from a JSON schema.
 
 use serde_json::{Map, Value, json};
 
-/// Deeper schemas are given nothing.
+/// Maximum depth of nested schemas. Deeper values are null.
 const DEEPEST: usize = 8;
 
-/// Arguments that this schema of a tool allows, those alone that it requires. Texts are `text`, where nothing
-/// says otherwise.
+/// Generates valid arguments for the schema of a tool, with the required fields only. Strings are
+/// `text`, unless the schema constrains them.
 pub fn arguments(schema: &Value, text: &str) -> Map<String, Value> {
     match value(schema, schema, text, 0) {
         Value::Object(fields) => fields,
@@ -35,7 +35,7 @@ fn value(schema: &Value, root: &Value, text: &str, depth: usize) -> Value {
     }
     for key in ["anyOf", "oneOf", "allOf"] {
         let all = schema[key].as_array().into_iter().flatten();
-        // Optional arguments may be null, which says least.
+        // Optional arguments also allow null, which is the least useful example.
         if let Some(first) = all.into_iter().find(|one| one["type"] != "null") {
             return inner(first);
         }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_made_up_from_a_schema() {
+    fn arguments_satisfy_schema_constraints() {
         let schema = json!({
             "type": "object",
             "required": ["city", "days", "unit", "places", "deep", "maybe", "exact", "flag"],

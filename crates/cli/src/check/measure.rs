@@ -1,4 +1,5 @@
-//! How long a step takes: one of a single group, done in a temporary folder and thrown away.
+//! Measures the time of a training step with a step of one group, in a temporary directory that is
+//! deleted.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use tokio::sync::Notify;
 use super::report::Report;
 use crate::screen;
 
-/// Does the step and says how long a whole one may take.
+/// Runs a step of one group, and reports an estimate of the time of a full step.
 pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, report: &mut Report) {
     let Some((small, groups)) = reduced(recipe) else {
         report.note("time", "the recipe has no phase whose step could be measured");
@@ -22,8 +23,9 @@ pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, rep
     report.item("time", measured, |metrics| described(metrics, groups));
 }
 
-/// The recipe with one step of one group, of its last phase that makes attempts; and how many groups a whole
-/// step has.
+/// Returns the recipe with a single step of one group, and the number of groups of a full step. The
+/// step is of the last RL phase, or of the first phase if there is none. Returns `None` if the recipe
+/// has no phase.
 fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
     let mut small = recipe.clone();
     let attempts = recipe.phase.iter().rfind(|phase| matches!(phase, Phase::Rl(_)));
@@ -40,7 +42,7 @@ fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
     Some((small, groups))
 }
 
-/// Measures of the first step.
+/// Runs the trainer until its first step is done, and returns the metrics of that step.
 async fn measured(mut recipe: Recipe, environments: Environments, host: &Host) -> anyhow::Result<Metrics> {
     let folder = tempfile::Builder::new().prefix("levade-check-").tempdir()?;
     recipe.run.folder = folder.path().join("run");
@@ -52,7 +54,7 @@ async fn measured(mut recipe: Recipe, environments: Environments, host: &Host) -
     let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
     let first = First::default();
     let (mut watch, stop) = (first.clone(), StopFlag::default());
-    // Given up once the step is done: its checkpoint would be for nobody.
+    // The run is cancelled when the step is done, because its checkpoint is not needed.
     let ended = tokio::select! {
         ended = trainer.run(&mut watch, &stop) => Some(ended),
         () = first.0.1.notified() => None,
@@ -62,7 +64,7 @@ async fn measured(mut recipe: Recipe, environments: Environments, host: &Host) -
     found.ok_or_else(|| anyhow::anyhow!("the step that was to be measured came to no end"))
 }
 
-/// Keeps the measures of the first step, and tells that it is done.
+/// An observer that stores the metrics of the first step, and notifies when that step is done.
 #[derive(Clone, Default)]
 struct First(Arc<(Mutex<Option<Metrics>>, Notify)>);
 
@@ -76,7 +78,8 @@ impl Observer for First {
     }
 }
 
-/// Attempts of several groups are sampled together, so that more groups take less than so many times one.
+/// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so a
+/// step of n groups takes at most n times as long as a step of one group.
 fn described(metrics: &Metrics, groups: usize) -> String {
     let seconds = |name: &str| metrics.get(name).unwrap_or(0.0);
     let whole = seconds("timing_s/step");

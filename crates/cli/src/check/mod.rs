@@ -1,8 +1,8 @@
-//! `levade check`: everything about a recipe that would fail later, found in seconds.
+//! Implements `levade check`, which finds in seconds what would fail in a run of a recipe.
 //!
-//! Nothing is trained, and nothing is left behind. Models are opened and not loaded; tools are started, and
-//! called where that can have no effects; each scorer is asked once. A program that is an agent is started
-//! once, against a scripted reply.
+//! The command trains nothing and leaves no files. It opens models without loading them, starts
+//! tools, calls those without side effects, and calls each scorer once. An agent program is started
+//! once, against a scripted completion.
 
 mod example;
 mod measure;
@@ -33,35 +33,37 @@ use levade_tree::Component;
 use crate::{host, recipe};
 use report::Report;
 
-/// Find what would fail in a run by a recipe, without training
+/// Find what would fail in a run of a recipe, without training
 ///
-/// One line for each thing that the run needs: the recipe itself, its tasks, models, tools, scorers, memory
-/// and disk. A model that is not on this machine is fetched, as training would. Tools whose calls change
-/// nothing (calculator, sandbox, search) are called once, others are started. A program that is an agent is
-/// started once, for one task, until it has called the model; it reads a scripted reply. Ends with code 2
-/// where something would fail.
+/// Prints one line for each item that the run needs: the recipe itself, its tasks, models, tools,
+/// scorers, memory and disk. A model that is not on this machine is fetched, as in training. Tools
+/// without side effects (calculator, sandbox, search) are called once, and the other tools are
+/// started only. An agent program is started once, for one task, until it has called the model, which
+/// returns a scripted completion. The exit code is 2 if an item would fail.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade check recipes/calculator
   levade check recipes/calculator --measure
   levade check my/recipe.toml --call --set engine.memory_mb=4000")]
 pub struct Args {
-    /// A TOML file, or a folder that holds recipe.toml
+    /// A TOML file, or a directory that contains recipe.toml
     recipe: PathBuf,
 
-    /// Change a key of the recipe. Can be given many times
+    /// Override a key of the recipe; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// Call the other tools, too, each once with arguments made from its schema
+    /// Call all tools, including those with side effects, once each, with arguments generated from
+    /// their schemas
     #[arg(long)]
     call: bool,
 
-    /// Do not start programs that are agents: only look whether they are there
+    /// Do not start agent programs; only check that they exist
     #[arg(long)]
     no_start: bool,
 
-    /// Estimate the time of a step: load the models and do a step of one group in a temporary folder
+    /// Estimate the time of a step: load the models and run a step of one group in a temporary
+    /// directory
     #[arg(long)]
     measure: bool,
 }
@@ -131,13 +133,13 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     Ok(())
 }
 
-/// The first task that a run would try.
+/// Returns the first training task, or the first held-out task if there is no training task.
 fn first_task(tasks: &Tasks) -> Option<Task> {
     let held_out = || tasks.eval.iter().find_map(|slice| slice.tasks.first().cloned());
     tasks.train(0).or_else(held_out)
 }
 
-/// The folder of the run: whether it can be written, and holds no run.
+/// Checks that the run directory can be written and contains no run.
 fn folder(recipe: &Recipe, report: &mut Report) {
     let folder = &recipe.run.folder;
     if folder.join(RECIPE).exists() {
@@ -154,7 +156,7 @@ fn folder(recipe: &Recipe, report: &mut Report) {
     report.item("folder", written, |_| crate::screen::path(folder));
 }
 
-/// The chats of all agents that sample here.
+/// Returns the chats of all agents whose policy is sampled here, and reports the models.
 fn chats(recipe: &Recipe, planned: &Planned, report: &mut Report) -> Vec<(String, Arc<Chat>)> {
     for (source, what) in planned.described() {
         report.fine("model", &format!("{source}: {what}"));
@@ -170,7 +172,8 @@ fn chats(recipe: &Recipe, planned: &Planned, report: &mut Report) -> Vec<(String
     chats
 }
 
-/// Asks every scorer once, about an attempt that ends with what its task expects.
+/// Calls every scorer once, for a made-up attempt whose completion is the expected answer of its
+/// task.
 async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
     for Rehearsed { scorer, gave } in rehearse(scorers, tasks).await {
         match gave {
@@ -185,7 +188,7 @@ async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
                 let given = given.iter().map(part).collect::<Vec<_>>().join(", ");
                 match is_nothing {
                     false => report.fine("scorer", &format!("gave {given} for what a task expects")),
-                    // It may look for the answer in a tag or in a block of code, where it is not.
+                    // The scorer may look for the answer in a tag or in a code block.
                     true => report.note(
                         "scorer",
                         &format!(
@@ -199,8 +202,8 @@ async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
     }
 }
 
-/// Looks at all tasks as training would: whether prompts fit, whether they can be scored, and whether each
-/// phase has what it trains on.
+/// Checks all tasks as training does: whether their prompts fit the context, whether they can be
+/// scored, and whether each phase has the tasks that it trains on.
 async fn prompts(
     recipe: &Recipe,
     planned: &Planned,
@@ -210,7 +213,7 @@ async fn prompts(
     report: &mut Report,
 ) {
     let context = planned.context();
-    // Nothing is sampled.
+    // The checks sample no tokens, so the sampler is a stand-in.
     let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(SimulatorConfig::default()));
     let Some(agents) = report.quiet("agents", Agents::over(recipe, parts, &sampler, context)) else { return };
     let looked = check_tasks(recipe, scorers, tasks, &agents).await;

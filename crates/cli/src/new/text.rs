@@ -1,4 +1,4 @@
-//! The text of a new recipe, and of the files beside it.
+//! Writes the text of a new recipe and of the files in its directory.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{Chosen, Scorer, TasksFrom, Tool};
 use crate::screen;
 
-/// Tools in Python, to begin with.
+/// Initial content of `tools.py`, with one example tool.
 pub const TOOLS: &str = r#""""Every public function here is a tool; its signature and docstring are what the model is told."""
 
 
@@ -20,7 +20,7 @@ def count_letters(word: str, letter: str) -> int:
     return word.lower().count(letter.lower())
 "#;
 
-/// A scorer in Python, to begin with.
+/// Initial content of `score.py`, with one example scorer.
 pub const SCORE: &str = r#""""What an answer is worth: a number, or a dict with `score` and further numbers."""
 
 
@@ -28,17 +28,17 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0 if str(ground_truth).strip().lower() in solution_str.strip().lower() else 0.0
 "#;
 
-/// A text in TOML: of the escapes that JSON writes it knows all, and it wants one more.
+/// Quotes a string for TOML, which accepts all escapes of JSON and requires one more (U+007F).
 fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default().replace('\u{7f}', "\\u007F")
 }
 
-/// The recipe.
+/// Returns the text of `recipe.toml`.
 pub fn recipe(chosen: &Chosen) -> String {
     let Chosen { name, model, context, tasks, tools, scorer, options, algorithm } = chosen;
     let mut text = String::new();
     let mut add = |part: &str| {
-        // Writing to a text cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{}\n", part.trim_matches('\n'));
     };
     add(&format!(
@@ -200,7 +200,8 @@ min_lr_ratio = 0.1"#,
     )
 }
 
-/// The page beside the recipe.
+/// Returns the text of `README.md`. `folder` is the directory of the recipe, for the commands in the
+/// text.
 pub fn readme(chosen: &Chosen, folder: &Path) -> String {
     let Chosen { name, model, tasks, tools, scorer, algorithm, .. } = chosen;
     let tasks = match tasks {

@@ -1,10 +1,10 @@
-//! Prints what a simulation of fleets has found.
+//! Prints the results of simulated fleets, for `levade plan`.
 
 use levade_plan::fleet::{GATEWAY, STORE, Sizes};
 
 use crate::screen::{self, Style};
 
-/// Prints a line for each size, and what is at its end first.
+/// Prints a line for each fleet size, and the bottleneck of the last one.
 pub fn print(sizes: &Sizes<'_>) {
     let style = Style::stdout();
     screen::say(&format!(

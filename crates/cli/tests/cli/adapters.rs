@@ -1,4 +1,4 @@
-//! Training an adapter in place of the model's own weights, and what is done with it afterwards.
+//! Tests of adapters: training, evaluation, resuming and merging.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn success(place: &Place, model: &str, precision: &str) -> Value {
 }
 
 #[test]
-fn an_adapter_is_trained_measured_and_merged() {
+fn adapter_is_trained_evaluated_and_merged() {
     for precision in ["f32", "bf16"] {
         let place = Place::with_trained_model();
         let set = format!("engine.precision={precision}");
@@ -69,7 +69,8 @@ fn an_adapter_is_trained_measured_and_merged() {
     }
 }
 
-/// The adapter of a checkpoint, as others spell it, and with a base that has moved.
+/// Asserts that `--base` opens an adapter whose base has moved. The adapter is that of a checkpoint,
+/// with its target modules spelled as a pattern, as external tools write them.
 fn its_base_can_be_named(place: &Place, checkpoint: &Path, reply: &str) {
     let folder = place.path("moved");
     fs::create_dir(&folder).unwrap();
@@ -96,7 +97,7 @@ fn its_base_can_be_named(place: &Place, checkpoint: &Path, reply: &str) {
 }
 
 #[test]
-fn an_adapter_goes_on_to_the_bit() {
+fn killed_adapter_run_resumes_with_equal_bits() {
     let [whole, stopped] = [Place::with_trained_model(), Place::with_trained_model()];
     let adapter = |place: &Place| {
         fs::read(place.checkpoints("run").last().unwrap().join("adapter_model.safetensors")).unwrap()
@@ -111,7 +112,7 @@ fn an_adapter_goes_on_to_the_bit() {
 }
 
 #[test]
-fn adapters_that_cannot_be_are_refused() {
+fn invalid_adapter_keys_are_rejected() {
     let place = Place::with_trained_model();
     for (set, says) in [
         ("model.lora.rank=0", "lora.rank = 0"),

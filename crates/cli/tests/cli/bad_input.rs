@@ -1,5 +1,5 @@
-//! Whatever cannot be used ends in one screen that names it and the way out, exit code 2, and nothing half
-//! written.
+//! Tests of invalid input: each is rejected with exit code 2 and an error of at most one screen that
+//! names the input and a remedy. No partial files are left.
 
 use std::fs;
 use std::process::Output;
@@ -9,7 +9,8 @@ use levade_model::ModelConfig;
 
 use crate::support::{Place, config, stderr, stdout, write_model};
 
-/// The error of a command that was given something it cannot use.
+/// Returns the error message of a command that rejected its input. Asserts the exit code, the length
+/// of the message and the absence of internal details.
 fn error(output: &Output) -> String {
     let text = stderr(output);
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -27,7 +28,8 @@ fn assert_says(error: &str, parts: &[&str]) {
     }
 }
 
-/// Training is refused before it begins, with these words; nothing is written.
+/// Asserts that training is rejected before it starts, with a message that contains `parts`, and
+/// writes nothing.
 fn refused(place: &Place, args: &[&str], parts: &[&str]) {
     let output = place.train().args(args).output().unwrap();
     assert_says(&error(&output), parts);
@@ -36,7 +38,7 @@ fn refused(place: &Place, args: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn a_reader_of_standard_error_that_is_gone_changes_no_end() {
+fn closed_stderr_does_not_change_exit_code() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_levade"));
@@ -45,7 +47,7 @@ fn a_reader_of_standard_error_that_is_gone_changes_no_end() {
 }
 
 #[test]
-fn recipes_with_mistakes() {
+fn invalid_recipe_is_rejected_with_key() {
     let place = Place::new();
     refused(
         &place,
@@ -74,7 +76,7 @@ fn recipes_with_mistakes() {
 }
 
 #[test]
-fn models_that_are_not_there() {
+fn missing_model_files_are_rejected() {
     let place = Place::new();
     refused(&place, &["--set", "model.source=./nowhere"], &["nowhere\" does not exist", "a .gguf file"]);
     refused(&place, &["--set", "model.source=no such model"], &["no such model", "owner/name"]);
@@ -85,7 +87,7 @@ fn models_that_are_not_there() {
 }
 
 #[test]
-fn damaged_weights() {
+fn damaged_weight_files_are_rejected() {
     let place = Place::new();
     let whole = fs::read(place.path("model/model.safetensors")).unwrap();
     let damaged = |bytes: &[u8], parts: &[&str]| {
@@ -103,7 +105,7 @@ fn damaged_weights() {
     garbled[8..40].fill(b'x');
     damaged(&garbled, &["its header is not a JSON object"]);
 
-    // A GGUF file that is cut short, and one that is none.
+    // Truncated GGUF files, and a file in another format.
     let header = [&b"GGUF"[..], &3u32.to_le_bytes(), &2u64.to_le_bytes(), &5u64.to_le_bytes()].concat();
     for bytes in [&header[..], b"GGUF", b"PK\x03\x04, as a wheel begins"] {
         place.write("model.gguf", bytes);
@@ -112,14 +114,14 @@ fn damaged_weights() {
     }
 }
 
-/// Puts weights of another shape into the place's model.
+/// Replaces the weights of the model with those of another configuration.
 fn write_weights_of(place: &Place, other: &ModelConfig) {
     let weights = random_weights(&Compute::new(1), other, 1);
     weights.layout.tensors.write(&place.path("model/model.safetensors"), &weights.master).unwrap();
 }
 
 #[test]
-fn configurations_that_contradict_the_weights() {
+fn config_that_contradicts_weights_is_rejected() {
     let place = Place::new();
     write_weights_of(&place, &ModelConfig { intermediate: 64, ..config() });
     refused(&place, &[], &["mlp.", "has shape [64, 48]", "asks for [80, 48]", "fetch both again"]);
@@ -133,7 +135,7 @@ fn configurations_that_contradict_the_weights() {
 }
 
 #[test]
-fn models_that_cannot_be_talked_to() {
+fn model_without_chat_template_or_tokenizer_is_rejected() {
     let place = Place::new();
     place.replace("model/tokenizer_config.json", "\"chat_template\"", "\"no_template\"");
     let parts = ["model", "has no chat template", "chat_template.jinja"];
@@ -146,7 +148,7 @@ fn models_that_cannot_be_talked_to() {
     refused(&place, &[], &["has no tokenizer.json"]);
 }
 
-/// A recipe whose tasks are rows of a file.
+/// Creates a directory with a recipe whose tasks are these rows of a JSONL file.
 fn with_rows(rows: &str) -> Place {
     let place = Place::new();
     let text = fs::read_to_string(place.path("recipe.toml")).unwrap();
@@ -159,7 +161,7 @@ fn with_rows(rows: &str) -> Place {
 }
 
 #[test]
-fn data_with_mistakes() {
+fn invalid_task_rows_are_rejected_with_line() {
     let good = "{\"question\": \"1 + 1?\", \"answer\": 2}\n{\"question\": \"1 + 2?\", \"answer\": 3}\n";
     let place = with_rows(&format!("{good}{{\"question\": \"1 + 3?\", \"anwser\": 4}}\n"));
     refused(&place, &[], &["rows.jsonl, line 3", "no field \"answer\"", "it has question, anwser"]);
@@ -178,7 +180,7 @@ fn data_with_mistakes() {
 }
 
 #[test]
-fn prompts_that_do_not_fit() {
+fn prompt_longer_than_context_is_rejected() {
     let place = Place::new();
     let parts =
         ["the prompt of task arithmetic-", "tokens, but the context holds 200", "raise `model.context`"];
@@ -216,7 +218,7 @@ fn memory_error_names_values_that_fit() {
 }
 
 #[test]
-fn runs_that_cannot_go_on() {
+fn resume_rejects_missing_changed_and_locked_runs() {
     let place = Place::new();
     refused(&place, &["--resume"], &["run holds no run to resume", "leave --resume out"]);
     let output = place.train().args(["--set", "phase=[]"]).output().unwrap();
@@ -224,7 +226,7 @@ fn runs_that_cannot_go_on() {
     let output =
         place.train().args(["--resume", "--set", "agent.max_turns=3", "--set", "phase=[]"]).output().unwrap();
     assert_says(&error(&output), &["`agent.max_turns` is 3 now and was 2", "--run"]);
-    // Before a model is looked for, or a learner started beside the one that another process has.
+    // The lock is checked before the model is opened, and before a second learner could be started.
     let held = fs::File::open(place.path("run/lock")).unwrap();
     held.lock().unwrap();
     let output = place.train().args(["--resume", "--set", "model.source=./nowhere"]).output().unwrap();
@@ -232,7 +234,7 @@ fn runs_that_cannot_go_on() {
 }
 
 #[test]
-fn questions_about_what_is_not_there() {
+fn commands_reject_missing_runs_models_and_attempts() {
     let place = Place::new();
     let ask = |args: &[&str], parts: &[&str]| {
         let output = place.levade().args(args).write_stdin("Hi\n").output().unwrap();
@@ -255,12 +257,13 @@ fn questions_about_what_is_not_there() {
     ask(&["inspect", "run", "--attempt", "eval/0/0/99/0"], &["no eval/0/0/99/0", "levade inspect run"]);
     ask(&["inspect", "run", "--attempt", "99"], &["PURPOSE/PHASE/STEP/GROUP/SAMPLE"]);
     ask(&["chat", "run"], &["has no checkpoint yet", "--resume"]);
-    // The model that is named counts, not that of the run.
+    // A model that an override names replaces that of the run.
     ask(&["eval", "run"], &["has no checkpoint yet"]);
     ask(&["eval", "run", "--set", "model.source=./nowhere"], &["nowhere\" does not exist"]);
 }
 
-/// Makes a library that, preloaded, lets the disk be full for one file once it has 64 KiB.
+/// Compiles a library that, if preloaded, simulates a full disk: writes to the file that the
+/// environment variable `FULL` names fail beyond 64 KiB.
 #[cfg(target_os = "linux")]
 fn full_disk(place: &Place) -> std::path::PathBuf {
     let source = r#"
@@ -301,11 +304,12 @@ fn full_disk(place: &Place) -> std::path::PathBuf {
     library
 }
 
-/// The disk fills up in the middle of the third checkpoint: those before are whole, nothing of it is left,
-/// and with room again the run goes on to the same end.
+/// If the disk is full during the third checkpoint, the earlier checkpoints stay complete and no part
+/// of the third one is left. When there is space again, the run resumes and ends with the same
+/// weights.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_disk_that_is_full() {
+fn full_disk_leaves_no_partial_checkpoint() {
     let place = Place::with_trained_model();
     let library = full_disk(&place);
     let steps = ["--set", "run.keep=9"];
@@ -330,7 +334,7 @@ fn a_disk_that_is_full() {
 }
 
 #[test]
-fn a_checkpoint_that_was_damaged_is_passed_over() {
+fn damaged_checkpoint_is_skipped_on_resume() {
     let place = Place::new();
     let output = place.train().args(["--set", "run.keep=9", "--set", "eval.tasks=0"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
@@ -349,9 +353,9 @@ fn a_checkpoint_that_was_damaged_is_passed_over() {
     assert!(place.weights("run") == weights, "the weights differ");
 }
 
-/// The model of the tests is sound, so that what is refused above is refused for what is wrong with it.
+/// The model of these tests is valid, so each rejection above is due to the changed input.
 #[test]
-fn what_is_sound_is_not_refused() {
+fn valid_model_and_recipe_are_accepted() {
     let place = Place::new();
     write_model(&place.path("model"), &config());
     let output = place.train().args(["--set", "phase=[]", "--set", "eval.tasks=1"]).output().unwrap();

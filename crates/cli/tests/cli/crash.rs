@@ -1,4 +1,5 @@
-//! Killed at any moment, a run goes on and ends with the weights of one that was not killed, bit for bit.
+//! Tests of crash recovery: a run that is killed at any point resumes and ends with the weights of an
+//! uninterrupted run, bit for bit.
 #![cfg(unix)]
 
 use std::os::unix::process::ExitStatusExt;
@@ -15,13 +16,14 @@ use crate::support::{Place, stderr};
 
 const SIGKILL: i32 = 9;
 
-/// Trace that two runs must have in common.
+/// The results that a resumed run and an uninterrupted run must have in common.
 #[derive(PartialEq)]
 struct Trace {
     weights: Vec<u8>,
     attempts: Vec<AttemptSummary>,
     plans: Vec<StepPlan>,
-    /// Lines of the metrics file: evaluation or step, and what it is called.
+    /// Lines of the metrics file, each reduced to the phase, the step, the name of the evaluation and
+    /// the mean reward.
     lines: Vec<String>,
 }
 
@@ -35,8 +37,8 @@ impl Trace {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
             format!("{} {} {} {}", value["phase"], value["step"], value["eval"], value["critic/rewards/mean"])
         };
-        // Attempts that were under way at a kill are abandoned, and what was made in their place has another
-        // name.
+        // Attempts in flight at a kill are abandoned, and their replacements have other ids and
+        // numbers.
         let names = wait(undisturbed(&store)).unwrap();
         let summaries = |purpose| {
             let all = wait(store.summaries(purpose)).unwrap().into_iter();
@@ -66,7 +68,7 @@ impl Trace {
     }
 }
 
-/// The run that nobody disturbs, on as many threads as there are.
+/// Returns the trace of an uninterrupted run, with one thread per core.
 fn uninterrupted() -> &'static Trace {
     static TRACE: OnceLock<Trace> = OnceLock::new();
     TRACE.get_or_init(|| {
@@ -79,7 +81,7 @@ fn uninterrupted() -> &'static Trace {
     })
 }
 
-/// A run begins, or goes on where there is one.
+/// Returns a command that starts the run with one thread, or resumes it if it exists.
 fn command(place: &Place) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
     command.current_dir(place.path("")).args(["train", "recipe.toml", "--set", "engine.threads=1"]);
@@ -102,7 +104,7 @@ fn dies_at_and_goes_on(points: &[&str]) {
 }
 
 #[test]
-fn killed_while_sampling_and_calling_tools() {
+fn run_recovers_after_kill_during_sampling() {
     dies_at_and_goes_on(&[
         "sampling:1",
         "sampling:11",
@@ -114,7 +116,7 @@ fn killed_while_sampling_and_calling_tools() {
 }
 
 #[test]
-fn killed_while_learning() {
+fn run_recovers_after_kill_during_update() {
     dies_at_and_goes_on(&[
         "ledger_written:2",
         "micro_batch:3",
@@ -126,7 +128,7 @@ fn killed_while_learning() {
 }
 
 #[test]
-fn killed_while_saving() {
+fn run_recovers_after_kill_during_checkpoint() {
     dies_at_and_goes_on(&[
         "checkpoint_file:2",
         "weights_saved:3",
@@ -136,9 +138,9 @@ fn killed_while_saving() {
     ]);
 }
 
-/// Killed again and again, after ever longer times.
+/// Kills the run repeatedly, after increasing random delays.
 #[test]
-fn killed_at_random_times() {
+fn run_recovers_after_kills_at_random_times() {
     let place = Place::with_trained_model();
     let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
     let mut killed = 0;
@@ -147,7 +149,7 @@ fn killed_at_random_times() {
         let delay = Duration::from_millis(10 + 8 * round + u64::from(random >> 16) % (20 + 25 * round));
         let mut child = command(&place).spawn().unwrap();
         std::thread::sleep(delay);
-        // It may have ended by itself.
+        // The run may have ended already.
         let _ = child.kill();
         let output = child.wait_with_output().unwrap();
         if output.status.success() {

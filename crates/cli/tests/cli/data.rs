@@ -1,4 +1,4 @@
-//! Data as people have it, from files to what a run trains and is measured on.
+//! Tests of task files: which rows a run trains on, and which ones it is evaluated on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Place, stderr, stdout};
 
-/// A recipe with these sources, that samples a step for each of which the tasks suffice.
+/// Creates a directory with a recipe that has these task sources and trains two RL steps.
 fn with_sources(sources: &str) -> Place {
     let place = Place::new();
     let recipe = format!(
@@ -24,7 +24,7 @@ fn with_sources(sources: &str) -> Place {
     place
 }
 
-/// The questions of attempts of a run.
+/// Returns the questions of the recorded attempts of a run.
 fn questions(place: &Place, run: &str, purpose: Purpose) -> BTreeSet<QuestionKey> {
     let record = wait(Sqlite::open_existing(&place.path(run).join("run.db"))).unwrap();
     let tasks = wait(record.tasks(purpose)).unwrap().into_iter();
@@ -32,12 +32,12 @@ fn questions(place: &Place, run: &str, purpose: Purpose) -> BTreeSet<QuestionKey
 }
 
 #[test]
-fn no_held_out_task_is_trained_on() {
+fn held_out_tasks_are_not_trained_on() {
     let place = with_sources(
         "tasks = [{ kind = 'file', path = 'a.jsonl', held_out = 12 }, { kind = 'file', path = 'b.jsonl', \
          held_out = 8 }]",
     );
-    // Of 36 questions 20 are in both files, in the second with blanks behind.
+    // Of 36 questions, 20 are in both files. In the second file, they end with spaces.
     let rows = |range: std::ops::Range<u32>, blank: &str| -> String {
         range
             .map(|i| format!("{}\n", json!({"question": format!("{i} + 1?{blank}"), "answer": i + 1})))
@@ -71,8 +71,8 @@ fn no_held_out_task_is_trained_on() {
     };
     let notes = eval(&["recipe.toml", "--model", "run-2"]);
     assert!(!notes.contains("was trained on"), "{notes}");
-    // Another split asks what was trained on; the record says so, wherever the run is now, without the files
-    // that it was trained on.
+    // Another split evaluates trained questions. The store of the run contains them, even if the run
+    // was moved and its task files do not exist.
     fs::rename(place.path("run-1"), place.path("moved")).unwrap();
     place.write("c.jsonl", rows(0..36, ""));
     let sources = "tasks=[{ kind = 'file', path = 'c.jsonl', held_out = 'all' }]";
@@ -81,7 +81,7 @@ fn no_held_out_task_is_trained_on() {
     let count = questions(&place, "moved", Purpose::Train).len();
     let warning = format!("warning: the model was trained on {count} of these 36 tasks");
     assert!(notes.contains(&warning) && notes.contains("one of them is c-"), "no {warning:?} in\n{notes}");
-    // A model that began from that one has seen them, too.
+    // A model that was trained from that one has seen the same questions.
     let from = "model.source=./moved/checkpoints/step-000002";
     let begin = ["--run", "second", "--set", from, "--set", "eval.tasks=0"];
     let output = place.train().args(begin).output().unwrap();
@@ -93,7 +93,7 @@ fn no_held_out_task_is_trained_on() {
 }
 
 #[test]
-fn a_merged_model_was_trained_on_what_its_run_was() {
+fn merged_model_inherits_trained_tasks_of_run() {
     let place = with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 4 }]");
     let rows = (0..20).map(|i| format!("{}\n", json!({"question": format!("{i} + 1?"), "answer": i + 1})));
     place.write("rows.jsonl", rows.collect::<String>());
@@ -118,7 +118,7 @@ fn a_merged_model_was_trained_on_what_its_run_was() {
 }
 
 #[test]
-fn rows_of_every_kind_are_asked_as_they_are() {
+fn chat_rows_and_large_integers_are_preserved() {
     let place = with_sources("tasks = [{ kind = 'file', path = 'rows.json', held_out = 'all' }]");
     let chat =
         |text: &str| json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]);
@@ -166,7 +166,8 @@ fn score_finds_tasks_by_id_and_by_row() {
         let text = std::fs::read_to_string(place.path(name)).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    // The untrained model answers nothing right. One reply is put right; answers of the rows are not used.
+    // The untrained model answers no task correctly. One completion is replaced with the right
+    // answer. The answers of the rows are not used.
     let mut rows = lines("replies.jsonl");
     assert!(rows.len() >= 3 && rows.iter().all(|row| row["score"] == json!(0.0)), "{rows:?}");
     let answer = rows[1]["answer"].clone();
@@ -196,7 +197,8 @@ fn score_finds_tasks_by_id_and_by_row() {
     assert!(stderr(&output).contains("has no reply in said; its fields are id, "), "{}", stderr(&output));
 }
 
-/// A reply that is scored by another task's answer, or left out, makes the figure a lie.
+/// A completion that is scored against the answer of another task, or left out, would falsify the
+/// result.
 #[test]
 fn score_matches_ids_by_question_and_counts_equal_replies() {
     let place =
@@ -206,7 +208,7 @@ fn score_matches_ids_by_question_and_counts_equal_replies() {
         "{\"question\": \"2 + 2?\", \"output\": \"4\"}\n{\"question\": \"3 + 3?\", \"output\": \"6\"}\n",
     );
     for (rows, share) in [
-        // An id of another order of the rows.
+        // The id is from a file with another order of rows.
         (
             vec![json!({"id": "rows-1", "question": "3 + 3?", "output": "6", "text": "6"})],
             "100.0 % right of 1 ",
@@ -215,7 +217,8 @@ fn score_matches_ids_by_question_and_counts_equal_replies() {
             vec![json!({"id": "rows-1", "question": "3 + 3?", "output": "6", "text": "4"})],
             "0.0 % right of 1 ",
         ),
-        // The id alone, and equal replies; the expected answer is no reply.
+        // Rows without a question, and equal completions. The expected answer is not taken for a
+        // completion.
         (
             ["4", "4", "4", "5"].map(|text| json!({"id": "rows-1", "text": text})).to_vec(),
             "75.0 % right of 4 ",

@@ -1,4 +1,4 @@
-//! Runs that are read where nothing may be written, that go on another day, and that have little memory.
+//! Tests of runs in restricted conditions: a read-only directory, a later resume, and little memory.
 #![cfg(unix)]
 
 use std::collections::BTreeSet;
@@ -17,10 +17,10 @@ use tempfile::TempDir;
 
 use crate::support::{Place, config, stderr, stdout};
 
-/// A user who owns nothing.
+/// Id of the user and group `nobody`, who own no files.
 const NOBODY: u32 = 65534;
 
-/// Lets everybody read what lies under a folder, and nobody write it.
+/// Makes a path and everything below it readable for all users and writable for none.
 fn for_reading_only(path: &Path) {
     let mode = if path.is_dir() || path.ends_with("levade") { 0o555 } else { 0o444 };
     if path.is_dir() {
@@ -29,7 +29,7 @@ fn for_reading_only(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Lets its owner write it again.
+/// Makes a path and everything below it writable for its owner.
 fn for_writing(path: &Path) {
     let mode = if path.is_dir() { 0o755 } else { 0o644 };
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -38,19 +38,20 @@ fn for_writing(path: &Path) {
     }
 }
 
-/// A subcommand by somebody who may write nothing there.
+/// Runs a subcommand in the read-only directory, as another user if the tests run as root. Asserts
+/// that it succeeds.
 fn read(place: &Place, arguments: &[&str]) -> Output {
     let binary = place.path("levade");
     if !binary.exists() {
         fs::copy(env!("CARGO_BIN_EXE_levade"), &binary).unwrap();
     }
     for_reading_only(&place.path(""));
-    // Somewhere to write after all, whatever this test's own folder for temporary files allows.
+    // The other user needs a writable directory for temporary files; the test's own may be private.
     let room = TempDir::new().unwrap();
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let mut command = Command::new(&binary);
     command.current_dir(place.path("")).args(arguments).env("TMPDIR", room.path()).stdin(Stdio::null());
-    // Permissions mean nothing to the superuser.
+    // Permissions do not restrict root.
     if rustix::process::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }
@@ -62,17 +63,17 @@ fn read(place: &Place, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_run_is_read_where_nothing_can_be_written() {
+fn run_is_readable_in_read_only_directory() {
     let place = Place::new();
     let eval = ["--eval", "--phase", "1"];
     let inspect = |more: &[&str]| stdout(&read(&place, &[&["inspect", "run"], more].concat()));
     let output = place.train().env("LEVADE_CRASH_AT", "ledger_written:3").output().unwrap();
     assert!(!output.status.success());
-    // The log of a process that was killed holds what the database does not.
+    // The write-ahead log of a killed process contains data that is not yet in the database file.
     assert!(fs::metadata(place.path("run/run.db-wal")).unwrap().len() > 0);
     let steps = inspect(&[]);
     assert_eq!(steps.lines().count(), 2, "{steps}");
-    // Copied elsewhere, it may come without the index of the log.
+    // A copy of the run may lack the index of the write-ahead log.
     fs::remove_file(place.path("run/run.db-shm")).unwrap();
     assert_eq!(inspect(&[]), steps);
     assert!(!place.path("run/run.db-shm").exists());
@@ -88,7 +89,7 @@ fn a_run_is_read_where_nothing_can_be_written() {
     assert!(stdout(&read(&place, &["eval", "run"])).contains("held-out tasks"));
     assert!(stdout(&read(&place, &["replay", "run"])).contains("the same, bit for bit"));
 
-    // While another process writes.
+    // Another process has the database open for writing.
     let store = wait(Sqlite::resume(&place.path("run/run.db"), &RunId(String::new()))).unwrap();
     wait(store.record_eval(EvalKey { phase: 7, step: 0 }, &"new".into())).unwrap();
     assert!(place.path("run/run.db-wal").exists());
@@ -97,9 +98,9 @@ fn a_run_is_read_where_nothing_can_be_written() {
     drop(store);
 }
 
-/// A template that prints the time goes on printing that of the beginning.
+/// A chat template that prints the time prints the start of the run, even after a resume.
 #[test]
-fn a_run_that_goes_on_later_has_not_grown_older() {
+fn resumed_run_keeps_time_in_prompts() {
     let dated = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}\
                  {% if m.role == 'user' %}{{ '\nnow=' + strftime_now('%F %T') }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}\
                  {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -118,7 +119,7 @@ fn a_run_that_goes_on_later_has_not_grown_older() {
     for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Eval] {
         for summary in wait(store.summaries(purpose)).unwrap() {
             let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
-            // A token is a byte here.
+            // Each token of the model is a byte.
             let prompt =
                 attempt.trajectory.segments()[0].tokens.iter().filter_map(|token| u8::try_from(*token).ok());
             let text = String::from_utf8(prompt.collect()).unwrap();
@@ -128,9 +129,9 @@ fn a_run_that_goes_on_later_has_not_grown_older() {
     assert_eq!(times.len(), 1, "{times:?}");
 }
 
-/// A line without end takes more memory than there may be.
+/// An endless input line needs more memory than the limit allows.
 #[test]
-fn without_memory_there_is_an_error() {
+fn failed_allocation_ends_with_error_message() {
     let place = Place::new();
     let output = Command::new("sh")
         .current_dir(place.path(""))
@@ -149,7 +150,7 @@ fn without_memory_there_is_an_error() {
 }
 
 #[test]
-fn what_is_said_need_not_be_utf_8() {
+fn chat_input_may_contain_invalid_utf8() {
     let place = Place::new();
     let chat = |input: &[u8]| {
         let mut command = place.levade();
@@ -167,7 +168,7 @@ fn what_is_said_need_not_be_utf_8() {
         stdout(&output)
     );
 
-    // What cannot be read at all is an error.
+    // An input that cannot be read is an error.
     let folder = fs::File::open(place.path("")).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_levade"))
         .current_dir(place.path(""))
@@ -179,7 +180,8 @@ fn what_is_said_need_not_be_utf_8() {
     assert!(stderr(&output).contains("cannot read standard input"), "{}", stderr(&output));
 }
 
-/// A run that keeps its record in memory trains as any other; what needs the record says why it cannot.
+/// A run with its store in memory trains normally. Commands that need a persistent store fail with
+/// the reason.
 #[test]
 fn memory_run_trains_but_cannot_be_resumed_or_inspected() {
     let place = Place::new();

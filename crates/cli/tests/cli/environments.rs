@@ -1,5 +1,7 @@
-//! Environments that lead their attempts, run by the binary. The package is a small one of gymnasium's
-//! interface, beside the recipe, so that no other need be installed.
+//! Tests of environments that drive their attempts, run by the binary.
+//!
+//! The package `gymnasium` is a small stand-in with the same interface, in the directory of the
+//! recipe, so that the real package need not be installed.
 #![cfg(unix)]
 
 use std::fs;
@@ -7,8 +9,8 @@ use std::process::Command;
 
 use crate::support::{Place, stderr, stdout};
 
-/// A corridor: the walker is at its end after two replies, and is rewarded for each, unless a fault comes
-/// first.
+/// The stand-in package with one environment, a corridor that ends after two steps. Each step has a
+/// reward, unless the configured fault occurs.
 const PACKAGE: &str = r#"
 class error:
     class Error(Exception):
@@ -81,7 +83,8 @@ fn corridor() -> Place {
     place
 }
 
-/// Fields of the attempts in the record, a line each.
+/// Returns one line for each attempt in the store. `print` is a Python expression over `status`,
+/// `score`, `earned` and `outcome`.
 fn recorded(place: &Place, print: &str) -> String {
     let program = format!(
         "import json, sqlite3\nrows = sqlite3.connect('{}').execute('SELECT status, score, earned, outcome FROM attempts')\n\
@@ -95,19 +98,19 @@ fn recorded(place: &Place, print: &str) -> String {
 }
 
 #[test]
-fn an_environment_leads_attempts_and_what_is_earned_until_a_limit_counts_for_its_turn() {
+fn environment_reward_is_kept_at_token_limit() {
     let place = corridor();
     let output = place.train().output().unwrap();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
     let told = recorded(&place, "status, score, [[part['reward'], part['by']] for part in earned]");
-    // The first reply of a model with random weights takes all tokens of the attempt, so that there is no
-    // second.
+    // The first completion of a model with random weights uses all tokens of the attempt, so there is
+    // no second turn.
     let one = "completed 0.5 [[0.5, {'turn': 0}]]\n";
     assert_eq!(told, [one, one].concat());
 }
 
 #[test]
-fn an_environment_that_breaks_is_named_and_never_a_reward_of_0() {
+fn environment_failure_is_reported_and_gives_no_reward() {
     for (fault, want) in [
         ("raise", "Corridor-v0 ended with 1: RuntimeError: the floor gave way (__init__.py, line "),
         ("no number", "Corridor-v0 ended with 1: the reward of step 1 is nan, which is no reward"),
@@ -121,7 +124,7 @@ fn an_environment_that_breaks_is_named_and_never_a_reward_of_0() {
 }
 
 #[test]
-fn an_environment_that_hangs_is_ended_with_the_attempt() {
+fn hanging_environment_is_stopped_at_attempt_timeout() {
     let place = corridor();
     let output = place
         .train()
@@ -134,7 +137,7 @@ fn an_environment_that_hangs_is_ended_with_the_attempt() {
 }
 
 #[test]
-fn a_check_leaves_the_score_to_the_environment_that_leads() {
+fn check_does_not_call_environment_scorer() {
     let place = corridor();
     let output = place.levade().args(["check", "recipe.toml"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
@@ -142,7 +145,7 @@ fn a_check_leaves_the_score_to_the_environment_that_leads() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused_with_the_way_out() {
+fn invalid_environment_recipe_is_rejected_with_remedy() {
     let refused = |change: &str| {
         let place = corridor();
         let output = place.train().args(["--set", change]).output().unwrap();

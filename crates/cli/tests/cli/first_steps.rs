@@ -1,4 +1,4 @@
-//! A recipe from a few answers, and what would fail in it, before anything is trained.
+//! Tests of `new`, `check` and `plan`: the commands that a user runs before training.
 
 use std::fs;
 use std::process::Output;
@@ -8,20 +8,20 @@ use serde_json::json;
 
 use crate::support::{Place, config, stderr, stdout, write_model};
 
-/// Lines of a check, and its exit code.
+/// Runs `levade check` and returns its standard output and exit code.
 fn check(place: &Place, arguments: &[&str]) -> (String, Option<i32>) {
     let output: Output = place.levade().arg("check").args(arguments).output().unwrap();
     (stdout(&output), output.status.code().or_else(|| panic!("{}", stderr(&output))))
 }
 
-/// The line of an item.
+/// Returns the line of an item in the output of a check.
 fn line<'t>(said: &'t str, item: &str) -> &'t str {
     let is_of = |line: &&str| line.split_whitespace().nth(1) == Some(item);
     said.lines().find(is_of).unwrap_or_else(|| panic!("no {item} in\n{said}"))
 }
 
 #[test]
-fn a_recipe_is_checked_item_by_item_and_nothing_is_left() {
+fn check_reports_each_item_and_leaves_no_files() {
     let place = Place::new();
     let (said, code) = check(&place, &["recipe.toml"]);
     assert_eq!(code, Some(0), "{said}");
@@ -41,7 +41,7 @@ fn a_recipe_is_checked_item_by_item_and_nothing_is_left() {
         }
     }
     assert!(!place.path("run").exists());
-    // All faults are found at once, each with its way out.
+    // One check reports all faults, each with a remedy.
     place.write("tools.py", "import nothing_of_this_name\n");
     let tool = "[[tool]]\nkind = \"python\"\nname = \"own\"\nfile = \"tools.py\"\n\n[agent]\ntools = [\"own\", \"calculator\"]";
     place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tool);
@@ -64,7 +64,7 @@ fn a_recipe_is_checked_item_by_item_and_nothing_is_left() {
 }
 
 #[test]
-fn a_plan_starts_nothing_and_says_what_a_run_takes() {
+fn plan_prints_estimates_and_rejects_invalid_options() {
     let place = Place::new();
     let plan =
         |arguments: &[&str]| place.levade().args(["plan", "recipe.toml"]).args(arguments).output().unwrap();
@@ -109,7 +109,7 @@ fn a_plan_starts_nothing_and_says_what_a_run_takes() {
 }
 
 #[test]
-fn the_first_bad_row_and_a_bad_key_are_named() {
+fn check_names_bad_key_and_bad_row() {
     let place = Place::new();
     let (said, code) = check(&place, &["recipe.toml", "--set", "phase.1.group_size=1"]);
     assert_eq!(code, Some(2));
@@ -135,13 +135,13 @@ fn the_first_bad_row_and_a_bad_key_are_named() {
         line(&said, "tasks").starts_with('✗') && said.contains("rows.jsonl") && said.contains("answer"),
         "{said}"
     );
-    // The rest was looked at all the same.
+    // The remaining items are checked after a fault.
     assert!(line(&said, "model").starts_with('✓') && line(&said, "tool").starts_with('✓'), "{said}");
 }
 
-/// Phases and prompts that training would refuse at once.
+/// Training would reject these phases and prompts at its start.
 #[test]
-fn what_is_checked_can_be_trained() {
+fn check_rejects_phases_and_prompts_like_train() {
     let place = Place::new();
     let rows = (0..20).map(|i| json!({ "question": format!("{i}+1?"), "answer": i + 1 }).to_string());
     place.write("rows.jsonl", rows.collect::<Vec<_>>().join("\n"));
@@ -155,7 +155,7 @@ fn what_is_checked_can_be_trained() {
 }
 
 #[test]
-fn a_step_can_be_measured_and_trains_nothing() {
+fn check_measure_reports_step_time_without_run() {
     let place = Place::new();
     let (said, code) = check(&place, &["recipe.toml", "--measure"]);
     assert_eq!(code, Some(0), "{said}");
@@ -164,9 +164,9 @@ fn a_step_can_be_measured_and_trains_nothing() {
 }
 
 #[test]
-fn a_new_recipe_is_whole_checked_and_never_overwritten() {
+fn new_recipe_passes_check_and_is_never_overwritten() {
     let place = Place::new();
-    // Room for the whole description of a tool, at a token for each byte.
+    // The context must hold the description of a tool, with one token per byte.
     write_model(&place.path("wide"), &ModelConfig { context: 2048, ..config() });
     let new = |arguments: &[&str]| place.levade().args(["new", "recipe"]).args(arguments).output().unwrap();
     let output = new(&["sums", "--model", "./wide", "--tools", "calculator", "--algorithm", "rloo"]);
@@ -177,7 +177,7 @@ fn a_new_recipe_is_whole_checked_and_never_overwritten() {
     assert!(fs::read_to_string(place.path("sums/README.md")).unwrap().contains("| algorithm | rloo |"));
     let (said, code) = check(&place, &["sums"]);
     assert_eq!(code, Some(0), "{said}\n{recipe}");
-    // It runs.
+    // The recipe can be trained.
     let short = [
         "--set",
         "phase.1.steps=1",
@@ -196,7 +196,7 @@ fn a_new_recipe_is_whole_checked_and_never_overwritten() {
     assert!(stderr(&again).contains("sums/recipe.toml exists; name another folder"), "{}", stderr(&again));
     assert_eq!(fs::read_to_string(place.path("sums/recipe.toml")).unwrap(), recipe);
 
-    // Of a file the first row decides the scorer, and some rows are held out.
+    // The rows of a file determine the scorer, and a fifth of them is held out.
     let row = |n: u32| json!({ "q": format!("Who is {n}?"), "a": ["Ada", "Lovelace"] }).to_string();
     place.write("who.jsonl", (0..50).map(row).collect::<Vec<_>>().join("\n"));
     let output = new(&["--model", "./wide", "--tasks", "who.jsonl", "--question", "q", "--answer", "a"]);

@@ -1,4 +1,4 @@
-//! The life of a run: train, stop, go on, measure, talk, look inside.
+//! Tests of the life cycle of a run: train, stop, resume, evaluate, chat and inspect.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::{Place, copy_folder, stderr, stdout};
 
 #[test]
-fn a_run_from_beginning_to_end() {
+fn run_can_be_trained_evaluated_chatted_and_inspected() {
     let place = Place::with_trained_model();
     let output = place.train().output().unwrap();
     let (text, notes) = (stdout(&output), stderr(&output));
@@ -17,7 +17,7 @@ fn a_run_from_beginning_to_end() {
     {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
-    // Training computes what sampling recorded, to the bit, in every step.
+    // In every step, training recomputes the recorded log-probabilities to the bit.
     assert_eq!(text.matches(" · mismatch 0 · ").count(), 3, "{text}");
     for row in ["before training  ", "after sft  ", "after grpo  "] {
         assert_eq!(text.lines().filter(|line| line.starts_with(row)).count(), 2, "{row:?} in\n{text}");
@@ -45,14 +45,14 @@ fn it_is_not_run_twice(place: &Place) {
     let message = stderr(&output);
     assert!(message.contains("already holds a run") && message.contains("--resume"), "{message}");
     assert!(message.contains("--run"), "{message}");
-    // The folder of a run holds its recipe.
+    // The run directory contains the recipe of the run.
     let output = place.levade().args(["train", "run", "--resume"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("after grpo "), "{}", stdout(&output));
     assert_eq!(place.weights("run"), weights);
 }
 
-/// `eval` finds what training found.
+/// Asserts that `eval` reproduces the results of the evaluations in training.
 fn it_is_measured_alike(place: &Place) {
     let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
     let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
@@ -69,13 +69,13 @@ fn it_is_measured_alike(place: &Place) {
     assert_eq!(result["overall"]["sampled_tokens"], last["eval/response_length/mean"]);
     assert_eq!(result["slices"][1]["answered"], last["eval/arithmetic-unseen-wordings/answered"]);
     assert_eq!(result["slices"][1]["tasks"], 3);
-    // Of one token there is none to choose; and short attempts are the evaluation's own.
+    // With top_k = 1, sampling is greedy. `eval.max_tokens` limits attempts of evaluations only.
     let warm = ["--model", "run", "--set", "eval.temperature=1", "--set"];
     let narrow = |how: &str| eval(&[&warm[..], &[how]].concat());
     assert_eq!(narrow("eval.top_k=1")["slices"], result["slices"]);
     assert_ne!(narrow("eval.top_p=1")["slices"], result["slices"]);
     assert_eq!(eval(&["--model", "run", "--set", "eval.max_tokens=3"])["overall"]["sampled_tokens"], 3.0);
-    // The recipe's own model, and fewer tasks.
+    // Without --model, the model of the recipe is measured. --tasks reduces the number of tasks.
     assert_eq!(eval(&["--tasks", "2"])["overall"]["tasks"], 2);
     let output = place
         .levade()
@@ -95,16 +95,16 @@ fn it_can_be_talked_to(place: &Place) {
         assert!(output.status.success(), "{}", stderr(&output));
         (stdout(&output), stderr(&output))
     };
-    // The first tasks it learnt from, so that it calls.
+    // A question that is similar to the model's training tasks, so that the model calls the tool.
     let input = "Work out 12 + 7.\n\n/reset\nWork out 12 + 7.\n/quit\nnever read\n";
     let (text, notes) = chat(&["run"], input);
     assert!(text.contains("<tool_call>\n{\"name\": \"calculator\""), "{text}");
     assert!(text.contains("\n→ "), "{text}");
-    // A new conversation is the same conversation, at temperature 0.
+    // At temperature 0, a new conversation with the same question repeats the first one.
     let (first, second) = text.split_at(text.len() / 2);
     assert_eq!(first, second);
     assert!(notes.contains("step-000004"), "{notes}");
-    // Without the recipe there are no tools, and no instructions.
+    // Without a recipe, there are no tools and no system prompt.
     let (text, notes) =
         chat(&["model", "--max-tokens", "3", "--temperature", "1", "--top-k", "5"], "Hello\nAgain\n");
     assert!(!text.contains('→') && text.chars().count() <= 8, "{text:?}");
@@ -143,7 +143,7 @@ fn it_can_be_looked_into(place: &Place) {
     assert!(inspect(&["--demonstrations"]).contains("phase 0 step    0:    4 attempts"));
     let reward = |text: &str| -> f64 {
         let line = text.lines().find_map(|line| line.strip_prefix("reward ")).unwrap();
-        // After a comma comes what of it was earned before the end.
+        // A comma is followed by the parts of the reward that steps of the attempt earned.
         line.split(',').next().unwrap().trim().parse().unwrap()
     };
     assert!(reward(&inspect(&["--best"])) >= reward(&inspect(&["--worst"])));
@@ -152,7 +152,9 @@ fn it_can_be_looked_into(place: &Place) {
     terms_of_a_step_add_up_to_its_recorded_loss(place, &terms, &lines);
 }
 
-/// The attempt is of the second step of its phase. Other attempts have the rest of the terms.
+/// Asserts that the terms of a step sum to its recorded loss. `terms` and `lines` are the text and
+/// JSON output for one attempt of the second step of its phase; the remaining terms are those of
+/// other attempts.
 fn terms_of_a_step_add_up_to_its_recorded_loss(place: &Place, terms: &str, lines: &str) {
     let sum = terms.lines().find_map(|line| line.strip_prefix("all terms of the step add up to its loss, "));
     let sum: f64 = sum.expect(terms).strip_suffix(", to the bit").expect(terms).parse().unwrap();
@@ -167,7 +169,8 @@ fn terms_of_a_step_add_up_to_its_recorded_loss(place: &Place, terms: &str, lines
     assert!(!tokens.is_empty() && terms.matches("weight · (").count() == tokens.len());
     for token in &tokens {
         let number = |name: &str| token[name].as_f64().unwrap();
-        // Sampled by the weights that were trained: the ratio is 1, and nothing is clipped.
+        // The tokens were sampled by the weights that were trained: the ratio is 1, and no token is
+        // clipped.
         assert_eq!((number("ratio"), token["clipped"].as_bool()), (1.0, Some(false)), "{token}");
         assert_eq!((number("logp"), number("age")), (number("behavior"), 0.0));
         assert!((number("loss") + number("advantage")).abs() < 1e-12, "−A ρ at ρ = 1: {token}");
@@ -175,8 +178,8 @@ fn terms_of_a_step_add_up_to_its_recorded_loss(place: &Place, terms: &str, lines
     }
 }
 
-/// Terms of all attempts, added row by row as the learner does, with a bonus for entropy in several updates;
-/// and those of demonstrations, in the second of the steps that train them.
+/// Adds up the terms of all attempts row by row, as the learner does: with an entropy bonus in
+/// several updates, and for demonstrations in the second step that trains on them.
 #[test]
 fn terms_of_several_updates_add_up_in_the_learners_order() {
     let place = Place::with_trained_model();
@@ -227,7 +230,7 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
     assert!(!output.status.success() && stderr(&output).contains("selects the step of --terms"));
 }
 
-/// Adds terms as the page of commands says.
+/// Adds up terms in the order that `docs/commands.md` specifies.
 fn sum(terms: &[Value]) -> f64 {
     let mut terms: Vec<&Value> = terms.iter().collect();
     let key = |term: &Value, names: &[&str]| {
@@ -247,9 +250,9 @@ fn sum(terms: &[Value]) -> f64 {
     terms.chunk_by(|a, b| a["micro_batch"] == b["micro_batch"]).fold(0.0, |sum, terms| sum + batch(terms))
 }
 
-/// A copy of a run is a run of its own, and one that has moved is where it lies.
+/// A copied run is independent of the original, and a moved run continues at its new location.
 #[test]
-fn a_run_that_was_copied_or_moved_goes_on_there() {
+fn copied_or_moved_run_resumes_at_new_location() {
     let place = Place::new();
     let first = place.train().args(["--set", "eval.tasks=0"]).output().unwrap();
     assert!(first.status.success(), "{}", stderr(&first));
@@ -273,9 +276,9 @@ fn a_run_that_was_copied_or_moved_goes_on_there() {
     assert!(folder("copy").contains("/copy\"") && folder("moved").contains("/moved\""));
 }
 
-/// A run is done again from its record; where there is nothing to compare with, that is no success.
+/// Replaying a run succeeds only if there are checkpoints to compare with.
 #[test]
-fn a_run_is_done_again() {
+fn replay_reproduces_checkpoints_and_fails_without_any() {
     let place = Place::with_trained_model();
     assert!(place.train().args(["--set", "eval.tasks=0"]).output().unwrap().status.success());
     let replay = || place.levade().args(["replay", "run"]).output().unwrap();
@@ -290,17 +293,17 @@ fn a_run_is_done_again() {
     assert!(stderr(&output).contains("nothing was compared"), "{}", stderr(&output));
 }
 
-/// Ctrl-C, or what schedulers and closed terminals send, ends the run at the next safe point; going on from
-/// there ends with the weights of a run that was not interrupted.
+/// Ctrl-C and the signals of schedulers and closed terminals stop the run at the next safe point. The
+/// resumed run ends with the weights of an uninterrupted run.
 #[test]
 #[cfg(unix)]
-fn a_run_that_is_interrupted_goes_on() {
+fn interrupted_run_resumes_with_equal_weights() {
     let place = Place::with_trained_model();
     let steps = ["--set", "phase.1.steps=12", "--set", "run.checkpoint_every=0"];
     let output = place.train().args(steps).args(["--run", "whole"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 
-    // Whoever runs this with `nohup` has the run ignore the last one, too.
+    // If the tests run under `nohup`, the run ignores SIGHUP as well.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -328,16 +331,16 @@ fn a_run_that_is_interrupted_goes_on() {
     }
 }
 
-/// A penalty is measured from a frozen copy, which a second engine holds.
+/// A KL penalty is computed against a frozen copy of the model, in a second engine.
 #[test]
-fn a_penalty_needs_a_second_model() {
+fn kl_penalty_is_measured_against_frozen_copy() {
     let place = Place::with_trained_model();
     let penalty = ["--set", "phase.1.kl={estimator = 'k3', coefficient = 0.1}", "--set", "eval.tasks=0"];
     let output = place.train().args(penalty).output().unwrap();
     let (text, notes) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{notes}");
     assert!(notes.contains(" for the frozen copy"), "{notes}");
-    // The phase begins where the copy is, and then leaves it.
+    // At the start of the phase, the weights equal those of the copy.
     let divergence = |step: &str| -> f64 {
         let line = text.lines().find(|line| line.starts_with(step)).unwrap();
         line.split_once("KL ").unwrap().1.split(' ').next().unwrap().parse().unwrap()
@@ -347,7 +350,7 @@ fn a_penalty_needs_a_second_model() {
 }
 
 #[test]
-fn pull_says_where_a_model_is_and_what() {
+fn pull_prints_path_and_description() {
     let place = Place::new();
     let output = place.levade().args(["pull", "model"]).output().unwrap();
     assert!(output.status.success());
@@ -385,7 +388,7 @@ fn completions_and_manual_pages_name_every_command() {
 }
 
 #[test]
-fn help_and_version() {
+fn help_and_version_show_commands_and_release() {
     let place = Place::new();
     let help = stdout(&place.levade().arg("--help").output().unwrap());
     for part in ["train", "eval", "chat", "inspect", "pull", "Examples:", "Exit codes:"] {

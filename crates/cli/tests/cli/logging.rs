@@ -1,11 +1,11 @@
-//! Logs: where they go, what is in them, and what is not.
+//! Tests of logging: the destinations, and what logs contain and omit.
 
 use std::fs;
 
 use crate::support::{Place, stderr, stdout};
 
 #[test]
-fn a_run_is_logged_where_and_as_far_as_is_asked() {
+fn log_options_select_destination_and_levels() {
     let place = Place::new();
     let run = ["--set", "phase.1.steps=1", "--log", "debug", "--log-file", "run.log"];
     let output = place.train().args(run).output().unwrap();
@@ -29,10 +29,10 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
         let found = log.matches(event).count();
         assert!(found >= least, "{found} of {least} {event:?} in\n{log}");
     }
-    // Neither instructions nor tasks, nor colours.
+    // The log contains no system prompts, no tasks and no colors.
     assert!(!log.contains("calculator") && !log.contains("What") && !log.contains('\x1b'), "{log}");
 
-    // The next process adds to the file, and only what is asked for.
+    // The next process appends to the file, and only events of the requested levels.
     let inspect = |arguments: &[&str]| {
         let output = place.levade().args(["inspect", "run"]).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
@@ -43,7 +43,7 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
     assert_eq!(inspect(&["--log", "info,store=trace", "--log-file", "run.log"]), "");
     let longer = fs::read_to_string(place.path("run.log")).unwrap();
     assert!(longer.starts_with(&log) && longer[log.len()..].contains("TRACE levade_store::sqlite: read "));
-    // Without a file, and by the environment; the option counts for more.
+    // Without a file, and with the environment variable, which the option overrides.
     assert_eq!(inspect(&[]), "");
     let by_environment = |arguments: &[&str]| {
         let command = ["inspect", "run"];
@@ -56,7 +56,7 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
 }
 
 #[test]
-fn a_filter_or_file_that_cannot_be_used_is_named() {
+fn invalid_log_filter_or_file_is_reported() {
     let place = Place::new();
     for (arguments, part) in [
         (["--log", "loud"], "`loud` is no level"),

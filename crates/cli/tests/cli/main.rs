@@ -1,4 +1,5 @@
-//! The binary from outside: what it prints, what it leaves behind, and with which code it ends.
+//! Tests of the `levade` binary from outside: its output, the files that it writes, and its exit
+//! codes.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
 mod adapters;

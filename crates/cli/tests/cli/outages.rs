@@ -1,5 +1,5 @@
-//! Servers and sandboxes that are killed in the middle of a run: it costs the attempts that needed them,
-//! which are made or scored again, and the run ends with all of its steps.
+//! Tests of runs whose servers and sandboxes are killed: the affected attempts are repeated or scored
+//! again, and the run completes all of its steps.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Place, stderr, stdout};
 
-/// Longest wait for something that a test needs to happen.
+/// Timeout for an event that a test waits for.
 const LONGEST: Duration = Duration::from_secs(90);
 
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
@@ -31,7 +31,7 @@ fn kill(pid: &str) {
     assert!(Command::new("kill").args(["-9", pid]).status().unwrap().success(), "no process {pid}");
 }
 
-/// A run under way.
+/// Starts a run.
 fn start(place: &Place) -> Child {
     Command::new(env!("CARGO_BIN_EXE_levade"))
         .current_dir(place.path(""))
@@ -48,14 +48,15 @@ fn end(run: Child) -> Output {
     output
 }
 
-/// Numbers of this name in the metrics of all steps.
+/// Returns the values of a metric in all steps.
 fn metric(place: &Place, name: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter_map(|line| line.get(name).and_then(Value::as_f64)).collect()
 }
 
-/// Reinforcement alone, by a model that calls its tool.
+/// Creates a directory with a model that calls its tool, and a recipe with the RL phase only. `tool`
+/// and `reward` are added to the recipe.
 fn place(tool: &str, reward: &str) -> Place {
     let place = Place::with_trained_model();
     let recipe = std::fs::read_to_string(place.path("recipe.toml")).unwrap();
@@ -68,8 +69,8 @@ fn place(tool: &str, reward: &str) -> Place {
     place
 }
 
-/// A calculator that speaks the Model Context Protocol. In its first call ever it writes down its process and
-/// waits to be killed.
+/// An MCP server with a calculator. In the first call of all its processes, it writes its process id
+/// to the file `calling` and waits to be killed.
 const SERVER: &str = r#"
 import json, os, sys, time
 for line in sys.stdin:
@@ -108,7 +109,7 @@ for line in sys.stdin:
 "#;
 
 #[test]
-fn a_tool_server_that_is_killed_costs_one_try() {
+fn killed_tool_server_costs_one_try() {
     let tool = r#"
 [[tool]]
 kind = "mcp"
@@ -131,14 +132,14 @@ outage = "retry"
     let said = stdout(&output);
     assert!(said.contains("3 steps"), "{said}");
     assert_eq!(metric(&place, "training/retried"), [1.0, 0.0, 0.0]);
-    // It is named, once, and nothing else went wrong.
+    // The failure is reported once, and there are no other failures.
     let troubles: Vec<&str> = said.lines().filter(|line| line.contains("went wrong")).collect();
     assert!(troubles.iter().all(|line| line.contains("1 time,")), "{said}");
     assert!(troubles.iter().any(|line| line.contains("tool calculator")), "{said}");
     assert_eq!(metric(&place, "response/aborted_ratio"), [0.0; 3]);
 }
 
-/// A judge that breaks off in the middle of its third answer, is gone for a second, and comes back.
+/// A judge server that drops its third connection, is unreachable for a second, and starts again.
 struct Judge {
     answered: Arc<AtomicUsize>,
     url: String,
@@ -160,7 +161,7 @@ impl Judge {
                 let Ok((socket, _)) = open.accept() else { return };
                 asked += 1;
                 if asked == 3 {
-                    // With the listener all that wait there are cut off, too.
+                    // Dropping the listener also closes the connections that wait to be accepted.
                     drop((socket, open));
                     std::thread::sleep(Duration::from_secs(1));
                     continue;
@@ -178,7 +179,8 @@ fn answer(mut socket: TcpStream) {
     let mut read = vec![0; 1 << 16];
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut request = Vec::new();
-    // All of it: what is not read when a connection closes takes the answer with it.
+    // The request is read completely: closing a connection with unread data resets it, which would
+    // lose the response.
     while !is_whole(&request) {
         match socket.read(&mut read) {
             Ok(count @ 1..) => request.extend_from_slice(&read[..count]),
@@ -199,7 +201,7 @@ fn is_whole(request: &[u8]) -> bool {
 }
 
 #[test]
-fn a_judge_that_is_killed_is_waited_for() {
+fn unreachable_judge_defers_scores_without_loss() {
     let judge = Judge::start();
     let keys = format!(
         r#"scorer = {{ kind = "judge", endpoints = [{{ url = "{}", model = "m" }}], cache = 0,
@@ -213,14 +215,15 @@ unscored = "park""#,
     place.replace("recipe.toml", "unseen_wordings = 3", "");
     let output = end(start(&place));
     assert!(stdout(&output).contains("3 steps"), "{}", stdout(&output));
-    // Every answer got its verdict, however late; no attempt was made again or left out for the outage.
+    // Every attempt got its score, even if late. No attempt was repeated or left out because of the
+    // outage.
     assert_eq!(metric(&place, "critic/score/max"), [0.75; 3]);
     assert_eq!(metric(&place, "training/retried"), [0.0; 3]);
     assert_eq!(metric(&place, "response/aborted_ratio"), [0.0; 3]);
     assert!(judge.answered.load(Ordering::SeqCst) > 3, "{}", judge.answered.load(Ordering::SeqCst));
 }
 
-/// Processes below one, as the system lists them.
+/// Returns the ids and commands of the child processes of a process.
 #[cfg(target_os = "linux")]
 fn below(pid: u32) -> Vec<(u32, String)> {
     let mut found = Vec::new();
@@ -236,10 +239,11 @@ fn below(pid: u32) -> Vec<(u32, String)> {
     found
 }
 
-/// Whatever an attempt answers is run as a program, and tested; the sandbox is killed twice while one is.
+/// The final answer of each attempt is run as a program and tested. The sandbox is killed twice
+/// during a test.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_sandbox_that_is_killed_costs_no_attempt_its_score() {
+fn killed_sandbox_loses_no_score() {
     let keys = r#"scorer = { kind = "code", tests = "tests", value = "share", protection = "best-effort", seconds = 20 }"#;
     let place = place("", keys);
     let tests = json!(["import time; time.sleep(0.2); assert add(1, 2) == 3"]);
@@ -260,10 +264,10 @@ fn a_sandbox_that_is_killed_costs_no_attempt_its_score() {
     let forks = |run: u32| {
         below(run).into_iter().find(|(pid, command)| command.contains("python") && !below(*pid).is_empty())
     };
-    // The sandbox is tried before the run begins.
+    // The sandbox is tested before the run starts, so the first programs are not those of attempts.
     wait_for("the run to begin", || place.path("run/recipe.toml").exists().then_some(()));
     let mut killed = Vec::new();
-    // A scorer is asked three times.
+    // A scorer is called at most three times, so two kills must not fail an attempt.
     for _ in 0..2 {
         let (pid, _) =
             wait_for("a program under test", || forks(run.id()).filter(|(pid, _)| !killed.contains(pid)));
@@ -272,7 +276,7 @@ fn a_sandbox_that_is_killed_costs_no_attempt_its_score() {
     }
     let output = end(run);
     assert!(stdout(&output).contains("3 steps"), "{}", stdout(&output));
-    // Asked again, the scorer had another sandbox: nothing was made again, nothing left out.
+    // The repeated calls of the scorer got a new sandbox: no attempt was repeated or left out.
     assert_eq!(metric(&place, "training/retried"), [0.0; 3]);
     assert_eq!(metric(&place, "critic/score/mean").len(), 3);
     assert!(Path::new(&place.path("run/checkpoints")).exists());

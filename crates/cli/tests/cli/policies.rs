@@ -1,4 +1,4 @@
-//! Two adapters over one engine, trained in one run by agents of their own.
+//! Tests of a run that trains two adapters on one engine, each for a separate agent.
 #![cfg(unix)]
 
 use std::fmt::Write as _;
@@ -10,7 +10,8 @@ use crate::support::{Place, stderr, stdout};
 
 const SIGKILL: i32 = 9;
 
-/// Rows that two agents do by turns, and an adapter for each of them.
+/// Creates a directory with tasks that alternate between two agents, and a recipe with one adapter
+/// for each.
 fn place() -> Place {
     let place = Place::with_trained_model();
     let mut rows = String::new();
@@ -75,7 +76,7 @@ learning_rate = 1e-2
 kl = { estimator = "k3", coefficient = 0.01 }
 "#;
 
-/// A run begins, or goes on where there is one.
+/// Returns a command that starts the run, or resumes it if it exists.
 fn command(place: &Place) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
     command.current_dir(place.path("")).args(["train", "recipe.toml"]).env_remove("LEVADE_CRASH_AT");
@@ -85,15 +86,15 @@ fn command(place: &Place) -> Command {
     command
 }
 
-/// The adapter of a policy after a step, counted from 1. That of the first policy that is trained is the
-/// checkpoint itself.
+/// Reads the adapter of a policy after a step, counted from 1. `None` selects the first trained
+/// policy, whose adapter is in the checkpoint directory itself.
 fn adapter(place: &Place, step: usize, policy: Option<&str>) -> Vec<u8> {
     let checkpoint = place.checkpoints("run").remove(step - 1);
     let folder = policy.map_or(checkpoint.clone(), |name| checkpoint.join("policies").join(name));
     fs::read(folder.join("adapter_model.safetensors")).unwrap()
 }
 
-/// Both adapters after the last step, in the order of names.
+/// Reads both adapters after the last step, ordered by the names of their policies.
 fn adapters(place: &Place) -> [Vec<u8>; 2] {
     [adapter(place, 3, None), adapter(place, 3, Some("solver"))]
 }
@@ -107,10 +108,10 @@ fn whole() -> Place {
     place
 }
 
-/// Each adapter ends, to the bit, as it does in a run in which the other one's weights stay as they are;
-/// killed and resumed or replayed, the run ends with the same two.
+/// Each adapter ends with the same bits as in a run in which the other policy is frozen. A run that
+/// is killed and resumed, or replayed, ends with the same two adapters.
 #[test]
-fn two_adapters_learn_in_one_run_as_each_would_alone() {
+fn two_adapters_in_one_run_match_separate_runs() {
     let place = whole();
     let both = adapters(&place);
     assert!(
@@ -123,7 +124,7 @@ fn two_adapters_learn_in_one_run_as_each_would_alone() {
     assert!(replay.status.success(), "{}", stderr(&replay));
     assert!(stdout(&replay).contains("the same, bit for bit"), "{}", stdout(&replay));
 
-    // One model is measured; whose, has to be said where agents ask several.
+    // `eval` measures one model. The user must name it if the agents use several policies.
     let eval = |arguments: &[&str]| {
         place.levade().args(["eval", "run", "--json", "--tasks", "60"]).args(arguments).output().unwrap()
     };

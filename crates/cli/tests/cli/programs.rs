@@ -1,4 +1,4 @@
-//! Agents that are programs, run by the binary: clients of the model's endpoint.
+//! Tests of agent programs, which are clients of the model's endpoint, run by the binary.
 #![cfg(unix)]
 
 use std::fs;
@@ -9,13 +9,14 @@ use serde_json::json;
 
 use crate::support::{Place, stderr, stdout};
 
-/// The folder of small clients, and of the script that checks what they leave behind.
+/// Returns the directory of the small client programs and of the script that checks their recorded
+/// attempts.
 fn conformance() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance")
 }
 
-/// Trains with a client, whose agent asks two questions and has a calculator of its own; all of its tokens
-/// must be in the record once, and be trained to the bit.
+/// Trains with a client program that asks two questions and has its own calculator. Asserts that each
+/// of its tokens is recorded once and that training reproduces the log-probabilities to the bit.
 fn trains_with(python: &str, program: &str, mode: &[&str]) {
     let place = Place::with_trained_model();
     for name in ["calculator.py", program] {
@@ -30,7 +31,7 @@ fn trains_with(python: &str, program: &str, mode: &[&str]) {
         "[reward]\nscorer = { kind = \"program\", from = \"last_line\" }\n",
     );
     let mut train = place.train();
-    // Of two questions with three replies each, none is cut.
+    // The limits suffice for two questions of three turns each.
     for change in [
         "eval.tasks=0",
         "agent.max_turns=6",
@@ -51,18 +52,19 @@ fn trains_with(python: &str, program: &str, mode: &[&str]) {
         .unwrap();
     let told = stdout(&checked);
     assert!(checked.status.success(), "{program} {mode:?}: {told}{}", stderr(&checked));
-    // Two questions in each of six attempts: the second continues the first, and nothing forks.
+    // Each of six attempts has two questions: the second one continues the conversation without a
+    // fork.
     assert!(told.contains(", 6 began, ") && !told.contains("forked"), "{told}");
     assert!(!told.contains(" 0 continued") && !told.contains(" 0 tool calls"), "{told}");
 }
 
 #[test]
-fn a_program_without_packages_is_recorded_and_trained() {
+fn program_without_packages_is_recorded_and_trained() {
     trains_with("python3", "plain.py", &[]);
 }
 
 #[test]
-fn the_openai_package_is_recorded_and_trained() {
+fn openai_package_is_recorded_and_trained() {
     let Some(folder) = std::env::var_os("LEVADE_CLIENTS") else {
         eprintln!("skipped: LEVADE_CLIENTS names no environment with the openai package; .ci/run makes one");
         return;

@@ -1,4 +1,5 @@
-//! Processes that the binary starts for a run: how they end, and how `check` starts them once.
+//! Tests of child processes of a run: they end with the trainer, and `check` starts each of them
+//! once.
 #![cfg(unix)]
 
 use std::fs;
@@ -7,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Place, stdout};
 
-/// Whether a process runs that is no zombie.
+/// Returns whether a process is running and not a zombie.
 fn runs(pid: &str) -> bool {
     let found = Command::new("ps").args(["-o", "stat=", "-p", pid.trim()]).output().unwrap();
     !stdout(&found).trim().is_empty() && !stdout(&found).starts_with('Z')
 }
 
-/// Waits until a condition holds.
+/// Waits until a condition holds. Panics after a minute.
 fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let since = Instant::now();
     while !holds() {
@@ -22,8 +23,8 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Trains until a scorer has written the ids of its process and of one that it has detached, kills the
-/// trainer, and waits until both are gone.
+/// Trains until a scorer has written the ids of its process and of a detached child, kills the
+/// trainer, and waits until both processes have exited.
 fn killed_trainer_leaves_nothing(scorer: &str) {
     let place = Place::new();
     place.replace("recipe.toml", "[reward]\n", &format!("[reward]\nscorer = {scorer}\n"));
@@ -45,7 +46,7 @@ fn killed_trainer_leaves_nothing(scorer: &str) {
     let pids = || fs::read_to_string(place.path("pids")).unwrap_or_default();
     wait_until("the scorer starts", || pids().lines().count() == 2);
     assert!(pids().lines().all(runs));
-    // SIGKILL, of which the trainer itself learns nothing.
+    // This sends SIGKILL, which the trainer cannot handle.
     run.kill().unwrap();
     run.wait().unwrap();
     wait_until("the scorer and its child end", || !pids().lines().any(runs));
@@ -62,7 +63,8 @@ fn python_scorer_ends_with_killed_trainer() {
     killed_trainer_leaves_nothing(r#"{ kind = "python", file = "score.py" }"#);
 }
 
-/// Checks a recipe whose agent is a program with this text, and returns the line of the program and the code.
+/// Checks a recipe whose agent is a Python program with this source. Returns the lines of the program
+/// in the report, and the exit code.
 fn checked(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
     let place = Place::new();
     place.write("agent.py", program);
@@ -78,7 +80,7 @@ fn checked(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
     (line.map(|(_, line)| line).collect::<Vec<_>>().join("\n"), output.status.code())
 }
 
-/// A program that calls the model once and goes on with this text.
+/// Returns the source of a Python program that calls the model once and continues with `rest`.
 fn calling(rest: &str) -> String {
     format!(
         "import json, os, sys, time, urllib.request\n\
@@ -91,29 +93,30 @@ fn calling(rest: &str) -> String {
 }
 
 #[test]
-fn check_starts_program_against_scripted_reply() {
+fn check_starts_program_against_scripted_completion() {
     let (line, code) = checked(&calling("print(json.dumps({'reward': len(text)}))"), &[]);
     assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
     assert_eq!(code, Some(0), "{line}");
-    // Programs of before the project was called Levade read the older names of its variables.
+    // Programs that were written for the former name of the project read the variables with the older
+    // prefix.
     let older = "ours = {name: value for name, value in os.environ.items() if name.startswith('LEVADE_')}\n\
          assert 'LEVADE_TASK' in ours and all(os.environ['DRESSAGE' + name[6:]] == ours[name] for name in ours)\n\
          print(json.dumps({'reward': len(text)}))";
     let (line, code) = checked(&calling(older), &[]);
     assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
     assert_eq!(code, Some(0), "{line}");
-    // One that goes on is stopped.
+    // A program that keeps running is stopped.
     let (line, code) = checked(&calling("time.sleep(300)"), &[]);
     assert!(line.starts_with('✓'), "{line}");
     assert_eq!(code, Some(0));
-    // The scripted reply may be none that a program can use.
+    // A program that cannot use the scripted completion gets a note instead of a fault.
     let (line, code) = checked(&calling("json.loads(text)"), &[]);
     assert!(line.starts_with('·') && line.contains("JSONDecodeError"), "{line}");
     assert_eq!(code, Some(0));
 }
 
 #[test]
-fn check_names_what_a_program_lacks() {
+fn check_reports_missing_package_and_missing_call() {
     let (line, code) = checked("import no_package_of_this_name\n", &[]);
     assert!(line.starts_with('✗') && line.contains("No module named 'no_package_of_this_name'"), "{line}");
     assert!(line.contains("install what it lacks") && line.contains("agent.py"), "{line}");

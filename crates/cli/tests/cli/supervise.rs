@@ -1,16 +1,17 @@
-//! A run with `--restarts` has a process of its own, which is started again when it dies, and ends with its
-//! parent.
+//! Tests of `train --restarts`: the run is a child process, which is restarted if it fails and ends
+//! with its parent.
 #![cfg(unix)]
 
 use crate::support::{Place, stderr, stdout};
 
 #[test]
-fn a_run_that_dies_is_started_again() {
+fn killed_run_is_restarted_with_equal_weights() {
     let place = Place::with_trained_model();
     let whole = place.train().args(["--run", "whole"]).output().unwrap();
     assert!(whole.status.success(), "{}", stderr(&whole));
 
-    // Four checkpoints in all: only the first process comes to a third.
+    // The run writes four checkpoints. Only the first process writes three of them, so only that one
+    // crashes.
     let mut command = place.train();
     let output = command.args(["--restarts", "1"]).env("LEVADE_CRASH_AT", "after_rename:3").output().unwrap();
     let (text, notes) = (stdout(&output), stderr(&output));
@@ -21,7 +22,7 @@ fn a_run_that_dies_is_started_again() {
 }
 
 #[test]
-fn a_run_that_always_dies_is_given_up() {
+fn restarts_stop_after_limit_or_input_error() {
     let place = Place::with_trained_model();
     let mut command = place.train();
     let output = command.args(["--restarts=1"]).env("LEVADE_CRASH_AT", "ledger_written:1").output().unwrap();
@@ -29,16 +30,16 @@ fn a_run_that_always_dies_is_given_up() {
     assert_eq!(output.status.code(), Some(1), "{notes}");
     assert_eq!(notes.matches("starting it again").count(), 1, "{notes}");
     assert!(notes.contains("was killed (signal 9: ") && notes.contains("1 time in a row"), "{notes}");
-    // What its user can mend is not tried again.
+    // A run is not restarted after an error that the user must correct.
     let output = place.train().args(["--restarts", "9", "--resume", "--set", "run.seed=8"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
 }
 
-/// A request to stop that reaches the parent alone stops the run as Ctrl-C does from a keyboard, at a safe
-/// point, and is not answered with another start.
+/// A request to stop that reaches only the parent stops the run at a safe point, like Ctrl-C on a
+/// keyboard, and causes no restart.
 #[test]
-fn the_run_stops_where_its_parent_is_asked_to() {
+fn signal_to_supervisor_stops_run_at_safe_point() {
     for signal in ["-INT", "-TERM"] {
         let place = Place::with_trained_model();
         let output =
@@ -51,7 +52,7 @@ fn the_run_stops_where_its_parent_is_asked_to() {
         );
         assert!(!notes.contains("starting it again"), "{notes}");
 
-        // Nobody is left to hold the folder.
+        // No process holds the lock of the run directory any more.
         let output = place.train().args(["--resume", "--set", "phase.1.steps=12"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(stdout(&output).contains("goes on from run/checkpoints/step-0000"), "{}", stdout(&output));

@@ -1,4 +1,4 @@
-//! A small model on disk, a recipe that trains it in seconds, and the binary.
+//! Test fixtures: a small model on disk, a recipe that trains it in seconds, and the binary.
 
 use std::fs;
 #[cfg(unix)]
@@ -16,28 +16,29 @@ use levade_model::{ModelConfig, SpecialTokens, write_json, write_tokenizer_confi
 use levade_text::testing::{END_OF_TEXT, IM_END, VOCABULARY, tiny_chat};
 use tempfile::TempDir;
 
-/// The binary, told nothing by the environment of the one who runs the tests.
+/// Returns a command that runs the binary without the environment variables of the user that change
+/// its behavior, and with a timeout of two minutes.
 pub fn levade() -> Command {
     let mut command = Command::cargo_bin("levade").unwrap();
     for name in ["LEVADE_CRASH_AT", "LEVADE_CACHE", "NO_COLOR"] {
         command.env_remove(name);
     }
-    // Whatever hangs is ended with a name.
+    // A process that hangs is ended, so that its test fails by name.
     command.timeout(Duration::from_secs(120));
     command
 }
 
-/// Standard output of a program.
+/// Returns the standard output of a program.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Standard error of a program.
+/// Returns the standard error of a program.
 pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The configuration of the small model: one token for each byte.
+/// Returns the configuration of the small model, whose tokens are single bytes.
 pub fn config() -> ModelConfig {
     ModelConfig {
         vocabulary: VOCABULARY,
@@ -48,7 +49,7 @@ pub fn config() -> ModelConfig {
     }
 }
 
-/// Writes a model folder with random weights.
+/// Writes a model directory with random weights.
 pub fn write_model(folder: &Path, config: &ModelConfig) {
     fs::create_dir_all(folder).unwrap();
     let weights = random_weights(&Compute::new(1), config, 7);
@@ -62,13 +63,13 @@ pub fn write_model(folder: &Path, config: &ModelConfig) {
         .unwrap();
 }
 
-/// A folder with `model`, and `recipe.toml` that trains it in seconds.
+/// A temporary directory with a model in `model`, and a `recipe.toml` that trains it in seconds.
 pub struct Place {
     folder: TempDir,
 }
 
 impl Place {
-    /// With a random model.
+    /// Creates a directory with a model of random weights.
     pub fn new() -> Self {
         let place = Place { folder: tempfile::tempdir().unwrap() };
         write_model(&place.path("model"), &config());
@@ -76,7 +77,7 @@ impl Place {
         place
     }
 
-    /// With a model that has learnt to call the calculator, mostly.
+    /// Creates a directory with a model that has learned to call the calculator in most cases.
     pub fn with_trained_model() -> Self {
         let place = Place { folder: tempfile::tempdir().unwrap() };
         copy_folder(trained_model(), &place.path("model"));
@@ -92,29 +93,29 @@ impl Place {
         fs::write(self.path(name), contents).unwrap();
     }
 
-    /// Changes a text file.
+    /// Replaces all occurrences of a text in a file, which must contain it.
     pub fn replace(&self, name: &str, from: &str, to: &str) {
         let text = fs::read_to_string(self.path(name)).unwrap();
         assert!(text.contains(from), "{name} has no {from:?}");
         self.write(name, text.replace(from, to));
     }
 
-    /// The binary, at work in this folder.
+    /// Returns a command that runs the binary in this directory.
     pub fn levade(&self) -> Command {
         let mut command = levade();
         command.current_dir(self.folder.path());
         command
     }
 
-    /// A training run, from `recipe.toml` to `run`.
+    /// Returns a command that trains with `recipe.toml` and writes the run to `run`.
     pub fn train(&self) -> Command {
         let mut command = self.levade();
         command.args(["train", "recipe.toml"]);
         command
     }
 
-    /// A training run that is sent a signal once it has done two of twelve steps; what it leaves on standard
-    /// error.
+    /// Starts a run of twelve steps, sends it a signal after the second step, and returns its output
+    /// when it has ended. Standard output has been consumed.
     #[cfg(unix)]
     pub fn train_until_signal(&self, signal: &str, arguments: &[&str]) -> Output {
         let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_levade"))
@@ -129,18 +130,18 @@ impl Place {
         assert!(lines.any(|line| line.starts_with("grpo  2/12 ")));
         let sent = std::process::Command::new("kill").args([signal, &run.id().to_string()]).status().unwrap();
         assert!(sent.success());
-        // Until nobody holds the other end: neither the run nor a process of its own.
+        // Reads until the run and all of its child processes have closed the pipe.
         lines.for_each(drop);
         run.wait_with_output().unwrap()
     }
 
-    /// The weights of the last checkpoint of a run.
+    /// Returns the weights of the last checkpoint of a run.
     pub fn weights(&self, run: &str) -> Vec<u8> {
         fs::read(self.checkpoints(run).last().unwrap().join("model.safetensors")).unwrap()
     }
 
-    /// The checkpoints of a run, oldest first. All must be whole, and nothing may lie beside them but the
-    /// name of the best one.
+    /// Returns the checkpoints of a run, oldest first. Panics if a checkpoint is incomplete, or if
+    /// the directory contains other files than the name of the best checkpoint.
     pub fn checkpoints(&self, run: &str) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.path(run).join("checkpoints")) else { return Vec::new() };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -161,7 +162,7 @@ impl Place {
     }
 }
 
-/// Copies a folder with all that is in it.
+/// Copies a directory recursively.
 pub fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -174,7 +175,7 @@ pub fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// One step of imitation, three of reinforcement.
+/// A recipe with one SFT step and three RL steps.
 pub const RECIPE: &str = r#"
 [run]
 name = "tiny"
@@ -224,7 +225,7 @@ group_size = 3
 learning_rate = 1e-3
 "#;
 
-/// A small model that has seen many demonstrations, made once for all tests.
+/// Returns a small model that was trained on many demonstrations, once for all tests.
 fn trained_model() -> &'static Path {
     static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = MODEL.get_or_init(|| {
@@ -242,7 +243,7 @@ fn trained_model() -> &'static Path {
     path
 }
 
-/// Imitation until calls come out whole.
+/// A recipe that trains on demonstrations until the model writes complete tool calls.
 const SCHOOL: &str = r#"
 run = { name = "school", folder = "run", checkpoint_every = 0 }
 model = { source = "./model" }

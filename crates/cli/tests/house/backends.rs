@@ -1,4 +1,5 @@
-//! Checks that crates work with engines, records and learners by their traits: only `run` chooses them.
+//! Checks that crates use engines, stores and learners through their traits: only `run` names the
+//! types.
 
 use std::fs;
 use std::path::Path;
@@ -6,17 +7,18 @@ use std::path::Path;
 use super::circles::names;
 use super::{ROOMS, exists, root};
 
-/// Types of a backend with their crate.
+/// Backend types, each with its crate.
 const BACKENDS: [(&str, &str); 3] = [("engine", "Engine"), ("store", "Sqlite"), ("remote", "RemoteLearner")];
 
-/// Returns `CRATE::MODULE` of each module outside of tests that names a type of another crate.
+/// Returns `CRATE::MODULE` of each module of `room`, outside of tests, that names the type `name` of
+/// the crate `of`.
 fn naming(crates: &Path, room: &str, of: &str, name: &str) -> Vec<String> {
     let names = names(&crates.join(room).join("src"), &format!("levade_{of}"), name);
     names.into_iter().map(|module| format!("{room}::{module}")).collect()
 }
 
 #[test]
-fn backends_are_named_in_their_crate_and_run_only() {
+fn backend_types_are_named_in_run_only() {
     for (of, name) in BACKENDS {
         let rooms = ROOMS.iter().map(|(room, _)| *room).filter(|room| exists(room) && *room != of);
         let mut found: Vec<_> =
@@ -24,7 +26,7 @@ fn backends_are_named_in_their_crate_and_run_only() {
         let all = found.len();
         found.retain(|module| !module.starts_with("run::"));
         assert!(found.is_empty(), "{found:?} name `{name}` of `{of}`; only `run` may");
-        // Records are opened by their location, so `run` names no backend of the store.
+        // Stores are opened by their location, so `run` names no backend of the store.
         assert_eq!(all > 0, of != "store", "`run` names `{name}`");
     }
 }

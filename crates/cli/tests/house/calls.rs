@@ -1,9 +1,10 @@
-//! Checks that models are asked in one place.
+//! Checks that models are called in one crate only.
 
 use super::circles::modules;
 use super::{ROOMS, exists, root};
 
-/// Returns `CRATE::MODULE` of each module outside of tests that contains these tokens in a row.
+/// Returns `CRATE::MODULE` of each module, outside of tests, that contains these tokens
+/// consecutively.
 fn containing(pattern: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (room, _) in ROOMS.iter().filter(|(room, _)| exists(room)) {
@@ -19,7 +20,7 @@ fn containing(pattern: &[&str]) -> Vec<String> {
 #[test]
 fn samplers_are_called_by_call_and_the_health_probe_only() {
     let mut found = containing(&[".", "sample", "("]);
-    // Samplers, routers and the engine's own methods have the name, too.
+    // In these crates, `sample` is also a method of samplers, routers and the engine itself.
     found.retain(|module| !["policy::", "engine::", "remote::"].iter().any(|room| module.starts_with(room)));
     assert_eq!(found, ["gateway::info", "call::generate"]);
 }
@@ -30,6 +31,6 @@ fn chat_apis_are_called_by_call_only() {
 }
 
 #[test]
-fn gateway_has_its_methods_in_one_file() {
+fn gateway_methods_are_in_one_file() {
     assert_eq!(containing(&["impl", "Gateway", "{"]), ["gateway::gateway"]);
 }

@@ -1,49 +1,51 @@
-//! Circles among the files of a room: `a.rs` uses what `b.rs` defines, which uses what `a.rs` defines.
+//! Finds circular dependencies among the files of a crate: `a.rs` uses an item of `b.rs`, which uses
+//! an item of `a.rs`.
 //!
-//! Read are `use` and the paths in the code, without comments, literals and tests. A name that is re-exported
-//! counts as its own file's, and a child may use what its parents define. Methods are not followed, so not
-//! every dependence is seen.
+//! Dependencies are read from `use` items and paths in the code, without comments, literals and
+//! tests. A re-exported name belongs to the file that defines it, and a child module may use the
+//! items of its ancestors. Method calls are not resolved, so some dependencies are missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A module with a file of its own.
+/// A module with its own file.
 struct Module {
-    /// From the root of the crate, which is the empty path.
+    /// Path from the root of the crate. The path of the root is empty.
     name: Vec<String>,
     tokens: Vec<String>,
     children: BTreeMap<String, usize>,
-    /// Names that `use` brings in, with the paths that they stand for.
+    /// Names that `use` imports, with their paths.
     imports: BTreeMap<String, Vec<String>>,
-    /// Modules whose names all come in.
+    /// Paths of modules that are imported with `*`.
     globs: Vec<Vec<String>>,
 }
 
-/// Where a path leads.
+/// The target of a path.
 #[derive(Clone, Copy)]
 enum Target {
     Module(usize),
-    /// An item that this module defines.
+    /// An item, by the index of the module that defines it.
     Item(usize),
 }
 
-/// Files of a room that all lead to each other.
+/// Files of a crate that all depend on each other, directly or indirectly.
 #[derive(Debug)]
 pub(crate) struct Circle {
-    /// The names of their modules, sorted; the root is `lib`.
+    /// Names of the modules of these files, sorted. The root is `lib`.
     pub files: Vec<String>,
-    /// Uses that lead from one to another: `a uses b (crate::b::Item)`.
+    /// Dependencies between these files, such as `a uses b (crate::b::Item)`.
     pub uses: Vec<String>,
 }
 
-/// Returns the modules of a crate by their names, with their tokens. Tests and `use` are left out.
+/// Returns the names of the modules of a crate with their tokens, without those of tests and `use`
+/// items. `folder` is the source directory of the crate.
 pub(crate) fn modules(folder: &Path) -> Vec<(String, Vec<String>)> {
     read_crate(folder).into_iter().map(|module| (spelled(&module.name), module.tokens)).collect()
 }
 
-/// Returns the modules of a crate that name the item `name` of another crate, by an import or by a path.
-/// Tests are left out.
+/// Returns the modules of a crate that name the item `name` of the crate `krate`, in an import or a
+/// path outside of tests. `folder` is the source directory.
 pub(crate) fn names(folder: &Path, krate: &str, name: &str) -> Vec<String> {
     let is_item =
         |path: &[String]| path.first().is_some_and(|first| first == krate) && path.contains(&name.to_owned());
@@ -65,7 +67,7 @@ pub(crate) fn names(folder: &Path, krate: &str, name: &str) -> Vec<String> {
     found
 }
 
-/// Reads the modules of a crate, the root first.
+/// Reads the modules of a crate from its source directory. The root is the first one.
 fn read_crate(folder: &Path) -> Vec<Module> {
     let root = ["lib.rs", "main.rs"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());
     let root = root.unwrap_or_else(|| panic!("{} is no crate", folder.display()));
@@ -74,7 +76,7 @@ fn read_crate(folder: &Path) -> Vec<Module> {
     modules
 }
 
-/// Every circle of a crate, the folder of whose sources is given.
+/// Returns all circles of a crate, given its source directory.
 pub(crate) fn circles(folder: &Path) -> Vec<Circle> {
     let modules = read_crate(folder);
     let edges: Vec<_> = (0..modules.len()).map(|at| uses(&modules, at)).collect();
@@ -97,7 +99,7 @@ fn spelled(name: &[String]) -> String {
     if name.is_empty() { "lib".to_owned() } else { name.join("::") }
 }
 
-/// Everything that can be reached in one step or more.
+/// Returns the nodes that can be reached from `from` in one or more steps.
 fn reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<usize> {
     let (mut reached, mut open) = (BTreeSet::new(), vec![from]);
     while let Some(at) = open.pop() {
@@ -106,7 +108,8 @@ fn reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<usize> 
     reached
 }
 
-/// Adds the module of a file and of all below it, but for tests; `folder` is where its children lie.
+/// Adds the module of a file and all modules below it to `modules`, without tests. `folder` is the
+/// directory of its child modules. Returns the index of the module.
 fn read(file: &Path, folder: &Path, name: Vec<String>, modules: &mut Vec<Module>) -> usize {
     let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let tokens = without_tests(&tokens(&text));
@@ -150,7 +153,8 @@ fn read(file: &Path, folder: &Path, name: Vec<String>, modules: &mut Vec<Module>
     at
 }
 
-/// Flattens a tree of `use`.
+/// Flattens the tokens of a `use` tree into imported names and globs. `before` is the path in front
+/// of the tree.
 fn import(
     tokens: &[String],
     before: &[String],
@@ -181,7 +185,7 @@ fn import(
                 }
                 return;
             }
-            // `use a::{self}`: the name of a itself.
+            // `use a::{self}` imports the name `a`.
             "self" if !path.is_empty() => place += 1,
             name => {
                 path.push(name.to_owned());
@@ -194,11 +198,11 @@ fn import(
     }
 }
 
-/// Modules whose items a module uses, with one of the paths that name them.
+/// Returns the modules whose items a module uses, each with one of the paths that name them.
 fn uses(modules: &[Module], at: usize) -> BTreeMap<usize, String> {
     let module = &modules[at];
     let mut found = BTreeMap::new();
-    // A module that is named leads to the items that are named in it.
+    // Only paths to items are dependencies. A path that ends at a module is not.
     let mut add = |path: &[String]| {
         if let Some(Target::Item(other)) = resolve(modules, at, path, 0)
             && !module.name.starts_with(&modules[other].name)
@@ -207,7 +211,7 @@ fn uses(modules: &[Module], at: usize) -> BTreeMap<usize, String> {
         }
     };
     for (name, path) in &module.imports {
-        // A re-export that nothing here uses is only a name.
+        // An import that the module itself does not use is only a re-export.
         if module.tokens.contains(name) {
             add(path);
         }
@@ -235,9 +239,11 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|first: char| first.is_alphabetic() || first == '_')
 }
 
-/// Follows a path from a module; `None` where it leaves the crate.
+/// Resolves a path from a module. Returns `None` if the path leaves the crate. `steps` is the number
+/// of imports that were followed before.
 fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Option<Target> {
-    // Imports lead to imports, but not for ever: this program compiles.
+    // Chains of imports are finite in code that compiles; the bound guards against errors of this
+    // resolver.
     if steps > 20 {
         return None;
     }
@@ -267,7 +273,7 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
             continue;
         }
         if let Some(import) = modules[here].imports.get(name) {
-            // A name that stands for itself (`use serde_json;`) is another crate's.
+            // A name that is imported as itself (`use serde_json;`) belongs to another crate.
             let whole = [import.as_slice(), &path[place + 1..]].concat();
             return if import.first() == Some(name) {
                 None
@@ -288,14 +294,14 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
     Some(Target::Module(here))
 }
 
-/// Whether a module defines a name itself.
+/// Returns whether a module defines or imports a name itself.
 fn defines(module: &Module, name: &str) -> bool {
     let words = ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules"];
     module.tokens.windows(2).any(|pair| words.contains(&pair[0].as_str()) && pair[1] == name)
         || module.imports.contains_key(name)
 }
 
-/// Words and signs, without comments and literals.
+/// Splits Rust source into words and punctuation, without comments and literals.
 fn tokens(text: &str) -> Vec<String> {
     let text: Vec<char> = text.chars().collect();
     let mut found = Vec::new();
@@ -331,13 +337,14 @@ fn tokens(text: &str) -> Vec<String> {
     found
 }
 
-/// Characters up to the end of a mark.
+/// Returns the number of characters up to the end of `mark`, or of the rest if it does not contain
+/// `mark`.
 fn until(rest: &[char], mark: &str) -> usize {
     let mark: Vec<char> = mark.chars().collect();
     rest.windows(mark.len()).position(|window| window == mark).map_or(rest.len(), |at| at + mark.len())
 }
 
-/// Characters of a literal between quotes.
+/// Returns the length of the literal at the start of `rest`, with its quotes, in characters.
 fn quoted(rest: &[char], quote: char) -> usize {
     let mut place = 1;
     while place < rest.len() && rest[place] != quote {
@@ -346,7 +353,8 @@ fn quoted(rest: &[char], quote: char) -> usize {
     place + 1
 }
 
-/// Characters of a raw string, where one begins.
+/// Returns the length of the raw string at the start of `rest`, in characters, or `None` if there is
+/// none.
 fn raw(rest: &[char]) -> Option<usize> {
     let hashes = rest[1..].iter().take_while(|c| **c == '#').count();
     if rest.get(1 + hashes) != Some(&'"') {
@@ -356,7 +364,7 @@ fn raw(rest: &[char]) -> Option<usize> {
     Some(2 + hashes + until(&rest[2 + hashes..], &end))
 }
 
-/// Leaves out what is compiled for tests only.
+/// Removes items with `#[cfg(test)]`.
 fn without_tests(tokens: &[String]) -> Vec<String> {
     const MARK: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
     let mut kept = Vec::new();
@@ -367,7 +375,7 @@ fn without_tests(tokens: &[String]) -> Vec<String> {
             place += 1;
             continue;
         }
-        // The item ends with the first semicolon or the first closing brace outside of all others.
+        // The item ends with the first semicolon or closing brace at depth 0.
         let mut depth = 0_usize;
         for token in &tokens[place..] {
             place += 1;
@@ -399,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_found_through_reexports_and_paths() {
+    fn circles_are_found_through_reexports_and_paths() {
         let files = [
             ("lib.rs", "mod a; mod b; mod c; pub use a::{A, inner::Deep};"),
             ("a.rs", "pub mod inner; use crate::b::{self, B as Other}; pub struct A(Other);"),
@@ -408,14 +416,14 @@ mod tests {
             ("c.rs", "use super::A; pub fn g<T>(a: &A) {} // crate::a::inner::Deep"),
         ];
         assert_eq!(circles_of(&files), [["a", "b", "c"]]);
-        // Without the last edge there is none.
+        // Without the last edge, there is no circle.
         let mut open = files;
         open[4].1 = "use super::Deep; pub fn g<T>(a: &Deep) {}";
         assert_eq!(circles_of(&open), Vec::<Vec<String>>::new());
     }
 
     #[test]
-    fn tests_and_mere_names_make_no_circle() {
+    fn circles_ignore_tests_and_unused_reexports() {
         let files = [
             ("lib.rs", "mod a; mod b; pub use b::B;"),
             ("a/mod.rs", "mod low; pub use low::Low; use crate::B; pub struct A(B);"),

@@ -1,5 +1,6 @@
-//! The rules of the house that a compiler does not know: files stay short and lead in no circles, comments
-//! fit on a line and name their things, and a room knows only the rooms that it may.
+//! Checks rules of the workspace that the compiler cannot check: files stay short and have no
+//! circular dependencies, comments fit within a line width, and a crate depends only on the crates
+//! that it may.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
 mod backends;
@@ -13,10 +14,11 @@ use std::path::{Path, PathBuf};
 
 use circles::Circle;
 
-/// Longer files are hard to read in one go.
+/// Maximum number of lines of a source file. Longer files are hard to read in one sitting.
 const MOST_LINES: usize = 600;
 
-/// Which rooms a room may know, from the top down. An entry may come before its room does.
+/// Crates in order from top to bottom, each with the crates that it may depend on. An entry may
+/// precede the creation of its crate.
 const ROOMS: [(&str, &[&str]); 26] = [
     (
         "cli",
@@ -101,19 +103,19 @@ const ROOMS: [(&str, &[&str]); 26] = [
     ("tree", &[]),
 ];
 
-/// Files that may lead to each other, and why is said in ARCHITECTURE.md.
+/// Files of a crate that may depend on each other in a circle. ARCHITECTURE.md explains the reasons.
 const CIRCLES: [(&str, &[&str]); 0] = [];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
-/// Source files under a folder.
+/// Adds the source files (Rust, Python, shell) under a directory to `found`.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy();
-        // What tools leave behind is not ours.
+        // Skip build outputs, runs and hidden files, which are not sources.
         if name.starts_with('.') || ["target", "runs", "__pycache__"].contains(&&*name) {
             continue;
         }
@@ -129,7 +131,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn no_file_is_too_long() {
+fn source_files_have_at_most_max_lines() {
     let mut found = Vec::new();
     sources(&root(), &mut found);
     assert!(found.iter().any(|path| path.ends_with("cli/src/main.rs")), "the sources were not found");
@@ -142,7 +144,8 @@ fn no_file_is_too_long() {
     );
 }
 
-/// Rooms that a manifest names as dependencies, but for those of tests, which may borrow from anywhere.
+/// Returns the crates that a manifest names as dependencies, without those of tests, which may use
+/// any crate.
 fn known(manifest: &str) -> BTreeSet<String> {
     let name = |line: &str| Some(line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?.to_owned());
     let mut found = BTreeSet::new();
@@ -166,7 +169,7 @@ fn exists(room: &str) -> bool {
 }
 
 #[test]
-fn a_room_knows_only_the_rooms_that_it_may() {
+fn crates_depend_only_on_allowed_crates() {
     for room in fs::read_dir(root().join("crates")).unwrap() {
         let room = room.unwrap().file_name().into_string().unwrap();
         let Some((_, may)) = ROOMS.iter().find(|(name, _)| *name == room) else {
@@ -187,7 +190,7 @@ fn a_room_knows_only_the_rooms_that_it_may() {
 }
 
 #[test]
-fn the_architecture_has_the_same_list() {
+fn architecture_page_lists_same_dependencies() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
     for (room, may) in ROOMS.iter().filter(|(room, _)| exists(room)) {
@@ -201,7 +204,7 @@ fn the_architecture_has_the_same_list() {
 }
 
 #[test]
-fn manifests_are_read_in_all_their_forms() {
+fn known_parses_all_forms_of_dependencies() {
     let manifest = "[package]\nname = \"levade-x\"\n[dependencies]\n\
         levade-a.workspace = true\nserde = \"1\"\n\
         levade-b = { path = \"../b\" }\n[target.'cfg(unix)'.dependencies]\nlevade-c.workspace = true\n\
@@ -210,7 +213,7 @@ fn manifests_are_read_in_all_their_forms() {
 }
 
 #[test]
-fn files_do_not_lead_in_circles() {
+fn files_of_crates_have_no_circular_dependencies() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let mut met = BTreeSet::new();
     for (room, _) in ROOMS.iter().filter(|(room, _)| exists(room)) {

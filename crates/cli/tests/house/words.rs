@@ -1,4 +1,4 @@
-//! Checks that comments fit on a line.
+//! Checks that comments fit within a line width.
 
 use std::fs;
 
