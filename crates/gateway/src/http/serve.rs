@@ -118,7 +118,7 @@ pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
     service::with_manners(routes, access, needs_key, reject).with_state(gateway.clone())
 }
 
-/// Serves a gateway until `stop` completes. The responses in flight then end as well.
+/// Serves a gateway until `stop` completes, and then completes the responses in flight.
 ///
 /// # Errors
 /// Returns an error if the listener fails.
