@@ -10,8 +10,8 @@ use levade_trainer::{begun, seconds};
 
 use crate::failure::unusable;
 
-/// File of the resolved recipe. A run writes it first. No other program writes it together with a
-/// store.
+/// File with the resolved recipe, which a run writes first. Together with a store or a lock file, it
+/// identifies a run directory.
 pub const RECIPE: &str = "recipe.toml";
 /// Default file of the store. Directories from older builds have no lock file.
 pub const RECORD: &str = "run.db";

@@ -2,10 +2,8 @@
 //! one line of JSON:
 //!
 //! ```sh
-//! load serve ADDRESS [PACE]                  # a gateway on one thread; PACE is the delay per token
-//! in ms
-//! load calls ADDRESS CONNECTIONS SECONDS [stream]   # chat completions, sequential on each
-//! connection
+//! load serve ADDRESS [PACE]                  # a gateway on one thread; PACE: delay per token in ms
+//! load calls ADDRESS CONNECTIONS SECONDS [stream]   # chat completions, sequential on each connection
 //! load streams ADDRESS NUMBER PID            # concurrent streams, and the server's memory
 //! load sampler NUMBER                        # only the sampler, without a gateway
 //! load turns TURNS ROUNDS                    # an early and a late turn of a session, without HTTP
