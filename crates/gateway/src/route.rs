@@ -53,8 +53,9 @@ fn instructions(input: &Input) -> String {
     texts.join("\n")
 }
 
-/// Returns the route of a call: the route of the agent named `named`, if any; otherwise the first
-/// route whose rule matches; otherwise the route of the agent `default`; otherwise the first route.
+/// Returns the route of a call. If `named` is set, this is the route of that agent, or `None` if the
+/// attempt has no such agent. Otherwise the first route whose rule matches is used. If no rule
+/// matches, the route of the agent `default` is used, or the first route if there is no such agent.
 pub(crate) fn choose<'a>(routes: &'a [Route], named: Option<&str>, call: &Call) -> Option<&'a Route> {
     let of = |name: &str| routes.iter().find(|route| route.party.agent == name);
     match named {

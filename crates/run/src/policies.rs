@@ -68,11 +68,10 @@ struct Wanted {
 ///
 /// Processes that this function starts, such as a learner and servers, are added to `children`, even
 /// if a later step fails.
-/// started on the way, a learner and servers, are added to `children`, also where something fails later.
 ///
+/// # Errors
 /// Returns an error if a model cannot be fetched, if the options do not fit it, or if the memory does
 /// not suffice.
-/// When a model cannot be had, the options do not fit it, or memory would not suffice.
 pub async fn start(
     recipe: &Recipe,
     now: u64,

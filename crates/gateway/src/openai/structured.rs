@@ -109,7 +109,7 @@ pub(crate) fn of_request(
     let form = either(either(own, form)?, of_vllm(gateway, rest)?)?;
     for field in FORMS {
         let Some(value) = rest.get(field) else { continue };
-        // In these APIs, the field has other members beside the format.
+        // In these APIs, the field has members other than the format.
         let asked = match field {
             "text" | "output_config" => &value["format"],
             _ => value,
