@@ -1,12 +1,13 @@
-//! Serves a model that says given texts, so that clients can be tried without a model:
+//! Serves a model that returns scripted texts, so that clients can be tried without a model:
 //!
 //! ```sh
 //! cargo run -p levade-gateway --example scripted -- 127.0.0.1:8123 'Hello.' '<think>Hm</think>Yes.'
 //! ```
 //!
-//! Each call is answered with the next text, and the first again after the last. Tools are called in the tags
-//! of Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Calls with the key that is printed
-//! belong to one attempt; once the server is interrupted, it prints how each of their prompts came about.
+//! Each call gets the next text. After the last text, the sampler starts again with the first. Tool
+//! calls use the tags of Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Calls with
+//! the printed key belong to one attempt. When the server is interrupted, it prints the origin of
+//! each of their prompts.
 
 #[path = "../src/scripted.rs"]
 mod scripted;

@@ -7,8 +7,8 @@ use crate::Options;
 use crate::testing::{CONTEXT, LIMITS, Limits, Served};
 
 #[tokio::test]
-async fn where_a_prompt_of_a_body_is_refused_none_is_recorded() {
-    // The first replies are done long before the last prompt is looked at, and the other way round.
+async fn rejected_prompt_leaves_body_unrecorded() {
+    // The first completions end long before the last prompt is checked, and the other way round.
     let slow: fn() -> Served = || Served::paced(&["A reply."], Duration::from_millis(5));
     for served in [|| Served::simulated(3), slow] {
         for (path, body) in [
@@ -28,7 +28,7 @@ async fn where_a_prompt_of_a_body_is_refused_none_is_recorded() {
 }
 
 #[tokio::test]
-async fn what_the_sampler_refuses_is_refused_with_all_beside_it() {
+async fn sampler_rejection_rejects_all_prompts() {
     let served = Served::simulated(3);
     let answer = served.post("/v1/completions", &json!({ "prompt": [[1, 2], [4_000_000]] })).await;
     assert!(answer.text.contains("outside the model's vocabulary"), "{}", answer.text);
@@ -36,7 +36,7 @@ async fn what_the_sampler_refuses_is_refused_with_all_beside_it() {
 }
 
 #[tokio::test]
-async fn limits_of_an_attempt_refuse_a_body_as_a_whole() {
+async fn attempt_limit_rejects_all_prompts() {
     let served = Served::limited(&["A reply."], Limits { calls: 2, ..LIMITS });
     let answer = served.post("/v1/completions", &json!({ "prompt": ["a", "b", "c"] })).await;
     assert!(answer.text.contains("has made its 2 calls"), "{}", answer.text);
@@ -44,7 +44,7 @@ async fn limits_of_an_attempt_refuse_a_body_as_a_whole() {
 }
 
 #[tokio::test]
-async fn a_body_may_have_more_prompts_than_there_are_places() {
+async fn body_can_have_more_prompts_than_permits() {
     let served =
         Served::paced_with(&["Yes."], Duration::from_millis(1), Options { running: 1, ..Options::default() });
     let answer = served.post("/v1/completions", &json!({ "prompt": ["a", "b", "c"] })).await;

@@ -1,13 +1,13 @@
-//! A call of a client: its request, and the model that it asks for.
+//! A client's call: its request, and the name of the requested model.
 
 use levade_call::{Input, Request};
 
-/// Request of a client, with the name of the model that it asks for.
+/// Request of a client, with the name of the requested model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    /// Name of the model.
+    /// Name of the requested model. Can be empty.
     pub model: String,
-    /// The request.
+    /// Request without the model's name.
     pub request: Request,
 }
 

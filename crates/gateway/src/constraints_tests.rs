@@ -1,11 +1,12 @@
-//! Tests of forms and histories over the HTTP routes: schemas of tools, replies in JSON, broken arguments.
+//! Tests of format constraints and histories over the HTTP routes: tool schemas, JSON completions,
+//! invalid arguments.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::testing::Served;
 
-/// A call must be made of one of these tools.
+/// Returns a request that requires a call to one of `tools`.
 fn required(tools: Value) -> Value {
     let tools: Vec<Value> = tools
         .as_array()
@@ -26,7 +27,7 @@ fn pointing() -> Value {
 }
 
 #[tokio::test]
-async fn forced_calls_follow_references_in_every_api() {
+async fn forced_calls_resolve_schema_references_in_every_api() {
     let served = Served::formed(200);
     let want = json!({ "q": { "n": 7 } });
     let answer = served
@@ -47,7 +48,7 @@ async fn forced_calls_follow_references_in_every_api() {
 }
 
 #[tokio::test]
-async fn keywords_without_a_grammar_are_left_out_or_refused_by_name() {
+async fn unsupported_keywords_are_omitted_or_rejected_by_name() {
     let served = Served::formed(60);
     let odd = json!({ "type": "object", "properties": { "v": { "type": "array", "items": { "const": 1 }, "uniqueItems": true, "maxItems": 1 } } });
     let tools = |strict: Value| json!([{ "name": "fine", "parameters": pointing() }, { "name": "odd", "parameters": odd, "strict": strict }]);
@@ -76,7 +77,7 @@ async fn keywords_without_a_grammar_are_left_out_or_refused_by_name() {
 }
 
 #[tokio::test]
-async fn responses_api_rejects_such_keywords_only_in_strict_tools() {
+async fn responses_api_rejects_unsupported_keywords_only_if_strict() {
     let served = Served::formed(60);
     let parameters =
         json!({ "type": "object", "properties": { "v": { "type": "array", "uniqueItems": true } } });
@@ -89,7 +90,7 @@ async fn responses_api_rejects_such_keywords_only_in_strict_tools() {
 }
 
 #[tokio::test]
-async fn tags_within_a_reply_in_json_are_text() {
+async fn tags_in_json_completion_are_text() {
     let served = Served::formed(200);
     let said = json!({ "a<think>b": "</think><tool_call>\n{}" });
     for stream in [false, true] {
@@ -113,7 +114,7 @@ async fn tags_within_a_reply_in_json_are_text() {
 }
 
 #[tokio::test]
-async fn histories_with_broken_arguments_are_shown_in_every_api() {
+async fn invalid_arguments_are_rendered_in_every_api() {
     let served = Served::scripted(&["So."]);
     let broken = "{\"path\": \"a.py\", \"content\": \"cut";
     let chat = json!({ "model": "tiny", "messages": [

@@ -12,7 +12,8 @@ use crate::testing::Served;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A model that says these texts, for an attempt whose prompts may have so many tokens.
+/// Creates a gateway whose model returns `texts`, with an attempt whose prompts have at most `most`
+/// tokens.
 fn served(texts: &[&str], overflow: Overflow, most: usize) -> Served {
     let budget = Budget { most, overflow, keep: 1 };
     Served::within(texts, |party| {
@@ -25,7 +26,7 @@ fn served(texts: &[&str], overflow: Overflow, most: usize) -> Served {
     })
 }
 
-/// Asks a question after all that was said, and notes the answer.
+/// Asks a question after `messages`, and appends the question and the completion to `messages`.
 async fn ask(served: &Served, messages: &mut Vec<Value>, question: &str) -> StatusCode {
     messages.push(json!({ "role": "user", "content": question }));
     let answer = served.post(CHAT, &json!({ "model": "tiny", "messages": messages })).await;
@@ -36,7 +37,7 @@ async fn ask(served: &Served, messages: &mut Vec<Value>, question: &str) -> Stat
 }
 
 #[tokio::test]
-async fn a_long_conversation_forks_and_goes_on_there() {
+async fn long_conversation_forks_and_continues() {
     let served = served(&["Well."], Overflow::DropOldest, 400);
     let mut messages = vec![json!({ "role": "system", "content": "Be brief." })];
     for turn in 0..12 {
@@ -55,7 +56,7 @@ async fn a_long_conversation_forks_and_goes_on_there() {
 }
 
 #[tokio::test]
-async fn a_summary_is_a_call_that_no_limit_counts() {
+async fn summary_calls_do_not_count_toward_limits() {
     let texts = ["One.", "Two.", "Three.", "They counted.", "Four."];
     let served = served(&texts, Overflow::Summarise, 350);
     let mut messages = Vec::new();
@@ -82,7 +83,7 @@ async fn a_summary_is_a_call_that_no_limit_counts() {
 }
 
 #[tokio::test]
-async fn what_cannot_fit_is_the_apis_own_error() {
+async fn too_long_prompt_returns_context_length_error() {
     for overflow in [Overflow::Fail, Overflow::DropOldest] {
         let served = served(&["Well."], overflow, 100);
         let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "x y ".repeat(50) }] });

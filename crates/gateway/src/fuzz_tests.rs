@@ -1,7 +1,8 @@
-//! Damaged requests. Whatever comes, an endpoint answers in the shape of its API, without a panic and without
-//! a fault of ours, and an attempt's record has the calls that were answered and no others.
+//! Fuzz tests with damaged requests. For any input, an endpoint responds in the format of its API,
+//! without a panic or an internal error. The record of an attempt contains exactly the calls that
+//! succeeded.
 //!
-//! `conformance/fuzz.py` runs these for as long as one likes.
+//! `conformance/fuzz.py` runs these tests for any duration.
 
 use std::cell::Cell;
 use std::sync::{Arc, Once};
@@ -19,7 +20,7 @@ use crate::session::Session;
 use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
 
 thread_local! {
-    /// Panics of this thread, of which a runtime of its own tells nobody.
+    /// Number of panics in this thread. A tokio runtime catches the panics of its tasks.
     static PANICS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -35,7 +36,8 @@ fn count_panics() {
     });
 }
 
-/// Runs requests to their end on this thread; says what panicked or hung.
+/// Runs requests to completion on this thread. Returns an error if a task panics or the requests time
+/// out.
 fn run(requests: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), TestCaseError> {
     count_panics();
     let before = PANICS.with(Cell::get);
@@ -48,7 +50,7 @@ fn run(requests: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), 
     Ok(())
 }
 
-/// Paths that take a body, each with one that says a lot.
+/// Returns the paths that accept a body, each with a valid body that uses many fields.
 fn sound() -> Vec<(&'static str, Value)> {
     let schema = json!({"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]});
     let function = json!({"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": schema}});
@@ -154,18 +156,18 @@ fn sound() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Damage to a body: to its JSON, and to the bytes that this is written in.
+/// Damage to a request body: to its JSON value, or to the serialized bytes.
 #[derive(Debug, Clone)]
 enum Damage {
     Replace(Index, Value),
     Remove(Index),
-    /// Puts one part in the place of another.
+    /// Replaces a part with a copy of another part.
     Copy(Index, Index),
-    /// Puts a value under a name of another object.
+    /// Inserts a field into an object.
     Add(Index, String, Value),
-    /// Wraps a part in so many lists.
+    /// Wraps a part in this number of nested lists.
     Wrap(Index, usize),
-    /// Repeats the items of a list, or the characters of a text.
+    /// Repeats the items of a list, or the characters of a string.
     Repeat(Index, usize),
     Write(Index, Vec<u8>),
     Insert(Index, Vec<u8>),
@@ -314,7 +316,7 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// Pointers to all parts of a document.
+/// Collects JSON pointers to all parts of a document.
 fn parts(value: &Value, here: &str, found: &mut Vec<String>) {
     found.push(here.to_owned());
     match value {
@@ -338,7 +340,7 @@ fn part(body: &Value, at: Index) -> String {
     found.swap_remove(at.index(found.len()))
 }
 
-/// Does damage to a document; what is left is for its bytes.
+/// Applies a damage to a JSON value. Damages to bytes change nothing here.
 fn damage_json(body: &mut Value, damage: &Damage) {
     match damage {
         Damage::Replace(at, value) => *body.pointer_mut(&part(body, *at)).unwrap() = value.clone(),
@@ -398,7 +400,7 @@ fn damage_bytes(body: &mut Vec<u8>, damage: &Damage) {
     }
 }
 
-/// A path and a damaged body for it.
+/// Returns a strategy for a path and a damaged body.
 fn request() -> impl Strategy<Value = (String, Vec<u8>)> {
     let body = (any::<Index>(), prop::collection::vec(damage(), 0..4), 0..20u8);
     body.prop_map(|(at, damages, astray)| {
@@ -414,7 +416,7 @@ fn request() -> impl Strategy<Value = (String, Vec<u8>)> {
     })
 }
 
-/// Answer of an endpoint, its body read.
+/// Response of an endpoint, with its complete body.
 struct Answered {
     status: StatusCode,
     headers: HeaderMap,
@@ -428,7 +430,8 @@ async fn send(served: &Served, request: Request<Body>) -> Answered {
     Answered { status: parts.status, headers: parts.headers, body }
 }
 
-/// Whether an answer is one of this API's: a document, a stream that ends, or an error that says something.
+/// Checks that a response has the format of the API: a document, a complete stream, or an error with
+/// a message.
 fn check_shape(path: &str, answered: &Answered) -> Result<(), TestCaseError> {
     let text = String::from_utf8_lossy(&answered.body);
     let told = || format!("{path}: {} {text}", answered.status);
@@ -472,7 +475,8 @@ fn check_shape(path: &str, answered: &Answered) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Closes an attempt: its record has one reply for each call that was answered, and every token once.
+/// Closes an attempt. Checks that its record has at most `most` calls, and contains every sampled
+/// token once.
 async fn check_record(session: &Arc<Session>, most: usize) -> Result<(), TestCaseError> {
     let recorded = session.close(Duration::from_secs(30)).await.0;
     prop_assert!(recorded.calls.len() <= most, "{} calls of {most} requests", recorded.calls.len());
@@ -486,7 +490,7 @@ fn post(path: &str, key: &str, body: Vec<u8>) -> Request<Body> {
     request.header("authorization", format!("Bearer {key}")).body(Body::from(body)).unwrap()
 }
 
-/// Texts that a model says, well and badly formed.
+/// Returns texts that a model may sample, well formed and malformed.
 fn texts() -> Vec<&'static str> {
     let odd =
         ["STOP", "<think>\n<tool_call>\n{\"name\": \"add\"}", "{\"a\": 1}", "a\u{0}é😀", "</tool_call>"];
@@ -495,7 +499,7 @@ fn texts() -> Vec<&'static str> {
 
 proptest! {
     #[test]
-    fn any_body_is_answered_in_the_shape_of_its_api(
+    fn any_body_gets_response_in_api_format(
         requests in prop::collection::vec(request(), 1..4),
         first in 0..12usize,
         simulated in any::<bool>(),
@@ -518,7 +522,7 @@ proptest! {
     }
 
     #[test]
-    fn any_path_leads_to_the_attempt_whose_key_it_bears_or_nowhere(
+    fn any_path_reaches_only_attempt_of_key(
         segments in prop::collection::vec(prop::sample::select(vec![
             "v1", "rollout", "attempt", "agent", "r", "a", "b", "default", "chat", "completions", "messages", "responses", "models",
             "generate", "reward", "tokenize", "metrics", "health", "", ".", "..", "%2e%2e", "%2F", "%00", "%ff", "%C3%A9", "%", "{attempt}",
@@ -548,13 +552,13 @@ proptest! {
             }
             let body = json!({"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]});
             let request = request.body(Body::from(body.to_string()));
-            // What is no URI does not come this far.
+            // An invalid URI cannot be sent as a request.
             let Ok(request) = request else { return Ok(()) };
             let answered = send(&served, request).await;
             let text = String::from_utf8_lossy(&answered.body).into_owned();
             prop_assert!(!answered.status.is_server_error(), "{method} {uri}: {} {text}", answered.status);
             let calls = served.session.recorder().ended_calls();
-            // Paths of another attempt are never answered, whatever the key.
+            // Paths of another attempt are always rejected, whatever the key is.
             let is_other = ["/rollout/r/attempt/b", "/rollout/x/attempt/a", "/rollout//attempt/a"].contains(&prefix);
             prop_assert!(calls == 0 || (key < 3 && !is_other), "{method} {uri} with key {key}: {text}");
             prop_assert!(calls <= 1);

@@ -1,4 +1,4 @@
-//! The gateway: models and sessions, and who answers a call.
+//! The gateway: its models and sessions, and the choice of the party that answers a call.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,23 +22,26 @@ use crate::session::{Session, SessionOptions};
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Keys of which calls outside of sessions must bear one; with none, none is asked for.
+    /// Keys for calls outside of sessions, each of which must have one. If empty, such calls need no
+    /// key.
     pub keys: Vec<String>,
-    /// Whether calls outside of sessions are answered at all.
+    /// Whether calls outside of sessions are accepted.
     pub open: bool,
-    /// Hosts that the gateway answers as if it asks for no key, and origins whose pages can call it.
+    /// Hosts that the gateway accepts as its own if a request needs no key, and origins whose pages
+    /// can call the gateway.
     pub access: Access,
-    /// Most calls that are answered at once.
+    /// Maximum number of calls that run at once. Values below 1 mean 1.
     pub running: usize,
-    /// Most calls that wait for their turn; more are told to come back.
+    /// Maximum number of calls that wait for a permit. Further calls are rejected with status 429.
     pub waiting: usize,
-    /// Most bytes of a body.
+    /// Maximum size of a request body in bytes.
     pub body_bytes: usize,
-    /// Longest wait for one reply outside of sessions, and for a place before it.
+    /// Timeout for the wait for a permit.
     pub reply: Duration,
-    /// How long a call of a session goes on after its client went away, in case it comes back.
+    /// Time for which a call of a session continues after its client disconnected, so that the client
+    /// can reconnect.
     pub grace: Duration,
-    /// How often a client that waits is sent a sign of life.
+    /// Interval between the keep-alive messages that a waiting client receives.
     pub ping: Duration,
 }
 
@@ -58,29 +61,29 @@ impl Default for Options {
     }
 }
 
-/// Model that is served outside of attempts.
+/// A model that is served outside of attempts.
 #[derive(Clone)]
 pub struct Model {
-    /// Party that answers. Its `model` is the name that clients use.
+    /// Party that answers calls of the model. `party.model` is the name that clients use.
     pub party: Arc<Party>,
-    /// Time of its creation in seconds since 1970.
+    /// Creation time as a Unix timestamp in seconds.
     pub created: u64,
 }
 
-/// Caller of a model.
+/// Origin of a request.
 #[derive(Clone, Default)]
 pub struct Caller {
-    /// Session of the attempt whose key the call has.
+    /// Session of the attempt whose key the request has. `None` outside of attempts.
     pub session: Option<Arc<Session>>,
-    /// Name of the agent that the call names.
+    /// Name of the agent in the request's path or headers, if the request has one.
     pub agent: Option<String>,
-    /// Hash of the complete body.
+    /// Hash of the path and the complete body. `None` until the body is read.
     pub body: Option<u128>,
-    /// Whether the client reports that it repeats a call.
+    /// Whether the client marks the request as a retry.
     pub retries: bool,
 }
 
-/// Endpoints of models and attempts. Clones are the same gateway.
+/// Endpoints of models and attempts. Clones share one state.
 #[derive(Clone)]
 pub struct Gateway(pub(crate) Arc<Inner>);
 
@@ -91,15 +94,15 @@ pub(crate) struct Inner {
     slots: Arc<Semaphore>,
     /// Number of calls that wait for a permit.
     pub waiting: AtomicU64,
-    /// Number of calls that clients repeated.
+    /// Number of calls that joined an earlier equal call.
     pub rejoined: AtomicU64,
     pub metrics: Arc<CallMetrics>,
-    /// Responses outside of sessions, for clients that continue one by its id.
+    /// Responses outside of sessions, by id, for clients that continue a response.
     pub responses: Mutex<Memory>,
 }
 
 impl Gateway {
-    /// Creates a gateway to these models.
+    /// Creates a gateway that serves `models` outside of attempts.
     pub fn new(models: Vec<Model>, options: Options) -> Self {
         Gateway(Arc::new(Inner {
             slots: Arc::new(Semaphore::new(options.running.clamp(1, Semaphore::MAX_PERMITS))),
@@ -113,13 +116,13 @@ impl Gateway {
         }))
     }
 
-    /// The models, in their order.
+    /// Returns the models that are served outside of attempts, in their order.
     pub fn models(&self) -> Vec<Model> {
         self.0.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The model of this name. Where there is one only, names that no provider's clients can do without
-    /// (`default`, or none) mean it.
+    /// Returns the model named `name`. If there is only one model, `default` and the empty name also
+    /// refer to that model, because the clients of no provider can omit the name.
     pub(crate) fn model(&self, name: &str) -> Result<Model, ApiError> {
         let models = self.models();
         if let Some(model) = models.iter().find(|model| model.party.model == name) {
@@ -133,7 +136,7 @@ impl Gateway {
         Err(ApiError { kind: ErrorKind::NotFound, message, param: Some("model".into()) })
     }
 
-    /// Opens the endpoint of an attempt.
+    /// Opens the endpoint of an attempt. The session has new random keys.
     pub fn open(&self, options: SessionOptions) -> Arc<Session> {
         let attempt = options.attempt.clone();
         let session = Arc::new(Session::new(options));
@@ -142,14 +145,14 @@ impl Gateway {
         session
     }
 
-    /// Forgets an attempt that is over: its key is told so from now on.
+    /// Removes the session of a finished attempt. From now on, requests with its keys get status 410.
     pub fn forget(&self, session: &Session) {
         let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.remove(&session.options.attempt);
     }
 
-    /// The session that a key is of; `None` for a key of another form. Of which purpose the key is, its
-    /// caller finds out.
+    /// Returns the session that the key `text` belongs to, or `None` if `text` does not have the
+    /// format of an attempt's key. The caller must check whether the key is for calls or for rewards.
     pub(crate) fn session_of(&self, text: &str) -> Result<Option<Arc<Session>>, ApiError> {
         let Some(attempt) = key::attempt_of(text) else { return Ok(None) };
         let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +182,8 @@ impl Gateway {
         self.0.metrics.ignored_fields()
     }
 
-    /// Creates a recorder for a session: its calls count toward these limits.
+    /// Creates a recorder for a session. `calls` and `tokens` limit the calls and the sampled tokens
+    /// of the attempt.
     pub fn recorder(
         &self,
         attempt: &str,
@@ -199,16 +203,16 @@ impl Gateway {
         })
     }
 
-    /// Starts a call. Its events are read from its transcript. If a call has no reader left, it is aborted:
-    /// at once, or after a grace period if it belongs to an attempt.
+    /// Starts a call and returns a reader of its events. If a call has no reader left, the call is
+    /// aborted: immediately, or after a grace period if the call belongs to an attempt.
     ///
     /// # Errors
-    /// Returns an error if the request is rejected. Then nothing of it is recorded.
+    /// Returns an error if the request is rejected. In this case nothing is recorded.
     pub async fn call(&self, caller: &Caller, call: Call) -> Result<Reader, ApiError> {
         self.call_in(caller, call, None).await
     }
 
-    /// Starts a call that is recorded only together with the other calls of its batch.
+    /// Starts a call that is recorded only together with the remaining calls of its batch.
     pub(crate) async fn call_in(
         &self,
         caller: &Caller,
@@ -264,7 +268,7 @@ impl Gateway {
         })
     }
 
-    /// Returns the party that answers a caller who asks for the model `name`.
+    /// Returns the party that answers calls to the model `name`.
     pub(crate) fn party_of_model(&self, caller: &Caller, name: &str) -> Result<Arc<Party>, ApiError> {
         self.party(caller, &Call::new(name, Input::Tokens(Vec::new())))
     }
@@ -272,12 +276,12 @@ impl Gateway {
     /// Returns the chat of the party that answers a call.
     ///
     /// # Errors
-    /// Returns an error if there is no such agent or model, or if a chat API answers.
+    /// Returns an error if there is no such agent or model, or if the party is an external chat API.
     pub(crate) fn chat_of(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, ApiError> {
         Ok(Arc::clone(self.party(caller, call)?.tokens()?.format.chat()))
     }
 
-    /// Waits for a permit among the calls that are answered at once.
+    /// Waits for one of the permits that limit the number of running calls.
     pub(crate) async fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let slots = Arc::clone(&self.0.slots);
         if let Ok(permit) = Arc::clone(&slots).try_acquire_owned() {
@@ -302,7 +306,7 @@ impl Gateway {
     }
 }
 
-/// Call that waits for a permit until this is dropped.
+/// Counts a call as waiting for a permit until dropped.
 struct Waiter<'a>(&'a Gateway);
 
 impl Drop for Waiter<'_> {

@@ -29,7 +29,7 @@ fn tools() -> Value {
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Deltas of a stream, put together: content, thought, calls, reason of the end.
+/// Returns the joined deltas of a stream: content, reasoning, tool calls and finish reason.
 fn gathered(text: &str) -> (String, String, Vec<Value>, String) {
     let (mut content, mut thought, mut calls, mut finish) =
         (String::new(), String::new(), Vec::new(), String::new());
@@ -45,7 +45,7 @@ fn gathered(text: &str) -> (String, String, Vec<Value>, String) {
 }
 
 #[tokio::test]
-async fn a_stream_says_what_the_whole_says() {
+async fn stream_equals_complete_response() {
     let script = ["<think>Hm.</think>", CALL].concat();
     let served = Served::scripted(&[&script]);
     let mut body = question("1.5 + 2?");
@@ -72,7 +72,7 @@ async fn a_stream_says_what_the_whole_says() {
 }
 
 #[tokio::test]
-async fn of_several_calls_a_stream_tells_the_one_that_the_whole_tells() {
+async fn stream_and_document_return_same_single_call() {
     let served = Served::scripted(&[&["<tool_call>\n{oops}\n</tool_call>\n", CALL, "\n", CALL].concat()]);
     let mut body = question("1.5 + 2?");
     (body["tools"], body["parallel_tool_calls"]) = (tools(), false.into());
@@ -86,7 +86,7 @@ async fn of_several_calls_a_stream_tells_the_one_that_the_whole_tells() {
 }
 
 #[tokio::test]
-async fn a_history_that_comes_back_goes_on_with_its_ids() {
+async fn returned_history_continues_with_recorded_ids() {
     let served = Served::scripted(&[CALL, "It is 3.5."]);
     let mut body = question("1.5 + 2?");
     body["tools"] = tools();
@@ -94,7 +94,7 @@ async fn a_history_that_comes_back_goes_on_with_its_ids() {
     let mut said = first["choices"][0]["message"].clone();
     let id = said["tool_calls"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(id.len(), 9, "templates of Mistral take no other: {id}");
-    // Written out again by some framework.
+    // A framework has serialized the arguments again.
     said["tool_calls"][0]["function"]["arguments"] = "{\"b\":2.0,\"a\":1.5}".into();
     said["content"] = json!([{ "type": "text", "text": "So." }]);
     let result = json!({ "role": "tool", "tool_call_id": id, "content": "3.5" });
@@ -111,10 +111,10 @@ async fn a_history_that_comes_back_goes_on_with_its_ids() {
 }
 
 #[tokio::test]
-async fn reply_comes_back_as_its_client_received_it() {
+async fn modified_completion_text_continues_conversation() {
     let two = [CALL, CALL].concat();
     for (text, more, change) in [
-        // The stop string stays away, or is put back, with what the client ran after it.
+        // The client omits the stop string, or restores it, with or without the text that follows it.
         ("x = 1\n</code>", json!({ "stop": ["</code>"] }), ""),
         ("x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>"),
         ("x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>\nCalling tools:"),
@@ -122,7 +122,7 @@ async fn reply_comes_back_as_its_client_received_it() {
         ("1, 2, 3, 4", json!({ "stop": ["4", "5"] }), ""),
         ("1, 2, 3, 4", json!({ "stop": ["4", "5"] }), "4"),
         ("x = 1", json!({}), "\n</code>"),
-        // One of two calls.
+        // Only one of two calls is returned.
         (&two, json!({ "tools": tools(), "parallel_tool_calls": false }), ""),
     ] {
         let served = Served::scripted(&[text, "Yes."]);
@@ -145,7 +145,7 @@ async fn reply_comes_back_as_its_client_received_it() {
 }
 
 #[tokio::test]
-async fn keys_say_who_calls_and_paths_do_not() {
+async fn keys_authenticate_and_paths_do_not() {
     let served = Served::scripted(&["Yes."]);
     let body = question("?").to_string();
     let path = |attempt: &str| format!("/rollout/r/attempt/{attempt}/v1/chat/completions");
@@ -161,7 +161,7 @@ async fn keys_say_who_calls_and_paths_do_not() {
         status("/rollout/r/attempt/a/agent/nobody/v1/chat/completions", &key).await,
         StatusCode::NOT_FOUND
     );
-    // The key for rewards opens nothing else, and that for calls no rewards.
+    // The key for rewards permits no calls, and the key for calls permits no rewards.
     let reward = served.session.reward_key().to_owned();
     assert_eq!(status(CHAT, &reward).await, StatusCode::FORBIDDEN);
     let posted = served.send("POST", "/rollout/r/attempt/a/reward", &key, "{\"value\": 1}").await;
@@ -174,7 +174,7 @@ async fn keys_say_who_calls_and_paths_do_not() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
+async fn invalid_fields_are_named_and_not_recorded() {
     let served = Served::scripted(&["Yes."]);
     let with = |key: &str, value: Value| {
         let mut body = question("?");
@@ -231,7 +231,7 @@ async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
 }
 
 #[tokio::test]
-async fn unknown_fields_are_counted_and_do_no_harm() {
+async fn unknown_fields_are_counted_and_ignored() {
     let served = Served::scripted(&["Yes."]);
     let mut body = question("?");
     body["shiny"] = json!({ "new": true });
@@ -243,7 +243,7 @@ async fn unknown_fields_are_counted_and_do_no_harm() {
 }
 
 #[tokio::test]
-async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
+async fn call_after_broken_connection_is_sampled_once() {
     let served = Served::paced(&["One, two, three.", "Other."], Duration::from_millis(5));
     let body = question("Count.").to_string();
     let key = served.session.key().to_owned();
@@ -252,7 +252,8 @@ async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
     assert!(hung_up.is_err());
     let answer = served.send("POST", CHAT, &key, &body).await.json();
     assert_eq!(answer["choices"][0]["message"]["content"], "One, two, three.");
-    // Asked again in good order, it is another call, unless the client says that it repeats itself.
+    // An equal request after a complete response is a separate call, unless the client marks it as a
+    // retry.
     let other = served.send("POST", CHAT, &key, &body).await.json();
     assert_eq!(other["choices"][0]["message"]["content"], "Other.");
     let repeated = Request::post(CHAT)
@@ -270,9 +271,9 @@ async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
     assert_eq!(recorded.calls[1].origin, Some(again));
 }
 
-/// Over a connection, where nobody takes more of a body than its length.
+/// Uses a TCP connection, because an HTTP server does not poll a body further than its length.
 #[tokio::test]
-async fn a_call_that_was_answered_as_a_whole_is_another_when_it_is_made_again() {
+async fn equal_call_after_complete_response_is_separate() {
     let served = Served::scripted(&["One.", "Two."]);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -297,7 +298,7 @@ async fn a_call_that_was_answered_as_a_whole_is_another_when_it_is_made_again() 
 }
 
 #[tokio::test]
-async fn a_call_that_failed_is_made_anew_for_who_asks_again() {
+async fn failed_call_is_sampled_again_on_retry() {
     let served = Served::failing();
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     for made in 1..=2 {
@@ -308,7 +309,7 @@ async fn a_call_that_failed_is_made_anew_for_who_asks_again() {
 }
 
 #[tokio::test]
-async fn a_call_that_was_given_up_is_made_anew_for_who_comes_back_late() {
+async fn aborted_call_is_sampled_again_on_late_retry() {
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
     let long = "x".repeat(3000);
     let served = Served::paced_with(&[long.as_str(), "Whole."], Duration::from_millis(2), options);
@@ -329,7 +330,7 @@ async fn a_call_that_was_given_up_is_made_anew_for_who_comes_back_late() {
 }
 
 #[tokio::test]
-async fn equal_calls_at_once_are_calls_of_their_own() {
+async fn concurrent_equal_calls_are_separate() {
     let served = Served::paced(&["A.", "B."], Duration::from_millis(2));
     let body = question("Say something.").to_string();
     let key = served.session.key().to_owned();
@@ -343,7 +344,7 @@ async fn equal_calls_at_once_are_calls_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_client_that_never_comes_back_ends_its_call_and_leaves_what_was_drawn() {
+async fn abandoned_call_aborts_and_keeps_sampled_tokens() {
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
     let served = Served::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
@@ -367,7 +368,7 @@ async fn a_client_that_never_comes_back_ends_its_call_and_leaves_what_was_drawn(
 }
 
 #[tokio::test]
-async fn closing_ends_calls_under_way() {
+async fn close_aborts_calls_in_flight() {
     let served = Served::paced(&["x".repeat(3000).as_str()], Duration::from_millis(2));
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     let call = served.send("POST", CHAT, &key, &body);
@@ -381,7 +382,7 @@ async fn closing_ends_calls_under_way() {
 }
 
 #[tokio::test]
-async fn more_than_may_wait_are_told_to_come_back() {
+async fn full_queue_returns_429() {
     let options = Options { running: 1, waiting: 1, ..Options::default() };
     let served = Served::paced_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
     let body = question("?").to_string();
@@ -400,14 +401,14 @@ async fn more_than_may_wait_are_told_to_come_back() {
 }
 
 #[tokio::test]
-async fn limits_of_an_attempt_refuse_further_calls() {
+async fn attempt_limits_reject_further_calls() {
     let limits = Limits { calls: 2, tokens: 10, timeout: Duration::from_secs(5) };
     let served = Served::limited(&["Four"], limits);
     let ask = async |text: &str| served.post(CHAT, &question(text)).await;
     assert_eq!(ask("a").await.status, StatusCode::OK);
     assert_eq!(ask("b").await.status, StatusCode::OK);
     let refused = ask("c").await;
-    // Neither status nor header is one that clients ask again for.
+    // Clients retry neither this status nor a response with this header.
     assert_eq!(
         (refused.status, &refused.headers["x-should-retry"]),
         (StatusCode::BAD_REQUEST, &"false".parse().unwrap())
@@ -423,7 +424,7 @@ async fn limits_of_an_attempt_refuse_further_calls() {
 }
 
 #[tokio::test]
-async fn a_client_that_waits_gets_signs_of_life() {
+async fn waiting_client_receives_keep_alive() {
     let options = Options { ping: Duration::from_millis(10), ..Options::default() };
     let served = Served::paced_with(&["Yes."], Duration::from_millis(30), options);
     let mut body = question("?");
@@ -443,7 +444,7 @@ async fn a_client_that_waits_gets_signs_of_life() {
 }
 
 #[tokio::test]
-async fn completions_take_text_and_ids_and_several_of_them() {
+async fn completions_accept_texts_and_token_ids() {
     let served = Served::scripted(&["abc"]);
     let ask = async |body: Value| served.post("/v1/completions", &body).await.json();
     let one = ask(json!({ "prompt": "Say", "logprobs": 0, "return_token_ids": true })).await;
@@ -460,7 +461,7 @@ async fn completions_take_text_and_ids_and_several_of_them() {
         (&stopped["choices"][0]["text"], &stopped["choices"][0]["stop_reason"]),
         (&json!("ab"), &json!("c"))
     );
-    // Some parse their tags by the stop string.
+    // Some clients need the stop string to parse tags.
     let mut kept = json!({ "prompt": "Say", "stop": ["c", "zz"], "include_stop_str_in_output": true });
     assert_eq!(ask(kept.clone()).await["choices"][0]["text"], "abc");
     kept["stream"] = true.into();
@@ -473,7 +474,7 @@ async fn completions_take_text_and_ids_and_several_of_them() {
 }
 
 #[tokio::test]
-async fn several_prompts_are_streamed_side_by_side() {
+async fn several_prompts_are_streamed_concurrently() {
     for echo in [false, true] {
         let mut body = json!({ "prompt": [[83, 97], [83, 98, 99]], "n": 2, "max_tokens": 3, "echo": echo });
         let whole = Served::scripted(&["abcd"]).post("/v1/completions", &body).await.json();
@@ -502,19 +503,20 @@ async fn several_prompts_are_streamed_side_by_side() {
             .collect();
         assert_eq!((texts, ends), (want.iter().map(ToString::to_string).collect(), vec![json!("length"); 4]));
         assert_eq!(usage, whole["usage"]);
-        // Both prompts are of the attempt, and each reply was drawn once.
+        // The calls of both prompts belong to the attempt, and each completion was sampled once.
         assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls.len(), 4);
     }
-    // One that is rejected rejects the stream.
+    // One rejected prompt rejects the stream.
     let served = Served::scripted(&["abcd"]);
     let body = json!({ "prompt": [[83], []], "stream": true });
     assert_eq!(served.post("/v1/completions", &body).await.status, StatusCode::BAD_REQUEST);
     assert!(served.session.close(Duration::from_secs(5)).await.0.calls.is_empty());
 }
 
-/// Prompts in ids belong to the attempt as well: those that repeat what was sampled go on from it.
+/// Prompts of token ids belong to the attempt as well: a prompt that repeats sampled tokens continues
+/// them.
 #[tokio::test]
-async fn ids_that_come_back_go_on_from_what_was_sampled() {
+async fn returned_token_ids_continue_sampled_sequence() {
     let served = Served::scripted(&["abc"]);
     let ask =
         async |prompt: Vec<u32>| served.post("/v1/completions", &json!({ "prompt": prompt })).await.json();
@@ -527,7 +529,7 @@ async fn ids_that_come_back_go_on_from_what_was_sampled() {
 }
 
 #[tokio::test]
-async fn tokenize_reads_special_tokens_unless_switched_off() {
+async fn tokenize_parses_special_tokens_unless_disabled() {
     let served = Served::scripted(&["Yes."]);
     let text = "a<|im_end|>";
     let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
@@ -541,11 +543,11 @@ async fn tokenize_reads_special_tokens_unless_switched_off() {
 }
 
 #[tokio::test]
-async fn variables_of_the_template_may_be_those_that_are_served() {
+async fn only_template_variables_as_served_are_accepted() {
     let served = Served::scripted(&["Yes."]);
     for (variables, status) in [
         (json!({}), StatusCode::OK),
-        // The template does not name it, so it changes nothing.
+        // The template does not contain this variable, so it changes nothing.
         (json!({ "no_such_variable": true }), StatusCode::OK),
         (json!({ "add_generation_prompt": 7 }), StatusCode::BAD_REQUEST),
     ] {
@@ -557,7 +559,7 @@ async fn variables_of_the_template_may_be_those_that_are_served() {
 }
 
 #[tokio::test]
-async fn forms_of_vllm_come_to_the_sampler() {
+async fn vllm_constraints_reach_sampler() {
     let served = Served::scripted(&["Yes."]);
     for (path, field) in [(CHAT, "guided_choice"), ("/v1/completions", "guided_choice")] {
         let mut body = question("1?");

@@ -1,4 +1,5 @@
-//! Small pages by which clients of vLLM and SGLang find out whom they speak to, and whether all is well.
+//! Endpoints that describe the gateway and its models, and check their health, as clients of vLLM and
+//! SGLang expect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,26 +19,26 @@ use crate::openai::respond;
 use crate::route::Route;
 use levade_call::{ApiError, ErrorKind, TokenBackend};
 
-/// Longest wait for a probe's token, and for the version of a sampler's weights.
+/// Timeout for sampling a probe's token, and for reading the version of a sampler's weights.
 const PROBE: Duration = Duration::from_secs(20);
 
-/// Which model is asked about, where there are several.
+/// Query parameters of a request about a model. An empty name means the first model.
 #[derive(Deserialize)]
 pub(crate) struct Asked {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
 }
 
-/// Answers `GET /version`.
+/// Handles `GET /version`.
 pub(crate) async fn version() -> Response {
     document(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// Answers `GET /health_generate`: every model that the caller can ask draws one token.
+/// Handles `GET /health_generate`: samples one token from every local model that the caller can call.
 pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let probed = async {
         let (caller, _) = incoming.in_order()?;
-        // Replies of others may cost money.
+        // External chat APIs are not probed, because their completions may cost money.
         for model in models(&gateway, &caller).iter().filter(|model| model.party.tokens().is_ok()) {
             probe(model).await?;
         }
@@ -46,7 +47,7 @@ pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: In
     respond(probed.await)
 }
 
-/// Answers `GET /model_info`, and `/get_model_info` as it was called.
+/// Handles `GET /model_info`, and `/get_model_info`, its earlier name.
 pub(crate) async fn model_info(
     State(gateway): State<Gateway>,
     Query(asked): Query<Asked>,
@@ -67,7 +68,7 @@ pub(crate) async fn model_info(
     respond(told.await)
 }
 
-/// Answers `GET /server_info`, and `/get_server_info` as it was called.
+/// Handles `GET /server_info`, and `/get_server_info`, its earlier name.
 pub(crate) async fn server_info(
     State(gateway): State<Gateway>,
     Query(asked): Query<Asked>,
@@ -87,7 +88,7 @@ pub(crate) async fn server_info(
     respond(told.await)
 }
 
-/// Answers `GET /weight_info`.
+/// Handles `GET /weight_info`.
 pub(crate) async fn weight_info(
     State(gateway): State<Gateway>,
     Query(asked): Query<Asked>,
@@ -100,8 +101,8 @@ pub(crate) async fn weight_info(
     respond(told.await)
 }
 
-/// Answers `GET /tokenizer_info`: the special tokens and the template, under the names that a tokenizer's
-/// configuration has for them.
+/// Handles `GET /tokenizer_info`: returns the special tokens and the chat template under the names
+/// that a tokenizer's configuration uses.
 pub(crate) async fn tokenizer_info(
     State(gateway): State<Gateway>,
     Query(asked): Query<Asked>,
@@ -125,7 +126,8 @@ pub(crate) async fn tokenizer_info(
     }))
 }
 
-/// Models that a caller can ask: those of its attempt, or all.
+/// Returns the models that a caller can call: those of its attempt, or all models outside of
+/// attempts.
 pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     let Some(session) = &caller.session else { return gateway.models() };
     let mut found: Vec<Model> = Vec::new();
@@ -137,7 +139,8 @@ pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     found
 }
 
-/// The model of that name, or the first that the caller can ask.
+/// Returns the model that `asked` names, or the first model that the caller can call if `asked` names
+/// none.
 fn model(gateway: &Gateway, incoming: Incoming, asked: &Asked) -> Result<Model, ApiError> {
     let (caller, _) = incoming.in_order()?;
     let mut models = models(gateway, &caller);
@@ -148,7 +151,7 @@ fn model(gateway: &Gateway, incoming: Incoming, asked: &Asked) -> Result<Model, 
     }
 }
 
-/// Version of the weights that a model's replies are drawn with.
+/// Returns the version of the weights that a model currently samples with.
 async fn weights(model: &Model) -> Result<String, ApiError> {
     let sampler = &**model.party.tokens()?.sampler;
     let found = within(sampler, PROBE, sampler.version()).await;
@@ -159,7 +162,7 @@ async fn weights(model: &Model) -> Result<String, ApiError> {
     Ok(found.ok_or_else(late)??.to_string())
 }
 
-/// Draws one token with a model.
+/// Samples one token from a model.
 async fn probe(model: &Model) -> Result<(), ApiError> {
     let TokenBackend { sampler, format, .. } = model.party.tokens()?;
     let tokenizer = format.chat().tokenizer();

@@ -1,20 +1,20 @@
-//! Keys of attempts: random, and never compared byte by byte.
+//! Keys of attempts: random, and compared by their hashes.
 
 use sha2::{Digest, Sha256};
 
-/// Beginning of every key of an attempt.
+/// Prefix of the keys of attempts.
 const PREFIX: &str = "levade-";
-/// What keys began with before the project was called Levade.
+/// Prefix of keys from before the project was called Levade.
 const EARLIER: &str = "dressage-";
 
-/// A key of an attempt: its name and 128 random bits.
+/// Key of an attempt. It contains the attempt's name and 128 random bits.
 pub(crate) struct Key {
     text: String,
     hash: [u8; 32],
 }
 
 impl Key {
-    /// A new key.
+    /// Creates a random key for the attempt named `attempt`.
     pub(crate) fn new(attempt: &str) -> Self {
         let mut random = [0u8; 16];
         let mut filled = 0;
@@ -31,12 +31,13 @@ impl Key {
         Key { text, hash }
     }
 
-    /// The key as clients send it.
+    /// Returns the key as clients send it.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether this is it. Hashes are compared, so the time it takes tells nothing.
+    /// Returns whether `text` is this key. Compares hashes, so that the duration of the comparison
+    /// reveals nothing about the key.
     pub(crate) fn is(&self, text: &str) -> bool {
         hash(text) == self.hash
     }
@@ -46,7 +47,8 @@ fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// The attempt that a key names, true or not; `None` for keys of another form.
+/// Returns the name of the attempt in a key, whether or not the key is valid. Returns `None` if `key`
+/// has another format.
 pub(crate) fn attempt_of(key: &str) -> Option<&str> {
     let (attempt, secret) =
         key.strip_prefix(PREFIX).or_else(|| key.strip_prefix(EARLIER))?.rsplit_once('-')?;
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_unique_and_name_their_attempt() {
+    fn keys_are_unique_and_contain_attempt_name() {
         let (one, other) = (Key::new("a-1"), Key::new("a-1"));
         assert!(one.is(one.text()) && !one.is(other.text()) && one.text() != other.text());
         assert_eq!(attempt_of(one.text()), Some("a-1"));

@@ -1,13 +1,13 @@
 //! Serves the APIs of OpenAI, Anthropic, vLLM and SGLang, and records every token behind them.
 //!
-//! A *dialect* is the format of one API. It parses a request into a [`Call`], which `levade-call` answers
-//! with a transcript of events. From these the dialect writes its response, complete or as a stream.
-//! [`serve`] runs all dialects.
+//! A *dialect* is the format of one API. It parses a request into a [`Call`]. `levade-call` executes
+//! the call and records its events in a transcript, from which the dialect writes its response: one
+//! document or a stream. [`serve`] serves all dialects.
 //!
-//! A call with the key of a [`Session`] belongs to an attempt: its conversation continues with its exact ids
-//! (`levade-conversation`), its random stream follows from its prompt, and all of its tokens are in the
-//! trajectory when the session closes. Prompts in token ids continue the longest sequence that they repeat. A
-//! call without such a key is standalone.
+//! A call with the key of a [`Session`] belongs to an attempt. Its conversation continues with the
+//! exact token ids that were recorded (`levade-conversation`), its random stream follows from its
+//! prompt, and all of its tokens are in the trajectory when the session closes. A prompt of token ids
+//! continues the longest recorded sequence that it repeats. A call without such a key is standalone.
 //!
 //! # Example
 //! ```
@@ -32,7 +32,7 @@
 //!     SamplingRule::Default(SamplingParams { max_tokens: 8, ..SamplingParams::default() }),
 //! );
 //! let gateway = Gateway::new(Vec::new(), Options::default());
-//! // The endpoint of one attempt, with a key of its own.
+//! // The endpoint of one attempt, which has its own key.
 //! let session = gateway.open(SessionOptions {
 //!     rollout: "task-1".into(),
 //!     attempt: "attempt-1".into(),
@@ -60,7 +60,7 @@
 //! client.read_to_string(&mut response).await?;
 //! assert!(response.starts_with("HTTP/1.1 200 OK"));
 //!
-//! // Its tokens are recorded.
+//! // The tokens of the call are recorded.
 //! let recorded = session.close(Duration::from_secs(10)).await.0;
 //! let tokens = recorded.trajectory.sampled_tokens();
 //! assert!(response.contains(&format!("\"completion_tokens\":{tokens}")));
@@ -70,16 +70,18 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Tokens are recorded for the right attempt.** Keys authenticate; ids in paths do not. A key of a closed
-//!   session gets status 410.
-//! - **Sampled tokens are recorded**, also those of a call whose client disconnected or whose deadline
-//!   passed.
-//! - **A repeated call is sampled once.** If a connection breaks before the end, or the client says that it
-//!   repeats a call, an equal request joins the first call. Other equal calls are separate calls.
-//! - **The recipe decides** how trained policies are sampled. Overridden options of clients are counted.
-//! - **Every wait has a deadline**, which excludes the time in which the sampler's device trains. A waiting
-//!   client receives signs of life meanwhile.
-//! - **Errors** have the format of the API, and name the field, its value and the way out.
+//! - **Tokens are recorded for the right attempt.** Keys authenticate; ids in paths do not. A request
+//!   with the key of a closed session gets status 410.
+//! - **Sampled tokens are recorded**, even if the client disconnects or the deadline of the call
+//!   passes.
+//! - **A repeated call is sampled once.** If a connection breaks before the end, or the client marks
+//!   a request as a retry, an equal request joins the first call. Other equal requests are separate
+//!   calls.
+//! - **The recipe decides** how trained policies are sampled. Overridden options of clients are
+//!   counted.
+//! - **Every wait has a deadline**, which excludes the time in which the sampler's device trains. A
+//!   waiting client receives keep-alive messages.
+//! - **Errors** have the format of the API, and name the field, its value and a remedy.
 //!
 //! Out of scope: sampling (`levade-policy` and its implementations), starting programs (`levade-agent`), and
 //! the use of rewards (`levade-trainer`).

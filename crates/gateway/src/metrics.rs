@@ -1,12 +1,12 @@
-//! `GET /metrics`: counters in Prometheus' text format.
+//! `GET /metrics`: counters in the text format of Prometheus.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 use levade_call::CallMetrics;
 
-/// Returns all counters as text. `waiting` calls wait for a permit, and `rejoined` calls were repeated so
-/// far.
+/// Returns all counters as text. `waiting` is the number of calls that wait for a permit, and
+/// `rejoined` the number of calls that were repeated so far.
 pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String {
     let mut out = String::new();
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,12 +1,14 @@
-//! Parameters of tools, in the ways that clients write them.
+//! Parameters of tools, in the formats that clients send.
 
 use serde_json::{Map, Value, json};
 
-/// A JSON schema of a tool's parameters: one as it is, that of no parameters where there are none, and that
-/// of a list of such as `{"name", "type", "description", "required"}`, which Qwen-Agent sends.
+/// Returns the JSON schema of a tool's parameters. An object is returned unchanged, and null becomes
+/// a schema without parameters. A list of `{"name", "type", "description", "required"}`, which
+/// Qwen-Agent sends, is converted to a schema.
 ///
 /// # Errors
-/// When they are nothing of the kind, in words.
+/// Returns a message without a subject if `parameters` is none of these. The caller puts the tool's
+/// name before the message.
 pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
     match parameters {
         Value::Null => Ok(json!({ "type": "object", "properties": {} })),
@@ -25,7 +27,7 @@ fn of_list(listed: &[Value]) -> Result<Value, String> {
         };
         let mut schema = fields.clone();
         schema.remove("name");
-        // In a schema of one parameter it would be a list of names.
+        // Qwen-Agent sends a boolean here. In a JSON schema, `required` is a list of names.
         match schema.remove("required") {
             Some(Value::Bool(true)) => required.push(name),
             Some(list @ Value::Array(_)) => drop(schema.insert("required".into(), list)),
@@ -44,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_parameters_is_a_schema() {
+    fn schema_converts_parameter_list() {
         let listed = json!([
             { "name": "city", "type": "string", "description": "Where.", "required": true },
             { "name": "days", "type": "integer" },
@@ -61,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_mean_anything_is_refused() {
+    fn schema_rejects_ambiguous_parameters() {
         for (parameters, why) in [
             (json!(["city"]), "item 0 has no name"),
             (json!([{ "type": "string" }]), "item 0 has no name"),

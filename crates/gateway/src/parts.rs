@@ -1,10 +1,11 @@
-//! Contents of messages, read into messages of text, thoughts and calls: one reader for the parts of all
-//! APIs.
+//! Parser of message contents, shared by all APIs. It produces messages of text, reasoning and tool
+//! calls.
 //!
-//! Clients send the parts of one API to another, so each is read wherever it stands. A document or a search
-//! result of text is shown as its fields, one below the other. A part that a model of text cannot read ends
-//! no attempt if a tool returned it: a line names it, as the built-in loop does for results of MCP servers,
-//! and the gateway counts it.
+//! Clients send the content parts of one API to another API, so every part is accepted in every API.
+//! A textual document or search result is rendered as its fields, one per line. If a tool returned a
+//! part that a text model cannot read, a line that names the type replaces the part, so that the
+//! attempt continues. The built-in agent loop does the same for results of MCP servers. The gateway
+//! counts such parts.
 
 use levade_call::ApiError;
 use levade_text::{Arguments, Message, ToolCall};
@@ -12,19 +13,20 @@ use serde_json::Value;
 
 use crate::gateway::Gateway;
 
-/// Text of a result that says nothing but that the tool failed.
+/// Text of a tool result that only reports that the tool failed.
 pub(crate) const FAILED: &str = "The tool failed.";
 
-/// Text of a message, put together from its parts.
+/// Text of a message, joined from its parts.
 #[derive(Debug, Default)]
 struct PartsText {
     text: String,
-    /// Whether the last part was a document, from which a blank line separates what follows.
+    /// Whether the last part was a document. A blank line separates a document from the text after
+    /// it.
     after_document: bool,
 }
 
 impl PartsText {
-    /// Adds a part of text.
+    /// Appends a text part.
     fn text(&mut self, text: &str) {
         if std::mem::take(&mut self.after_document) && !text.is_empty() {
             self.text.push_str("\n\n");
@@ -32,7 +34,7 @@ impl PartsText {
         self.text.push_str(text);
     }
 
-    /// Adds a document, by those of its fields that are there.
+    /// Appends a document. Fields that are `None` or empty are omitted.
     fn document<'a>(&mut self, fields: impl IntoIterator<Item = Option<&'a str>>) {
         let fields: Vec<&str> = fields.into_iter().flatten().filter(|field| !field.is_empty()).collect();
         if !self.text.is_empty() && !self.after_document {
@@ -43,17 +45,17 @@ impl PartsText {
     }
 }
 
-/// Reads contents for an API.
+/// Parser of message contents in the requests of one API.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub gateway: &'a Gateway,
-    /// Name of the API where unknown fields are counted.
+    /// Name of the API under which unknown fields are counted.
     pub api: &'static str,
 }
 
 impl Parts<'_> {
-    /// Reads a content that is a text, which it returns, or parts, each of which goes to `each` with its type
-    /// and place.
+    /// Returns the content if it is a string. Otherwise calls `each` for every part, with the part's
+    /// type and path in the request, and returns `None`.
     pub(crate) fn each(
         self,
         content: &Value,
@@ -70,7 +72,7 @@ impl Parts<'_> {
         };
         for (at, part) in parts.iter().enumerate() {
             let kind = if part.is_string() { "text" } else { part["type"].as_str().unwrap_or_default() };
-            // As each provider names places in its own errors.
+            // Each provider has its own notation for paths in errors.
             let place =
                 if self.api == "messages" { format!("{place}.{at}") } else { format!("{place}[{at}]") };
             each(kind, part, &place)?;
@@ -78,7 +80,7 @@ impl Parts<'_> {
         Ok(None)
     }
 
-    /// Reads a content of text, documents and search results.
+    /// Parses a content of text, documents and search results.
     pub(crate) fn text(self, content: &Value, place: &str) -> Result<String, ApiError> {
         let mut all = PartsText::default();
         let whole = self.each(content, place, |kind, part, place| {
@@ -91,7 +93,8 @@ impl Parts<'_> {
         Ok(whole.unwrap_or(all.text))
     }
 
-    /// Reads the content of a tool's result: parts that cannot be shown are named and counted.
+    /// Parses the content of a tool result. A part that cannot be shown is counted and replaced by a
+    /// line that names its type.
     pub(crate) fn result(self, content: &Value, place: &str) -> Result<String, ApiError> {
         let mut all = PartsText::default();
         let whole = self.each(content, place, |kind, part, place| {
@@ -105,7 +108,7 @@ impl Parts<'_> {
         Ok(whole.unwrap_or(all.text))
     }
 
-    /// Reads a user's message: results of tools in their order, then what the user says.
+    /// Parses a user message: first the tool results in their order, then the user's text.
     pub(crate) fn user(self, content: &Value, place: &str, read: &mut Vec<Message>) -> Result<(), ApiError> {
         let mut said = None::<PartsText>;
         let whole = self.each(content, place, |kind, part, place| {
@@ -139,15 +142,15 @@ impl Parts<'_> {
         Ok(Message { tool_call_id: Some(id), ..Message::tool(content) })
     }
 
-    /// Reads an assistant's message: thought, text and calls, in any order. Parts of hosted tools are left
-    /// out and counted.
+    /// Parses an assistant message: reasoning, text and tool calls, in any order. Parts that belong
+    /// to hosted tools are omitted and counted.
     pub(crate) fn assistant(self, content: &Value, place: &str) -> Result<Message, ApiError> {
         let (mut thoughts, mut said, mut calls) = (String::new(), String::new(), Vec::new());
         let whole = self.each(content, place, |kind, part, place| {
             match kind {
                 "thinking" if !part[kind].is_array() => thoughts += field(part, kind, place)?,
                 "thinking" | "reasoning" => thoughts += &thought(part),
-                // It can be read by its provider alone.
+                // Only the provider that wrote this part can read it.
                 "redacted_thinking" => {}
                 "tool_use" => calls.push(call(part, place)?),
                 hosted if is_hosted_part(hosted) => {
@@ -166,8 +169,9 @@ impl Parts<'_> {
         Ok(Message { reasoning_content, ..Message::calls(whole.unwrap_or(said), calls) })
     }
 
-    /// Adds a part that is a text, a document of text or a search result. Returns whether it is one of these.
-    /// `hides` says that parts of its content that cannot be shown are named and counted.
+    /// Appends a part that is a text, a textual document or a search result. Returns whether the part
+    /// is one of these. If `hides` is true, nested parts that cannot be shown are counted and
+    /// replaced by a line that names their type.
     fn add(
         self,
         kind: &str,
@@ -203,7 +207,7 @@ impl Parts<'_> {
         Ok(true)
     }
 
-    /// Adds a line that names a part which cannot be shown, and counts the part.
+    /// Counts a part that cannot be shown, and appends a line that names its type.
     fn hide(self, kind: &str, all: &mut PartsText) {
         self.gateway.unknown_field(self.api, &format!("tool_result[type={kind}]"));
         all.text("");
@@ -214,8 +218,8 @@ impl Parts<'_> {
     }
 }
 
-/// Returns whether a part has a type that chat completions do not have, but [`Parts::user`] or
-/// [`Parts::assistant`] reads.
+/// Returns whether chat completions do not define the type of a part, but [`Parts::user`] or
+/// [`Parts::assistant`] can parse it.
 pub(crate) fn is_foreign(part: &Value) -> bool {
     const KINDS: [&str; 7] = [
         "document",
@@ -230,13 +234,13 @@ pub(crate) fn is_foreign(part: &Value) -> bool {
     KINDS.contains(&kind) || is_hosted_part(kind)
 }
 
-/// Returns whether a part of an assistant's message belongs to a tool that Anthropic hosts.
+/// Returns whether a part of an assistant message belongs to a tool that Anthropic hosts.
 fn is_hosted_part(kind: &str) -> bool {
     matches!(kind, "server_tool_use" | "mcp_tool_use" | "container_upload")
         || kind.ends_with("_tool_result") && kind != "tool_result"
 }
 
-/// Returns the thought that a client sends as a text, a list of parts or a part.
+/// Returns the reasoning text that a client sends as a string, a list of parts or a single part.
 pub(crate) fn thought(value: &Value) -> String {
     const FIELDS: [&str; 5] = ["thinking", "text", "reasoning", "content", "summary"];
     match value {
@@ -250,7 +254,7 @@ pub(crate) fn thought(value: &Value) -> String {
     }
 }
 
-/// Returns a field of a part or an item that must be a text.
+/// Returns a field of a part or an item. The field must be a string.
 pub(crate) fn field<'a>(part: &'a Value, name: &str, place: &str) -> Result<&'a str, ApiError> {
     part[name].as_str().ok_or_else(|| {
         let param = format!("{place}.{name}");
@@ -259,7 +263,7 @@ pub(crate) fn field<'a>(part: &'a Value, name: &str, place: &str) -> Result<&'a 
     })
 }
 
-/// Returns the text of a part, or `None` if it is of another type.
+/// Returns the text of a part, or `None` if the part has another type.
 pub(crate) fn text_of<'a>(kind: &str, part: &'a Value, place: &str) -> Result<Option<&'a str>, ApiError> {
     match (part, kind) {
         (Value::String(text), _) => Ok(Some(text)),
@@ -269,7 +273,7 @@ pub(crate) fn text_of<'a>(kind: &str, part: &'a Value, place: &str) -> Result<Op
     }
 }
 
-/// Returns the error for a part that cannot be read; `known` names the types that can.
+/// Returns the error for a part whose type is not supported. `known` lists the supported types.
 pub(crate) fn refused(kind: &str, place: &str, known: &str) -> ApiError {
     let is_media = ["image", "audio", "video", "file", "screenshot"].iter().any(|media| kind.contains(media));
     let message = match kind {

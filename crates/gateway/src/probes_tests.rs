@@ -1,4 +1,5 @@
-//! Tests of probes over the HTTP routes.
+//! Tests of the detection of probes over the HTTP routes. A probe is a call before the task that
+//! checks the model.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ fn asks(question: &str, system: Option<&str>, tools: bool) -> Value {
     body
 }
 
-/// Agents of the sampled segments after these calls.
+/// Returns the agents of the sampled segments after these calls.
 async fn agents(calls: &[Value]) -> Vec<String> {
     let served = Served::scripted(&["Hello.", "36."]);
     for call in calls {
@@ -46,11 +47,11 @@ async fn question_before_task_is_a_probe() {
 }
 
 #[tokio::test]
-async fn calls_of_the_task_are_no_probes() {
+async fn task_calls_are_not_probes() {
     let task = asks(TASK, None, true);
     let hello = asks("say hello", None, false);
-    // An agent without tools; a plan that quotes the task; a question of the task; a call after the
-    // first.
+    // An agent without tools; a plan that quotes the task; a question that is part of the task; a
+    // call after the first.
     assert_eq!(agents(std::slice::from_ref(&hello)).await, ["default"]);
     assert_eq!(agents(&[hello.clone(), asks("What now?", None, false)]).await, ["default", "default"]);
     let plan = asks(&format!("Plan this: {TASK}"), None, false);
@@ -58,7 +59,7 @@ async fn calls_of_the_task_are_no_probes() {
     let part = asks("12 * 3", None, false);
     assert_eq!(agents(&[part, task.clone()]).await, ["default", "default"]);
     assert_eq!(agents(&[task.clone(), hello.clone()]).await, ["default", "default"]);
-    // A conversation that goes on.
+    // A conversation that continues.
     let mut more = hello.clone();
     more["messages"].as_array_mut().unwrap().extend([
         json!({ "role": "assistant", "content": "Hello." }),

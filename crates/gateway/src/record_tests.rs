@@ -1,4 +1,4 @@
-//! Records of calls, and answers to calls that are made again.
+//! Tests of recorded calls, and of the responses to repeated calls.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ fn question() -> Value {
     json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hi" }] })
 }
 
-/// Chunks of a stream of completions or of a chat.
+/// Parses the chunks of a stream of completions or of a chat.
 fn chunks(stream: &str) -> Vec<Value> {
     let frames = stream.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
     frames.filter_map(|data| serde_json::from_str(data).ok()).collect()
 }
 
 #[tokio::test]
-async fn reply_that_failed_is_recorded_as_far_as_it_came() {
+async fn failed_completion_is_recorded_up_to_failure() {
     let served = Served::failing();
     let answer = served.post(CHAT, &question()).await;
     assert!(!answer.status.is_success(), "{}", answer.text);
@@ -35,7 +35,7 @@ async fn reply_that_failed_is_recorded_as_far_as_it_came() {
 }
 
 #[tokio::test]
-async fn choices_are_recorded_in_their_order_whichever_ends_first() {
+async fn choices_are_recorded_in_index_order() {
     let served = Served::paced(&["A long reply, which ends last.", "No."], Duration::from_millis(5));
     let mut body = question();
     body["n"] = 2.into();
@@ -47,7 +47,7 @@ async fn choices_are_recorded_in_their_order_whichever_ends_first() {
 }
 
 #[tokio::test]
-async fn empty_reply_is_recorded() {
+async fn empty_completion_is_recorded() {
     let served = Served::scripted(&["", "Yes."]);
     let mut body = question();
     served.post(CHAT, &body).await;
@@ -58,7 +58,7 @@ async fn empty_reply_is_recorded() {
 }
 
 #[tokio::test]
-async fn stop_string_that_is_put_back_changes_nothing() {
+async fn restored_stop_string_continues_conversation() {
     for put_back in ["", "STOP"] {
         let served = Served::scripted(&["So. STOP", "Yes."]);
         let mut body = question();
@@ -77,7 +77,7 @@ async fn stop_string_that_is_put_back_changes_nothing() {
 }
 
 #[tokio::test]
-async fn reply_with_calls_is_recognized_with_and_without_its_stop_string() {
+async fn completion_with_calls_matches_with_or_without_stop_string() {
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>";
     for text in [format!("So. {call} Now STOP"), "So. <tool_call>{oops}</tool_call> Now STOP".into()] {
         for put_back in ["", "STOP"] {
@@ -98,7 +98,7 @@ async fn reply_with_calls_is_recognized_with_and_without_its_stop_string() {
 }
 
 #[tokio::test]
-async fn edited_arguments_fork_and_other_spellings_continue() {
+async fn edited_arguments_fork_and_equivalent_json_continues() {
     let call =
         |written: &str| format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {written}}}\n</tool_call>");
     for (written, sent, continues) in [
@@ -128,7 +128,7 @@ async fn edited_arguments_fork_and_other_spellings_continue() {
 }
 
 #[tokio::test]
-async fn prompts_of_one_body_that_is_sent_again_get_their_own_replies() {
+async fn retried_body_returns_same_completions_per_prompt() {
     let served = Served::scripted(&["one", "two", "three"]);
     let body = json!({ "prompt": ["a", "b", "c"] }).to_string();
     let mut answers = Vec::new();
@@ -152,10 +152,10 @@ async fn prompts_of_one_body_that_is_sent_again_get_their_own_replies() {
 }
 
 #[tokio::test]
-async fn stream_of_completions_has_all_tokens_of_whole() {
-    // Tokens that complete no character have no text, and are told of all the same.
+async fn completion_stream_reports_all_tokens() {
+    // Tokens that complete no character have no text, but must be reported.
     let served = |reply: &str, reads_prompt: bool| match reads_prompt {
-        // The prompt of a script has no log-probabilities.
+        // Scripted samplers return no log-probabilities of prompts.
         true => Served::simulated(9),
         false => Served::scripted(&[reply]),
     };
@@ -183,7 +183,7 @@ async fn stream_of_completions_has_all_tokens_of_whole() {
                 let want = want.pointer(&path).cloned().unwrap_or(json!([]));
                 assert_eq!(json!(all(&path)), want, "{echo} {logprobs} {list}: {stream}");
             }
-            // No frame is empty but the last.
+            // Only the last frame of a choice can be empty.
             for choice in &choices {
                 let is_empty = choice["text"] == "" && choice["token_ids"].is_null();
                 let says_nothing = is_empty && choice["logprobs"].is_null();
@@ -194,7 +194,7 @@ async fn stream_of_completions_has_all_tokens_of_whole() {
 }
 
 #[tokio::test]
-async fn only_unknown_models_have_the_code_of_such() {
+async fn only_unknown_models_return_model_not_found() {
     let served = Served::scripted(&["Yes."]);
     let mut body = question();
     body["model"] = "other".into();

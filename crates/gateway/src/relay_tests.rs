@@ -1,4 +1,4 @@
-//! Tests of parties with a chat API over the HTTP routes.
+//! Tests of parties with an external chat API over the HTTP routes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::session::Session;
 use crate::testing::{Answer as Reply, LIMITS, Served};
 use crate::{Route, SessionOptions, When};
 
-/// Says the parts that it was given, and notes what it was asked.
+/// Chat API that returns the deltas in `parts`, and records its queries.
 #[derive(Default)]
 struct Parrot {
     parts: Mutex<Vec<Result<ChatDelta, ApiError>>>,
     asked: Mutex<Vec<ChatQuery>>,
-    /// Whether it goes silent after its parts, instead of ending.
+    /// Whether the API stays silent after its deltas instead of ending the stream.
     hangs: bool,
 }
 
@@ -40,7 +40,7 @@ impl ChatApi for Parrot {
     }
 }
 
-/// A whole reply with a thought and a call.
+/// Returns the deltas of a complete completion with reasoning and a tool call.
 fn parts() -> Vec<Result<ChatDelta, ApiError>> {
     let arguments = json!({ "a": 1 }).as_object().cloned().unwrap_or_else(Map::new);
     let call = ToolCall { id: "c1".into(), name: "add".into(), arguments: arguments.into() };
@@ -56,7 +56,8 @@ fn parts() -> Vec<Result<ChatDelta, ApiError>> {
     all.map(Ok).collect()
 }
 
-/// A gateway with an attempt whose agents are `default`, of tokens, and `judge`, of others.
+/// Creates a gateway with an attempt of two agents: `default`, which samples tokens, and `judge`,
+/// which uses the external chat API.
 fn served(parrot: Parrot) -> (Served, Arc<Session>, Arc<Parrot>) {
     let served = Served::scripted(&["Yes."]);
     let parrot = Arc::new(parrot);
@@ -90,7 +91,7 @@ fn question(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn every_dialect_tells_a_reply_of_others() {
+async fn every_dialect_returns_external_completion() {
     let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     let mut body = question("1?");
     let whole = post(&served, &session, "/v1/chat/completions", &body).await.json();
@@ -129,7 +130,7 @@ async fn every_dialect_tells_a_reply_of_others() {
 }
 
 #[tokio::test]
-async fn what_the_caller_wishes_is_passed_on() {
+async fn request_options_are_forwarded_to_chat_api() {
     let (served, session, parrot) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     let mut body = question("1?");
     body["temperature"] = 0.5.into();
@@ -144,7 +145,7 @@ async fn what_the_caller_wishes_is_passed_on() {
 }
 
 #[tokio::test]
-async fn histories_are_recorded_once_as_messages_and_never_as_tokens() {
+async fn external_histories_are_recorded_once_as_messages() {
     let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     let mut body = question("1?");
     let first = post(&served, &session, "/v1/chat/completions", &body).await.json();
@@ -152,7 +153,7 @@ async fn histories_are_recorded_once_as_messages_and_never_as_tokens() {
     messages.push(first["choices"][0]["message"].clone());
     messages.push(json!({ "role": "tool", "tool_call_id": "c1", "content": "2" }));
     post(&served, &session, "/v1/chat/completions", &body).await.json();
-    // One that has nothing to do with it, and one of the other agent.
+    // A call with an unrelated history, and a call of the other agent.
     post(&served, &session, "/v1/chat/completions", &question("2?")).await.json();
     let mut own = question("3?");
     own["model"] = "tiny".into();
@@ -192,7 +193,7 @@ async fn tools_of_chat_api_are_recorded_when_they_change() {
 }
 
 #[tokio::test]
-async fn faults_of_others_have_their_status_and_are_recorded() {
+async fn chat_api_errors_keep_status_and_are_recorded() {
     let busy = ApiError::new(ErrorKind::Busy(Duration::from_secs(3)), "come back");
     let (served, session, _) =
         self::served(Parrot { parts: Mutex::new(vec![Err(busy)]), ..Parrot::default() });
@@ -203,7 +204,7 @@ async fn faults_of_others_have_their_status_and_are_recorded() {
     );
     assert!(session.close(Duration::from_secs(5)).await.0.external.is_empty(), "nothing was said");
 
-    // It breaks off in the middle.
+    // The API breaks off in the middle of a completion.
     let begun = parts().into_iter().take(2).collect();
     let (served, session, _) = self::served(Parrot { parts: Mutex::new(begun), ..Parrot::default() });
     let answer = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
@@ -214,7 +215,7 @@ async fn faults_of_others_have_their_status_and_are_recorded() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_silent_ends_with_its_attempt_and_its_text_is_kept() {
+async fn silent_call_ends_with_attempt_and_keeps_text() {
     let begun = parts().into_iter().take(2).collect();
     let (served, session, _) = served(Parrot { parts: Mutex::new(begun), hangs: true, ..Parrot::default() });
     let mut body = question("1?");
@@ -230,7 +231,7 @@ async fn a_call_that_is_silent_ends_with_its_attempt_and_its_text_is_kept() {
 }
 
 #[tokio::test]
-async fn questions_about_tokens_are_refused() {
+async fn token_requests_to_chat_api_are_rejected() {
     let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     let chat = |field: &str, value: Value| {
         let mut body = question("1?");

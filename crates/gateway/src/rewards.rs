@@ -1,4 +1,4 @@
-//! `POST …/reward`: rewards that an attempt's own program gives.
+//! `POST …/reward`: rewards that the program of an attempt posts.
 
 use axum::response::Response;
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::openai::respond;
 use crate::session::Reward;
 use levade_call::ApiError;
 
-/// Answers `POST …/reward`.
+/// Handles `POST …/reward`.
 pub(crate) async fn reward(incoming: Incoming) -> Response {
     respond(note(incoming).map(|()| json!({ "noted": true })))
 }

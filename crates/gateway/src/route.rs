@@ -7,25 +7,26 @@ use regex::Regex;
 
 use crate::call::Call;
 
-/// Agent of an attempt, with the rule by which calls belong to it.
+/// Agent of an attempt, with the rule that assigns calls to the agent.
 #[derive(Clone)]
 pub struct Route {
     /// Party that answers the agent's calls.
     pub party: Arc<Party>,
-    /// Properties of calls that belong to the agent although they do not name it.
+    /// Properties of calls that belong to the agent although they do not name the agent.
     pub when: When,
 }
 
-/// Properties of an agent's calls. A call must have all that are set. Without any, no call matches.
+/// Properties of an agent's calls. A call must have all properties that are set. If none is set, no
+/// call matches.
 #[derive(Debug, Clone, Default)]
 pub struct When {
-    /// Names of models that only this agent asks for.
+    /// Names of models that only this agent requests.
     pub models: Vec<String>,
-    /// Regular expression that matches somewhere in the call's instructions.
+    /// Regular expression that must match somewhere in the call's leading instructions.
     pub system: Option<Regex>,
-    /// Names of tools that the call must all have.
+    /// Names of tools that the call must have, all of them.
     pub tools: Vec<String>,
-    /// Whether the call has any tools.
+    /// Whether the call must have tools (`true`) or must have none (`false`). `None` allows both.
     pub has_tools: Option<bool>,
 }
 
@@ -44,7 +45,7 @@ impl When {
     }
 }
 
-/// Returns the text of the leading messages that instruct the model.
+/// Returns the text of the leading messages that instruct the model (system or developer messages).
 fn instructions(input: &Input) -> String {
     let Input::Messages(messages) = input else { return String::new() };
     let texts: Vec<&str> =
@@ -52,8 +53,9 @@ fn instructions(input: &Input) -> String {
     texts.join("\n")
 }
 
-/// Returns the route of a call: of the agent that it names, else the first whose rule holds, else that of the
-/// agent `default`, else the first.
+/// Returns the route of a call. If `named` is set, this is the route of that agent, or `None` if the
+/// attempt has no such agent. Otherwise the first route whose rule matches is used. If no rule
+/// matches, the route of the agent `default` is used, or the first route if there is no such agent.
 pub(crate) fn choose<'a>(routes: &'a [Route], named: Option<&str>, call: &Call) -> Option<&'a Route> {
     let of = |name: &str| routes.iter().find(|route| route.party.agent == name);
     match named {

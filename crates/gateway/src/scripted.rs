@@ -1,4 +1,4 @@
-//! A sampler that says given texts, for tests and examples.
+//! A sampler that returns scripted texts, for tests and examples.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -7,18 +7,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_policy::{FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler};
 
-/// Says texts in their order, one to a call, over a vocabulary of bytes; the first again after the last.
+/// Sampler that returns scripted texts in their order, one per call, with one token per byte. Starts
+/// again after the last text.
 #[derive(Debug)]
 pub struct Scripted {
     texts: Mutex<VecDeque<String>>,
-    /// Ends a reply.
+    /// Token that ends a completion.
     end: u32,
-    /// Time before each token.
+    /// Delay before each token.
     pace: Duration,
 }
 
 impl Scripted {
-    /// A sampler of these texts, which ends its replies with the token `end`.
+    /// Creates a sampler of `texts`, which ends each completion with the token `end`.
     pub fn new(texts: &[&str], end: u32) -> Self {
         Scripted {
             texts: Mutex::new(texts.iter().map(|text| (*text).to_owned()).collect()),
@@ -27,7 +28,7 @@ impl Scripted {
         }
     }
 
-    /// Takes so long for each token.
+    /// Returns the sampler with the delay `pace` before each token.
     #[must_use]
     pub fn paced(self, pace: Duration) -> Self {
         Scripted { pace, ..self }

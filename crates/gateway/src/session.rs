@@ -1,4 +1,4 @@
-//! Sessions: the endpoint of one attempt.
+//! Sessions. A session is the endpoint of one attempt.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,11 +18,11 @@ pub struct SessionOptions {
     pub rollout: String,
     /// Name of the attempt in URLs, unique to this try.
     pub attempt: String,
-    /// Agents of the attempt; at least one.
+    /// Agents of the attempt. Must not be empty.
     pub routes: Vec<Route>,
     /// Recorder of the attempt.
     pub recorder: Arc<Recorder>,
-    /// Whether the program can post rewards, with a key for that purpose.
+    /// Whether the attempt's program can post rewards, with a separate key.
     pub rewards: bool,
 }
 
@@ -32,7 +32,7 @@ pub struct SessionOptions {
 pub struct Reward {
     /// Value of the reward.
     pub value: f64,
-    /// Reward dimension.
+    /// Reward dimension. Default: `reward`.
     #[serde(default = "one_dimension")]
     pub name: String,
     /// Agent that earned the reward. `None` means all agents.
@@ -55,17 +55,18 @@ pub struct Session {
     state: Mutex<State>,
 }
 
-/// Mutable part of a session.
+/// Mutable state of a session.
 #[derive(Default)]
 pub(crate) struct State {
     rewards: Vec<Reward>,
-    /// Calls by the hash of their bodies, for clients that repeat a call.
+    /// Calls by the hash of their path and body, with the time at which they started, for clients
+    /// that repeat a call.
     repeats: HashMap<u128, Vec<(Instant, Arc<Transcript>)>>,
-    /// Responses by id, for clients that continue one by its id.
+    /// Responses by id, for clients that continue a response.
     pub responses: Memory,
 }
 
-/// Time in which a client can repeat a finished call.
+/// Time after its start during which a call can be repeated, if a client has received its end.
 const REPEAT_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Session {
@@ -78,17 +79,17 @@ impl Session {
         }
     }
 
-    /// Returns the key of the attempt's calls.
+    /// Returns the key for calls of the attempt.
     pub fn key(&self) -> &str {
         self.key.text()
     }
 
-    /// Returns the key of the attempt's rewards.
+    /// Returns the key for posting rewards of the attempt.
     pub fn reward_key(&self) -> &str {
         self.reward_key.text()
     }
 
-    /// Returns the path of the endpoint, without a slash at its end and without `/v1`.
+    /// Returns the URL path of the endpoint, without a trailing slash and without `/v1`.
     pub fn path(&self) -> String {
         format!("/rollout/{}/attempt/{}", self.options.rollout, self.options.attempt)
     }
@@ -102,8 +103,9 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the transcript of an earlier call with the same body whose end no client has received, or, if
-    /// `retries` says that the client repeats a call, of the newest. A call that failed is made again.
+    /// Returns the transcript of an earlier call with the same body that no client reads now and
+    /// whose end no client has received. If there is none and `retries` is true, returns the newest
+    /// call with the same body. Failed calls are not returned, so that they are sampled again.
     pub(crate) fn repeated(&self, body: u128, retries: bool) -> Option<Arc<Transcript>> {
         let mut state = self.state();
         let now = Instant::now();
@@ -118,12 +120,12 @@ impl Session {
         unread.or_else(retried).map(|(_, call)| Arc::clone(call))
     }
 
-    /// Keeps a call for clients that repeat it.
+    /// Remembers a call for clients that repeat it.
     pub(crate) fn keep(&self, body: u128, call: &Arc<Transcript>) {
         self.state().repeats.entry(body).or_default().push((Instant::now(), Arc::clone(call)));
     }
 
-    /// Adds a reward.
+    /// Validates and adds a reward.
     pub(crate) fn reward(&self, reward: Reward) -> Result<(), ApiError> {
         let recorder = self.recorder();
         recorder.check_open()?;
@@ -147,7 +149,7 @@ impl Session {
     }
 
     /// Ends the session. Calls in flight are aborted and recorded with the tokens sampled so far; see
-    /// [`Recorder::close`]. Returns what was recorded, and the rewards that the program posted.
+    /// [`Recorder::close`]. Returns the recorded calls, and the rewards that the program posted.
     pub async fn close(&self, timeout: Duration) -> (Recorded, Vec<Reward>) {
         let recorded = self.recorder().close(timeout).await;
         (recorded, std::mem::take(&mut self.state().rewards))

@@ -1,6 +1,6 @@
-//! `/generate`: token ids or text in, token ids and text out, in SGLang's shape.
+//! The endpoint `/generate` in SGLang's format: token ids or text in, token ids and text out.
 //!
-//! A stream tells each time of all that there is so far, as SGLang's does.
+//! Each frame of a stream contains the complete output so far, as in SGLang.
 
 use std::sync::Arc;
 
@@ -23,13 +23,13 @@ use levade_call::before_stop;
 use levade_call::{Constraint, Input};
 use levade_call::{End, Event, Head, Token};
 
-/// Name of the API where unknown fields are counted.
+/// Name of the API under which unknown fields are counted.
 const API: &str = "sglang";
 
-/// Tokens of a reply where a client names no number.
+/// Maximum number of tokens of a completion if the request sets none.
 const MAX_NEW_TOKENS: usize = 128;
 
-/// One of something, or one for each prompt of a batch.
+/// One value for all prompts of a batch, or one value for each prompt.
 #[derive(Clone, Deserialize)]
 #[serde(untagged, expecting = "it is neither such a value nor a list of such, one for each prompt")]
 enum Each<T> {
@@ -38,7 +38,7 @@ enum Each<T> {
 }
 
 impl<T: Clone> Each<T> {
-    /// The one for prompt `at` of `count`.
+    /// Returns the value for the prompt with the index `at` among `count` prompts.
     fn of(&self, field: &str, at: usize, count: usize) -> Result<T, ApiError> {
         match self {
             Each::One(one) => Ok(one.clone()),
@@ -52,7 +52,7 @@ impl<T: Clone> Each<T> {
     }
 }
 
-/// A request.
+/// Body of a request.
 #[derive(Deserialize)]
 struct Request {
     model: Option<String>,
@@ -70,7 +70,7 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// Prompts in ids.
+/// Prompts of token ids.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "it is neither a list of token ids nor a list of such lists")]
 enum Ids {
@@ -78,7 +78,7 @@ enum Ids {
     Many(Vec<Vec<u32>>),
 }
 
-/// Answers `POST /generate`.
+/// Handles `POST /generate`.
 pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let ping = gateway.0.options.ping;
     let Prepared { caller, mut calls, mut writers, is_batch, streams } = match prepare(&gateway, incoming) {
@@ -100,11 +100,11 @@ pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming)
     }
 }
 
-/// A request that was read.
+/// A validated request.
 struct Prepared {
     caller: Caller,
     calls: Vec<Call>,
-    /// For each call, how it is answered.
+    /// Writers of the responses, one for each call.
     writers: Vec<Writer>,
     is_batch: bool,
     streams: bool,
@@ -138,7 +138,7 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, ApiError> 
     Ok(Prepared { caller, calls, writers, is_batch, streams })
 }
 
-/// Call number `at` of `count`, and how it is answered.
+/// Returns the call with the index `at` among `count` calls, and the writer of its response.
 fn one(
     gateway: &Gateway,
     caller: &Caller,
@@ -196,7 +196,7 @@ fn one(
     Ok((call, writer))
 }
 
-/// The form that sampling parameters ask for; these are taken out.
+/// Returns the format constraint in the sampling parameters, and removes it from the parameters.
 fn form(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError> {
     let mut take = |name: &str| params.remove(name).filter(|value| !value.is_null());
     let (schema, pattern) = (take("json_schema"), take("regex"));
@@ -217,27 +217,27 @@ fn form(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError>
     structured::either(schema, pattern)
 }
 
-/// Writes what comes of a call.
+/// Writer of responses in SGLang's format.
 struct Writer {
     chat: Arc<Chat>,
-    /// Name that the client has for the call.
+    /// Client's id of the call. If `None`, the response contains the gateway's id.
     rid: Option<String>,
     logprobs: bool,
-    /// The first token of the prompt that is told of with its log-probability.
+    /// Index of the first prompt token whose log-probability is reported. `None` reports none.
     start: Option<usize>,
-    /// Number of alternatives.
+    /// Number of alternatives per token.
     top: usize,
-    /// Whether log-probabilities name their tokens' texts.
+    /// Whether log-probabilities contain the texts of their tokens.
     texts: bool,
-    /// Whether the text leaves out special tokens,
+    /// Whether the text omits special tokens.
     skip_special: bool,
-    /// and what ended it.
+    /// Whether the text omits the stop string or stop token that ended the completion.
     trims: bool,
-    /// Each reply so far.
+    /// Output of each choice so far.
     told: Vec<Partial>,
 }
 
-/// A reply so far.
+/// Output of a choice so far.
 #[derive(Default)]
 struct Partial {
     text: String,
@@ -246,7 +246,7 @@ struct Partial {
 }
 
 impl Writer {
-    /// Text of a reply, which has ended where there is an `end`.
+    /// Returns the text of a completion. `end` is `None` if the completion has not ended.
     fn text(&self, tokens: &[Token], end: Option<&End>) -> String {
         if let Some(end) = end.filter(|_| self.skip_special && self.trims) {
             return end.text.clone();
@@ -268,7 +268,8 @@ impl Writer {
         text
     }
 
-    /// A token with its log-probability: null where nothing predicts it, or nothing that is told of.
+    /// Returns a token with its log-probability. `logprob` is `None` for the first reported prompt
+    /// token.
     fn triplet(&self, id: u32, logprob: Option<f32>) -> Value {
         let text = self.texts.then(|| self.chat.tokenizer().token_text(id));
         json!([logprob.map(finite), id, text])
@@ -285,8 +286,8 @@ impl Writer {
         tokens.iter().map(one).collect()
     }
 
-    /// Adds the log-probabilities of the prompt from its token `start`, the first of which is null: SGLang
-    /// does not tell of it wherever it stands.
+    /// Adds the log-probabilities of the prompt tokens from the index `start`. As in SGLang, the
+    /// log-probability of the first reported token is always null.
     fn add_prompt(&self, meta: &mut Value, prompt: &[Token]) {
         let known = self.start.and_then(|start| prompt.get(start..)).unwrap_or_default();
         let (mut list, mut tops) = (Vec::new(), Vec::new());
@@ -302,7 +303,7 @@ impl Writer {
         }
     }
 
-    /// A reply, or one so far.
+    /// Returns a completion in SGLang's format. `end` is `None` if the completion has not ended.
     fn reply(&self, head: &Head, index: usize, reply: &Partial, end: Option<&End>) -> Value {
         let Partial { text, prompt, tokens } = reply;
         let id = self.rid.as_deref().unwrap_or(&head.id);
@@ -326,7 +327,7 @@ impl Writer {
         json!({ "text": text, "output_ids": ids, "meta_info": meta })
     }
 
-    /// The replies to one prompt.
+    /// Returns the completions of one prompt.
     fn replies(&self, head: &Head, replies: Vec<Gathered>) -> Vec<Value> {
         let one = |(index, Gathered { prompt, tokens, end, .. })| {
             let text = self.text(&tokens, Some(&end));
@@ -335,7 +336,7 @@ impl Writer {
         replies.into_iter().enumerate().map(one).collect()
     }
 
-    /// A frame that tells of a reply so far.
+    /// Returns a frame with the output of the choice `index` so far.
     fn told(&self, head: &Head, index: usize, end: Option<&End>) -> String {
         let mut value = self.reply(head, index, &self.told[index], end);
         if head.n > 1 {
@@ -352,7 +353,7 @@ fn speech(piece: &Piece) -> Option<&str> {
     }
 }
 
-/// Why a reply ended.
+/// Returns the reason for the end of a completion in SGLang's format.
 fn finish(end: &End, tokens: &[Token]) -> Value {
     match end.finish {
         FinishReason::StopId => json!({ "type": "stop", "matched": tokens.last().map(|token| token.id) }),

@@ -13,7 +13,7 @@ async fn ask(served: &Served, body: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn ids_come_back_with_triplets() {
+async fn response_reports_ids_and_logprob_triplets() {
     let served = Served::scripted(&["ab"]);
     let body = json!({
         "rid": "r1", "input_ids": [72, 105], "return_logprob": true, "logprob_start_len": -1,
@@ -33,7 +33,7 @@ async fn ids_come_back_with_triplets() {
 }
 
 #[tokio::test]
-async fn texts_are_cut_as_the_client_likes() {
+async fn text_is_trimmed_by_client_parameters() {
     for (params, text) in [
         (json!({ "stop": ["c"] }), "ab"),
         (json!({ "stop": ["c"], "no_stop_trim": true }), "abc"),
@@ -47,7 +47,7 @@ async fn texts_are_cut_as_the_client_likes() {
         let mut body = json!({ "text": "Hi", "sampling_params": params });
         let found = ask(&served, &body).await;
         assert_eq!(found["text"], text, "{params}");
-        // The last chunk of a stream is the whole.
+        // The last chunk of a stream contains the complete output.
         body["stream"] = true.into();
         let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
         let frames = answer.text.strip_suffix("\n\ndata: [DONE]\n\n").unwrap().split("\n\n");
@@ -65,7 +65,7 @@ async fn texts_are_cut_as_the_client_likes() {
 }
 
 #[tokio::test]
-async fn prompts_are_told_of_from_where_the_client_says() {
+async fn prompt_logprobs_start_at_requested_index() {
     let served = Served::simulated(4);
     let mut body = json!({
         "input_ids": [72, 105, 33], "return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 2,
@@ -86,7 +86,7 @@ async fn prompts_are_told_of_from_where_the_client_says() {
 }
 
 #[tokio::test]
-async fn a_batch_is_answered_in_its_order() {
+async fn batch_returns_completions_in_order() {
     let served = Served::simulated(3);
     let body = json!({
         "input_ids": [[72], [105, 33]], "rid": ["a", "b"],
@@ -116,7 +116,7 @@ async fn a_batch_is_answered_in_its_order() {
 }
 
 #[tokio::test]
-async fn a_stream_of_several_replies_says_whose_a_part_is() {
+async fn stream_of_several_choices_reports_index() {
     let served = Served::simulated(3);
     let body = json!({ "input_ids": [72], "stream": true, "sampling_params": { "n": 2 } });
     let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
@@ -126,7 +126,7 @@ async fn a_stream_of_several_replies_says_whose_a_part_is() {
 }
 
 #[tokio::test]
-async fn requests_that_cannot_be_kept_are_refused_by_name() {
+async fn unsupported_requests_are_rejected_by_name() {
     let served = Served::scripted(&["ab"]);
     for (body, param) in [
         (json!({ "sampling_params": {} }), "input_ids"),
@@ -145,7 +145,7 @@ async fn requests_that_cannot_be_kept_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn pages_tell_whom_one_speaks_to() {
+async fn info_endpoints_describe_model() {
     let served = Served::simulated(3);
     for (path, field, value) in [
         ("/version", "version", json!(env!("CARGO_PKG_VERSION"))),
@@ -172,7 +172,7 @@ async fn pages_tell_whom_one_speaks_to() {
     }
     assert_eq!(served.send("GET", "/ping", STRANGER, "").await.status, StatusCode::OK);
     assert_eq!(served.send("GET", "/model_info?model=x", STRANGER, "").await.status, StatusCode::NOT_FOUND);
-    // A model that draws nothing is not well.
+    // A model that cannot sample is unhealthy.
     let silent = Served::scripted(&[]);
     let answer = silent.send("GET", "/health_generate", STRANGER, "").await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);

@@ -1,4 +1,4 @@
-//! Gateways over scripted and simulated samplers, asked without a network.
+//! Gateways over scripted and simulated samplers, called without a network.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -19,10 +19,11 @@ use crate::scripted::Scripted;
 use crate::session::Session;
 use crate::{Gateway, Model, Options, Route, SessionOptions, When};
 
-/// The key of strangers.
+/// Key of callers outside of the attempt.
 pub(crate) const STRANGER: &str = "sk-test";
 
-/// Replies that are no thought, text and calls in this order.
+/// Completions with unusual structure: text after a call, no text, only reasoning, unfinished
+/// reasoning, only whitespace.
 pub(crate) const ODD: [&str; 5] = [
     "One.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\nTwo.",
     "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
@@ -31,10 +32,10 @@ pub(crate) const ODD: [&str; 5] = [
     " \n",
 ];
 
-/// A reply with a call that cannot be read.
+/// Completion with a tool call that cannot be parsed.
 pub(crate) const UNREADABLE: &str = "So: <tool_call>\n{oops}\n</tool_call> and on.";
 
-/// Tokens that a prompt and its reply can have together.
+/// Maximum number of tokens of a prompt and its completion together.
 pub(crate) const CONTEXT: usize = 4096;
 
 /// Limits of an attempt.
@@ -51,10 +52,10 @@ pub(crate) struct Limits {
 /// Limits that no test reaches by chance.
 pub(crate) const LIMITS: Limits = Limits { calls: 100, tokens: 10_000, timeout: Duration::from_secs(30) };
 
-/// Context policy of the attempt's party, which may be asked for summaries itself.
+/// Context budget of the attempt's party, and the summarizer if the budget requests summaries.
 pub(crate) type ContextPolicy = (Budget, Option<Arc<Summarizer>>);
 
-/// Answer of a gateway.
+/// Response of a gateway.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub status: StatusCode,
@@ -63,13 +64,13 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The document that it is.
+    /// Returns the response as a JSON document.
     pub(crate) fn json(&self) -> Value {
         assert_eq!(self.headers["content-type"], "application/json", "{}", self.text);
         serde_json::from_str(&self.text).unwrap()
     }
 
-    /// Events of the stream that it is, each under the name of its type.
+    /// Returns the events of a streamed response. Checks that each event has the name of its type.
     pub(crate) fn events(&self) -> Vec<Value> {
         assert_eq!(self.headers["content-type"], "text/event-stream; charset=utf-8", "{}", self.text);
         let frames = self.text.split("\n\n").filter(|frame| !frame.is_empty());
@@ -83,16 +84,16 @@ impl Answer {
     }
 }
 
-/// How the model writes conversations, which is found out once.
+/// Chat format of the test model, created once.
 static FORMAT: LazyLock<Arc<Format>> =
     LazyLock::new(|| Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), History::default())));
 
-/// A small simulator of the tiny chat's vocabulary.
+/// Returns the configuration of a small simulator with the vocabulary of the test chat.
 fn simulator() -> SimulatorConfig {
     SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, rows: 64, ..Default::default() }
 }
 
-/// A gateway to one model, with an attempt whose calls it answers.
+/// A gateway with one model and one attempt.
 pub(crate) struct Served {
     pub gateway: Gateway,
     pub session: Arc<Session>,
@@ -100,52 +101,53 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// A model that says these texts, one to a call.
+    /// Creates a gateway whose model returns `texts`, one per call.
     pub(crate) fn scripted(texts: &[&str]) -> Self {
         Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default())
     }
 
-    /// A model that says anything, in so many tokens.
+    /// Creates a gateway whose model samples random tokens, at most `tokens` per completion.
     pub(crate) fn simulated(tokens: usize) -> Self {
         Self::new(Arc::new(Simulator::new(simulator())), tokens, Options::default())
     }
 
-    /// A model that says anything of the form that a call asks for, in so many tokens.
+    /// Creates a gateway whose model samples random tokens, at most `tokens` per completion, within
+    /// the grammar of the call.
     pub(crate) fn formed(tokens: usize) -> Self {
         let vocabulary = Vocabulary::new(FORMAT.chat().tokenizer());
         let simulator = Simulator::new(simulator()).with_grammars(Arc::new(vocabulary));
         Self::new(Arc::new(simulator), tokens, Options::default())
     }
 
-    /// A model that fails after its first token.
+    /// Creates a gateway whose model fails after the first token.
     pub(crate) fn failing() -> Self {
         let config = SimulatorConfig { failures: 1.0, ..simulator() };
         Self::new(Arc::new(Simulator::new(config)), 60, Options::default())
     }
 
-    /// A model that takes its time, while clients are sent signs of life.
+    /// Creates a gateway whose model is slow, so that clients receive keep-alive data.
     pub(crate) fn slow() -> Self {
         let config = SimulatorConfig { latency: Duration::from_millis(20), ..simulator() };
         let options = Options { ping: Duration::from_millis(2), ..Options::default() };
         Self::new(Arc::new(Simulator::new(config)), 20, options)
     }
 
-    /// A model that takes so long for each token.
+    /// Creates a gateway whose model waits for `pace` before each token.
     pub(crate) fn paced(texts: &[&str], pace: Duration) -> Self {
         Self::paced_with(texts, pace, Options::default())
     }
 
-    /// Such a model behind a gateway with other settings.
+    /// Like [`Served::paced`], with the options `options`.
     pub(crate) fn paced_with(texts: &[&str], pace: Duration, options: Options) -> Self {
         Self::with(Arc::new(Scripted::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
     }
 
-    /// A model for an attempt with other limits.
+    /// Creates a gateway whose attempt has other limits.
     pub(crate) fn limited(texts: &[&str], limits: Limits) -> Self {
         Self::with(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default(), limits)
     }
 
-    /// A model that says these texts, for an attempt under a context policy.
+    /// Creates a gateway whose model returns `texts`, with a context policy for the attempt.
     pub(crate) fn within(texts: &[&str], context: impl Fn(&Arc<Party>) -> ContextPolicy) -> Self {
         let sampler = Arc::new(Scripted::new(texts, IM_END));
         Self::under(sampler, 1000, Options::default(), LIMITS, context)
@@ -169,7 +171,7 @@ impl Served {
         Self::writing(Arc::clone(&FORMAT), sampler, max_tokens, options, limits, context)
     }
 
-    /// A model that says these texts, and writes conversations in this format.
+    /// Creates a gateway whose model returns `texts` and renders conversations in `format`.
     pub(crate) fn in_format(texts: &[&str], format: Format) -> Self {
         let sampler = Arc::new(Scripted::new(texts, IM_END));
         Self::writing(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| (Budget::NONE, None))
@@ -209,7 +211,7 @@ impl Served {
         router(&self.gateway, self.gateway.0.options.access.clone())
     }
 
-    /// Sends a request with a key.
+    /// Sends a request with the key `key`.
     pub(crate) async fn send(&self, method: &str, path: &str, key: &str, body: &str) -> Answer {
         let request = Request::builder()
             .method(method)
@@ -225,17 +227,17 @@ impl Served {
         Answer { status: parts.status, headers: parts.headers, text }
     }
 
-    /// Posts a document as the attempt.
+    /// Posts a document with the attempt's key.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
         self.send("POST", path, self.session.key(), &body.to_string()).await
     }
 
-    /// How the prompts of the attempt's calls came about, in their order.
+    /// Returns the origins of the prompts of the attempt's calls, in order.
     pub(crate) fn origins(&self) -> Vec<Origin> {
         self.session.recorder().origins().into_iter().map(Option::unwrap).collect()
     }
 
-    /// Closes the attempt; the text of every path of its trajectory.
+    /// Closes the attempt and returns the text of each sequence of its trajectory.
     pub(crate) async fn paths(&self) -> Vec<String> {
         let recorded = self.session.close(Duration::from_secs(10)).await.0;
         let trajectory = recorded.trajectory;

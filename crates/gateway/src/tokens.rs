@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, in vLLM's shape.
+//! `/tokenize` and `/detokenize`, in vLLM's format.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -10,7 +10,7 @@ use crate::http::{Incoming, read};
 use crate::openai::{self, respond};
 use levade_call::ApiError;
 
-/// A text or a conversation to be written in ids.
+/// Request to tokenize a text or a conversation.
 #[derive(Deserialize)]
 struct Tokenize {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -22,7 +22,7 @@ struct Tokenize {
     return_token_strs: Option<bool>,
 }
 
-/// Ids to be written as text.
+/// Request to decode token ids.
 #[derive(Deserialize)]
 struct Detokenize {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -30,7 +30,7 @@ struct Detokenize {
     tokens: Vec<u32>,
 }
 
-/// Answers `POST /tokenize`.
+/// Handles `POST /tokenize`.
 pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
     let failed = |error| {
@@ -62,7 +62,7 @@ fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, ApiError> {
     Ok(answer)
 }
 
-/// Answers `POST /detokenize`.
+/// Handles `POST /detokenize`.
 pub(crate) async fn detokenize(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     respond(text_of(&gateway, incoming))
 }

@@ -1,5 +1,5 @@
-//! Replies as clients are told them: in the order in which they were written, with their white space, the
-//! same in a stream and as a whole.
+//! Tests of responses as clients receive them: parts in their order, with their white space, and
+//! equal in a stream and a document.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 
-/// A call of `add`, as the model writes it.
+/// Returns a call to `add`, as the model writes it.
 fn call(arguments: &str) -> String {
     format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {arguments}}}\n</tool_call>")
 }
 
-/// A request in one of the APIs, with or without the tool `add`.
+/// Returns a request in the format of an API, with or without the tool `add`.
 fn request(path: &str, has_tools: bool) -> Value {
     let schema = json!({ "type": "object", "properties": { "a": { "type": "string" } } });
     let question = json!([{ "role": "user", "content": "Hi" }]);
@@ -43,12 +43,13 @@ fn request(path: &str, has_tools: bool) -> Value {
     body
 }
 
-/// Returns what a reply consists of, in order: `thought …`, `text …` or `call …` for each part.
+/// Returns the parts of a completion as the client receives them, in order: `thought …`, `text …` or
+/// `call …`.
 async fn told(text: &str, path: &str, body: &Value, streams: bool) -> Vec<String> {
     told_by(&Served::scripted(&[text]), path, body, streams).await
 }
 
-/// Returns the same of the next reply of a model.
+/// Like [`told`], for the next completion of `served`.
 async fn told_by(served: &Served, path: &str, body: &Value, streams: bool) -> Vec<String> {
     let mut body = body.clone();
     body["stream"] = streams.into();
@@ -85,7 +86,8 @@ async fn told_by(served: &Served, path: &str, body: &Value, streams: bool) -> Ve
     }
 }
 
-/// Parts of a chat's message, in deltas or at once: all text, then all calls.
+/// Returns the parts of a chat's message, from deltas or a complete message: all text, then all
+/// calls.
 fn of_chat(deltas: &[Value]) -> Vec<String> {
     let all = |field: &str| -> String { deltas.iter().filter_map(|delta| delta[field].as_str()).collect() };
     let texts = [("thought", all("reasoning_content")), ("text", all("content"))];
@@ -113,7 +115,8 @@ fn of_items(items: &[Value]) -> Vec<String> {
     items.iter().map(part).collect()
 }
 
-/// Checks that every API tells a reply in this order, streamed or not. A chat has all text before all calls.
+/// Checks that every API returns the parts in this order, streamed or not. Chat completions return
+/// all text before all calls.
 async fn check(text: &str, more: &Value, has_tools: bool, want: &[&str]) {
     for path in [CHAT, MESSAGES, RESPONSES] {
         let mut body = request(path, has_tools);
@@ -138,7 +141,7 @@ async fn check(text: &str, more: &Value, has_tools: bool, want: &[&str]) {
 }
 
 #[tokio::test]
-async fn replies_keep_the_order_in_which_they_were_written() {
+async fn parts_keep_order_in_every_api() {
     let (one, two) = (call(r#"{"a": "1"}"#), call(r#"{"a": "2"}"#));
     for (text, want) in [
         (
@@ -150,7 +153,7 @@ async fn replies_keep_the_order_in_which_they_were_written() {
             format!("<think>Hm.</think>{one}<think>Ah.</think>So."),
             &["thought Hm.", r#"call {"a":"1"}"#, "thought \nAh.", "text So."],
         ),
-        // A call that cannot be read is text where it stands.
+        // A call that cannot be parsed is text at its position.
         (
             format!("One. <tool_call>{{oops}}</tool_call> Two. {two}"),
             &["text One.\n<tool_call>{oops}</tool_call>\nTwo.", r#"call {"a":"2"}"#],
@@ -162,7 +165,7 @@ async fn replies_keep_the_order_in_which_they_were_written() {
 }
 
 #[tokio::test]
-async fn arguments_have_one_value_in_every_api_streamed_or_not() {
+async fn arguments_are_equal_in_every_api_and_stream() {
     for (written, told) in [
         ("123456789012345678901234567890", "123456789012345678901234567890"),
         ("0.1000000000000000055511151231257827", "0.1000000000000000055511151231257827"),
@@ -174,13 +177,13 @@ async fn arguments_have_one_value_in_every_api_streamed_or_not() {
         let reply = call(&format!("{{\"b\": 1, \"a\": {written}}}"));
         check(&reply, &json!({}), true, &[&format!("call {{\"b\":1,\"a\":{told}}}")]).await;
     }
-    // Text can hold no half of a surrogate pair, so the call is told as it was written.
+    // A string cannot contain half of a surrogate pair, so the client receives the call as text.
     let lone = call(r#"{"a": "\ud83d"}"#);
     check(&lone, &json!({}), true, &[&format!("text {lone}")]).await;
 }
 
 #[tokio::test]
-async fn calls_are_text_without_tools_or_if_none_may_be_called() {
+async fn calls_are_text_without_permitted_tools() {
     let one = call(r#"{"a": "1"}"#);
     let text = format!("<think>Hm.</think>One. {one} Two.");
     let want = ["thought Hm.", &format!("text One. {one} Two.")];
@@ -197,7 +200,7 @@ async fn calls_are_text_without_tools_or_if_none_may_be_called() {
 }
 
 #[tokio::test]
-async fn calls_without_tags_are_calls_in_streams() {
+async fn calls_without_tags_are_parsed_in_streams() {
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
     let text = r#"<think>Hm.</think>So: {"name": "add", "arguments": {"a": "1"}}"#;
     for path in [CHAT, MESSAGES, RESPONSES] {
@@ -212,8 +215,8 @@ async fn calls_without_tags_are_calls_in_streams() {
 }
 
 #[tokio::test]
-async fn conversation_that_template_refuses_is_rejected_with_its_words() {
-    // As templates of Qwen 3.5 do, which takes a system message only before a question.
+async fn template_error_is_returned_to_client() {
+    // Like templates of Qwen 3.5, which accept a system message only before a user message.
     let source = "{%- if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}\
                   {{- raise_exception('No user query found in messages.') }}{%- endif %}\
                   {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}\
@@ -228,17 +231,18 @@ async fn conversation_that_template_refuses_is_rejected_with_its_words() {
         let answer = served.post(path, &body).await;
         assert_eq!(answer.status, 400, "{path}: {}", answer.text);
         assert!(answer.text.contains("No user query found in messages."), "{path}: {}", answer.text);
-        // Another template takes the same.
+        // Another template accepts the same messages.
         let answer = Served::scripted(&["Yes."]).post(path, &body).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.text);
     }
 }
 
 #[tokio::test]
-async fn text_keeps_white_space_around_it() {
+async fn text_keeps_surrounding_white_space() {
     for text in ["  \n Hello. \n\n", "Hello.\n", "\tHello.", " \n"] {
         check(text, &json!({}), true, &[&format!("text {text}")]).await;
-        // Sent back with its white space or without, it is the same reply.
+        // Whether the client sends the text back with or without its white space, it matches the
+        // completion.
         for sent in [text, text.trim()] {
             let served = Served::scripted(&[text, "Bye."]);
             let mut body = request(CHAT, true);
@@ -250,14 +254,14 @@ async fn text_keeps_white_space_around_it() {
             assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{sent:?}");
         }
     }
-    // Before thoughts and calls, and behind these, it separates parts, and belongs to none.
+    // Before reasoning and calls, and after them, white space separates parts and belongs to no part.
     let one = call(r#"{"a": "1"}"#);
     check(&format!(" \n{one}\n"), &json!({}), true, &[r#"call {"a":"1"}"#]).await;
     check("<think>\nHm.\n</think>\n\nSo.\n", &json!({}), true, &["thought Hm.", "text So.\n"]).await;
 }
 
 #[tokio::test]
-async fn stop_strings_are_told_in_no_part_of_a_reply() {
+async fn stop_strings_are_removed_from_all_parts() {
     let one = call(r#"{"a": "x STOP y"}"#);
     let cut = one.split_once("STOP").unwrap().0;
     for (text, stops, want) in [
@@ -265,7 +269,7 @@ async fn stop_strings_are_told_in_no_part_of_a_reply() {
         ("<think>Hm. STOP</think>So.", json!(["never", "STOP"]), &["thought Hm. "]),
         (&format!("So. {one}"), json!(["never", "STOP"]), &[&format!("text So.\n{cut}")]),
         ("One.\n\nTwo.", json!(["never", "\n\n"]), &["text One."]),
-        // What could have become a stop string stays before a call.
+        // The start of a possible stop string is kept before a call.
         (&format!("One ST{}", call("{}")), json!(["STOP"]), &["text One ST", "call {}"]),
     ] {
         for path in [CHAT, MESSAGES] {
@@ -276,7 +280,7 @@ async fn stop_strings_are_told_in_no_part_of_a_reply() {
                 assert_eq!(told(text, path, &body, streams).await, want, "{path} {streams}: {text:?}");
             }
         }
-        // The string that ended the reply is named.
+        // The response contains the stop string that ended the completion.
         if want.len() == 1 {
             let mut body = request(MESSAGES, true);
             body["stop_sequences"] = stops.clone();
@@ -287,7 +291,7 @@ async fn stop_strings_are_told_in_no_part_of_a_reply() {
 }
 
 #[tokio::test]
-async fn forms_of_every_field_are_kept_or_rejected_in_every_api() {
+async fn format_fields_are_applied_or_rejected_in_every_api() {
     let schema = json!({ "type": "object", "properties": { "k": { "const": "v" } }, "required": ["k"],
         "additionalProperties": false });
     for path in [CHAT, MESSAGES, RESPONSES] {
@@ -357,7 +361,7 @@ async fn null_fields_are_absent() {
         let is_openai = path == CHAT || path == "/v1/completions";
         assert!(!is_openai || !answer.text.contains("usage"), "{}", answer.text);
     }
-    // Neither the name of the model nor a call's id and type must be there.
+    // The name of the model, and a call's id and type, are optional.
     let mut body = request(CHAT, true);
     body["model"] = Value::Null;
     let sent = json!({ "role": "assistant", "content": null, "tool_calls": [
@@ -369,7 +373,7 @@ async fn null_fields_are_absent() {
 }
 
 #[tokio::test]
-async fn unsupported_fields_are_accepted_if_they_ask_for_nothing() {
+async fn unsupported_fields_are_accepted_with_neutral_value() {
     let served = Served::scripted(&["Yes."]);
     for (field, value, status) in [
         ("use_beam_search", json!(false), 200),
@@ -405,7 +409,7 @@ async fn lone_surrogates_in_requests_are_rejected_by_name() {
             assert!(answer.text.contains("half of a surrogate pair"), "{path}: {}", answer.text);
         }
     }
-    // In the arguments of a call, which are a text of JSON, they are kept as they were sent.
+    // In the arguments of a call, which are JSON text, lone surrogates are kept unchanged.
     let mut body = request(CHAT, true);
     let sent = json!({ "role": "assistant", "content": null, "tool_calls": [
         { "id": "x", "type": "function", "function": { "name": "add", "arguments": r#"{"a": "\ud83d"}"# } }] });

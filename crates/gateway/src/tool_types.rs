@@ -1,17 +1,17 @@
-//! Types of tools other than functions: custom tools, tools that the client runs under a schema which its
-//! provider publishes, and tools that the provider hosts.
+//! Types of tools other than functions: custom tools, tools that the client runs with a schema that
+//! the provider publishes, and tools that the provider hosts.
 //!
-//! The model sees every tool that the client runs as a function, since the client sends the results of its
-//! calls. A hosted tool has no results here and is left out.
+//! Every tool that the client runs is shown to the model as a function, because the client sends the
+//! results of its calls. A hosted tool is omitted, because nothing here runs it.
 
 use levade_call::ApiError;
 use levade_text::{Arguments, ToolSpec};
 use serde_json::{Map, Value, json};
 
-/// The argument of a custom tool.
+/// Name of the only argument of a custom tool.
 pub(crate) const INPUT: &str = "input";
 
-/// Beginnings of the types of tools that providers host, and of the types of their items in a history.
+/// Prefixes of the types of tools that providers host, and of the types of their items in a history.
 const HOSTED: [&str; 11] = [
     "advisor",
     "code_execution",
@@ -26,12 +26,13 @@ const HOSTED: [&str; 11] = [
     "x_search",
 ];
 
-/// Returns whether a type is that of a tool which its provider hosts, or of an item of such a tool.
+/// Returns whether `kind` is the type of a tool that the provider hosts, or of an item of such a
+/// tool.
 pub(crate) fn is_hosted(kind: &str) -> bool {
     HOSTED.iter().any(|hosted| kind.starts_with(hosted))
 }
 
-/// Returns whether the provider runs this tool. Some types have a field that says who does.
+/// Returns whether the provider runs this tool. For some types, a field of the tool decides.
 pub(crate) fn is_hosted_tool(tool: &Value) -> bool {
     match tool["type"].as_str().unwrap_or_default() {
         "tool_search" => tool["execution"] != "client",
@@ -40,7 +41,8 @@ pub(crate) fn is_hosted_tool(tool: &Value) -> bool {
     }
 }
 
-/// The error for a tool that the client runs, but whose parameters the request does not contain.
+/// Returns the error for a tool that the client runs, but whose parameters the request does not
+/// contain.
 pub(crate) fn unknown(tool: &Value, place: &str) -> ApiError {
     let name = tool["name"].as_str().map_or_else(String::new, |name| format!(" ({name:?})"));
     let message = format!(
@@ -51,7 +53,7 @@ pub(crate) fn unknown(tool: &Value, place: &str) -> ApiError {
     ApiError::field(place, message)
 }
 
-/// Returns the function that shows a custom tool; its only argument is the input.
+/// Returns a function that represents a custom tool. Its only argument is the input.
 pub(crate) fn custom(name: String, tool: &Value) -> ToolSpec {
     let input = json!({ "type": "string", "description": "The input, as it stands." });
     let parameters = json!({ "type": "object", "properties": { INPUT: input }, "required": [INPUT] });
@@ -64,18 +66,19 @@ pub(crate) fn custom(name: String, tool: &Value) -> ToolSpec {
     ToolSpec { name, description, parameters }
 }
 
-/// Returns the arguments of a custom tool's call.
+/// Returns the arguments of a call to a custom tool.
 pub(crate) fn custom_arguments(input: &str) -> Arguments {
     Map::from_iter([(INPUT.to_owned(), Value::from(input))]).into()
 }
 
-/// Returns the input of a custom tool's call, or `None` if the arguments are not exactly that.
+/// Returns the input of a call to a custom tool, or `None` if the arguments are not exactly the
+/// input.
 pub(crate) fn custom_input(arguments: &Arguments) -> Option<&str> {
     arguments.get(INPUT).and_then(Value::as_str).filter(|_| arguments.len() == 1)
 }
 
-/// Returns the function that shows a tool which the client runs under a published schema, or `None` if the
-/// type is not one of these. A tool without a name is called by its type.
+/// Returns a function that represents a tool with a published schema, which the client runs. Returns
+/// `None` if the type has no published schema. A tool without a name is named after its type.
 pub(crate) fn published(tool: &Value) -> Option<ToolSpec> {
     let text = |description: &str| json!({ "type": "string", "description": description });
     let integer = |description: &str| json!({ "type": "integer", "description": description });
@@ -188,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_tools_have_names_and_required_properties() {
+    fn published_tools_have_name_and_required_properties() {
         for (tool, name) in [
             (json!({ "type": "bash_20250124", "name": "bash" }), "bash"),
             (json!({ "type": "text_editor_20241022", "name": "str_replace_editor" }), "str_replace_editor"),
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn hosted_tools_are_told_from_those_of_the_client() {
+    fn hosted_tools_differ_from_client_tools() {
         for tool in [
             json!({ "type": "web_search_20260318" }),
             json!({ "type": "web_search_preview" }),

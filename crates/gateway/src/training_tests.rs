@@ -1,5 +1,5 @@
-//! What the sampler is asked for by calls of an attempt, whatever its client asks for, and whose tokens these
-//! are.
+//! Tests of the sampling requests that calls of an attempt cause, for any client options, and of the
+//! agents that the tokens are recorded for.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +19,8 @@ use crate::{Gateway, Model, Options, Route, SessionOptions, When};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Keeps the requests that it gets, and answers each with a token. The weights of the nth have version n.
+/// Sampler that records its requests and returns two tokens for each. The `n`th request is sampled
+/// with version `n` of the weights, from 1.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Vec<SampleRequest>>);
 
@@ -51,12 +52,12 @@ impl Sampler for Recorder {
     }
 }
 
-/// Sampling that a recipe fixes.
+/// Returns the sampling parameters that a recipe fixes.
 fn fixed() -> SamplingParams {
     SamplingParams { max_tokens: 50, temperature: 0.7, top_p: 0.9, ..SamplingParams::default() }
 }
 
-/// An attempt of two agents, `solver` and `critic`, whose sampling is fixed.
+/// An attempt with two agents, `solver` and `critic`, and fixed sampling parameters.
 struct Bench {
     served: Served,
     sampler: Arc<Recorder>,
@@ -114,7 +115,7 @@ fn question(text: &str, more: Value) -> Value {
 }
 
 #[tokio::test]
-async fn recipe_decides_sampling_whatever_client_asks() {
+async fn recipe_overrides_client_sampling_options() {
     let bench = Bench::new(LIMITS, 2);
     let wishes = json!({
         "temperature": 0.0, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5,
@@ -124,7 +125,7 @@ async fn recipe_decides_sampling_whatever_client_asks() {
     let asked: Vec<String> = wishes.as_object().unwrap().keys().cloned().collect();
     bench.ask(CHAT, &question("Hi", wishes)).await;
     let [request] = &bench.requests()[..] else { panic!() };
-    // The client ends replies, and makes them shorter; the turn's end ends them in any case.
+    // The client can add stop conditions and lower the maximum length. The end-of-turn tokens remain.
     let chat = bench.served.format.chat();
     let want = SamplingParams {
         max_tokens: 20,
@@ -144,7 +145,7 @@ async fn recipe_decides_sampling_whatever_client_asks() {
 }
 
 #[tokio::test]
-async fn client_that_asks_as_recipe_overrides_nothing() {
+async fn options_equal_to_recipe_are_not_overridden() {
     let bench = Bench::new(LIMITS, 2);
     let fixed = fixed();
     let same = json!({ "temperature": fixed.temperature, "top_p": fixed.top_p, "max_tokens": 5000 });
@@ -154,7 +155,7 @@ async fn client_that_asks_as_recipe_overrides_nothing() {
 }
 
 #[tokio::test]
-async fn sampling_outside_of_attempts_is_the_clients() {
+async fn client_sets_sampling_outside_attempts() {
     let bench = Bench::new(LIMITS, 2);
     let wishes = json!({ "temperature": 0.25, "seed": 5, "ignore_eos": true, "max_tokens": 7 });
     let send = async |body: &Value| bench.served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
@@ -166,18 +167,18 @@ async fn sampling_outside_of_attempts_is_the_clients() {
     assert_eq!((params.temperature, params.max_tokens, params.stop_ids.len()), (0.25, 7, 0));
     assert_eq!(requests[0].seed, 5);
     assert_eq!(requests[1].params.stop_ids, bench.served.format.chat().stop_ids());
-    // Without a seed no two calls have the same.
+    // Calls without a seed get distinct seeds.
     assert_ne!(requests[1].seed, requests[2].seed);
 }
 
 #[tokio::test]
-async fn every_call_of_attempt_has_its_own_stream() {
+async fn each_call_has_unique_reproducible_stream() {
     let streams = async |stream: u64| {
         let bench = Bench::new(LIMITS, stream);
         for body in [
             question("Hi", json!({})),
             question("Ho", json!({})),
-            // The same prompt again, and several replies to one.
+            // The same prompt again, and several choices for one prompt.
             question("Hi", json!({})),
             question("Hey", json!({ "n": 2 })),
         ] {
@@ -192,13 +193,13 @@ async fn every_call_of_attempt_has_its_own_stream() {
     let first = streams(2).await;
     let distinct: std::collections::BTreeSet<&u64> = first.iter().collect();
     assert_eq!(distinct.len(), first.len(), "{first:?}");
-    // They are functions of attempt and prompt, so a replay has them, too.
+    // Streams are functions of the attempt and the prompt, so a replay has the same streams.
     assert_eq!(streams(2).await, first);
     assert!(streams(3).await.iter().all(|stream| !first.contains(stream)));
 }
 
 #[tokio::test]
-async fn tokens_belong_to_agent_that_asked() {
+async fn tokens_are_recorded_for_calling_agent() {
     let bench = Bench::new(LIMITS, 2);
     let prefix = "/rollout/r/attempt/a/agent/critic";
     let ids = json!({ "prompt": [1, 2, 3] });
@@ -218,7 +219,7 @@ async fn tokens_belong_to_agent_that_asked() {
 }
 
 #[tokio::test]
-async fn rewards_name_agents_and_calls_that_exist() {
+async fn reward_rejects_unknown_agents_and_calls() {
     let bench = Bench::new(LIMITS, 2);
     bench.ask(CHAT, &question("Hi", json!({}))).await;
     let key = bench.served.session.reward_key().to_owned();
@@ -244,8 +245,8 @@ async fn rewards_name_agents_and_calls_that_exist() {
 }
 
 #[tokio::test]
-async fn tokens_of_replies_stay_within_attempt_and_context() {
-    // Two tokens are sampled for each reply, and five are allowed.
+async fn max_tokens_respects_attempt_and_context() {
+    // Each completion samples two tokens, and the attempt permits five.
     let bench = Bench::new(Limits { tokens: 5, ..LIMITS }, 2);
     for text in ["a", "b", "c", "d"] {
         bench.ask(CHAT, &question(text, json!({}))).await;
@@ -261,7 +262,7 @@ async fn tokens_of_replies_stay_within_attempt_and_context() {
 }
 
 #[tokio::test]
-async fn later_calls_are_answered_by_no_older_weights() {
+async fn later_calls_require_no_older_weights() {
     let bench = Bench::new(LIMITS, 2);
     for text in ["a", "b", "c"] {
         bench.ask(CHAT, &question(text, json!({}))).await;

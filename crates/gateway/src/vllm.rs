@@ -1,7 +1,7 @@
-//! `/inference/v1/generate`: token ids in, token ids out, in vLLM's shape.
+//! The endpoint `/inference/v1/generate` in vLLM's format: token ids in, token ids out.
 //!
-//! Log-probabilities name their tokens in both ways that versions of vLLM have: `token` as `"token_id:ID"`,
-//! and `token_id`.
+//! Log-probabilities identify tokens in the formats of all versions of vLLM: `token` as
+//! `"token_id:ID"`, and `token_id`.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ use levade_call::Input;
 use levade_call::Request as CallRequest;
 use levade_call::{End, Event, Head, Token};
 
-/// Name of the API where unknown fields are counted.
+/// Name of the API under which unknown fields are counted.
 const API: &str = "generate";
 
-/// A request.
+/// Body of a request.
 #[derive(Deserialize)]
 struct Request {
     model: Option<String>,
@@ -39,7 +39,7 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// Answers `POST /inference/v1/generate`.
+/// Handles `POST /inference/v1/generate`.
 pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
@@ -51,7 +51,8 @@ pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming)
     }
 }
 
-/// Takes a count of log-probabilities out of the parameters: `None` where none are asked for.
+/// Removes a number of log-probabilities from the parameters. Returns `None` if the request asks for
+/// no log-probabilities.
 fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, ApiError> {
     let Some(value) = params.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
     let wrong = || {
@@ -97,23 +98,25 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Write
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
-/// Writes what comes of a call.
+/// Writer of responses in vLLM's format.
 struct Writer {
     chat: Arc<Chat>,
     tokens: Tokens,
-    /// Name that the client has for the call.
+    /// Client's id of the call. If `None`, the response contains the gateway's id.
     request_id: Option<String>,
-    /// Tokens that the client asked to stop at: these are named as the reason.
+    /// Token ids that the request lists as stop tokens. If one of them ends a completion, it is the
+    /// stop reason.
     stop_ids: Vec<u32>,
     include_usage: bool,
-    /// Tokens of each reply that were told, and the last of them.
+    /// Number of tokens of each choice that were reported so far, and the last of these tokens.
     told: Vec<(usize, Option<u32>)>,
-    /// Tokens of replies that have ended, and those within thoughts.
+    /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
 
 impl Writer {
-    /// A reply, or a part of one, from its token number `start`.
+    /// Returns a completion or a part of a completion. The first of `tokens` has the index `start` in
+    /// the completion.
     fn choice(&self, index: usize, tokens: &[Token], start: usize) -> Value {
         let logprobs = match self.tokens.logprobs {
             true => self.tokens.content(&self.chat, tokens),
@@ -129,7 +132,7 @@ impl Writer {
         })
     }
 
-    /// Adds to a reply why it ended, with the token `last`.
+    /// Sets the finish reason of a completion whose last token is `last`.
     fn end(&self, choice: &mut Value, end: &End, last: Option<u32>) {
         choice["finish_reason"] = openai::finish(end).into();
         choice["stop_reason"] = match last.filter(|last| self.stop_ids.contains(last)) {
@@ -150,7 +153,8 @@ impl Writer {
     }
 }
 
-/// Log-probabilities of a prompt: for each token those in its place by id, null for the first.
+/// Returns the log-probabilities of a prompt: for each token, an object of the alternatives at its
+/// position by token id. The entry of the first token is null.
 fn prompt_logprobs(chat: &Chat, tokens: &[Token]) -> Value {
     let one = |id: u32, logprob: f32, rank: Option<usize>| {
         let text = chat.tokenizer().token_text(id);
@@ -199,7 +203,7 @@ impl Dialect for Writer {
                 body["prompt_logprobs"] = prompt_logprobs(&self.chat, tokens);
                 frame(None, &body)
             }
-            // The prompt of all replies is the same.
+            // All choices have the same prompt.
             Event::Prompt { .. } => String::new(),
             Event::Delta { tokens, .. } if tokens.is_empty() => String::new(),
             Event::Delta { choice, tokens, .. } => {

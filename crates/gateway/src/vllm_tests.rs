@@ -13,7 +13,7 @@ fn request(params: &Value) -> Value {
     })
 }
 
-/// Chunks of a stream.
+/// Parses the chunks of a stream.
 fn chunks(text: &str) -> Vec<Value> {
     let frames = text.strip_suffix("data: [DONE]\n\n").unwrap().split("\n\n");
     let frames = frames.filter(|frame| !frame.is_empty());
@@ -21,7 +21,7 @@ fn chunks(text: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn ids_come_with_log_probabilities_under_both_names() {
+async fn response_reports_ids_and_logprobs_in_both_formats() {
     let served = Served::scripted(&["ab"]);
     let body = request(&json!({ "logprobs": 0, "stop_token_ids": [98], "skip_special_tokens": false }));
     let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
@@ -34,7 +34,7 @@ async fn ids_come_with_log_probabilities_under_both_names() {
         assert_eq!((&token["token_id"], &token["logprob"]), (&json!(id), &json!(-0.5)));
     }
     assert_eq!((content.len(), &choice["finish_reason"]), (3, &json!("stop")));
-    // The end of a turn is no reason that the client gave.
+    // The end-of-turn token is not among the client's stop tokens.
     assert_eq!(choice["stop_reason"], Value::Null);
     assert_eq!(choice["weight_versions"], json!([{ "version": "0", "start": 0, "end": 3 }]));
     assert_eq!((&whole["usage"]["prompt_tokens"], &whole["prompt_logprobs"]), (&json!(2), &Value::Null));
@@ -42,13 +42,13 @@ async fn ids_come_with_log_probabilities_under_both_names() {
 }
 
 #[tokio::test]
-async fn a_token_that_the_client_stops_at_is_the_reason() {
+async fn client_stop_token_is_stop_reason() {
     let served = Served::scripted(&["ab"]);
     let body = request(&json!({ "stop_token_ids": [IM_END] }));
     let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
     assert_eq!(whole["choices"][0]["stop_reason"], IM_END);
     assert_eq!(whole["choices"][0]["logprobs"], Value::Null);
-    // A completion that ends at its limit did not end because of its last token.
+    // A completion that ends at `max_tokens` did not end because of its last token.
     let body = request(&json!({ "stop_token_ids": [97], "max_tokens": 1 }));
     let choice = served.send("POST", PATH, STRANGER, &body.to_string()).await.json()["choices"][0].clone();
     assert_eq!((&choice["token_ids"], &choice["finish_reason"]), (&json!([97]), &json!("length")));
@@ -56,7 +56,7 @@ async fn a_token_that_the_client_stops_at_is_the_reason() {
 }
 
 #[tokio::test]
-async fn a_stream_has_the_same_tokens_and_runs_of_versions_that_follow_each_other() {
+async fn stream_matches_document_with_contiguous_version_spans() {
     let served = Served::simulated(12);
     let mut body = request(&json!({ "n": 2, "logprobs": 1, "prompt_logprobs": 1, "seed": 7 }));
     let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
@@ -91,7 +91,7 @@ async fn a_stream_has_the_same_tokens_and_runs_of_versions_that_follow_each_othe
 }
 
 #[tokio::test]
-async fn calls_of_an_attempt_are_recorded_as_ids() {
+async fn attempt_calls_are_recorded_as_token_ids() {
     let served = Served::scripted(&["ab"]);
     let path = format!("{}{PATH}", served.session.path());
     let answer = served.post(&path, &request(&json!({}))).await;
@@ -100,7 +100,7 @@ async fn calls_of_an_attempt_are_recorded_as_ids() {
 }
 
 #[tokio::test]
-async fn parameters_that_cannot_be_kept_are_refused_by_name() {
+async fn unsupported_parameters_are_rejected_by_name() {
     let served = Served::scripted(&["ab"]);
     for (params, param) in [
         (json!({ "logprobs": -1 }), "sampling_params.logprobs"),
@@ -117,7 +117,7 @@ async fn parameters_that_cannot_be_kept_are_refused_by_name() {
     body["output_mode"] = "text".into();
     let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
     assert_eq!(answer.json()["error"]["param"], "output_mode");
-    // Names that nobody knows are counted.
+    // Unknown parameters are counted.
     let body = request(&json!({ "no_such_thing": 1 }));
     assert_eq!(served.send("POST", PATH, STRANGER, &body.to_string()).await.status, StatusCode::OK);
     assert_eq!(served.gateway.unknown_fields()["generate.sampling_params.no_such_thing"], 1);

@@ -1,4 +1,5 @@
-//! Embeds a run: starts it, prints its events, stops it after two steps, and resumes it to its end.
+//! Embeds a run: starts it, prints its events, stops it after two steps, and resumes it until it
+//! finishes.
 //!
 //! `cargo run --release -p levade-run --example embed`
 
@@ -16,7 +17,8 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints the events of a run, asks it to stop after so many steps, and returns how it ended.
+/// Prints the events of a run, and asks the run to stop after `steps_left` steps. Returns how the run
+/// ended.
 async fn watch(mut run: Run, mut steps_left: Option<u32>) -> anyhow::Result<Option<levade_trainer::Ended>> {
     while let Some(event) = run.next().await {
         if !event.is_progress() {

@@ -1,4 +1,4 @@
-//! Programs that serve a run: ports for them, and what they print.
+//! Processes that serve a run: their ports, logs and exit.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-/// A program that ends once nobody holds it any more.
+/// A process that exits when its last owner drops it.
 pub struct Gone {
     /// Name in messages.
     pub name: String,
-    /// Ends once its processes are gone.
+    /// Task that ends once all processes of the program have exited.
     pub ended: JoinHandle<()>,
 }
 
-/// Waits until programs are gone, which nobody holds any more: whoever comes next needs the memory that they
-/// have. Gives the names of those that are still there after `longest`.
+/// Waits until processes that were dropped have exited, because later processes need their memory.
+/// Returns the names of those that are still running after `longest`.
 pub async fn all_gone(programs: Vec<Gone>, longest: Duration) -> Vec<String> {
     let until = tokio::time::Instant::now() + longest;
     let mut left = Vec::new();
@@ -29,17 +29,17 @@ pub async fn all_gone(programs: Vec<Gone>, longest: Duration) -> Vec<String> {
     left
 }
 
-/// A port of this address that nobody listens on now.
+/// Returns a port of `address` on which no process listens now.
 pub fn free_port(address: impl Into<IpAddr>) -> io::Result<u16> {
     Ok(TcpListener::bind((address.into(), 0))?.local_addr()?.port())
 }
 
-/// The log of a program, which goes on where it is.
+/// Opens the log of a process for appending. Creates it if it does not exist.
 pub fn log(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// The last `bytes` of a log; nothing where it cannot be read.
+/// Returns the last `bytes` bytes of a log, or an empty string if the log cannot be read.
 pub fn end_of(log: &Path, bytes: u64) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(log)?;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn programs_that_stay_are_named_at_the_deadline() {
+    async fn all_gone_names_running_programs_after_timeout() {
         let of = |name: &str, seconds| Gone {
             name: name.into(),
             ended: tokio::spawn(tokio::time::sleep(Duration::from_secs(seconds))),
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_goes_on_and_its_end_is_read() {
+    fn log_appends_and_end_is_read() {
         use std::io::Write;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");

@@ -1,5 +1,5 @@
-//! The learner of `[cluster.learner]`: started or connected to, checked against the run, and wired to the
-//! policy that it trains.
+//! The learner of `[cluster.learner]`: starts or connects to its processes, checks them against the
+//! run, and connects them to the policy that they train.
 
 pub mod order;
 pub mod torchrun;
@@ -21,57 +21,58 @@ use crate::failure::unusable;
 use crate::gpus::{self, Shares};
 use crate::host::Host;
 
-/// The folder of a run that its learner's processes write to.
+/// Directory, within the run directory, that the learner's processes write to.
 pub const FOLDER: &str = "learner";
-/// File of a run folder with facts of its learner that its numbers depend on.
+/// File, in the run directory, with properties of the learner on which its numbers depend.
 const LAYOUT: &str = "learner.json";
 
-/// The policy that a group is to train.
+/// Requirements for a learner: the policy that it will train.
 pub struct Wants<'a> {
-    /// The model it begins with.
+    /// Model that the policy starts from.
     pub files: &'a ModelFiles,
-    /// Longest path, in tokens.
+    /// Maximum sequence length, in tokens.
     pub context: usize,
-    /// The form of its adapter, where it has one.
+    /// Options of the policy's adapter, if it has one.
     pub lora: Option<&'a LoraOptions>,
-    /// Whether a frozen copy is asked for.
+    /// Whether the run needs a frozen reference copy.
     pub reference: bool,
-    /// Whether a critic is.
+    /// Whether the run needs a critic.
     pub critic: bool,
 }
 
-/// A group of learners that answers.
+/// An external learner that is connected.
 pub struct Elsewhere {
     policy: RemoteLearner,
 }
 
 impl Elsewhere {
-    /// The learner of the policy.
+    /// Returns the learner of the policy.
     pub fn policy(&self) -> Arc<dyn Learner> {
         Arc::new(self.policy.clone())
     }
 
-    /// The processes that hold the weights of the policy.
+    /// Returns the client of the processes that hold the policy's weights.
     pub fn group(&self) -> &RemoteLearner {
         &self.policy
     }
 
-    /// The frozen copy.
+    /// Returns the learner of the frozen reference copy.
     pub fn reference(&self) -> Arc<dyn Learner> {
         Arc::new(self.policy.named(REFERENCE))
     }
 
-    /// The critic.
+    /// Returns the learner of the critic.
     pub fn critic(&self) -> Arc<dyn Learner> {
         Arc::new(self.policy.named(CRITIC))
     }
 }
 
-/// Starts or finds the learner of a recipe, and checks that it fits; `None` where the embedded engine learns.
-/// One that is started is added to `children`.
+/// Starts or connects to the learner of a recipe, and checks that it fits the run. Returns `None` if
+/// the embedded engine trains. A learner that is started is added to `children`.
 ///
 /// # Errors
-/// When it cannot be started or reached, does not fit the model, or is split otherwise than the run began.
+/// Returns an error if the learner cannot be started or reached, does not fit the model, or has a
+/// parallel layout that differs from the start of the run.
 pub async fn start(
     recipe: &Recipe,
     wants: &Wants<'_>,
@@ -157,15 +158,15 @@ fn size(keys: &TorchKeys) -> String {
     }
 }
 
-/// The folder of a model that PyTorch reads. A model in another form, such as GGUF, is written into the
-/// folder of the learner, once.
+/// Returns a model directory that PyTorch can read. A model in another format, such as GGUF, is
+/// converted once into the learner's directory.
 fn model_folder(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     let path = std::path::absolute(files.path())?;
     if path.is_dir() {
         return Ok(path);
     }
     let (folder, config) = (learner.join("model"), "config.json");
-    // The configuration comes last: with it the folder is whole.
+    // The configuration is written last, so that its presence marks a complete directory.
     if !folder.join(config).exists() {
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let parameters = files.config.parameters().into_iter();
@@ -185,7 +186,7 @@ fn model_folder(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// The family of a model, in the words of its `config.json`.
+/// Returns the family of a model, as in its `config.json`.
 fn family(config: &ModelConfig) -> anyhow::Result<String> {
     let family = serde_json::to_value(config.family)?;
     Ok(family.as_str().unwrap_or_default().to_owned())
@@ -195,7 +196,8 @@ fn adapter(lora: &LoraOptions) -> Adapter {
     Adapter { rank: lora.rank, alpha: lora.alpha, targets: lora.targets.iter().cloned().collect() }
 }
 
-/// Writes down how a run that begins is split, and compares it where a run goes on.
+/// Records the learner's layout when a run starts. When a run resumes, compares the layout with the
+/// recorded one.
 fn compare(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<()> {
     let file = root.join(LAYOUT);
     let Some(before) = std::fs::read(&file).ok().filter(|_| root.join(RECIPE).exists()) else {
@@ -234,18 +236,19 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_with_as_many_ranks_as_it_began_with() {
+    fn resumed_run_requires_initial_rank_count() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("run");
         compare(&root, &layout(2), &Host::default()).unwrap();
-        // Nothing has begun yet.
+        // The run has not started yet, so its layout can change.
         compare(&root, &layout(4), &Host::default()).unwrap();
         std::fs::write(root.join(RECIPE), "").unwrap();
         compare(&root, &layout(4), &Host::default()).unwrap();
         let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
         assert!(error.contains("has 2 data-parallel ranks, and the run began with 4"), "{error}");
         assert!(error.contains("--set model.source=CHECKPOINT"), "{error}");
-        // Half written, on a full disk say: that is not taken for a run without one.
+        // A partly written file, for example on a full disk, must not pass for a run without a
+        // layout.
         std::fs::write(root.join(LAYOUT), "{\"world_size\": ").unwrap();
         let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
         assert!(error.contains("learner.json does not say any more how many ranks"), "{error}");

@@ -1,5 +1,5 @@
-//! `[cluster.samplers]`: from a recipe to servers that sample, started and looked after where that is asked
-//! for.
+//! `[cluster.samplers]`: connects to the servers that sample for a recipe. If the recipe asks for it,
+//! starts and supervises them.
 
 mod process;
 
@@ -26,62 +26,65 @@ use crate::gpus::Shares;
 use crate::host::Host;
 use process::{Process, Spec};
 
-/// A text whose log-probabilities servers are checked by. It has words, numbers and marks, as replies do.
+/// Text by whose log-probabilities servers are checked. It contains words, numbers and punctuation,
+/// as completions do.
 const PROBE: &str = "A farmer has 17 cows, buys 25 more, and sells 8 of them. How many are left? First 17 + 25 = 42, then \
                      42 - 8 = 34, so the answer is 34.";
 
-/// The folder in a run that published weights and the logs of servers are in.
+/// Directory, within the run directory, for published weights and the logs of servers.
 const FOLDER: &str = "samplers";
 
-/// How often a file of addresses is looked at.
+/// Interval at which the file of addresses is polled.
 const FOLLOW: Duration = Duration::from_secs(5);
 
-/// How often a server that is being started is asked whether it is there.
+/// Interval at which a starting server is polled, and timeout for its description.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The policy that servers sample for.
+/// Requirements for servers: the policy that they sample for.
 pub struct Wants<'a> {
     /// Name of the policy.
     pub name: &'a str,
-    /// The model it begins with.
+    /// Model that the policy starts from.
     pub files: &'a ModelFiles,
-    /// Longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     pub context: usize,
-    /// The form of its adapter, where it has one.
+    /// Options of the policy's adapter, if it has one.
     pub lora: Option<&'a LoraOptions>,
-    /// The chat that its prompts are printed by.
+    /// Chat format that renders the policy's prompts.
     pub chat: &'a Chat,
-    /// Completes a folder of weights to one of a model.
+    /// Function that completes a directory of weights to a model directory.
     pub companions: &'a Companions,
-    /// The processes that hold its weights, where they are elsewhere.
+    /// Processes of the external learner that hold the policy's weights, if there is one.
     pub group: Option<&'a RemoteLearner>,
-    /// The devices of these processes, where servers have them by turns.
+    /// Handoff of these processes' devices, if servers are colocated with the learner.
     pub turns: Option<&'a Arc<Turns>>,
-    /// GPUs of this machine that servers get.
+    /// GPUs of this machine, and their assignment to servers.
     pub gpus: Shares,
 }
 
-/// Devices that the learner of a recipe and its samplers have by turns, where they are to.
+/// Returns the device handoff between the learner and the samplers of a recipe, or `None` if they are
+/// not colocated.
 pub fn turns(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Turns>> {
     let samplers = recipe.cluster.samplers.as_ref()?.servers();
     let is_shared = recipe.cluster.placement == Placement::Shared;
     is_shared.then(|| Turns::new(Arc::new(group.clone()), samplers.start_within()))
 }
 
-/// Parts of a policy that is sampled by servers: they take the place of its own.
+/// Sampler and learner of a policy that servers sample for. They replace the policy's own.
 pub struct Elsewhere {
-    /// The servers, as one sampler.
+    /// All servers, as one sampler.
     pub sampler: Arc<dyn Sampler>,
-    /// The learner, which publishes its weights in folders that servers read.
+    /// Learner that publishes its weights for the servers.
     pub learner: Arc<dyn Learner>,
 }
 
-/// Samplers of a recipe that has them elsewhere: servers at addresses, or servers that are started now, under
-/// a router. Returns once one of them can be asked. Those that are started are added to `children`.
+/// Connects to the servers of a recipe that has samplers: servers at given addresses, and servers
+/// that are started now, under one router. Returns once one of them responds, or all if devices are
+/// colocated. Started servers are added to `children`.
 ///
 /// # Errors
-/// When a server cannot be started, was started in a way that does not do (which flag is missing), or none
-/// answers in time.
+/// Returns an error if a server cannot be started, if it was started with unsuitable options (the
+/// error names the missing flag), if no server responds in time, or if the learner exits first.
 pub async fn start(
     recipe: &Recipe,
     wants: &Wants<'_>,
@@ -127,15 +130,15 @@ pub async fn start(
         members.push((url, server));
     }
     let patience = if keys.start { keys.start_within() } else { options.silence };
-    // One that is still starting could not be put to sleep.
+    // A server that is still starting could not be put to sleep.
     let servers = await_servers(&members, &processes, patience, wants.turns.is_some());
     tokio::select! {
         there = servers => there?,
-        // What they would sample for has to be started again first.
+        // If the learner has exited, it must be restarted first.
         gone = learner_gone(wants.group) => return Err(gone.into()),
     }
     for (name, server) in &members {
-        // Others may still be starting; those that are there say who they are.
+        // Some servers may still be starting. Report only the servers that respond.
         if let Some(Ok(what)) = within_a_moment(server.look()).await {
             host.setup("sampler", format!("{name}: {what}"));
         }
@@ -160,8 +163,8 @@ pub async fn start(
     Ok(Some(Elsewhere { sampler: router, learner }))
 }
 
-/// Has servers join and leave a router as the lines of a file come and go, for as long as there is the
-/// router.
+/// Adds and removes servers of a router when their lines in a file appear and disappear. Ends when
+/// the router is dropped.
 async fn follow(
     file: PathBuf,
     router: Weak<Router>,
@@ -172,7 +175,7 @@ async fn follow(
     loop {
         tokio::time::sleep(FOLLOW).await;
         let Some(router) = router.upgrade() else { return };
-        // One that is just being written, or is gone, is looked at again.
+        // A file that cannot be read, for example because it is being written, is read again later.
         let Ok(urls) = listed(&file) else { continue };
         let wanted: BTreeSet<String> = urls.into_iter().chain(fixed.iter().cloned()).collect();
         for url in wanted.difference(&known) {
@@ -194,7 +197,8 @@ async fn within_a_moment<T>(look: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(LOOK, look).await.ok()
 }
 
-/// Addresses of a file, one a line; those that begin with # are left out.
+/// Returns the addresses in a file, one per line. Empty lines and lines that start with `#` are
+/// ignored.
 fn listed(file: &Path) -> anyhow::Result<Vec<String>> {
     if file.as_os_str().is_empty() {
         return Ok(Vec::new());
@@ -206,7 +210,8 @@ fn listed(file: &Path) -> anyhow::Result<Vec<String>> {
     Ok(lines.map(str::to_owned).collect())
 }
 
-/// Pushes into the memory of servers, where the recipe has them.
+/// Returns the weight broadcast to the servers' memory, if the recipe enables it and has an external
+/// learner.
 fn pushing(keys: &ServersKeys, wants: &Wants<'_>) -> Option<Arc<Pushing>> {
     let learner = wants.group.filter(|_| keys.weights == WeightsKey::Group)?;
     let backend = match learner.description().layout.device.starts_with("cuda") {
@@ -216,7 +221,7 @@ fn pushing(keys: &ServersKeys, wants: &Wants<'_>) -> Option<Arc<Pushing>> {
     Some(Arc::new(Pushing::new(Arc::new(learner.clone()), backend)))
 }
 
-/// How servers are asked.
+/// Returns the options of the connections to the servers.
 fn options(samplers: &SamplersKeys, wants: &Wants<'_>, tokens: Vec<u32>) -> ServerOptions {
     let keys = samplers.servers();
     let kind = match samplers {
@@ -242,7 +247,8 @@ fn options(samplers: &SamplersKeys, wants: &Wants<'_>, tokens: Vec<u32>) -> Serv
     }
 }
 
-/// Writes the model that servers begin with: the learner's weights now, or the base of its adapter.
+/// Writes the model that servers start with: the learner's current weights, or the base model of its
+/// adapter.
 async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner>) -> anyhow::Result<()> {
     if wants.lora.is_some() {
         let path = wants.files.path();
@@ -252,7 +258,7 @@ async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner
                 display::path(path)
             )));
         }
-        // The base stays as it is.
+        // The base model never changes, so a link suffices.
         std::fs::remove_file(folder).ok();
         std::fs::create_dir_all(folder.parent().unwrap_or(folder))?;
         #[cfg(unix)]
@@ -265,7 +271,7 @@ async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner
     Ok(())
 }
 
-/// Waits until a learner elsewhere is gone; for ever where there is none.
+/// Waits until the external learner exits. Never returns if there is none.
 async fn learner_gone(group: Option<&RemoteLearner>) -> PolicyError {
     match group {
         Some(group) => group.over().await,
@@ -273,10 +279,11 @@ async fn learner_gone(group: Option<&RemoteLearner>) -> PolicyError {
     }
 }
 
-/// Waits until a server can be asked, or `all` of them.
+/// Waits until one server responds, or until all respond if `all` is true.
 ///
 /// # Errors
-/// When one was started in a way that does not do, has died at its start, or does not answer in time.
+/// Returns an error if a server was started with unsuitable options, exited soon after its start, or
+/// did not respond in time.
 async fn await_servers(
     members: &[(String, Server)],
     processes: &[Process],
@@ -321,13 +328,13 @@ fn router(
     let options = RouterOptions {
         policy: policy.to_owned(),
         most_waiting: usize::MAX,
-        // Calls wait for a server that is started again.
+        // Calls wait for a server that is being restarted.
         patience: keys.start_within(),
         tries: 3 + members.len(),
         accept: seconds(keys.silent_seconds),
         silence: seconds(keys.silent_seconds),
         answer: seconds(keys.answer_seconds),
-        // Pausing, reading, probing: each within its own time.
+        // The sum of the timeouts for pausing, reading and probing.
         adopt: seconds(keys.adopt_seconds + 4.0 * keys.answer_seconds + keys.silent_seconds)
             .max(if keys.start { keys.start_within() } else { Duration::ZERO }),
         probe,
@@ -338,7 +345,7 @@ fn router(
     Ok(Router::new(members.collect(), options)?)
 }
 
-/// The precision that servers that are started compute in, unless their arguments say otherwise.
+/// Returns the precision of started servers, unless their arguments set another.
 fn dtype(precision: Precision) -> &'static str {
     match precision {
         Precision::F32 => "float32",

@@ -1,4 +1,4 @@
-//! Run directories from outside: the recipe, the record, the newest checkpoint.
+//! Access to run directories from outside of a run: the recipe, the store, and the newest checkpoint.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,27 +10,29 @@ use levade_trainer::{begun, seconds};
 
 use crate::failure::unusable;
 
-/// File that a run writes first, and no other program would: the resolved recipe beside the record.
+/// File with the resolved recipe, which a run writes first. Together with a store or a lock file, it
+/// identifies a run directory.
 pub const RECIPE: &str = "recipe.toml";
-/// Default file of the record. Older builds wrote no lock.
+/// Default file of the store. Directories from older builds have no lock file.
 pub const RECORD: &str = "run.db";
-/// File that every process creates that works on the run.
+/// Lock file, which every process that works on the run creates.
 const LOCK: &str = "lock";
 /// Directory of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
-/// Policies of a checkpoint beside the first that is trained, which is the checkpoint itself.
+/// Directory, within a checkpoint, of the trained policies other than the first. The first policy is
+/// in the checkpoint itself.
 pub const POLICIES: &str = "policies";
-/// The file that is written last into a checkpoint.
+/// File that is written last into a checkpoint.
 pub const STATE: &str = "trainer.json";
 
-/// A directory that holds a run.
+/// A directory that contains a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunDir {
     root: PathBuf,
 }
 
 impl RunDir {
-    /// Returns the run in a directory, if the directory holds one.
+    /// Returns the run in a directory, or `None` if the directory contains no run.
     pub fn find(path: &Path) -> Option<Self> {
         let is_run =
             path.join(RECIPE).is_file() && [RECORD, LOCK].iter().any(|file| path.join(file).is_file());
@@ -40,7 +42,7 @@ impl RunDir {
     /// Returns the run in a directory.
     ///
     /// # Errors
-    /// Returns an error if the directory holds none.
+    /// Returns an error if the directory contains no run.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         Self::find(path).ok_or_else(|| {
             unusable(format!(
@@ -50,7 +52,7 @@ impl RunDir {
         })
     }
 
-    /// Returns the run to which a checkpoint, or a policy in a checkpoint, belongs.
+    /// Returns the run that a checkpoint, or a policy in a checkpoint, belongs to.
     pub fn of_checkpoint(path: &Path) -> Option<Self> {
         let path = std::path::absolute(path).ok()?;
         let of_policy =
@@ -72,7 +74,8 @@ impl RunDir {
         Ok(Recipe::load(&self.root.join(RECIPE), &[])?)
     }
 
-    /// Returns when the run started, in seconds since 1970: its chat template prints that as now.
+    /// Returns the start time of the run as a Unix timestamp in seconds. Chat templates see it as the
+    /// current time.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read.
@@ -85,17 +88,17 @@ impl RunDir {
         &self.root
     }
 
-    /// Opens the record of attempts and steps to read it.
+    /// Opens the store of attempts and steps for reading.
     ///
     /// # Errors
-    /// Returns an error if the recipe names no location of a record, or if the record cannot be opened.
+    /// Returns an error if the recipe names no location of a store, or if the store cannot be opened.
     pub async fn open_store(&self) -> anyhow::Result<Arc<dyn Store>> {
         let location = Recipe::store_location(&self.root.join(RECIPE))?;
         Ok(location.open(&self.root, Access::Read).await?)
     }
 
-    /// Returns the newest checkpoint. A directory of this name is a complete checkpoint: it gets the name
-    /// when it is done.
+    /// Returns the newest checkpoint. A directory gets the name of a checkpoint only when the
+    /// checkpoint is complete.
     pub fn newest_checkpoint(&self) -> Option<PathBuf> {
         let folders = std::fs::read_dir(self.root.join(CHECKPOINTS)).ok()?;
         let steps = folders.flatten().filter_map(|entry| {
@@ -106,8 +109,8 @@ impl RunDir {
     }
 }
 
-/// Returns when the run in a directory started, in seconds since 1970, or the present time if the directory
-/// holds none.
+/// Returns the start time of the run in a directory as a Unix timestamp in seconds, or the present
+/// time if the directory contains no run.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.

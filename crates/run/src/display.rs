@@ -1,4 +1,4 @@
-//! Formats numbers, times and paths for people.
+//! Formats numbers, times and paths for users.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,19 +10,19 @@ pub fn path(path: &Path) -> String {
     inside.filter(|inside| !inside.as_os_str().is_empty()).unwrap_or(path).display().to_string()
 }
 
-/// `1 step`, `2 steps`.
+/// Returns a number with its noun: `1 step`, `2 steps`.
 pub fn plural(number: u32, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
-/// `0:42`, `12:05`, `1:02:03`.
+/// Formats a duration as `0:42`, `12:05` or `1:02:03`.
 pub fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
-/// `134.5 M`, `1.24 B`.
+/// Formats a large number with a suffix: `134.5 M`, `1.24 B`.
 pub fn count(number: u64) -> String {
     let number = number as f64;
     match number {
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_counts() {
+    fn durations_and_counts_are_formatted() {
         let clocks = [0, 42, 725, 3723].map(|s| clock(Duration::from_secs(s)));
         assert_eq!(clocks, ["0:00", "0:42", "12:05", "1:02:03"]);
         let counts = [7, 9_999, 12_345, 134_515_008, 1_235_814_400].map(count);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_short_where_they_can_be() {
+    fn paths_are_relative_to_working_directory() {
         let here = std::env::current_dir().unwrap();
         assert_eq!(path(&here.join("runs/a")), "runs/a");
         assert_eq!(path(&here), here.display().to_string());

@@ -1,4 +1,4 @@
-//! From an encoder's name to what embeds texts.
+//! Opens text encoders by name.
 
 use std::sync::Arc;
 
@@ -10,19 +10,20 @@ use levade_text::EncoderTokenizer;
 use crate::host::Host;
 use crate::model;
 
-/// Text put before queries and passages, where it is not what the model's files say.
+/// Texts put before queries and passages, if they differ from those in the model's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prefixes {
-    /// Before queries.
+    /// Text before queries. `None` uses the model's text.
     pub query: Option<String>,
-    /// Before passages.
+    /// Text before passages. `None` uses the model's text.
     pub passage: Option<String>,
 }
 
-/// Gets an encoder onto this machine, and loads it.
+/// Fetches an encoder to this machine if necessary, and loads it. `threads` is the number of threads;
+/// 0 uses all cores.
 ///
 /// # Errors
-/// When it cannot be had, or is none that is run here.
+/// Returns an error if the encoder cannot be fetched, or if its type is not supported.
 pub fn open(
     source: &str,
     prefixes: Prefixes,

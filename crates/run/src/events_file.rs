@@ -1,8 +1,7 @@
 //! `events.jsonl`: the events of a run, recorded in its directory.
 //!
-//! Each line is an event with its time. Events that only tell progress are left out. Lines come from every
-//! process that worked on the run; the store and the checkpoints, not this file, decide where a run
-//! continues.
+//! Each line is an event with its time. Progress events are omitted. Every process that worked on the
+//! run adds lines. The store and the checkpoints, not this file, decide where a run continues.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -20,13 +19,13 @@ pub const EVENTS: &str = "events.jsonl";
 /// A line of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedEvent {
-    /// Seconds since 1970.
+    /// Time of the event as a Unix timestamp in seconds.
     pub time: f64,
     /// The event.
     pub event: Event,
 }
 
-/// Writer of the file. Until the run has taken its directory, lines wait in memory.
+/// Writer of the file. Until the run owns its directory, lines are kept in memory.
 pub(crate) struct EventsFile {
     path: PathBuf,
     state: Mutex<State>,
@@ -39,12 +38,12 @@ struct State {
 }
 
 impl EventsFile {
-    /// Creates the writer for a run directory, and writes nothing yet.
+    /// Creates the writer for a run directory without writing to it.
     pub fn new(run_dir: &Path) -> Self {
         EventsFile { path: run_dir.join(EVENTS), state: Mutex::default() }
     }
 
-    /// Records an event. An event that cannot be written is lost: it ends no run.
+    /// Records an event. If an event cannot be written, it is lost, but the run continues.
     pub fn record(&self, event: &Event) {
         if event.is_progress() {
             return;
@@ -56,7 +55,7 @@ impl EventsFile {
             Ok(line) => state.waiting += &(line + "\n"),
             Err(error) => tracing::warn!(%error, "cannot write an event as JSON"),
         }
-        // The training loop starts once it holds the directory.
+        // The training loop starts once the run owns the directory.
         if matches!(event, Event::Training(levade_trainer::Event::Started { .. })) && state.file.is_none() {
             match OpenOptions::new().create(true).append(true).open(&self.path) {
                 Ok(file) => state.file = Some(file),

@@ -1,4 +1,4 @@
-//! Policies that others serve: from a recipe to an API that the gateway asks.
+//! External policies: creates the chat APIs that the gateway calls from the policies of a recipe.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,14 +18,15 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::failure::unusable;
 
-/// Policies of others by name, each asked under one limit by all of its agents.
+/// External policies by name. The concurrency limit of a policy applies to all of its agents
+/// together.
 pub type Others = BTreeMap<String, Arc<dyn ChatApi>>;
 
-/// The policies of a recipe that others serve and that an agent asks or a phase imitates. Keys are read from
-/// the environment.
+/// Creates the external policies of a recipe that an agent uses or a phase imitates. API keys are
+/// read from the environment.
 ///
 /// # Errors
-/// When an address cannot be used, or a key is missing.
+/// Returns an error if an address is invalid, or if an API key is missing.
 pub fn others(recipe: &Recipe) -> anyhow::Result<Others> {
     let mut others = Others::new();
     let asked = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policies_of(agent));
@@ -41,10 +42,10 @@ pub fn others(recipe: &Recipe) -> anyhow::Result<Others> {
     Ok(others)
 }
 
-/// The API that these keys describe. Its own key is read from the environment.
+/// Creates the chat API that `keys` describe. Its API key is read from the environment.
 ///
 /// # Errors
-/// When an address cannot be used, or a key is missing.
+/// Returns an error if an address is invalid, or if the API key is missing.
 pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError> {
     let ExternalKeys { model, key_env, concurrency, requests_per_minute, seconds, .. } = keys.clone();
     let endpoint =
@@ -59,7 +60,7 @@ pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError>
     Ok(Arc::new(Api(External::new(options)?)))
 }
 
-/// An API of chat completions.
+/// Chat API that streams its completions.
 struct Api(External);
 
 impl ChatApi for Api {
@@ -70,7 +71,7 @@ impl ChatApi for Api {
             tokio::select! {
                 () = sender.closed() => {}
                 asked = ask(&api, query, &sender) => if let Err(fault) = asked {
-                    // Nobody may be there to hear it.
+                    // The receiver may have been dropped.
                     let _ = sender.send(Err(fault));
                 },
             }
@@ -79,16 +80,16 @@ impl ChatApi for Api {
     }
 }
 
-/// Creates an API whose completions arrive complete, in one part. So any failure of an endpoint hands the
-/// call to the next one. Keys are read from the environment.
+/// Creates a chat API whose completions arrive complete, in one delta, so that a failed call can
+/// always be retried at the next endpoint. API keys are read from the environment.
 ///
 /// # Errors
-/// Returns an error if an address cannot be used, or if a key is missing.
+/// Returns an error if an address is invalid, or if an API key is missing.
 pub fn complete_api(options: ExternalOptions) -> Result<Arc<dyn ChatApi>, ExternalError> {
     Ok(Arc::new(CompleteApi(External::new(options)?)))
 }
 
-/// API of chat completions that are not streamed.
+/// Chat API that does not stream its completions.
 struct CompleteApi(External);
 
 impl ChatApi for CompleteApi {
@@ -98,7 +99,7 @@ impl ChatApi for CompleteApi {
         tokio::spawn(async move {
             tokio::select! {
                 () = sender.closed() => {}
-                // The receiver may be dropped by now.
+                // The receiver may have been dropped.
                 completed = complete(&api, query) => drop(sender.send(completed)),
             }
         });
@@ -111,14 +112,15 @@ async fn complete(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiErro
         true => ApiError::new(ErrorKind::Invalid, error.to_string()),
         false => fault(error),
     })?;
-    // The text of a completion counts even if its tool calls are malformed.
+    // The text of a completion is used even if its tool calls are malformed.
     if reply.message().is_err() {
         reply.tool_calls.clear();
     }
     Ok(ChatDelta::Done(Box::new(answer(&reply)?)))
 }
 
-/// Returns whether each endpoint rejects the request itself, so that only another request may succeed.
+/// Returns whether every endpoint rejects the request itself, so that only another request can
+/// succeed.
 pub fn is_rejected(error: &ExternalError) -> bool {
     let is_rejection = |error: &ExternalError| {
         matches!(
@@ -129,7 +131,7 @@ pub fn is_rejected(error: &ExternalError) -> bool {
     error.failures().iter().all(is_rejection)
 }
 
-/// Asks for a reply and tells of its parts.
+/// Requests a completion and sends its deltas.
 async fn ask(
     api: &External,
     query: ChatQuery,
@@ -141,7 +143,7 @@ async fn ask(
         let said = match event.map_err(fault)? {
             ChatEvent::Content(text) => ChatDelta::Text(text),
             ChatEvent::Reasoning(text) => ChatDelta::Reasoning(text),
-            // Calls are told of as a whole.
+            // Tool calls are reported with the complete message.
             ChatEvent::Call { .. } => continue,
             ChatEvent::Finished(reply) => ChatDelta::Done(Box::new(answer(&reply)?)),
         };
@@ -152,10 +154,10 @@ async fn ask(
     Ok(())
 }
 
-/// The request that a query becomes.
+/// Converts a query to a request.
 ///
 /// # Errors
-/// When it asks for a form that such an API does not know.
+/// Returns an error if the query has a format constraint that chat APIs do not support.
 fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
     let ChatQuery { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } = query;
     let mut extra = Map::new();
@@ -165,7 +167,7 @@ fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
         ToolChoice::Required => Some(json!("required")),
         ToolChoice::Named(name) => Some(json!({ "type": "function", "function": { "name": name } })),
     };
-    // Servers refuse both where there are no tools.
+    // Servers reject both fields if there are no tools.
     if !tools.is_empty() {
         extra.extend(choice.map(|choice| ("tool_choice".to_owned(), choice)));
         if !parallel_calls {
@@ -181,11 +183,11 @@ fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
     Ok(ChatRequest { messages, tools, params })
 }
 
-/// Wishes about sampling for which requests have no field of their own.
+/// Returns the sampling options for which [`ChatParams`] has no field.
 fn others_of(sampling: &SamplingOptions) -> Map<String, Value> {
     let SamplingOptions { top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, .. } =
         sampling;
-    // As it is written: 0.7, and not the nearest f32 with all its digits.
+    // Writes the short decimal form, such as 0.7, instead of all digits of the nearest `f32`.
     let decimal = |value: &f32| value.to_string().parse::<f64>().unwrap_or(f64::from(*value));
     let bias = sampling.logit_bias.as_ref().map(|bias| {
         bias.iter().map(|(id, bias)| (id.to_string(), json!(decimal(bias)))).collect::<Map<_, _>>()
@@ -223,7 +225,7 @@ fn form(constraint: Constraint) -> Result<Value, ApiError> {
 fn answer(reply: &ChatReply) -> Result<ChatCompletion, ApiError> {
     let message = reply.message().map_err(|why| ApiError::new(ErrorKind::Unavailable, why))?;
     let finish = match &reply.finish {
-        // A reply that was withheld is one that was cut off.
+        // A completion that was withheld counts as truncated.
         Some(Finish::Length | Finish::ContentFilter) => FinishReason::Length,
         _ => FinishReason::StopId,
     };
@@ -237,7 +239,7 @@ fn answer(reply: &ChatReply) -> Result<ChatCompletion, ApiError> {
     })
 }
 
-/// Returns the fault that an error of an API is to the caller: its own if each endpoint says so.
+/// Converts an error of an API. It is the caller's error if every endpoint reports that.
 fn fault(error: ExternalError) -> ApiError {
     let failures = error.failures();
     let is_callers =
@@ -284,7 +286,7 @@ mod tests {
         }
     }
 
-    /// Serves one connection with this answer; gives the request that came.
+    /// Serves one connection with `answer`. The returned task yields the request.
     async fn server(answer: String) -> (String, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reply_is_told_as_it_streams() {
+    async fn completion_is_streamed_in_deltas() {
         let chunks = [
             json!({ "choices": [{ "index": 0, "delta": { "content": "So " } }] }),
             json!({ "choices": [{ "index": 0, "delta": { "content": "be it." }, "finish_reason": "length" }] }),
@@ -335,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_the_callers_fault() {
+    async fn rejection_is_invalid_request_error() {
         let body = json!({ "error": { "message": "too many words" } }).to_string();
         let head = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\n\r\n", body.len());
         let (url, _served) = server(format!("{head}{body}")).await;
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_are_json_or_refused() {
+    fn request_accepts_only_json_constraints() {
         let with = |constraint| request(ChatQuery { constraint: Some(constraint), ..query() });
         let schema = json!({ "type": "object" });
         let asked = with(Constraint::JsonSchema(schema.clone())).unwrap();

@@ -1,8 +1,8 @@
-//! Errors that the user can put right.
+//! Errors that the user can fix.
 
 use std::fmt;
 
-/// Something that the user gave cannot be used. The text names it and a way out.
+/// Error caused by user input that cannot be used. The text names the input and a remedy.
 #[derive(Debug)]
 pub struct Unusable(pub String);
 
@@ -14,7 +14,7 @@ impl fmt::Display for Unusable {
 
 impl std::error::Error for Unusable {}
 
-/// Creates an error that the user can put right.
+/// Creates an error that the user can fix.
 pub fn unusable(text: impl Into<String>) -> anyhow::Error {
     Unusable(text.into()).into()
 }

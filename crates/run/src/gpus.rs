@@ -1,37 +1,39 @@
-//! GPUs of a machine: which of them this process may use, and who of a run gets which.
+//! GPUs of a machine: which GPUs this process may use, and how a run assigns them.
 //!
-//! The learner has the first ones, and servers that the run starts those after it; by turns, both begin with
-//! the first. Where `CUDA_VISIBLE_DEVICES` names some, as Slurm does and whoever shares a machine with
-//! others, these are all that there are.
+//! The learner gets the first GPUs, and servers that the run starts get the GPUs after them. If the
+//! devices are colocated, both start with the first GPU. If `CUDA_VISIBLE_DEVICES` lists GPUs, as
+//! Slurm and users of shared machines do, the run uses only these.
 
 use levade_recipe::{LearnerKeys, Placement, Recipe};
 
 use crate::display;
 use crate::failure::unusable;
 
-/// Variables that say which GPUs a process sees, and in which order: they are passed on to whoever computes.
+/// Variables that set which GPUs a process sees, and in which order. They are passed on to processes
+/// that compute.
 pub const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 
-/// Variables that a process of a run gets by name: those that the recipe names, and [`VISIBLE`].
+/// Returns the names of the variables that a process of a run gets: the variables that the recipe
+/// names, and [`VISIBLE`].
 pub fn with_visible(named: &[String]) -> Vec<String> {
     named.iter().cloned().chain(VISIBLE.map(str::to_owned)).collect()
 }
 
-/// GPUs of the machine that trains.
+/// Assignment of the GPUs of the machine that trains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {
-    /// GPUs of the learner, where the run starts it.
+    /// Number of GPUs of the learner. 0 if the run does not start the learner.
     pub learner: u32,
-    /// GPUs of each server that the run starts,
+    /// Number of GPUs of each server. 0 if the run starts no servers.
     pub server: u32,
-    /// and how many of these there are.
+    /// Number of servers that the run starts.
     servers: u32,
-    /// Whether servers have the learner's by turns.
+    /// Whether servers are colocated with the learner, on the same GPUs.
     by_turns: bool,
 }
 
 impl Shares {
-    /// The shares of a recipe.
+    /// Returns the assignment that a recipe specifies.
     pub fn of(recipe: &Recipe) -> Self {
         let learner = match &recipe.cluster.learner {
             Some(LearnerKeys::Torch(keys)) if keys.start => keys.gpus,
@@ -46,23 +48,23 @@ impl Shares {
         }
     }
 
-    /// GPUs that all of them take together.
+    /// Returns the number of GPUs that the run takes in total.
     pub fn all(&self) -> u32 {
         let servers = self.server.saturating_mul(self.servers);
         if self.by_turns { self.learner.max(servers) } else { self.learner.saturating_add(servers) }
     }
 
-    /// The first GPU of a server, counted from 0.
+    /// Returns the index of the first GPU of server `number`.
     fn first_of(&self, number: u32) -> u32 {
         let before = if self.by_turns { 0 } else { self.learner };
         before.saturating_add(number.saturating_mul(self.server))
     }
 
-    /// The GPUs of a server by the names that it sees them under, comma-separated; `visible` are those that
-    /// this process may use, where that is said.
+    /// Returns the comma-separated names of the GPUs of server `number`, as the server sees them.
+    /// `visible` is the value of `CUDA_VISIBLE_DEVICES`, if it is set.
     ///
     /// # Errors
-    /// When fewer may be used than the run takes.
+    /// Returns an error if `visible` lists fewer GPUs than the run takes.
     pub fn of_server(&self, number: u32, visible: Option<&str>) -> anyhow::Result<String> {
         let first = self.first_of(number);
         let mine = first..first.saturating_add(self.server);
@@ -86,10 +88,10 @@ impl Shares {
         Ok(names[mine.start as usize..mine.end as usize].join(","))
     }
 
-    /// Checks that there are as many GPUs as the learner takes.
+    /// Checks that enough GPUs are visible for the learner.
     ///
     /// # Errors
-    /// When fewer may be used.
+    /// Returns an error if `visible` lists fewer GPUs than the learner takes.
     pub fn check_learner(&self, visible: Option<&str>) -> anyhow::Result<()> {
         let Some((visible, count)) = visible.map(|visible| (visible, names_of(visible).len())) else {
             return Ok(());
@@ -106,12 +108,12 @@ impl Shares {
     }
 }
 
-/// GPUs that this process may use, where that is said.
+/// Returns the value of `CUDA_VISIBLE_DEVICES`, if it is set.
 pub fn visible() -> Option<String> {
     std::env::var(VISIBLE[0]).ok()
 }
 
-/// Names in a list of GPUs, up to the first that is none, as CUDA reads it.
+/// Returns the names in a list of GPUs, up to the first invalid name, as CUDA parses the list.
 fn names_of(visible: &str) -> Vec<&str> {
     let is_one = |name: &&str| !name.is_empty() && !name.starts_with('-');
     visible.split(',').map(str::trim).take_while(is_one).collect()
@@ -124,7 +126,7 @@ mod tests {
     const APART: Shares = Shares { learner: 2, server: 1, servers: 2, by_turns: false };
 
     #[test]
-    fn servers_come_after_the_learner_or_have_its_gpus_by_turns() {
+    fn servers_follow_learner_or_are_colocated() {
         let of = |shares: Shares, number| shares.of_server(number, None).unwrap();
         assert_eq!((of(APART, 0), of(APART, 1)), ("2".into(), "3".into()));
         let by_turns = Shares { by_turns: true, server: 2, ..APART };
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_among_those_that_may_be_used() {
+    fn gpus_are_chosen_from_visible_list() {
         let named = |number, visible| APART.of_server(number, Some(visible));
         assert_eq!(named(1, "7, 5,GPU-ab,0").unwrap(), "0");
         assert_eq!(named(0, "7,5,GPU-ab,0").unwrap(), "GPU-ab");

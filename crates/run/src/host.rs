@@ -1,4 +1,4 @@
-//! The host: the process that a run is part of, and its events.
+//! The process that a run is part of, and the events that it receives.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub enum Event {
     /// A model is being fetched.
     Fetching {
-        /// What is done to it now.
+        /// Current stage of fetching.
         stage: String,
         /// Bytes fetched.
         done: u64,
@@ -40,7 +40,7 @@ pub enum Event {
         /// The last checkpoint.
         checkpoint: Option<PathBuf>,
     },
-    /// The run was asked to stop, and did.
+    /// The run was stopped on request.
     Stopped {
         /// Steps done over all phases.
         done: u32,
@@ -49,7 +49,8 @@ pub enum Event {
         /// The checkpoint from which the run can be resumed.
         checkpoint: Option<PathBuf>,
     },
-    /// The run was asked to stop, and its learner elsewhere ended before it. The newest checkpoint stands.
+    /// The run was asked to stop, and its external learner ended before it. The newest checkpoint is
+    /// kept.
     StoppedWithLearner,
     /// The run failed.
     Failed {
@@ -59,7 +60,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether the event says no more than how far some work is, so that a later one replaces it.
+    /// Returns whether the event reports only progress, so that a later event replaces it.
     pub fn is_progress(&self) -> bool {
         use levade_trainer::Event as Training;
         matches!(
@@ -71,8 +72,8 @@ impl Event {
     }
 }
 
-/// The process that a run is part of: which program supervises its child processes, and who receives its
-/// events. The default supervises none and receives no events.
+/// The process that a run is part of: the supervisor of its child processes, and the receiver of its
+/// events. The default has no supervising program and discards events.
 #[derive(Clone)]
 pub struct Host {
     supervisor: Supervisor,
@@ -80,8 +81,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Creates a host. `receive` is called for each event, from the task of the run: it should return at
-    /// once.
+    /// Creates a host. `receive` is called for each event, from the task of the run, and must return
+    /// immediately.
     pub fn new(supervisor: Supervisor, receive: impl Fn(Event) + Send + Sync + 'static) -> Self {
         Host { supervisor, receive: Arc::new(receive) }
     }
@@ -101,7 +102,7 @@ impl Host {
         self.send(Event::Note(text.into()));
     }
 
-    /// Reports that a part of the run is set up.
+    /// Reports that a part of the run has been set up.
     pub fn setup(&self, part: &str, text: impl Into<String>) {
         self.send(Event::Setup { part: part.to_owned(), text: text.into() });
     }
@@ -113,7 +114,7 @@ impl Default for Host {
     }
 }
 
-/// Passes the events of the training loop on.
+/// Forwards the events of the training loop.
 impl Observer for Host {
     fn event(&mut self, event: &levade_trainer::Event) {
         self.send(Event::Training(event.clone()));

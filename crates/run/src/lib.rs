@@ -1,17 +1,20 @@
-//! Starts runs: a recipe becomes engines, servers, agents, scorers and a training loop.
+//! Starts runs: creates the engines, servers, agents, scorers and training loop that a recipe
+//! specifies.
 //!
-//! The crates below know one another by traits only. This crate reads from a recipe which of them a run is
-//! made of, creates them, and gives them to the training loop. [`start`] returns a [`Run`] at once: a task of
-//! this process, with [`Event`]s, that can be stopped. [`resume`] continues it, also in another process. The
-//! binary is a caller of this crate, as is any program that embeds training.
+//! The crates below depend on each other only through traits. This crate reads the parts of a run
+//! from a recipe, creates them, and passes them to the training loop. [`start`] returns a [`Run`]
+//! immediately: a task of this process that reports [`Event`]s and can be stopped. [`resume`]
+//! continues a run, in the same or another process. The `levade` binary calls this crate, as does any
+//! program that embeds training.
 //!
 //! # Guarantees
-//! - **Events.** Each event is owned and can be written as JSON. The run directory has them in
-//!   `events.jsonl`, with times, except those that only tell progress ([`Event::is_progress`]).
-//! - **Stopping.** A run that is asked to stop writes a checkpoint at the next step boundary. Resumed,
-//!   it ends with the weights of a run that was never stopped, bit for bit.
-//! - **Child processes.** When a run has ended, the processes that it started have ended, too, or an event
-//!   names those that are left after 30 seconds.
+//! - **Events.** Each event is owned and can be serialized to JSON. The file `events.jsonl` in the
+//!   run directory contains all events with their times, except progress events
+//!   ([`Event::is_progress`]).
+//! - **Stopping.** A run that is asked to stop writes a checkpoint at the next step boundary. After
+//!   it is resumed, it ends with the same weights, bit for bit, as a run without the stop.
+//! - **Child processes.** When a run has ended, the processes that it started have exited. An event
+//!   names processes that are still running after 30 seconds.
 //!
 //! # Example
 //! Starts a run, prints its events, stops it after the first step, and resumes it.
@@ -35,7 +38,7 @@
 //! ```
 //! `examples/embed.rs` does this with a tiny model of random weights.
 //!
-//! Out of scope: arguments and printing (the binary), and what a step does (`levade-trainer`).
+//! Out of scope: arguments and printing (the binary), and the content of a step (`levade-trainer`).
 
 pub mod child;
 pub mod cluster_learner;

@@ -1,4 +1,4 @@
-//! From a model's name to a running engine.
+//! Opens models by name and starts their engines.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,26 +19,27 @@ use crate::display;
 use crate::failure::unusable;
 use crate::host::{Event, Host};
 
-/// Keys and values of sampling get this much memory, or a quarter of what may be used where that is less, but
-/// at least what one whole context takes.
+/// Maximum memory for the KV cache when sampling, in MiB. If a quarter of the memory budget is less,
+/// the quarter is the maximum, but the cache always holds one sequence of the full context.
 const KV_MEMORY_MB: u64 = 1024;
 
-/// A model that was found: its files, and an adapter over it where the source was one.
+/// A model that was found: its files, and its adapter if the source is an adapter.
 pub struct Found {
-    /// The model, or the base of the adapter.
+    /// Files of the model, or of the adapter's base model.
     pub files: ModelFiles,
-    /// Form of the adapter, and the name of its base; it lies at `path`.
+    /// Options of the adapter and the name of its base model. The adapter's files are at `path`.
+    /// `None` if the source is not an adapter.
     pub adapter: Option<(LoraOptions, String)>,
-    /// Where it all lies.
+    /// Location of the source.
     pub path: PathBuf,
 }
 
 impl Found {
-    /// The files that decide what the model says: of a folder, those with weights, configurations and
-    /// templates.
+    /// Returns the files that determine the model's completions. For a directory, these are the files
+    /// with weights, configurations and templates.
     ///
     /// # Errors
-    /// When the folder cannot be listed.
+    /// Returns an error if the directory cannot be listed.
     pub fn files_read(&self) -> anyhow::Result<Vec<PathBuf>> {
         let path = self.files.path();
         if path.is_file() {
@@ -56,18 +57,19 @@ impl Found {
     }
 }
 
-/// Gets a model onto this machine, and opens it as [`open_at`] does.
+/// Fetches a model to this machine if necessary, and opens it as [`open_at`] does.
 ///
 /// # Errors
-/// When it cannot be had or opened.
+/// Returns an error if the model cannot be fetched or opened.
 pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<Found> {
     open_at(get(source, host)?, base, host)
 }
 
-/// Opens a model that is on this machine. Of an adapter, its base: `base`, or else the one that it names.
+/// Opens a model on this machine. For an adapter, also opens its base model: `base` if set, otherwise
+/// the base that the adapter names.
 ///
 /// # Errors
-/// When it cannot be opened, or its base not be had.
+/// Returns an error if the model cannot be opened, or if the base model cannot be fetched or opened.
 pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result<Found> {
     if !path.join(AdapterConfig::FILE).exists() {
         return Ok(Found { files: tell(ModelFiles::open(&path)?, host), adapter: None, path });
@@ -95,7 +97,7 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
     Ok(Found { files, adapter: Some((options, base.to_owned())), path })
 }
 
-/// Says what a model's files say that its user should know of.
+/// Reports the notes of a model's files to the user.
 fn tell(files: ModelFiles, host: &Host) -> ModelFiles {
     note(&files.notes, host);
     files
@@ -107,10 +109,10 @@ fn note(notes: &[String], host: &Host) {
     }
 }
 
-/// Gets a model onto this machine, and returns where it is.
+/// Fetches a model to this machine if necessary, and returns its path.
 ///
 /// # Errors
-/// When it cannot be had.
+/// Returns an error if the model cannot be fetched.
 pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
     let source = Source::parse(source)?;
     if let Source::Folder(path) | Source::Gguf(path) = &source {
@@ -123,7 +125,7 @@ pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
     Ok(path?)
 }
 
-/// One line on what a model is.
+/// Returns a description of a model in one line.
 pub fn describe(files: &ModelFiles) -> String {
     let ModelConfig { family, layers, hidden, vocabulary, context, .. } = &files.config;
     let parameters: usize = files.config.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
@@ -135,14 +137,14 @@ pub fn describe(files: &ModelFiles) -> String {
     )
 }
 
-/// The chat of a model.
+/// Creates the chat format of a model.
 ///
 /// # Errors
-/// When it has no tokenizer or template, or they cannot be used.
+/// Returns an error if the tokenizer or the chat template is missing or invalid.
 pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
     match Chat::open(files, None, options) {
         Ok(chat) => Ok(chat),
-        // A recipe has no place for a template: it belongs to the model.
+        // Recipes cannot set a template, because a template belongs to its model.
         Err(TextError::NoTemplate) => Err(unusable(format!(
             "the model in {} has no chat template, so it cannot be talked to\nput the template it was trained with beside \
              it as chat_template.jinja, or take a model that was trained to chat (often named \"instruct\")",
@@ -152,8 +154,8 @@ pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
     }
 }
 
-/// Returns the options of an engine for a recipe, over whose model there will be `adapters`, before
-/// [`with_cache`] decides on the memory for keys and values.
+/// Returns the engine options that a recipe sets for a model with `adapters`. [`with_cache`] adds the
+/// memory of the KV cache.
 pub fn options_without_cache(
     recipe: &Recipe,
     context: Option<usize>,
@@ -173,8 +175,8 @@ pub fn options_without_cache(
     }
 }
 
-/// Returns the options with memory for keys and values: next to none if servers sample in place of the
-/// engine.
+/// Returns the options with memory for the KV cache. If servers sample instead of the engine, the
+/// cache has the minimum size.
 pub fn with_cache(recipe: &Recipe, config: &ModelConfig, options: EngineOptions) -> EngineOptions {
     if recipe.cluster.samplers.is_some() {
         return EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options };
@@ -182,7 +184,7 @@ pub fn with_cache(recipe: &Recipe, config: &ModelConfig, options: EngineOptions)
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
-/// How a model is run that is only sampled from, `running` replies at once.
+/// Returns the options of an engine that only samples, up to `running` completions concurrently.
 pub fn sampling_options(
     config: &ModelConfig,
     threads: usize,
@@ -202,19 +204,19 @@ pub fn sampling_options(
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
-/// Returns the options with at most so much memory, in MiB; 0 for what is free.
+/// Returns the options with a memory budget of `memory_mb` MiB. 0 means the free memory.
 pub fn within_memory(config: &ModelConfig, options: EngineOptions, memory_mb: usize) -> EngineOptions {
     let options = EngineOptions { memory_mb, ..options };
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
-/// Returns the memory for keys and values, in MiB: a quarter of the budget up to [`KV_MEMORY_MB`], less if
-/// the engine would not fit otherwise, and never less than one sequence of the whole context takes, so that
-/// the scheduler never has to refuse one.
+/// Returns the memory for the KV cache, in MiB: a quarter of the budget but at most [`KV_MEMORY_MB`],
+/// and less if the engine would not fit otherwise. The cache always holds one sequence of the full
+/// context, so that the scheduler never has to reject a sequence.
 fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let one_sequence = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
     let budget = options.budget();
-    // The plan for a budget of 1 MiB is the smallest that there is.
+    // A budget of 1 MiB yields the smallest possible plan.
     let without_cache = EngineOptions { kv_memory_mb: 0, memory_mb: 1, ..options.clone() };
     let rest = Engine::plan(config, &without_cache)
         .map_or(u64::MAX, |smallest| budget.saturating_sub(smallest.total()));
@@ -222,10 +224,11 @@ fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     (share as usize).max(one_sequence.div_ceil(1 << 20))
 }
 
-/// Starts a model, or an adapter over it, to be sampled from.
+/// Starts an engine for sampling from a model or an adapter.
 ///
 /// # Errors
-/// When the options do not fit the model, memory would not suffice, or the adapter does not fit its base.
+/// Returns an error if the options do not fit the model, if the memory does not suffice, or if the
+/// adapter does not fit its base model.
 pub async fn start_sampling(
     found: &Found,
     options: &EngineOptions,
@@ -240,11 +243,12 @@ pub async fn start_sampling(
     Ok(policy)
 }
 
-/// Starts an engine that knows the tokens of `chat`, so that texts can end replies and grammars shape them;
-/// says what memory it will take, `also` what others will.
+/// Starts an engine. If `chat` is set, the engine knows the texts of its tokens, which stop strings
+/// and grammars need. Reports the engine's memory plan, followed by `also`, which describes the
+/// memory of further engines.
 ///
 /// # Errors
-/// When the options do not fit the model, or memory would not suffice.
+/// Returns an error if the options do not fit the model, or if the memory does not suffice.
 pub fn start(
     files: &ModelFiles,
     options: &EngineOptions,
@@ -263,11 +267,11 @@ pub fn start(
     Ok(engine)
 }
 
-/// Files that complete a checkpoint to a model folder that others can open: the tokenizer and the chat
-/// template.
+/// Returns a function that writes the tokenizer and the chat template into a checkpoint, so that
+/// other programs can open it as a model directory.
 ///
 /// # Errors
-/// When the tokenizer cannot be written as `tokenizer.json`.
+/// Returns an error if the tokenizer cannot be written as `tokenizer.json`.
 pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<Companions> {
     let tokenizer = match &files.tokenizer {
         Some(TokenizerSource::Json(bytes)) => bytes.clone(),
@@ -294,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn within_memory_bounds_the_cache_of_an_evaluation() {
+    fn within_memory_bounds_evaluation_cache() {
         let config = tiny_config();
         let free = sampling_options(&config, 1, Some(64), 1, Precision::F32);
         let bound = within_memory(&config, free.clone(), 8);
@@ -302,10 +306,10 @@ mod tests {
         assert!(bound.kv_memory_mb <= 2 && free.kv_memory_mb >= bound.kv_memory_mb);
     }
 
-    /// Heads of a width that is no multiple of a block's are padded: what is reckoned with is what the engine
-    /// takes.
+    /// Heads whose width is not a multiple of the block width are padded. The estimate must equal the
+    /// memory that the engine uses.
     #[test]
-    fn one_reply_as_long_as_the_context_fits() {
+    fn cache_holds_sequence_of_full_context() {
         let config = ModelConfig { kv_heads: 32, heads: 32, layers: 64, head_dim: 40, ..tiny_config() };
         for precision in [Precision::F32, Precision::Bf16] {
             for (context, memory_mb) in [(100, 8), (100, 0), (9_000, 0), (20_000, 100)] {

@@ -1,4 +1,4 @@
-//! Facts that the bits of a run depend on besides its recipe, written down beside it.
+//! Records the properties, in addition to the recipe, on which the exact numbers of a run depend.
 
 use std::path::Path;
 
@@ -7,10 +7,11 @@ use levade_model::write_json;
 
 use crate::host::Host;
 
-/// In the folder of a run.
+/// File in the run directory.
 const FILE: &str = "engine.json";
 
-/// Says so if the run in `folder` was computed by other numerics than `now`.
+/// Notifies the user if the run in `folder` was computed with numerics that differ from `now` in
+/// their bits.
 pub fn compare(folder: &Path, now: &Fingerprint, host: &Host) {
     let recorded = std::fs::read(folder.join(FILE)).ok();
     let before = recorded.and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
@@ -19,7 +20,7 @@ pub fn compare(folder: &Path, now: &Fingerprint, host: &Host) {
     }
 }
 
-/// Writes them down.
+/// Writes the fingerprint into the run directory.
 pub fn record(folder: &Path, now: &Fingerprint) -> anyhow::Result<()> {
     Ok(write_json(&folder.join(FILE), &serde_json::to_value(now)?)?)
 }
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_changes_bits_is_said() {
+    fn difference_reports_only_bit_changes() {
         let before = Fingerprint {
             kernels: 3,
             isa: Isa::Avx512Bf16,

@@ -1,4 +1,4 @@
-//! From the policies of a recipe to running engines.
+//! Starts the engines of a recipe's policies.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,46 +28,50 @@ mod planned;
 
 pub use planned::{EnginePlan, Planned};
 
-/// The policies and agents of a recipe, running.
+/// Running policies and agents of a recipe.
 pub struct Started {
-    /// The policies.
+    /// Policies, whether or not they are trained.
     pub policies: Vec<Policy>,
-    /// The agents.
+    /// Agents, each with the policies that play it.
     pub agents: Vec<AgentParts>,
-    /// Dependencies of the numerics of the engines.
+    /// Properties on which the numerics of the engines depend.
     pub fingerprint: Fingerprint,
-    /// Files that its models were read from.
+    /// Files that the models were read from.
     pub model_files: Vec<PathBuf>,
-    /// Policies of others that phases imitate.
+    /// External policies that phases imitate, by name.
     pub teachers: BTreeMap<String, Teacher>,
 }
 
-/// A model that one or several policies begin with.
+/// A model that one or more policies start from.
 struct Model {
     keys: ModelKeys,
     found: Found,
-    /// The policies, by name; those that are trained have the form of their adapter, where they have one.
+    /// Policies that start from the model. Trained policies have the options of their adapter, if
+    /// they have one.
     policies: Vec<Wanted>,
 }
 
-/// A policy that is to be started.
+/// A policy that will be started.
 struct Wanted {
     name: String,
     trained: bool,
     lora: Option<LoraOptions>,
     reference: bool,
     critic: bool,
-    /// Whether it learns elsewhere: here it is only sampled from.
+    /// Whether an external learner trains the policy. The engine here only samples from it.
     elsewhere: bool,
 }
 
-/// Starts what a recipe samples from and trains, and a frozen copy where a penalty is measured from one:
-/// adapters over one engine, or engines of their own. Says what memory they will take, after making sure that
-/// it is there. Of a run, `now` is the moment at which it began, in seconds since 1970. Programs that are
-/// started on the way, a learner and servers, are added to `children`, also where something fails later.
+/// Starts the policies of a recipe: engines or adapters for sampling and training, and frozen copies
+/// for penalties. First checks that the memory suffices, and reports the memory that the engines
+/// take. `now` is the start of the run as a Unix timestamp in seconds.
+///
+/// Processes that this function starts, such as a learner and servers, are added to `children`, even
+/// if a later step fails.
 ///
 /// # Errors
-/// When a model cannot be had, the options do not fit it, or memory would not suffice.
+/// Returns an error if a model cannot be fetched, if the options do not fit it, or if the memory does
+/// not suffice.
 pub async fn start(
     recipe: &Recipe,
     now: u64,
@@ -75,21 +79,21 @@ pub async fn start(
     host: &Host,
     children: &mut Vec<Gone>,
 ) -> anyhow::Result<Started> {
-    // A key that is missing is not found out after minutes.
+    // Missing API keys are reported first, because the steps below can take minutes.
     let others = external::others(recipe)?;
     let planned = Planned::open(recipe, host)?;
     planned.memory(recipe)?;
     let models = planned.into_models();
     let elsewhere = learner_elsewhere(recipe, &models, host, children).await?;
     let turns = elsewhere.as_ref().and_then(|elsewhere| cluster_samplers::turns(recipe, elsewhere.group()));
-    // Whatever asks for the devices of the group does so in its turn.
+    // With colocated devices, every user of the learner's devices waits for their handoff.
     let in_turn = |learner| match &turns {
         Some(turns) => turns.learner(learner),
         None => learner,
     };
     let mut policies = Vec::new();
     let (mut fingerprint, mut model_files) = (None, Vec::new());
-    // Memory of the models before counts for those after.
+    // Start the models in order: the memory of earlier models counts for later ones.
     for model in &models {
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
         let started = model.start(recipe, &chat, host).await?;
@@ -140,7 +144,7 @@ pub async fn start(
             first.get_or_insert_with(|| Arc::clone(&chat));
             answers.push(Answers::Policy(chat));
         }
-        // Policies of others answer in messages, and bring no tokenizer to count with.
+        // External policies return messages, and have no tokenizer to count tokens with.
         let tools = match &first {
             Some(chat) => toolboxes.of(keys, chat)?,
             None => ToolSet::default(),
@@ -158,7 +162,7 @@ pub async fn start(
     Ok(Started { policies, agents, fingerprint, model_files, teachers })
 }
 
-/// The learner of a recipe that has one elsewhere, for the policy that is trained.
+/// Starts the external learner of the policy that is trained, if the recipe has an external learner.
 async fn learner_elsewhere(
     recipe: &Recipe,
     models: &[Model],
@@ -179,7 +183,7 @@ async fn learner_elsewhere(
     Ok(None)
 }
 
-/// Puts servers in the place of the sampler of a policy that is trained, where the recipe has them.
+/// Replaces the sampler of a trained policy by servers, if the recipe has servers.
 async fn sampled_elsewhere(
     recipe: &Recipe,
     model: &Model,
@@ -208,8 +212,9 @@ async fn sampled_elsewhere(
     Ok(())
 }
 
-/// Which of the policies of an agent plays it in an attempt, where there are several: as often as their
-/// shares say, as a function of the run's seed, the attempt's stream and the agent.
+/// Returns the choice of the policy that plays an agent in an attempt, or `None` if the agent has
+/// fewer than two policies. Policies are chosen in proportion to their weights, as a function of the
+/// run's seed, the attempt's stream and the agent.
 fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<Pick>> {
     let shares = keys.policy.shares();
     if shares.len() < 2 {
@@ -224,7 +229,7 @@ fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<Pick>> {
     })))
 }
 
-/// The models of a recipe, each with its policies, in the order of the first of these.
+/// Opens the models of a recipe, each with its policies, in the order of their first policies.
 fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
     let mut models: Vec<Model> = Vec::new();
     for (name, keys) in recipe.policies() {
@@ -253,7 +258,8 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
     Ok(models)
 }
 
-/// How the engines of a policy are run whose weights are all its own, and words about the others.
+/// Engine options of a policy whose weights are all its own, and a description of the memory of its
+/// reference and critic.
 struct Whole {
     policy: EngineOptions,
     reference: Option<EngineOptions>,
@@ -261,7 +267,7 @@ struct Whole {
     also: String,
 }
 
-/// The engines of a policy.
+/// Engines of a policy.
 struct Engines {
     policy: Engine,
     reference: Option<Engine>,
@@ -269,12 +275,12 @@ struct Engines {
 }
 
 impl Model {
-    /// Starts the policies over this model, in their order.
+    /// Starts the policies of this model, in their order.
     async fn start(&self, recipe: &Recipe, chat: &Chat, host: &Host) -> anyhow::Result<Vec<Engines>> {
         self.check()?;
         let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
         let (whole, over_base) = self.parted();
-        // Weights of their own come first: what they take is not there for the adapters.
+        // Policies with full weights start first, because the adapters get the remaining memory.
         for wanted in whole {
             started.insert(&wanted.name, self.whole(recipe, wanted, chat, host)?.with_value_head().await?);
         }
@@ -294,7 +300,8 @@ impl Model {
         Ok(Engines { policy, reference, critic })
     }
 
-    /// How the engines of a policy are run whose weights are all its own.
+    /// Returns the engine options of a policy whose weights are all its own. `context` replaces the
+    /// context of the recipe.
     fn whole_options(
         &self,
         recipe: &Recipe,
@@ -325,7 +332,7 @@ impl Model {
         let policy = if taken == 0 {
             policy
         } else {
-            // The policy's engine gets what the other engines leave.
+            // The policy's engine gets the memory that the other engines leave.
             let left = policy.budget().saturating_sub(taken) >> 20;
             EngineOptions { memory_mb: left.max(1) as usize, ..policy }
         };
@@ -333,7 +340,7 @@ impl Model {
         Ok(Whole { policy, reference, critic, also })
     }
 
-    /// How the engine is run that policies over the model's own weights share.
+    /// Returns the options of the engine that all policies over the model's original weights share.
     fn base_options(&self, recipe: &Recipe, policies: &[&Wanted], context: Option<usize>) -> EngineOptions {
         let mut adapters = Vec::new();
         for Wanted { lora, reference, critic, elsewhere, .. } in policies {
@@ -351,12 +358,13 @@ impl Model {
         model::with_cache(recipe, config, EngineOptions { trains, critic, batch_tokens, ..options })
     }
 
-    /// Policies whose weights are all their own, and those over the model's.
+    /// Splits the policies into those whose weights are all their own, and those over the model's
+    /// original weights.
     fn parted(&self) -> (Vec<&Wanted>, Vec<&Wanted>) {
         self.policies.iter().partition(|wanted| wanted.trained && wanted.lora.is_none())
     }
 
-    /// Refuses to train what cannot be.
+    /// Rejects training if the model is an adapter.
     fn check(&self) -> anyhow::Result<()> {
         if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
             return Err(unusable(format!(
@@ -367,8 +375,8 @@ impl Model {
         Ok(())
     }
 
-    /// Starts the policies that share the model's own weights: adapters over them, and the weights
-    /// themselves, frozen.
+    /// Starts the policies that share the model's original weights: adapters over the weights, and
+    /// the frozen weights themselves.
     async fn over_base<'a>(
         &self,
         recipe: &Recipe,

@@ -1,4 +1,4 @@
-//! Agents that are programs: the gateway of a run, and the loops that call through it.
+//! Agents that are programs: the gateway of a run, and the programs that call it.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use tokio::net::TcpListener;
 
 use crate::host::Host;
 
-/// Returns the rule by which calls of programs are attributed to an agent.
+/// Returns the rule that assigns calls of programs to an agent.
 ///
 /// # Errors
-/// Returns an error if `match.system` is no regular expression.
+/// Returns an error if `match.system` is not a valid regular expression.
 pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<When> {
     let matches = &keys.matches;
     let system = match matches.system.as_str() {
@@ -35,13 +35,14 @@ pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<When> {
     })
 }
 
-/// Whether programs give rewards of their own.
+/// Returns whether the recipe has a scorer of type `program`, which takes the rewards that programs
+/// post.
 fn takes_rewards(reward: &RewardKeys) -> bool {
     let is_program = |kind: &str| kind == "program";
     is_program(reward.scorer.name()) || reward.scorers.iter().any(|keys| is_program(keys.scorer.name()))
 }
 
-/// The gateway that programs of this process call. It ends with the process.
+/// Gateway that the run's programs call. It ends with the process.
 pub struct Started {
     gateway: Gateway,
     address: String,
@@ -50,15 +51,15 @@ pub struct Started {
 }
 
 impl Started {
-    /// Starts the gateway, at a free port of this machine.
+    /// Starts the gateway on a free port of this machine.
     ///
     /// # Errors
-    /// When no port can be listened at.
+    /// Returns an error if no port is free.
     pub async fn start(supervisor: Supervisor) -> anyhow::Result<Self> {
         let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = bound.context("no port is free on 127.0.0.1")?;
         let address = format!("http://{}", listener.local_addr()?);
-        // Attempts bound the calls, and the sampler's own queue orders them.
+        // Attempts limit the number of calls, and the sampler's own queue orders them.
         let options = Options { open: false, running: 1 << 20, reply: Duration::MAX, ..Options::default() };
         let gateway = Gateway::new(Vec::new(), options);
         let served = gateway.clone();
@@ -70,7 +71,7 @@ impl Started {
         Ok(Started { gateway, address, supervisor })
     }
 
-    /// Creates the program of an agent. It may give `rewards` if a scorer takes them.
+    /// Creates the program of an agent. `rewards` sets whether the program can post rewards.
     pub fn program(&self, keys: &AgentKeys, rewards: bool) -> Program {
         let workers = (keys.workers > 0).then(|| {
             let launch = Launch {
@@ -88,17 +89,17 @@ impl Started {
             gateway: self.gateway.clone(),
             address: self.address.clone(),
             rewards,
-            // A seat of an environment asks for the model of its name.
+            // A seat of an environment requests the model of its name.
             has_seats: keys.kind == AgentKind::Environment,
             workers,
         }
     }
 }
 
-/// Puts programs and environments in the place of the built-in loop for the agents that are such.
+/// Replaces the built-in loop by programs and environments, for the agents that use them.
 ///
 /// # Errors
-/// Errors of [`Started::start`].
+/// Returns the errors of [`Started::start`].
 pub async fn put_in(
     recipe: &Recipe,
     parts: &mut [AgentParts],

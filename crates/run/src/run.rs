@@ -1,4 +1,5 @@
-//! Runs: a recipe becomes a task of this process, with events, that can be stopped and resumed.
+//! Runs. A run is a task of this process that executes a recipe, reports events, and can be stopped
+//! and resumed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,52 +21,53 @@ use crate::host::{Event, Host};
 use crate::policies::{self, Started};
 use crate::{child, display, numerics, scorers};
 
-/// Maximum wait for the processes of a learner and of servers to be gone.
+/// Timeout for the exit of a learner's and servers' processes.
 const LEAVING: Duration = Duration::from_secs(30);
 
-/// Starts a run in the directory that its recipe names. Call this within a tokio runtime.
+/// Starts a run in the directory that its recipe names. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// Returns an error if the directory holds a run already, or if another process works there. What goes wrong
-/// later is the error of [`Run::end`].
+/// Returns an error if the directory already contains a run, or if another process works in it. Later
+/// errors are returned by [`Run::end`].
 pub fn start(recipe: Recipe) -> anyhow::Result<Run> {
     launch(recipe, Start::Fresh, Supervisor::default())
 }
 
-/// Continues the run in the directory that its recipe names: from the newest checkpoint and the record, to
-/// the weights that it would have had without the interruption.
+/// Continues the run in the directory that its recipe names, from the newest checkpoint and the
+/// store. The final weights are the same as without the interruption.
 ///
 /// # Errors
-/// Returns an error if the directory holds no run, if its record was in memory, or if another process works
-/// on it.
+/// Returns an error if the directory contains no run, if the run's store was in memory, or if another
+/// process works on the run.
 pub fn resume(recipe: Recipe) -> anyhow::Result<Run> {
     launch(recipe, Start::Resume, Supervisor::default())
 }
 
-/// Starts or continues a run whose tools, scorers, servers and learners are supervised by a program, so that
-/// they end even if this process is killed. A binary that calls [`levade_process::supervise`] for the
-/// argument `keep` gives [`Supervisor::this`].
+/// Starts or continues a run. `supervisor` supervises the run's tools, scorers, servers and learners,
+/// so that they exit even if this process is killed. A binary that calls
+/// [`levade_process::supervise`] for the argument `keep` passes [`Supervisor::this`].
 ///
 /// # Errors
-/// Errors of [`start`] and [`resume`].
+/// Returns the errors of [`start`] and [`resume`].
 pub fn launch(recipe: Recipe, start: Start, supervisor: Supervisor) -> anyhow::Result<Run> {
     RunFolder::check(&recipe.run, start)?;
     let (sender, events) = mpsc::unbounded_channel();
     let (file, dir) = (EventsFile::new(&recipe.run.folder), recipe.run.folder.clone());
     let host = Host::new(supervisor, move |event| {
         file.record(&event);
-        // The receiver may be dropped: then nobody watches the run.
+        // Sending fails if the receiver was dropped, because no caller reads the events.
         let _ = sender.send(event);
     });
     let (stop, clock) = (StopFlag::default(), Clock::default());
-    // On a thread of its own: models are fetched and opened without pause.
+    // Uses a blocking thread, because fetching and opening models blocks.
     let (runtime, clocked, flag) = (Handle::current(), clock.clone(), stop.clone());
     let task =
         tokio::task::spawn_blocking(move || runtime.block_on(drive(recipe, start, host, clocked, flag)));
     Ok(Run { dir, events, stop, clock, task })
 }
 
-/// A run of this process. Dropping it asks the run to stop; the runtime ends once the run has.
+/// A run of this process. Dropping it asks the run to stop. A dropped runtime waits until the run has
+/// ended.
 pub struct Run {
     dir: PathBuf,
     events: UnboundedReceiver<Event>,
@@ -75,8 +77,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Waits for the next event; `None` once the run has ended. Events wait here until they are read; a
-    /// caller that does not read them calls [`end`](Self::end). Cancel safe.
+    /// Waits for the next event. Returns `None` once the run has ended. Unread events are kept in
+    /// memory, so a caller that does not need them calls [`end`](Self::end). Cancel safe.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
@@ -91,7 +93,7 @@ impl Run {
         self.stop.clone()
     }
 
-    /// Returns the clock of the run, which stands while the process does.
+    /// Returns the clock of the run, which stops while the process is suspended.
     pub fn clock(&self) -> Clock {
         self.clock.clone()
     }
@@ -101,12 +103,13 @@ impl Run {
         &self.dir
     }
 
-    /// Waits until the run ends, without its further events. Returns `None` if it was asked to stop and its
-    /// learner elsewhere ended first: the run continues from its newest checkpoint all the same.
+    /// Waits until the run ends, and discards its further events. Returns `None` if the run was asked
+    /// to stop and its external learner ended first. Such a run can still be resumed from its newest
+    /// checkpoint.
     ///
     /// # Errors
-    /// Returns the error that ended the run. Everything up to the newest checkpoint and every recorded
-    /// attempt is kept.
+    /// Returns the error that ended the run. Everything up to the newest checkpoint and every
+    /// recorded attempt are kept.
     pub async fn end(mut self) -> anyhow::Result<Option<Ended>> {
         self.events.close();
         match (&mut self.task).await {
@@ -123,7 +126,8 @@ impl Drop for Run {
     }
 }
 
-/// Trains to the end, and again from the newest checkpoint if a learner elsewhere dies and may be restarted.
+/// Trains until the run ends. If an external learner fails and can be restarted, continues from the
+/// newest checkpoint.
 async fn drive(
     recipe: Recipe,
     mut start: Start,
@@ -140,14 +144,14 @@ async fn drive(
     let mut restarts = Restarts::new(&recipe);
     let ended = loop {
         match once(&recipe, start, &host, &stop).await {
-            // A job that is stopped often has all of its processes signaled at once.
+            // When a job is stopped, all of its processes often receive the signal at the same time.
             Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => break Ok(None),
             Err(error) if restarts.allow(&error, &folder, &host) => start = Start::Resume,
             ended => break ended.map(Some),
         }
     };
     pauses.abort();
-    // Machines that take part elsewhere can end.
+    // Processes of the learner on other machines can exit now.
     let ended = ended.and_then(|ended| {
         order::end(&folder.join(cluster_learner::FOLDER))?;
         Ok(ended)
@@ -165,7 +169,7 @@ async fn drive(
     ended
 }
 
-/// Returns whether an error means that a learner elsewhere has ended or hangs.
+/// Returns whether an error means that an external learner has exited or hangs.
 fn is_lost(error: &anyhow::Error) -> bool {
     let of_policy = match error.downcast_ref::<TrainerError>() {
         Some(TrainerError::Policy(error)) => Some(error),
@@ -174,11 +178,11 @@ fn is_lost(error: &anyhow::Error) -> bool {
     matches!(of_policy, Some(PolicyError::Stopped(_) | PolicyError::Deadline(..)))
 }
 
-/// Trains from the beginning or the newest checkpoint, until all phases are done, the run is asked to stop,
-/// or it fails.
+/// Trains from the start or the newest checkpoint, until all phases are complete, the run is asked to
+/// stop, or it fails.
 async fn once(recipe: &Recipe, start: Start, host: &Host, stop: &StopFlag) -> anyhow::Result<Ended> {
     let folder = &recipe.run.folder;
-    // A learner that is started would replace the one that another process has there.
+    // Starting a learner would otherwise replace the learner of another process in this directory.
     RunFolder::check(&recipe.run, start)?;
     let begun = begun_or_now(folder)?;
     let mut children = Vec::new();
@@ -194,7 +198,7 @@ async fn once(recipe: &Recipe, start: Start, host: &Host, stop: &StopFlag) -> an
         Ok(trainer.run(&mut host.clone(), stop).await?)
     };
     let ended = ended.await;
-    // The processes of a learner and of servers end now; what starts next needs their memory.
+    // Wait for the processes of the learner and the servers, because the next ones need their memory.
     let left = child::all_gone(children, LEAVING).await;
     if !left.is_empty() {
         let left = left.join(", ");
@@ -205,11 +209,11 @@ async fn once(recipe: &Recipe, start: Start, host: &Host, stop: &StopFlag) -> an
     ended
 }
 
-/// Restarts after a learner elsewhere has died: up to `max` in a row, unless a checkpoint was written in
-/// between.
+/// Restarts after failures of an external learner. At most `max` restarts in a row are permitted. A
+/// new checkpoint resets the count.
 struct Restarts {
     max: u32,
-    /// Whether the run has a record to continue from.
+    /// Whether the run's store is durable, so that the run can be resumed.
     is_durable: bool,
     died: u32,
     newest: Option<PathBuf>,
@@ -221,7 +225,7 @@ impl Restarts {
         Restarts { max, is_durable: recipe.run.store.is_durable(), died: 0, newest: None }
     }
 
-    /// Returns whether the run may continue after this error, and notes it.
+    /// Returns whether the run can continue after this error. If so, reports the error as a note.
     fn allow(&mut self, error: &anyhow::Error, folder: &Path, host: &Host) -> bool {
         let found = RunDir::find(folder).filter(|_| self.is_durable && is_lost(error));
         let Some(run) = found else { return false };

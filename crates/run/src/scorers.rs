@@ -1,4 +1,5 @@
-//! Scorers that ask others or start processes, with the clients, sandboxes and supervisors for that.
+//! Scorers that call services or start processes, with the clients, sandboxes and supervisors that
+//! they need.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,11 +26,12 @@ use crate::failure::unusable;
 use crate::host::Host;
 use crate::{external, testbed};
 
-/// Scorers of a recipe that need a client, a sandbox, a supervisor of processes, or its environments. Keys
-/// are read from variables of the process.
+/// Creates the scorers of a recipe that need a client, a sandbox, a process supervisor or its
+/// environments. API keys are read from environment variables.
 ///
 /// # Errors
-/// When an address or a setting cannot be used, or a key is missing: of which scorer.
+/// Returns an error that names the scorer if an address or a setting is invalid, or if an API key is
+/// missing.
 pub fn asking(keys: &RewardKeys, environments: &Environments, host: &Host) -> anyhow::Result<CustomScorers> {
     let only = [keys.only()];
     let supervisor = host.supervisor();
@@ -63,7 +65,7 @@ fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
     Ok(HttpScorer::new(keys.clone(), Arc::new(Posted(service))))
 }
 
-/// Returns what is unsafe about the scorers though they work, with the way out.
+/// Returns warnings about scorers that work but are unsafe, each with a remedy.
 pub fn notes(keys: &RewardKeys) -> Vec<&'static str> {
     let kinds = keys.scorers.iter().map(|scorer| &scorer.scorer).chain([&keys.scorer]);
     let note = |kind: &ScorerKind| if let ScorerKind::Judge(keys) = kind { keys.note() } else { None };
@@ -90,15 +92,15 @@ fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
         "judge",
         Backend::Messages(api),
         None,
-        // The API has timeouts of its own for each endpoint, and for the queue before it.
+        // The API has its own timeouts for each endpoint, and for the queue before them.
         PartyLimits { context: usize::MAX, timeout: Duration::MAX },
         SamplingRule::Default(sampling),
     );
     Ok(JudgeScorer::new(keys.clone(), Arc::new(Judge(Arc::new(party))))?)
 }
 
-/// Converts an error of a service: a rejection makes the request unusable, all else is an outage, for which
-/// the run waits.
+/// Converts an error of a service. A rejection makes the request unusable. Any other error is an
+/// outage, after which the run waits for the service.
 fn score_error(error: &ExternalError) -> ScoreError {
     match external::is_rejected(error) {
         true => ScoreError::Unusable(error.to_string()),
@@ -106,7 +108,7 @@ fn score_error(error: &ExternalError) -> ScoreError {
     }
 }
 
-/// A service that scores.
+/// Client of a scoring service.
 #[derive(Debug)]
 struct Posted(Service);
 
@@ -117,7 +119,7 @@ impl reward::Service for Posted {
     }
 }
 
-/// Party that judges.
+/// Party of the judge model.
 struct Judge(Arc<Party>);
 
 impl fmt::Debug for Judge {
@@ -144,8 +146,8 @@ impl reward::Chat for Judge {
         let called =
             async { call(&recorder, &self.0, request, CallOptions::default()).await?.completion().await };
         let end = called.await.map_err(|error| match error.kind {
-            // Another prompt may succeed if the server rejects this one. All else is an outage, for which the
-            // run waits.
+            // If the server rejects this prompt, another prompt may succeed. Any other error is an
+            // outage, after which the run waits for the server.
             ErrorKind::Invalid => ScoreError::Unusable(error.message),
             _ => ScoreError::Unavailable(error.message),
         })?;
@@ -165,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers each request with this body, for ever; gives the address.
+    /// Starts a server that sends the same response to all requests. Returns its address.
     async fn server(status: &'static str, body: Value) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -197,11 +199,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn scorers_are_asked_at_their_addresses() {
+    async fn scorers_call_configured_endpoints() {
         let url = server("200 OK", json!({ "score": 0.5, "style": 1 })).await;
         let reply = json!({ "choices": [{ "message": { "role": "assistant", "content": "Correct." }, "finish_reason": "stop" }] });
         let judge = server("200 OK", reply).await;
-        // The first one is away.
+        // The first endpoint is unreachable.
         let mut keys = JudgeKeys::new("http://127.0.0.1:9/v1", "m");
         keys.endpoints.push(reward::JudgeEndpoint { url: judge, model: "m".into(), key_env: None });
         let scorers = vec![
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_outage_may_pass_and_a_refusal_does_not() {
+    async fn outage_is_retryable_and_rejection_is_not() {
         for (status, may_pass) in [("500 Oh", true), ("401 Who", true), ("400 No", false)] {
             let url = server(status, json!({ "error": "oh" })).await;
             let keys = HttpKeys { tries: 1, ..HttpKeys::new(url) };

@@ -1,4 +1,4 @@
-//! Places where programs that models wrote are tested: a sandbox of this process, or a service of
+//! Runners of programs that models wrote: a sandbox of this process, or a service with
 //! SandboxFusion's API.
 
 use std::collections::BTreeMap;
@@ -10,10 +10,10 @@ use levade_sandbox::service::{CodeAnswer, CommandStatus, RunCode};
 use levade_sandbox::{Demand, Ended, Language, Limits, Options, Outcome, Remote, Run, Sandbox, SandboxError};
 use tokio::sync::OnceCell;
 
-/// The scorer of these keys. Its sandbox starts with the first need.
+/// Creates the scorer of these keys. Its sandbox starts when it is first used.
 ///
 /// # Errors
-/// When a key is not set, or the address of a service cannot be used.
+/// Returns an error if an API key is not set, or if the address of a service is invalid.
 pub fn scorer(keys: &CodeKeys) -> Result<Arc<dyn Scorer>, String> {
     let runner: Arc<dyn Runner> = match &keys.url {
         Some(url) => Arc::new(There::new(keys, url)?),
@@ -30,7 +30,7 @@ fn options(keys: &CodeKeys) -> Options {
             Walls::Full => Demand::Full,
             Walls::BestEffort => Demand::BestEffort,
         },
-        // Attempts wait for their turn, however many they are.
+        // Never reject an attempt's program because the queue is full.
         waiting: usize::MAX,
         ..Options::default()
     };
@@ -44,7 +44,7 @@ fn limits(keys: &CodeKeys) -> Limits {
     Limits { seconds: keys.seconds, memory_mb: keys.memory_mb, ..Limits::default() }
 }
 
-/// The error of a scorer that an error of a sandbox is.
+/// Converts an error of a sandbox to an error of a scorer.
 fn score_error(error: &SandboxError) -> ScoreError {
     match error {
         SandboxError::Busy { .. } | SandboxError::Sessions { .. } | SandboxError::Broken(_) => {
@@ -54,7 +54,7 @@ fn score_error(error: &SandboxError) -> ScoreError {
     }
 }
 
-/// This process' own sandbox.
+/// Runner in this process's own sandbox.
 #[derive(Debug)]
 struct Here {
     options: Options,
@@ -95,16 +95,16 @@ impl Runner for Here {
     }
 }
 
-/// A service.
+/// Runner at a service.
 #[derive(Debug)]
 struct There {
     service: Remote,
     limits: Limits,
-    /// Places for requests.
+    /// Permits for concurrent requests.
     places: tokio::sync::Semaphore,
 }
 
-/// Most requests at once, where the recipe does not say.
+/// Maximum number of concurrent requests if the recipe sets none.
 const REQUESTS: usize = 32;
 
 impl There {
@@ -145,7 +145,8 @@ impl Runner for There {
     }
 }
 
-/// A run as the service tells of it. One that did not compile has no run.
+/// Converts a response of the service. If the program did not compile, the result of the compiler is
+/// used.
 fn ran(answer: CodeAnswer) -> Ran {
     let compiled = answer.compile_result.filter(|_| answer.run_result.is_none());
     let Some(result) = answer.run_result.or(compiled) else {

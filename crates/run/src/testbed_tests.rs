@@ -37,7 +37,7 @@ fn tests() -> Value {
 const ADD: &str = "print(sum(map(int, input().split())))";
 
 #[tokio::test]
-async fn whatever_a_program_does_costs_its_score_alone() {
+async fn misbehaving_programs_affect_only_their_score() {
     let here = scorer(&keys()).unwrap();
     here.check_ready(&Value::Null).await.unwrap();
     assert_eq!(score(&here, ADD, tests()).await, [1.0, 1.0, 0.0]);
@@ -54,24 +54,24 @@ async fn whatever_a_program_does_costs_its_score_alone() {
     ] {
         let given = score(&here, program, tests()).await;
         assert_eq!(given[..2], [0.0, 0.0], "{program}");
-        // A fork that fails raises, which may come before the deadline.
+        // A failed fork raises an exception, possibly before the timeout.
         if limited > 0.0 && !program.contains("fork") {
             assert_eq!(given[2], limited, "{program}");
         }
     }
-    // A program that is late is not run again.
+    // A program that timed out is not run again.
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     assert_eq!(score(&here, ADD, tests()).await, [1.0, 1.0, 0.0]);
     let asserts = json!(["assert add(1, 2) == 3", "assert add(1, 2) == 4"]);
     assert_eq!(score(&here, "def add(a, b):\n    return a + b", asserts).await, [0.5, 0.5, 0.0]);
-    // Output longer than what is kept is no answer, and hides none.
+    // Output beyond the limit of kept output must neither pass nor hide a wrong part.
     let long = json!([{ "input": "", "output": "1\n".repeat(100_000) }]);
     assert_eq!(score(&here, "print('1\\n' * 100000)", long.clone()).await[0], 1.0);
     assert_eq!(score(&here, "print('1\\n' * 90000 + '2\\n' * 400000 + '1\\n' * 10000)", long).await[0], 0.0);
 }
 
 #[tokio::test]
-async fn programs_may_run_at_a_service() {
+async fn service_runs_programs() {
     let options = Options { protection: Demand::BestEffort, ..Options::default() };
     let service =
         Service::new(Sandbox::start(options).await.unwrap(), Limits::default(), &[], Default::default());

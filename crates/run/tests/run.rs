@@ -1,4 +1,4 @@
-//! Runs of a tiny model through the facade.
+//! Tests that run a tiny model through the public API.
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
 #[path = "../examples/tiny/mod.rs"]
@@ -12,7 +12,8 @@ use levade_run::dir::RunDir;
 use levade_run::{EVENTS, Event, RecordedEvent, Run, resume, start};
 use levade_trainer::{Ended, Event as Training};
 
-/// Reads all events of a run, asks it to stop after `steps` steps, and returns the events and how it ended.
+/// Reads all events of a run, and asks the run to stop after `steps` steps. Returns the events and
+/// how the run ended.
 async fn watch(mut run: Run, steps: usize) -> (Vec<Event>, Ended) {
     let mut events = Vec::new();
     while let Some(event) = run.next().await {
@@ -25,7 +26,7 @@ async fn watch(mut run: Run, steps: usize) -> (Vec<Event>, Ended) {
     (events, run.end().await.unwrap().unwrap())
 }
 
-/// Runs a recipe to its end, and returns the weights.
+/// Waits until a run has finished, and returns its weights.
 async fn finish(run: Run) -> Vec<u8> {
     let Ended::Finished(summary) = run.end().await.unwrap().unwrap() else { panic!("the run was stopped") };
     weights(&summary.checkpoint.unwrap())
@@ -42,7 +43,7 @@ fn recorded(recipe: &Recipe) -> Vec<Event> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stopped_and_resumed_run_ends_like_one_that_was_not() {
+async fn resumed_run_ends_with_same_weights() {
     let root = tempfile::tempdir().unwrap();
     let whole = finish(start(tiny::recipe(root.path(), "whole", &[]).unwrap()).unwrap()).await;
 
@@ -60,13 +61,13 @@ async fn stopped_and_resumed_run_ends_like_one_that_was_not() {
     let is_start = |event: &Event| matches!(event, Event::Training(Training::Started { done, .. }) if *done == stopped_after);
     assert!(more.iter().any(is_start));
 
-    // The directory has the events of both processes, in order, but for mere progress.
+    // The file contains the events of both runs, in order, except progress events.
     let told: Vec<Event> = events.into_iter().chain(more).filter(|event| !event.is_progress()).collect();
     assert_eq!(recorded(&recipe), told);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn record_is_where_the_recipe_names_it() {
+async fn store_is_at_location_in_recipe() {
     let root = tempfile::tempdir().unwrap();
     let stores = ["", "sqlite:records.db", "memory:"];
     let mut ends = Vec::new();
@@ -90,7 +91,7 @@ async fn record_is_where_the_recipe_names_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn taken_directory_and_missing_model_are_errors() {
+async fn empty_directory_and_missing_model_are_errors() {
     let root = tempfile::tempdir().unwrap();
     let recipe = tiny::recipe(root.path(), "run", &["model.source='./nothing-there'"]).unwrap();
     assert!(resume(recipe.clone()).err().unwrap().to_string().contains("holds no run to resume"));

@@ -1,4 +1,4 @@
-//! Clients of a gateway over HTTP/1.1, each on a connection that it keeps.
+//! Clients of a gateway over HTTP/1.1, each with one keep-alive connection.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,9 +24,9 @@ struct Client {
     sender: SendRequest<Full<Bytes>>,
 }
 
-/// A reply, as far as it is measured.
+/// Measurements of one completion.
 struct Replied {
-    /// From the request to the first and to the last byte of the body.
+    /// Time from the request to the first byte of the body. `whole` is the time to the last byte.
     first: Duration,
     whole: Duration,
     body: Vec<u8>,
@@ -41,7 +41,7 @@ impl Client {
         Ok(Client { address: address.to_owned(), sender })
     }
 
-    /// Asks for prompt `number`.
+    /// Sends the prompt with the index `number`.
     async fn ask(&mut self, number: usize, stream: bool) -> Result<Response<Incoming>> {
         let mut body = json!({ "model": MODEL, "messages": messages(number), "max_tokens": REPLY });
         if stream {
@@ -62,7 +62,7 @@ impl Client {
         Ok(response)
     }
 
-    /// Asks, and reads the whole reply.
+    /// Sends a prompt and reads the complete body.
     async fn reply(&mut self, number: usize, stream: bool) -> Result<Replied> {
         let begun = Instant::now();
         let mut body = self.ask(number, stream).await?.into_body();
@@ -80,7 +80,7 @@ impl Client {
     }
 }
 
-/// Whether a stream has ended as it should.
+/// Returns whether a stream has ended properly.
 fn is_done(body: &[u8]) -> bool {
     body.trim_ascii_end().ends_with(b"data: [DONE]")
 }
@@ -90,7 +90,7 @@ async fn in_time<T>(what: &str, work: impl Future<Output = Result<T>>) -> Result
     done.map_err(|_| format!("waited {LONGEST:?} for {what}"))?
 }
 
-/// Chat completions for so long, after one on each connection that does not count.
+/// Requests chat completions for the duration `time`, after one uncounted request per connection.
 pub async fn calls(address: &str, connections: usize, time: Duration, stream: bool) -> Result<Value> {
     let ready = Arc::new(Barrier::new(connections));
     let next = Rc::new(Cell::new(0));
@@ -140,8 +140,8 @@ pub async fn calls(address: &str, connections: usize, time: Duration, stream: bo
     }))
 }
 
-/// Opens so many streams at once, and waits until all have ended; how much memory the server, process `pid`,
-/// takes before, with all of them open, and after.
+/// Opens `number` concurrent streams and waits until all have ended. Reports the resident memory of
+/// the server, whose process id is `pid`, before, with all streams open, and after.
 pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
     let before = memory(pid)?;
     let (opened, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
@@ -184,7 +184,7 @@ pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
     local.run_until(measured).await
 }
 
-/// Number of calls that a gateway answers at this moment.
+/// Returns the number of calls that a gateway is currently running.
 async fn running(address: &str) -> Result<usize> {
     let mut client = Client::new(address).await?;
     let request = Request::get("/metrics").header("host", address).body(Full::default())?;
@@ -194,7 +194,7 @@ async fn running(address: &str) -> Result<usize> {
     Ok(line.ok_or("no levade_calls_running among the metrics")?.parse()?)
 }
 
-/// Resident memory of a process, in MiB.
+/// Returns the resident memory of a process, in MiB.
 fn memory(pid: u32) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line =

@@ -1,15 +1,15 @@
-//! Measures what the gateway costs, over samplers that cost next to nothing. Each command prints one line of
-//! JSON:
+//! Measures the overhead of the gateway, over samplers that take almost no time. Each command prints
+//! one line of JSON:
 //!
 //! ```sh
-//! load serve ADDRESS [PACE]                  # a gateway on one thread, each token after PACE ms where given
-//! load calls ADDRESS CONNECTIONS SECONDS [stream]   # chat completions, one after another on each connection
-//! load streams ADDRESS NUMBER PID            # streams open at once, and the memory of the server meanwhile
-//! load sampler NUMBER                        # the sampler alone, without a gateway
-//! load turns TURNS ROUNDS                    # a turn early and late in a session, without HTTP
+//! load serve ADDRESS [PACE]                  # a gateway on one thread; PACE: delay per token in ms
+//! load calls ADDRESS CONNECTIONS SECONDS [stream]   # chat completions, sequential on each connection
+//! load streams ADDRESS NUMBER PID            # concurrent streams, and the server's memory
+//! load sampler NUMBER                        # only the sampler, without a gateway
+//! load turns TURNS ROUNDS                    # an early and a late turn of a session, without HTTP
 //! ```
 //!
-//! `bench/gateway.py` runs them, and another gateway beside this one.
+//! `bench/gateway.py` runs these commands, and runs another gateway for comparison.
 
 mod client;
 #[path = "../../src/scripted.rs"]
@@ -27,16 +27,16 @@ use levade_text::Message;
 use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
 use serde_json::{Value, json};
 
-/// Most tokens of a reply.
+/// Maximum number of tokens of a completion.
 const REPLY: usize = 16;
-/// Tokens of a prompt and its reply.
+/// Maximum number of tokens of a prompt and its completion together.
 const CONTEXT: usize = 1 << 20;
 /// Name of the model.
 const MODEL: &str = "tiny";
-/// Longest wait for one reply.
+/// Timeout for one completion.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// Results of commands.
+/// Result of a command.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 #[tokio::main(flavor = "current_thread")]
@@ -66,18 +66,18 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// A policy whose replies are random bytes, drawn in microseconds.
+/// Creates a simulator whose completions are random bytes, sampled within microseconds.
 fn simulator() -> Simulator {
     let config = SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, rows: 64, ..Default::default() };
     Simulator::new(config)
 }
 
-/// A policy that says the same [`REPLY`] tokens, whatever it is asked.
+/// Creates a sampler that returns the same [`REPLY`] tokens for every prompt.
 fn script() -> scripted::Scripted {
     scripted::Scripted::new(&["Fifteen letters"], IM_END)
 }
 
-/// A model of [`MODEL`]'s name.
+/// Creates a model named [`MODEL`].
 fn model(sampler: Arc<dyn Sampler>) -> Result<Model> {
     let party = Party::new(
         MODEL,
@@ -100,15 +100,15 @@ async fn served(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
     Ok(serve(&gateway, listener, stop).await?)
 }
 
-/// Messages of a prompt of 200 tokens, of which [`tiny_chat`] has one a byte. Prompts of other numbers
-/// differ.
+/// Returns the messages of a prompt of 200 tokens, since [`tiny_chat`] has one token per byte.
+/// Prompts with different numbers differ.
 pub fn messages(number: usize) -> [Message; 2] {
     const TASK: &str = "A train leaves at noon and takes three hours for the way; another leaves at one, by \
                         the same way, and takes two. When and where do they meet?";
     [Message::system("Think, then answer."), Message::user(format!("{number:06}. {TASK}"))]
 }
 
-/// The sampler alone, with the prompts of [`client::calls`].
+/// Measures the sampler without a gateway, with the prompts of [`client::calls`].
 async fn alone(number: usize) -> Result<Value> {
     let (sampler, chat) = (simulator(), tiny_chat()?);
     let (mut times, mut tokens, mut prompts) = (Vec::new(), 0, 0);
@@ -129,7 +129,8 @@ async fn alone(number: usize) -> Result<Value> {
     Ok(json!({ "p50_ms": quantile(&mut times, 0.5), "prompt_tokens": prompt, "reply_tokens": reply }))
 }
 
-/// Sessions of so many turns, each of which adds 200 tokens: what a turn costs from its call to its record.
+/// Runs sessions of `turns` turns, each of which adds 200 tokens to the prompt. Measures the time of
+/// a turn from its call to its recorded completion.
 async fn session(turns: usize, rounds: usize) -> Result<Value> {
     let model = model(Arc::new(script()))?;
     let gateway = Gateway::new(vec![model.clone()], Options::default());
@@ -173,7 +174,7 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
     }))
 }
 
-/// A quantile in milliseconds.
+/// Returns a quantile of durations, in milliseconds.
 pub fn quantile(times: &mut [Duration], share: f64) -> f64 {
     times.sort_unstable();
     let at = (times.len() as f64 * share) as usize;

@@ -1,4 +1,4 @@
-//! Anthropic's endpoints as their clients see them.
+//! Tests of Anthropic's endpoints over the HTTP routes.
 
 use axum::http::StatusCode;
 use levade_conversation::Origin;
@@ -28,7 +28,8 @@ fn streamed(messages: &Value) -> Value {
     request
 }
 
-/// The message that a stream tells of, put together as Anthropic's SDK does; checks the order of its events.
+/// Returns the message that a stream describes, joined as in Anthropic's SDK. Checks the order of the
+/// events.
 fn message(events: &[Value]) -> Value {
     let (first, last) = (&events[0], &events[events.len() - 1]);
     assert_eq!((&first["type"], &last["type"]), (&json!("message_start"), &json!("message_stop")));
@@ -92,7 +93,8 @@ async fn ask(served: &Served, messages: &Value, streams: bool) -> Value {
     answer.json()
 }
 
-/// A talk of three calls, its replies sent back as they came. Gives what was answered.
+/// Runs a conversation of three calls that sends each completion back as received. Returns the three
+/// responses.
 async fn talk(streams: bool) -> Vec<Value> {
     let served = Served::scripted(&[THINKS_AND_CALLS, ANSWERS]);
     let mut messages = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
@@ -120,7 +122,7 @@ async fn talk(streams: bool) -> Vec<Value> {
     let second = ask(&served, &json!(messages), streams).await;
     assert_eq!((kinds(&second), &second["stop_reason"]), (vec!["text"], &json!("end_turn")));
     assert_eq!(second["content"][0]["text"], ANSWERS);
-    // Once more as a text, as some clients have it.
+    // The client now sends the completion as a plain text, as some clients do.
     messages.push(json!({"role": "assistant", "content": ANSWERS}));
     messages.push(json!({"role": "user", "content": "again please"}));
     let third = ask(&served, &json!(messages), streams).await;
@@ -138,7 +140,7 @@ async fn talk(streams: bool) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_history_sent_back_goes_on_with_its_ids_whole_and_streamed() {
+async fn returned_history_continues_in_document_and_stream() {
     let (whole, streamed) = (talk(false).await, talk(true).await);
     for (mut whole, mut streamed) in whole.into_iter().zip(streamed) {
         for message in [&mut whole, &mut streamed] {
@@ -149,7 +151,7 @@ async fn a_history_sent_back_goes_on_with_its_ids_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn whatever_is_drawn_is_told_alike_whole_and_streamed() {
+async fn random_completions_are_equal_in_document_and_stream() {
     for content in ["a", "b", "c", "d"] {
         let messages = json!([{"role": "user", "content": content}]);
         let (one, other) = (Served::simulated(60), Served::simulated(60));
@@ -165,8 +167,8 @@ async fn whatever_is_drawn_is_told_alike_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn odd_replies_are_told_alike_and_recognised() {
-    /// All that blocks say, each kind put together.
+async fn unusual_completions_round_trip_in_document_and_stream() {
+    /// Returns the joined contents of the blocks: reasoning, text and inputs.
     fn said(message: &Value) -> [String; 3] {
         let blocks = message["content"].as_array().unwrap();
         ["thinking", "text", "input"].map(|field| {
@@ -194,7 +196,7 @@ async fn odd_replies_are_told_alike_and_recognised() {
 }
 
 #[tokio::test]
-async fn reasons_for_an_end_are_anthropics() {
+async fn stop_reasons_match_anthropic() {
     let served = Served::scripted(&["One two three."]);
     let messages = json!([{"role": "user", "content": "Count."}]);
     let mut cut = request(&messages);
@@ -212,7 +214,7 @@ async fn reasons_for_an_end_are_anthropics() {
 }
 
 #[tokio::test]
-async fn one_call_alone_is_told_where_parallel_use_is_disabled() {
+async fn disabled_parallel_use_returns_one_call() {
     let served = Served::scripted(&[THINKS_AND_CALLS]);
     let mut asked = request(&json!([{"role": "user", "content": "add"}]));
     asked["tool_choice"] = json!({"type": "auto", "disable_parallel_tool_use": true});
@@ -224,7 +226,7 @@ async fn one_call_alone_is_told_where_parallel_use_is_disabled() {
 }
 
 #[tokio::test]
-async fn tokens_are_counted_as_the_prompt_has_them() {
+async fn count_tokens_equals_prompt_tokens() {
     let served = Served::scripted(&["Yes."]);
     let mut asked = request(&json!([{"role": "user", "content": "Count."}]));
     let counted = served.post("/v1/messages/count_tokens?beta=true", &asked).await.json();
@@ -234,7 +236,7 @@ async fn tokens_are_counted_as_the_prompt_has_them() {
 }
 
 #[tokio::test]
-async fn faults_are_told_in_anthropics_shape() {
+async fn errors_have_anthropic_format() {
     let served = Served::scripted(&["Yes."]);
     let with = |field: &str, value: Value| {
         let mut request = request(&json!([{"role": "user", "content": "Hi"}]));
@@ -289,7 +291,7 @@ async fn faults_are_told_in_anthropics_shape() {
 }
 
 #[tokio::test]
-async fn tools_of_client_are_shown_or_named() {
+async fn client_tools_are_rendered_or_rejected_by_name() {
     let called = "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
     let served = Served::scripted(&[called]);
     let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
@@ -312,7 +314,7 @@ async fn tools_of_client_are_shown_or_named() {
 }
 
 #[tokio::test]
-async fn hosted_tools_are_left_out_and_counted() {
+async fn hosted_tools_are_omitted_and_counted() {
     let served = Served::scripted(&["Yes."]);
     let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
     let own = asked["tools"][0].clone();
@@ -343,7 +345,7 @@ async fn fields_without_effect_are_counted() {
 }
 
 #[tokio::test]
-async fn clients_that_ask_whether_anybody_is_there_are_answered() {
+async fn root_paths_return_ok() {
     let served = Served::scripted(&["Yes."]);
     for path in ["/", "/v1", "/rollout/r/attempt/a", "/rollout/r/attempt/a/", "/rollout/r/attempt/a/agent/x/"]
     {
@@ -358,7 +360,7 @@ async fn clients_that_ask_whether_anybody_is_there_are_answered() {
 }
 
 #[tokio::test]
-async fn a_fault_in_the_middle_ends_a_stream_as_an_error() {
+async fn failure_ends_stream_with_error_event() {
     let served = Served::failing();
     let messages = json!([{"role": "user", "content": "Hi"}]);
     let events = served.post("/v1/messages", &streamed(&messages)).await.events();
@@ -371,7 +373,7 @@ async fn a_fault_in_the_middle_ends_a_stream_as_an_error() {
 }
 
 #[tokio::test]
-async fn clients_that_wait_are_sent_signs_of_life() {
+async fn waiting_client_receives_ping() {
     let served = Served::slow();
     let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
     asked["max_tokens"] = 10.into();

@@ -1,4 +1,4 @@
-//! `/v1/messages` and `/v1/messages/count_tokens`.
+//! The endpoints `/v1/messages` and `/v1/messages/count_tokens`.
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode};
@@ -14,12 +14,12 @@ use crate::http::{Incoming, answer, failed, json as document};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
-/// Answers `POST /v1/messages`.
+/// Handles `POST /v1/messages`.
 pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let ping = gateway.0.options.ping;
     let id = format!("req_{}", gateway.call_id());
     let prepared = prepare(&gateway, incoming).and_then(|(caller, asked)| {
-        // Anthropic's API has no default.
+        // Anthropic's API requires `max_tokens`.
         let missing = || {
             ApiError::field("max_tokens", "max_tokens is missing; it is the maximum of the reply's tokens")
         };
@@ -35,7 +35,7 @@ pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: Incoming)
     named(response, &id)
 }
 
-/// Answers `POST /v1/messages/count_tokens`.
+/// Handles `POST /v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let id = format!("req_{}", gateway.call_id());
     let counting = tokio::task::spawn_blocking(move || {
@@ -55,20 +55,20 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Asked), Api
     Ok((caller, request::read(gateway, &body)?))
 }
 
-/// Number of tokens of the prompt, as the template prints it.
+/// Returns the number of tokens of the prompt that the chat template renders.
 fn count(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, ApiError> {
     let Input::Messages(messages) = &call.request.input else { return Ok(0) };
     let chat = gateway.chat_of(caller, call)?;
     Ok(chat.prompt(messages, &call.request.tools)?.len())
 }
 
-/// Returns the response to a request that is rejected.
+/// Returns the response to a rejected request.
 pub(crate) fn rejected(gateway: &Gateway, found: &ApiError) -> Response {
     let id = format!("req_{}", gateway.call_id());
     named(failed(found, &fault(found, &id)), &id)
 }
 
-/// Returns a document, or the response to a request that is rejected.
+/// Returns a response with a document, or the response to a rejected request.
 pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, ApiError>) -> Response {
     match found {
         Ok(value) => {
@@ -79,7 +79,7 @@ pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, ApiErr
     }
 }
 
-/// A response with the id that Anthropic's clients report with errors.
+/// Adds the request's id to the response. Anthropic's clients report this id with errors.
 fn named(mut response: Response, id: &str) -> Response {
     if let Ok(id) = HeaderValue::from_str(id) {
         response.headers_mut().insert("request-id", id);

@@ -1,4 +1,4 @@
-//! Messages of content blocks, read into messages of text and calls.
+//! Parser of messages that consist of content blocks.
 
 use levade_text::{Message, Role};
 use serde_json::Value;
@@ -7,19 +7,21 @@ use crate::gateway::Gateway;
 use crate::parts::{Parts, refused, text_of};
 use levade_call::ApiError;
 
-/// Name of the API where unknown fields are counted.
+/// Name of the API under which unknown fields are counted.
 pub(super) const API: &str = "messages";
 
-/// Beginning of a line that Claude Code puts before its instructions. It is for Anthropic's books, and other
-/// in every request, so no prompt would begin like the one before.
+/// Prefix of a line that Claude Code puts before its instructions. The line is for Anthropic's
+/// billing and differs in every request, so two prompts would never share a prefix.
 const BOOKKEEPING: &str = "x-anthropic-billing-header:";
 
-/// Reads instructions and messages.
+/// Parses instructions and messages.
+///
+/// Blocks that belong to tools hosted by Anthropic are omitted and counted. Parts of tool results
+/// that cannot be shown are counted and replaced by a line that names their type.
 ///
 /// # Errors
-/// Names the first message or block that cannot be read, or shown to a model that reads text alone. Blocks of
-/// tools that Anthropic runs itself are left out, and counted, as are parts of a tool's result that cannot be
-/// shown.
+/// Returns an error that names the first message or block that is invalid or that a text model cannot
+/// read, or an error if the last message is the assistant's.
 pub(super) fn read(
     gateway: &Gateway,
     system: Option<&Value>,
@@ -51,7 +53,8 @@ pub(super) fn read(
     Ok(read)
 }
 
-/// Text of a content that has no other blocks; `kept` says what counts of each.
+/// Returns the text of a content that must have only text blocks. `kept` returns the part of each
+/// block that is kept.
 fn texts(parts: Parts<'_>, content: &Value, place: &str, kept: fn(&str) -> &str) -> Result<String, ApiError> {
     let mut all = String::new();
     let whole = parts.each(content, place, |kind, block, place| {
@@ -61,7 +64,7 @@ fn texts(parts: Parts<'_>, content: &Value, place: &str, kept: fn(&str) -> &str)
     Ok(whole.map_or(all, |text| kept(&text).to_owned()))
 }
 
-/// Instructions, without lines that are none.
+/// Returns the instructions without billing lines, or `None` if nothing is left.
 fn instructions(parts: Parts<'_>, content: &Value, place: &str) -> Result<Option<Message>, ApiError> {
     let text = texts(parts, content, place, |text| match text.strip_prefix(BOOKKEEPING) {
         Some(line) => line.split_once('\n').map_or("", |(_, rest)| rest),
@@ -87,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_of_blocks_is_a_history_of_messages() {
+    fn read_converts_blocks_to_messages() {
         let read = read(
             &gateway(),
             Some(&json!([
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_are_no_object_keep_their_text() {
+    fn non_object_arguments_keep_their_text() {
         for (input, text) in [
             (json!("{\"a\": "), "{\"a\": "),
             (json!(["x"]), "[\"x\"]"),
@@ -158,18 +161,18 @@ mod tests {
     }
 
     #[test]
-    fn a_text_says_the_same_in_blocks() {
+    fn text_blocks_equal_plain_text() {
         let whole = of(json!([{"role": "user", "content": "Hi there"}])).unwrap();
         let parts = json!([{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]);
         assert_eq!(of(json!([{"role": "user", "content": parts}])).unwrap(), whole);
-        // An answer of nothing is an answer.
+        // Empty contents yield messages as well.
         let nothing =
             of(json!([{"role": "assistant", "content": []}, {"role": "user", "content": ""}])).unwrap();
         assert_eq!(nothing, [Message::assistant(""), Message::user("")]);
     }
 
     #[test]
-    fn documents_and_search_results_of_text_are_shown() {
+    fn textual_documents_and_search_results_are_shown() {
         let text = |text: &str| json!({"type": "text", "text": text});
         let document = |source: Value| json!({"type": "document", "title": "Notes", "source": source});
         let of_text = document(json!({"type": "text", "media_type": "text/plain", "data": "hello"}));
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_results_that_cannot_be_shown_are_named_and_counted() {
+    fn unsupported_result_parts_are_named_and_counted() {
         let text = |text: &str| json!({"type": "text", "text": text});
         let image = json!({"type": "image", "source": {"type": "base64", "data": "AAAA"}});
         let pdf = json!({"type": "document", "source": {"type": "base64", "data": "AAAA"}});
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_hosted_tools_are_left_out_and_counted() {
+    fn hosted_tool_blocks_are_omitted_and_counted() {
         let gateway = gateway();
         let read = read(
             &gateway,
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_the_provider_alone_are_no_instructions() {
+    fn billing_lines_are_removed_from_instructions() {
         let line = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=0a1b2;";
         let block = |text: &str| json!({"type": "text", "text": text});
         for (system, kept) in [
@@ -258,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn other_blocks_are_refused_by_place_and_type() {
+    fn read_rejects_unsupported_blocks_by_path() {
         let image =
             json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
         let user = |block: &Value| json!([{"role": "user", "content": [block]}]);

@@ -1,4 +1,4 @@
-//! Anthropic's API: messages, the counting of their tokens, and models.
+//! Anthropic's API: messages, token counting, and models.
 
 mod endpoints;
 mod messages;

@@ -1,4 +1,4 @@
-//! `/v1/models` in Anthropic's shape, for clients that send `anthropic-version`.
+//! The endpoint `/v1/models` in Anthropic's format, for clients that send `anthropic-version`.
 
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
@@ -11,7 +11,7 @@ use crate::http::Incoming;
 use crate::info;
 use levade_call::ApiError;
 
-/// Number of models of a page if the request names none, and the largest number, as Anthropic has them.
+/// Default and maximum number of models per page, as in Anthropic's API.
 const PAGE: (usize, usize) = (20, 1000);
 
 fn describe(model: &Model) -> Value {
@@ -23,8 +23,8 @@ fn describe(model: &Model) -> Value {
     })
 }
 
-/// Returns a Unix timestamp as RFC 3339 has it. The date is that of `civil_from_days` (Howard Hinnant,
-/// "chrono-Compatible Low-Level Date Algorithms").
+/// Formats a Unix timestamp in seconds as an RFC 3339 date. The algorithm is `civil_from_days`
+/// (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
 fn date(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -38,7 +38,7 @@ fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Returns the part of the models that a query asks for.
+/// Returns the page of models that a query string selects.
 fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
     let field = |name: &str| {
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -66,7 +66,7 @@ fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
     }))
 }
 
-/// Answers `GET /v1/models`.
+/// Handles `GET /v1/models`.
 pub(crate) async fn models(
     State(gateway): State<Gateway>,
     RawQuery(query): RawQuery,
@@ -79,7 +79,7 @@ pub(crate) async fn models(
     respond(&gateway, found)
 }
 
-/// Answers `GET /v1/models/NAME`.
+/// Handles `GET /v1/models/NAME`.
 pub(crate) async fn model(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let name = incoming.part("model");
     let found = incoming.in_order().and_then(|(caller, _)| {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_follow_ids_and_limits() {
+    fn page_follows_ids_and_limits() {
         let models: Vec<Value> = ["a", "b", "c", "d"].iter().map(|id| json!({ "id": id })).collect();
         let ids = |query: &str| {
             let page = page(&models, query).unwrap();

@@ -1,4 +1,4 @@
-//! Requests for messages, read into calls.
+//! Parser of Anthropic's message requests, which become calls.
 
 use levade_text::ToolSpec;
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use levade_call::ApiError;
 use levade_call::Request as CallRequest;
 use levade_call::{Constraint, Input, SamplingOptions, ToolChoice};
 
-/// A request.
+/// Body of a request.
 #[derive(Deserialize)]
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -34,17 +34,17 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// A request that was understood.
+/// A parsed request.
 pub(super) struct Asked {
     pub call: Call,
-    /// Whether the answer is a stream.
+    /// Whether the response is a stream.
     pub streams: bool,
 }
 
-/// Reads a request.
+/// Parses a request.
 ///
 /// # Errors
-/// Names the first field that cannot be used, its value and the way out.
+/// Returns an error that names the first invalid or unsupported field, its value and a remedy.
 pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, ApiError> {
     let mut request: Request = crate::http::read(body)?;
     let own = form(gateway, request.output_config, request.output_format)?;
@@ -80,7 +80,7 @@ fn count(name: &str, value: i64) -> Result<usize, ApiError> {
     }
 }
 
-/// Fields that change nothing here: bookkeeping of the provider, and hints.
+/// Fields that change nothing here: hints, and bookkeeping of the provider.
 const IGNORED: [&str; 9] = [
     "anthropic_beta",
     "betas",
@@ -93,7 +93,7 @@ const IGNORED: [&str; 9] = [
     "user_profile_id",
 ];
 
-/// Fields that ask for what there is not, or that other APIs have and that would change what is sampled.
+/// Unsupported fields, and fields of other APIs that would change the sampling.
 const REFUSED: [&str; 16] = [
     "container",
     "custom_logit_processor",
@@ -113,8 +113,9 @@ const REFUSED: [&str; 16] = [
     "stop_token_ids",
 ];
 
-/// Looks through the fields that nobody has read. How much a model is to think, and which parts of the past
-/// it is to forget, its template and its training decide here: such fields are counted with the unknown ones.
+/// Checks the fields that have not been parsed: rejects unsupported fields and counts unknown fields.
+/// Fields that set the amount of reasoning or remove parts of the history count as unknown, because
+/// the template and the training of a model decide both here.
 fn notice(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
         let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
@@ -129,7 +130,7 @@ fn notice(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// The form that `output_config.format`, or `output_format` before it, asks for.
+/// Returns the format constraint in `output_config.format`, or in the earlier field `output_format`.
 fn form(
     gateway: &Gateway,
     config: Option<Map<String, Value>>,
@@ -152,7 +153,7 @@ fn form(
     }
 }
 
-/// Reads tools. Those that Anthropic hosts are left out, and counted.
+/// Parses tools. Tools that Anthropic hosts are omitted and counted.
 fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
     let read = |(at, value): (usize, &Value)| {
         let place = format!("tools.{at}");
@@ -168,7 +169,7 @@ fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError>
     values.iter().enumerate().filter_map(|tool| read(tool).transpose()).collect()
 }
 
-/// A tool in Anthropic's shape.
+/// Parses a tool in Anthropic's format.
 fn tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
     let name = value["name"].as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| ApiError::field(&param, format!("{param} has no name: {value}")))?;
@@ -186,12 +187,12 @@ fn tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
     })
 }
 
-/// Returns the name of a tool if it is strict.
+/// Returns the name of a tool if it requests strict arguments.
 fn strict(value: &Value) -> Option<String> {
     value["name"].as_str().filter(|_| value["strict"] == true).map(str::to_owned)
 }
 
-/// Which tools may be called, and whether several at once.
+/// Returns the tool choice, and whether a completion can call several tools.
 fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok((ToolChoice::Auto, true)) };
     let parallel = value["disable_parallel_tool_use"] != true;
@@ -218,7 +219,7 @@ mod tests {
     use crate::testing::Served;
 
     #[test]
-    fn choices_of_tools_are_read() {
+    fn tool_choice_parses_all_types() {
         let read = |value: Value| tool_choice(Some(&value)).unwrap();
         assert_eq!(tool_choice(None).unwrap(), (ToolChoice::Auto, true));
         assert_eq!(read(Value::Null), (ToolChoice::Auto, true));
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_are_read() {
+    fn read_parses_sampling_and_format() {
         let gateway = Served::scripted(&[]).gateway;
         let schema = json!({ "type": "object" });
         let body = json!({

@@ -1,4 +1,4 @@
-//! Answers in Anthropic's shape.
+//! Responses in Anthropic's format.
 
 use levade_policy::FinishReason;
 use levade_text::{Piece, ToolCall};
@@ -8,10 +8,10 @@ use crate::http::{Dialect, Gathered, frame};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Event, Head};
 
-/// Signature of every thought. Clients send it back, and whatever comes is taken.
+/// Signature of every reasoning block. Clients send it back, and the gateway accepts any signature.
 const SIGNATURE: &str = "ZHJlc3NhZ2U=";
 
-/// An error.
+/// Returns the body of an error. `request` is the id of the request.
 pub(crate) fn fault(fault: &ApiError, request: &str) -> Value {
     let kind = match fault.kind {
         ErrorKind::Invalid
@@ -28,7 +28,7 @@ pub(crate) fn fault(fault: &ApiError, request: &str) -> Value {
         ErrorKind::Deadline => "timeout_error",
         ErrorKind::Internal => "api_error",
     };
-    // Clients know a context that is full by these words, and then shorten it.
+    // Clients recognize a full context by this message, and then shorten the conversation.
     let message = match fault.kind {
         ErrorKind::TooLong => format!("prompt is too long: {}", fault.message),
         _ => fault.message.clone(),
@@ -36,7 +36,7 @@ pub(crate) fn fault(fault: &ApiError, request: &str) -> Value {
     json!({ "type": "error", "error": { "type": kind, "message": message }, "request_id": request })
 }
 
-/// Reason for an end, and the stop string that it was.
+/// Returns the stop reason of a completion, and the stop string that ended the completion.
 fn stop(end: &End) -> (&'static str, Value) {
     match end.finish {
         FinishReason::StopId | FinishReason::StopString if end.calls => ("tool_use", Value::Null),
@@ -76,18 +76,18 @@ fn tool_use(call: &ToolCall, input: Value) -> Value {
     json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
 }
 
-/// A block that a stream is in the middle of.
+/// Type of the block that a stream has started but not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Open {
     Text,
     Thinking,
 }
 
-/// Writes what comes of a call.
+/// Writer of responses in Anthropic's format.
 pub(super) struct Writer {
-    /// Id of the request.
+    /// Id of the request, which errors contain.
     request: String,
-    /// Blocks that were begun.
+    /// Number of blocks that were started.
     blocks: usize,
     open: Option<Open>,
 }
@@ -116,7 +116,7 @@ impl Writer {
         frame(Some(kind), &json!({ "type": kind, "index": index }))
     }
 
-    /// Ends the block that is open, if one is.
+    /// Returns the frames that end the current block, if there is one.
     fn close(&mut self) -> String {
         match self.open.take() {
             None => String::new(),
@@ -128,7 +128,7 @@ impl Writer {
         }
     }
 
-    /// Begins a block, where it is not open.
+    /// Returns the frames that start a block of this type, unless it is the current block.
     fn open(&mut self, kind: Open) -> String {
         if self.open == Some(kind) {
             return String::new();

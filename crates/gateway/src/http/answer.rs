@@ -1,4 +1,5 @@
-//! Answers: as one JSON document or as a stream of events, with signs of life while the client waits.
+//! Responses: as one JSON document or as a stream of events, with keep-alive data while the client
+//! waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,41 +20,41 @@ use levade_call::Batch;
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Event, Head, MessageTokens, Reader, Token, Transcript};
 
-/// A reply, put together.
+/// A completion that has been read to its end.
 #[derive(Debug)]
 pub(crate) struct Gathered {
-    /// Tokens of the prompt with their log-probabilities, where these were asked for; that of the first is no
-    /// number.
+    /// Prompt tokens with their log-probabilities, if the request asks for them. The log-probability
+    /// of the first token is NaN.
     pub prompt: Vec<Token>,
-    /// Its tokens.
+    /// Tokens of the completion.
     pub tokens: Vec<Token>,
-    /// Those of each part of its message, without thought and calls.
+    /// Tokens of each part of the message's text, without reasoning and tool calls.
     pub message: Vec<Vec<Token>>,
-    /// The rest of it.
+    /// Message, finish reason and token counts.
     pub end: End,
 }
 
-/// How an API writes what comes of a call.
+/// Writer of an API's responses.
 pub(crate) trait Dialect: Send + 'static {
-    /// Body of an error.
+    /// Returns the body of an error response.
     fn fault(&self, fault: &ApiError) -> Value;
 
-    /// Body of an answer.
+    /// Returns the body of a complete response.
     fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value;
 
-    /// Frames that a stream begins with.
+    /// Returns the frames that start a stream. Can be empty.
     fn begin(&mut self, head: &Head) -> String;
 
-    /// Frames that tell of an event.
+    /// Returns the frames for an event. Empty if the API does not report the event.
     fn event(&mut self, head: &Head, event: &Event) -> String;
 
-    /// Frame that keeps a client waiting.
+    /// Returns a frame that keeps the connection of a waiting client alive.
     fn ping(&self) -> String {
         ": ping\n\n".into()
     }
 }
 
-/// A frame of a stream: some data, under a name where the API has such.
+/// Formats a frame of an event stream. `name` is the event's name, if the API names events.
 pub(crate) fn frame(name: Option<&str>, data: &Value) -> String {
     match name {
         Some(name) => format!("event: {name}\ndata: {data}\n\n"),
@@ -61,7 +62,7 @@ pub(crate) fn frame(name: Option<&str>, data: &Value) -> String {
     }
 }
 
-/// A JSON document as an answer.
+/// Returns a response with a JSON document.
 pub(crate) fn json(status: StatusCode, value: &Value) -> Response {
     let mut response = Response::new(Body::from(value.to_string()));
     *response.status_mut() = status;
@@ -83,7 +84,8 @@ pub(super) fn to_api_error(rejection: Rejection) -> ApiError {
     ApiError::new(kind, rejection.message)
 }
 
-/// An error as an answer.
+/// Returns an error response with the given body. It has a `retry-after` header if the gateway is
+/// busy.
 pub(crate) fn failed(fault: &ApiError, body: &Value) -> Response {
     let mut response = json(status(fault.kind), body);
     if let ErrorKind::Busy(after) = fault.kind {
@@ -91,15 +93,15 @@ pub(crate) fn failed(fault: &ApiError, body: &Value) -> Response {
         response.headers_mut().insert(header::RETRY_AFTER, seconds);
     }
     if fault.kind.is_final() {
-        // Clients of OpenAI's and Anthropic's APIs go by this, whatever the status.
+        // Clients of OpenAI's and Anthropic's APIs decide by this header, whatever the status is.
         let no = HeaderValue::from_static("false");
         response.headers_mut().insert(HeaderName::from_static("x-should-retry"), no);
     }
     response
 }
 
-/// Answers a call in a dialect, as a stream or as a whole. Where nothing has come after `ping`, a client gets
-/// a sign of life each time it has passed.
+/// Writes the response to a call in a dialect, as a stream or as one document. While nothing else is
+/// sent, the client receives keep-alive data at the interval `ping`.
 pub(crate) async fn answer<D: Dialect>(
     begun: Result<Reader, ApiError>,
     mut dialect: D,
@@ -126,7 +128,7 @@ pub(crate) async fn answer<D: Dialect>(
     }
 }
 
-/// A reply so far.
+/// A completion that has been read in part.
 #[derive(Default)]
 struct Partial {
     prompt: Vec<Token>,
@@ -135,7 +137,7 @@ struct Partial {
     end: Option<End>,
 }
 
-/// Events of a call, put together.
+/// Reader that collects the completions of a call.
 struct Gathering {
     reader: Reader,
     replies: Vec<Partial>,
@@ -147,7 +149,7 @@ impl Gathering {
         Gathering { reader, replies }
     }
 
-    /// Reads all events. Can be given up, and gone on with.
+    /// Reads all events. Cancel safe: a later call continues with the next event.
     async fn all(&mut self) -> Result<(), ApiError> {
         while let Some(event) = self.reader.next().await {
             match &*event {
@@ -177,10 +179,10 @@ impl Gathering {
     }
 }
 
-/// Waits for all of a call.
+/// Waits for the end of a call.
 ///
 /// # Errors
-/// What the call failed with.
+/// Returns the error of the call if the call fails.
 async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), ApiError> {
     let mut gathering = Gathering::new(reader);
     gathering.all().await?;
@@ -188,11 +190,11 @@ async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), ApiError> {
     Ok((gathering.reader.head().clone(), gathering.replies()))
 }
 
-/// Makes several calls of one body at once, and waits for all of them. Where one is refused, none is
-/// recorded.
+/// Executes several calls of one request body concurrently, and waits for all of them. If one call is
+/// rejected, none is recorded.
 ///
 /// # Errors
-/// What the first of them in their order failed with, or was refused for.
+/// Returns the error of the first call, in order, that failed or was rejected.
 pub(crate) async fn gather_all(
     gateway: &Gateway,
     caller: &Caller,
@@ -202,11 +204,11 @@ pub(crate) async fn gather_all(
     join_all(readers.into_iter().map(gather)).await.into_iter().collect()
 }
 
-/// Begins several calls of one body. If one is rejected, none is recorded.
+/// Starts several calls of one request body. If one call is rejected, none is recorded.
 async fn begin_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Vec<Reader>, ApiError> {
     let (outcome, batch) = Batch::new();
     let begin = async |(place, call)| {
-        // Equal prompts of one body are calls of their own.
+        // Equal prompts of one body are separate calls, so each gets its own hash.
         let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
         gateway.call_in(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
     };
@@ -216,10 +218,11 @@ async fn begin_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Resu
     readers
 }
 
-/// Makes several calls of one body at once, and reads them as one, whose replies are theirs in order.
+/// Executes several calls of one request body concurrently, and merges their events into one reader.
+/// The choices of the merged call are the choices of the calls in order.
 ///
 /// # Errors
-/// Returns the fault of the first of them in their order that is rejected. Then none is recorded.
+/// Returns the error of the first call, in order, that is rejected. In this case none is recorded.
 pub(crate) async fn merge_all(
     gateway: &Gateway,
     caller: &Caller,
@@ -236,15 +239,16 @@ pub(crate) async fn merge_all(
     Ok(Merged { reader, prompts })
 }
 
-/// Calls that are read as one.
+/// Several calls that are read as one call.
 pub(crate) struct Merged {
-    /// Reads all of them.
+    /// Reader of the events of all calls.
     pub reader: Reader,
-    /// Their prompts.
+    /// Prompts of the calls, in order.
     pub prompts: Vec<Vec<u32>>,
 }
 
-/// Writes the events of several calls into one transcript, until all have ended or its reader is gone.
+/// Writes the events of several calls into one transcript, until all calls have ended or one call
+/// fails, or the reader of the transcript is dropped.
 async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
     let _ending = transcript.ending();
     let mut offset = 0;
@@ -254,7 +258,7 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
         Box::pin(stream::unfold(reader, move |mut reader| async move {
             let event = reader.next().await?;
             if event.is_last() {
-                // The merged transcript has a reader of its own.
+                // The merged transcript tracks whether its own reader received the end.
                 reader.satisfied();
             }
             Some(((first, event), reader))
@@ -286,8 +290,8 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
     }
 }
 
-/// A whole body; once it is taken, the call counts as read. A server that has written as many bytes as were
-/// announced never asks whether more come.
+/// Returns a response with a complete body. The call counts as read when the body is taken, since the
+/// HTTP server does not poll a body again after it has written `content-length` bytes.
 fn plain(status: StatusCode, text: String, reader: Reader) -> Response {
     let bytes = Bytes::from(text);
     let length = HeaderValue::from(bytes.len());
@@ -305,8 +309,8 @@ fn plain(status: StatusCode, text: String, reader: Reader) -> Response {
     response
 }
 
-/// A body that begins with white space, which JSON does not mind, until there is something to say. Its status
-/// was sent before anybody knew: an error stands in the body alone.
+/// Returns a response whose body starts with spaces, which JSON permits, until the call has ended.
+/// The status has been sent by then, so an error appears only in the body.
 fn slow<D: Dialect>(gathering: Gathering, dialect: D, ping: Duration) -> Response {
     let state = Some((gathering, dialect, false));
     let body = stream::unfold(state, move |state| async move {
@@ -330,7 +334,7 @@ fn slow<D: Dialect>(gathering: Gathering, dialect: D, ping: Duration) -> Respons
     response
 }
 
-/// A stream of events on its way to a client.
+/// State of a response that streams events.
 struct Streaming<D> {
     reader: Reader,
     dialect: D,
@@ -353,7 +357,8 @@ fn streamed<D: Dialect>(streaming: Streaming<D>) -> Response {
 }
 
 impl<D: Dialect> Streaming<D> {
-    /// Frames to send next: all that is there, or what comes first, or a sign of life.
+    /// Returns the next text to send: the initial frames, all frames that are ready, or a keep-alive
+    /// frame after the ping interval. Returns `None` after the last event.
     async fn next(&mut self) -> Option<String> {
         if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
             return Some(first);

@@ -1,4 +1,4 @@
-//! Requests as they come: who calls, and the body.
+//! Incoming requests: the caller and the body.
 
 use std::sync::Arc;
 
@@ -15,20 +15,21 @@ use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use levade_call::{ApiError, ErrorKind};
 
-/// Headers that name the agent; the second is that of before the project was called Levade.
+/// Headers that name the agent. The second header dates from before the project was called Levade.
 const AGENT: [&str; 2] = ["x-levade-agent", "x-dressage-agent"];
-/// Headers that say how often a client has asked before.
+/// Headers with the number of times that a client has sent the request before.
 const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
 
-/// A request, its body read. Whatever is wrong with it is said in the shape of the API that was called.
+/// Request whose body has been read. Errors are kept, so that the handler can report them in the
+/// format of the called API.
 pub(crate) struct Incoming {
-    /// Who calls.
+    /// Caller, or the error if the key or the path is invalid.
     pub caller: Result<Caller, ApiError>,
-    /// The key that it bears.
+    /// Key that the request has.
     pub key: Option<String>,
-    /// Parts of the path that have a name.
+    /// Named parameters of the path.
     named: Vec<(String, String)>,
-    /// All of the body.
+    /// Complete body.
     pub body: Result<Bytes, ApiError>,
 }
 
@@ -50,13 +51,13 @@ impl FromRequest<Gateway> for Incoming {
                 let caller = caller(gateway, &parts.headers, key.as_deref(), &named);
                 (named, caller)
             }
-            // Without its parts nobody could tell whether the path is of the key's attempt.
+            // Without the parameters, the path cannot be compared with the key's attempt.
             Err(error) => {
                 let message = format!("the path cannot be read: {}", error.body_text());
                 (Vec::new(), Err(ApiError::new(ErrorKind::Invalid, message)))
             }
         };
-        // Nothing of a stranger's body is read.
+        // The body of an unauthorized request is not read.
         let body = match &caller {
             Err(fault) => Err(fault.clone()),
             Ok(_) => service::read_body(&parts.headers, body, most).await.map_err(to_api_error),
@@ -73,7 +74,7 @@ impl FromRequest<Gateway> for Incoming {
     }
 }
 
-/// Who calls, by key; what the path says must fit it.
+/// Identifies the caller by the key. The parameters of the path must match the key.
 fn caller(
     gateway: &Gateway,
     headers: &HeaderMap,
@@ -117,17 +118,17 @@ fn caller(
     Ok(Caller { session, agent, body: None, retries })
 }
 
-/// Reads a field that may be absent: null is absent.
+/// Deserializes an optional field. Null counts as absent.
 ///
 /// # Errors
-/// Returns the error of the field's own type.
+/// Returns the error of the field's type if the value is invalid.
 pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Reads a body as JSON; an error names the place.
+/// Parses a body as JSON. An error names the field.
 pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     service::read_json(body).map_err(|malformed| ApiError {
         param: malformed.field,
@@ -136,15 +137,16 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 }
 
 impl Incoming {
-    /// Part of the path of this name; empty where the path has none.
+    /// Returns the path parameter `name`, or an empty string if the path does not have this
+    /// parameter.
     pub(crate) fn part(&self, name: &str) -> String {
         self.named.iter().find(|(found, _)| found == name).map(|(_, value)| value.clone()).unwrap_or_default()
     }
 
-    /// Caller and body, of a request that is in order so far.
+    /// Returns the caller and the body of a request other than a reward, if both are valid.
     pub(crate) fn in_order(self) -> Result<(Caller, Bytes), ApiError> {
         let caller = self.caller?;
-        // The key for rewards opens nothing else.
+        // The key for rewards permits nothing else.
         if let (Some(session), Some(key)) = (&caller.session, &self.key)
             && !session.key.is(key)
         {
@@ -153,7 +155,7 @@ impl Incoming {
         Ok((caller, self.body?))
     }
 
-    /// Session and body of a request that bears the key for rewards.
+    /// Returns the session and the body of a request that has the key for rewards.
     pub(crate) fn of_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), ApiError> {
         let session = self.caller?.session;
         let session = session.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Over HTTP: paths, keys, bodies, and how answers are written.
+//! The HTTP layer: paths, keys, request bodies, and responses.
 
 mod answer;
 mod incoming;

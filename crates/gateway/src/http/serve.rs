@@ -1,4 +1,4 @@
-//! The server: which path is answered by whom.
+//! The server: routes of the paths to the handlers of the APIs.
 
 use std::future::Future;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,8 @@ use crate::gateway::Gateway;
 use crate::{anthropic, info, openai, responses, rewards, sglang, tokens, vllm};
 use levade_call::ApiError;
 
-/// Paths of an API, below a prefix that says who calls or below none.
+/// Returns the routes of all APIs. They are served at the root, and below the prefixes that name an
+/// attempt and an agent.
 fn api() -> Router<Gateway> {
     let v1 = Router::new()
         .route("/chat/completions", post(openai::chat))
@@ -31,7 +32,7 @@ fn api() -> Router<Gateway> {
         .route("/responses/{response}/input_items", get(responses::input_items))
         .route("/messages", post(anthropic::messages))
         .route("/messages/count_tokens", post(anthropic::count_tokens))
-        // Some clients ask whether anybody is there before their first call.
+        // Some clients check whether the server is reachable before their first call.
         .route("/", get(health));
     Router::new()
         // Clients differ in whether a base URL ends in /v1.
@@ -64,12 +65,12 @@ async fn metrics(State(gateway): State<Gateway>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
-/// Returns whether a request is of Anthropic's API, whose errors have a shape of their own.
+/// Returns whether a request uses Anthropic's API, whose errors have another format.
 fn is_anthropic(uri: &Uri, headers: &HeaderMap) -> bool {
     headers.contains_key("anthropic-version") || uri.path().split('/').any(|part| part == "messages")
 }
 
-/// Returns the response to a rejected request, in the shape of the API that it is of.
+/// Returns the response to a rejected request, in the format of the called API.
 fn rejected(gateway: &Gateway, anthropic: bool, fault: &ApiError) -> Response {
     match anthropic {
         true => anthropic::rejected(gateway, fault),
@@ -91,12 +92,12 @@ async fn model(State(gateway): State<Gateway>, request: Request) -> Response {
     }
 }
 
-/// Returns whether a request bears the key of an attempt, which no page has.
+/// Returns whether a request has the key of an attempt, which no web page knows.
 fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
     key_of(headers).is_some_and(|key| gateway.session_of(key).is_ok_and(|session| session.is_some()))
 }
 
-/// Returns the routes of a gateway, which answers as the hosts that `access` allows.
+/// Returns the routes of a gateway, which accepts requests to the hosts in `access`.
 pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
     let attempt = "/rollout/{rollout}/attempt/{attempt}";
     let routes = Router::new()
@@ -117,10 +118,10 @@ pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
     service::with_manners(routes, access, needs_key, reject).with_state(gateway.clone())
 }
 
-/// Serves a gateway until `stop` ends, and the answers under way with it.
+/// Serves a gateway until `stop` completes, and then completes the responses in flight.
 ///
 /// # Errors
-/// When the listener fails.
+/// Returns an error if the listener fails.
 pub async fn serve(
     gateway: &Gateway,
     listener: TcpListener,

@@ -1,4 +1,5 @@
-//! Requests of web pages, packed bodies, wrong methods and unknown paths, without a network.
+//! Tests of requests from web pages, compressed bodies, wrong methods and unknown paths, without a
+//! network.
 
 use std::io::Write;
 
@@ -53,7 +54,7 @@ fn open(options: Options) -> Gateway {
 }
 
 #[tokio::test]
-async fn gateway_without_keys_answers_only_own_pages() {
+async fn gateway_without_keys_rejects_foreign_pages() {
     let gateway = open(Options::default());
     let local = ("host", "127.0.0.1:8000");
     for (headers, status) in [
@@ -71,13 +72,13 @@ async fn gateway_without_keys_answers_only_own_pages() {
             assert!(message.contains("--allow-"), "{message}");
         }
     }
-    // Pages that only read are rejected, too, on every path.
+    // Requests of web pages that only read data are rejected as well, on every path.
     for path in ["/v1/models", "/metrics", "/health", "/nowhere", "/health_generate"] {
         let headers = [local, ("sec-fetch-site", "cross-site")];
         assert_eq!(send(&gateway, ("GET", path), &headers, vec![]).await.0, StatusCode::FORBIDDEN, "{path}");
     }
     assert_eq!(gateway.0.metrics.calls.load(std::sync::atomic::Ordering::Relaxed), 2);
-    // A gateway with keys leaves it to them.
+    // A gateway with keys relies on the keys instead.
     let keyed = open(Options { keys: vec!["secret".into()], ..Options::default() });
     let page = [("host", "evil.example"), ("origin", "http://evil.example"), ("content-type", "text/plain")];
     assert_eq!(send(&keyed, ("POST", CHAT), &page, body()).await.0, StatusCode::UNAUTHORIZED);
@@ -96,7 +97,7 @@ async fn attempt_key_admits_any_host() {
 }
 
 #[tokio::test]
-async fn allowed_origin_reads_replies_streams_and_errors() {
+async fn allowed_origin_can_read_every_response() {
     let origins = ["http://localhost:3000".to_owned()];
     let access = Access::new(&[], &origins).unwrap();
     let gateway = open(Options { access, ..Options::default() });
@@ -124,7 +125,7 @@ async fn allowed_origin_reads_replies_streams_and_errors() {
 }
 
 #[tokio::test]
-async fn packed_bodies_are_unpacked_within_bounds() {
+async fn compressed_bodies_are_decompressed_within_limit() {
     let gateway = open(Options { body_bytes: 10_000, ..Options::default() });
     let with = async |encoding: &str, body: Vec<u8>| {
         let (status, _, answer) =
@@ -166,7 +167,7 @@ async fn wrong_method_is_405_with_allowed_methods() {
 }
 
 #[tokio::test]
-async fn anthropic_clients_get_anthropic_shapes() {
+async fn anthropic_clients_get_anthropic_format() {
     let gateway = open(Options::default());
     let version = ("anthropic-version", "2023-06-01");
     let (status, headers, list) = send(&gateway, ("GET", "/v1/models"), &[version], vec![]).await;
@@ -191,9 +192,9 @@ async fn anthropic_clients_get_anthropic_shapes() {
 }
 
 #[tokio::test]
-async fn long_prompt_is_rejected_by_its_bytes() {
+async fn long_prompt_is_rejected_by_byte_count() {
     let served = Served::scripted(&["Yes."]);
-    // A token of this model is a byte, and 4,096 of them are its context.
+    // A token of this model is a byte, and its context has 4,096 tokens.
     let text = "x".repeat(1 << 20);
     let started = std::time::Instant::now();
     for (path, field, value) in [
@@ -211,7 +212,7 @@ async fn long_prompt_is_rejected_by_its_bytes() {
 }
 
 #[tokio::test]
-async fn agent_header_is_read_under_both_names() {
+async fn agent_header_has_two_names() {
     let served = Served::scripted(&["Yes."]);
     let key = format!("Bearer {}", served.session.key());
     for name in ["x-levade-agent", "x-dressage-agent"] {

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`.
+//! The endpoint `/v1/chat/completions`.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use levade_call::Request as CallRequest;
 use levade_call::{Event, Head, Token};
 use levade_call::{Input, ToolChoice};
 
-/// A request.
+/// Body of a request.
 #[derive(Deserialize)]
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -48,7 +48,7 @@ pub(super) struct StreamOptions {
     pub include_usage: Option<bool>,
 }
 
-/// Answers `POST /v1/chat/completions`.
+/// Handles `POST /v1/chat/completions`.
 pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
@@ -110,7 +110,7 @@ fn prepare(
     let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let variables = request.chat_template_kwargs.unwrap_or_default();
     let model = gateway.party(&caller, &call)?;
-    // A model of others knows neither.
+    // External chat APIs have neither template variables nor token ids.
     let chat = match &model.backend {
         Backend::Messages(_) if variables.is_empty() && !tokens.any() => None,
         _ => Some(Arc::clone(model.tokens()?.format.chat())),
@@ -124,7 +124,7 @@ fn prepare(
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
-/// Takes the fields about sampling out of the rest.
+/// Removes the sampling fields from `rest`, and parses them.
 pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, ApiError> {
     const FIELDS: [&str; 17] = [
         "max_tokens",
@@ -153,7 +153,8 @@ pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, ApiError> {
     })
 }
 
-/// Reads messages. Parts, thoughts and calls that clients of other APIs send are read as in those.
+/// Parses messages. Content parts, reasoning and tool calls in the formats of other APIs are parsed
+/// as in those APIs.
 pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Message>, ApiError> {
     let parts = Parts { gateway, api: "chat" };
     let mut read = Vec::with_capacity(values.len());
@@ -202,7 +203,7 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
         if let Some(found) = found {
             message.reasoning_content = message.reasoning_content.or(found.reasoning_content);
             for call in found.tool_calls {
-                // Clients that have both repeat the calls.
+                // Clients that send calls in both places send equal ids.
                 if message.tool_calls.iter().all(|known| known.id != call.id) {
                     message.tool_calls.push(call);
                 }
@@ -213,7 +214,7 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
     Ok(read)
 }
 
-/// Reads tools. Those that providers host are left out, and counted.
+/// Parses tools. Tools that the provider hosts are omitted and counted.
 pub(crate) fn tools(gateway: &Gateway, api: &str, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
     let is_shown = |tool: &&Value| {
         let is_hosted = tool_types::is_hosted_tool(tool);
@@ -225,13 +226,14 @@ pub(crate) fn tools(gateway: &Gateway, api: &str, values: &[Value]) -> Result<Ve
     values.iter().filter(is_shown).map(tool).collect()
 }
 
-/// Returns the name of a function or a custom tool, as a request, a choice or a call has it.
+/// Returns the name of a function or a custom tool in a tool definition, a tool choice or a tool
+/// call.
 fn named(tool: &Value) -> Option<String> {
     let kind = tool["type"].as_str().unwrap_or("function");
     tool[kind]["name"].as_str().map(str::to_owned)
 }
 
-/// A tool in OpenAI's shape.
+/// Parses a tool in OpenAI's format.
 fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
     let wrong = |why: String| ApiError::field("tools", why);
     match value["type"].as_str().unwrap_or("function") {
@@ -252,21 +254,22 @@ fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
     Ok(ToolSpec { name: name.to_owned(), description, parameters })
 }
 
-/// Returns the name of a tool if it is strict.
+/// Returns the name of a tool if it requests strict arguments.
 fn strict(value: &Value) -> Option<String> {
     let function = &value["function"];
     let is_strict = function["strict"] == true || value["strict"] == true;
     function["name"].as_str().filter(|_| is_strict).map(str::to_owned)
 }
 
-/// Type of a choice among some of the tools.
+/// Type of a tool choice that permits only some of the tools.
 pub(crate) const ALLOWED_TOOLS: &str = "allowed_tools";
 
-/// Leaves out the tools that a choice of type `allowed_tools` does not name: a model calls no tool that it
-/// does not see. `name` gives the name of a tool as the choice names it.
+/// Removes the tools that a choice of type `allowed_tools` does not list, because a model cannot call
+/// a tool that it does not see. `name` returns the name of a tool in the list.
 ///
 /// # Errors
-/// Names the tool that is not among the request's, or the mode that there is not.
+/// Returns an error if the list is empty, if a listed tool is not among `tools`, or if the mode is
+/// unknown.
 pub(crate) fn allowed(
     tools: &mut Vec<ToolSpec>,
     choice: &Value,
@@ -315,7 +318,8 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
     }
 }
 
-/// Checks variables of the template, which are fixed when a model is served.
+/// Checks that `variables` do not change the template variables, which are fixed when the model is
+/// served. Variables that the template does not contain are ignored.
 fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), ApiError> {
     for (name, value) in variables {
         let served = chat.variables().get(name);
@@ -332,20 +336,20 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Ap
     Ok(())
 }
 
-/// Writes what comes of a call.
+/// Writer of responses in the format of chat completions.
 struct Writer {
-    /// That of the model, where it has one.
+    /// Chat format of the model. `None` for an external chat API.
     chat: Option<Arc<Chat>>,
     tokens: Tokens,
     include_usage: bool,
-    /// Names of the custom tools.
+    /// Names of the custom tools, whose calls have a text instead of arguments.
     custom: Vec<String>,
     prompt_tokens: usize,
-    /// Calls of each reply so far.
+    /// Number of tool calls of each choice so far.
     calls: Vec<usize>,
-    /// Tokens of each reply that were told.
+    /// Number of tokens of each choice that were reported so far.
     told: Vec<usize>,
-    /// Tokens of replies that have ended, and those within thoughts.
+    /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
 
@@ -360,7 +364,7 @@ impl Writer {
         })
     }
 
-    /// Returns a call in OpenAI's shape, which depends on the type of the tool.
+    /// Returns a tool call in OpenAI's format, which depends on the type of the tool.
     fn call(&self, call: &ToolCall) -> Value {
         let input = tool_types::custom_input(&call.arguments);
         match input.filter(|_| self.custom.contains(&call.name)) {
@@ -371,7 +375,8 @@ impl Writer {
         }
     }
 
-    /// Adds tokens to reply `index`, after those that it was told to have.
+    /// Adds the data of `tokens` to `choice`. They follow the tokens of the choice `index` that were
+    /// reported before.
     fn add_tokens(&mut self, index: usize, choice: &mut Value, tokens: &[Token]) {
         if let Some(chat) = self.chat.as_ref().filter(|_| self.tokens.logprobs) {
             choice["logprobs"] = self.tokens.content(chat, tokens);

@@ -1,4 +1,4 @@
-//! `/v1/completions`.
+//! The endpoint `/v1/completions`.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use levade_call::Input;
 use levade_call::Request as CallRequest;
 use levade_call::{Event, Head, Token};
 
-/// A request.
+/// Body of a request.
 #[derive(Deserialize)]
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -41,7 +41,7 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// Prompts, in text or in ids, one or several.
+/// One prompt or several, as text or token ids.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "it is neither a text nor a list of texts, of token ids, or of lists of these")]
 enum Prompts {
@@ -62,7 +62,7 @@ impl Prompts {
     }
 }
 
-/// Answers `POST /v1/completions`.
+/// Handles `POST /v1/completions`.
 pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let ping = gateway.0.options.ping;
     let Prepared { caller, mut calls, writer, streams } = match prepare(&gateway, incoming) {
@@ -89,7 +89,7 @@ pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: Incomi
     }
 }
 
-/// A request that was read.
+/// A validated request.
 struct Prepared {
     caller: Caller,
     calls: Vec<Call>,
@@ -111,7 +111,7 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, ApiError> 
     let mut sampling = asked.sampling()?;
     sampling.logprobs = request.logprobs;
     sampling.prompt_logprobs = request.logprobs.filter(|_| echo);
-    // A request without a number of tokens gets 16, as it always has.
+    // OpenAI's default.
     sampling.max_tokens = sampling.max_tokens.or(Some(16));
     let inputs = request.prompt.inputs();
     if inputs.is_empty() {
@@ -143,25 +143,26 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, ApiError> 
     Ok(Prepared { caller, calls, writer, streams })
 }
 
-/// Writes what comes of a call.
+/// Writer of responses in the format of completions.
 struct Writer {
     chat: Arc<Chat>,
     tokens: Tokens,
-    /// Number of alternatives that were asked for.
+    /// Number of alternatives per token that the request asks for.
     top: usize,
     echo: bool,
-    /// Prompts, each with as many replies, of several calls that are streamed as one.
+    /// Prompts of several calls that are streamed as one. All prompts have the same number of
+    /// choices. Empty for a single call.
     prompts: Vec<Vec<u32>>,
     include_usage: bool,
-    /// Length of the text of each reply so far, in characters.
+    /// Length of the text of each choice so far, in characters.
     offsets: Vec<usize>,
-    /// Tokens of each reply that were told.
+    /// Number of tokens of each choice that were reported so far.
     told: Vec<usize>,
-    /// Tokens of replies that have ended, and those within thoughts.
+    /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
 
-/// Log-probabilities as completions have them: four lists side by side.
+/// Log-probabilities in the format of completions: four parallel lists.
 #[derive(Default)]
 struct Lists {
     tokens: Vec<Value>,
@@ -171,7 +172,8 @@ struct Lists {
 }
 
 impl Writer {
-    /// Adds tokens, the text of the first of which begins at `offset`; returns where that of the last ends.
+    /// Appends tokens to the lists. The text of the first token starts at `offset`, in characters.
+    /// Returns the offset at which the text of the last token ends.
     fn list(&self, lists: &mut Lists, tokens: &[Token], mut offset: usize) -> usize {
         for token in tokens {
             let text = self.tokens.text(&self.chat, token.id);
@@ -179,7 +181,7 @@ impl Writer {
             offset += self.chat.tokenizer().token_text(token.id).chars().count();
             lists.tokens.push(text.clone().into());
             if token.logprob.is_nan() {
-                // The first token of a prompt, which nothing predicts.
+                // The first token of a prompt has no log-probability.
                 lists.logprobs.push(Value::Null);
                 lists.top.push(Value::Null);
                 continue;
@@ -189,7 +191,7 @@ impl Writer {
             for (id, logprob) in token.top.iter().take(self.top) {
                 top.insert(self.tokens.text(&self.chat, *id), finite(*logprob).into());
             }
-            // The token itself is always among them.
+            // OpenAI's lists always contain the sampled token.
             top.entry(text).or_insert_with(|| finite(token.logprob).into());
             lists.top.push(top.into());
         }

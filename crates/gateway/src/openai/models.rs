@@ -1,4 +1,4 @@
-//! `/v1/models`.
+//! The endpoint `/v1/models`.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -22,18 +22,18 @@ fn describe(model: &Model) -> Value {
     })
 }
 
-/// Returns descriptions of the models that a caller can ask for.
+/// Returns descriptions of the models that a caller can call.
 fn known(gateway: &Gateway, incoming: Incoming) -> Result<Vec<Value>, ApiError> {
     let caller = incoming.caller?;
     Ok(info::models(gateway, &caller).iter().map(describe).collect())
 }
 
-/// Answers `GET /v1/models`.
+/// Handles `GET /v1/models`.
 pub(crate) async fn models(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     respond(known(&gateway, incoming).map(|found| json!({ "object": "list", "data": found })))
 }
 
-/// Answers `GET /v1/models/NAME`; names may have slashes.
+/// Handles `GET /v1/models/NAME`. Names can contain slashes.
 pub(crate) async fn model(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let name = incoming.part("model");
     let found = known(&gateway, incoming).and_then(|models| {

@@ -1,4 +1,4 @@
-//! Fields about sampling that requests of OpenAI's and vLLM's kind share.
+//! Sampling fields that requests in the formats of OpenAI and vLLM share.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::gateway::Gateway;
 use levade_call::ApiError;
 use levade_call::SamplingOptions;
 
-/// One text, or several.
+/// One string or several.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "it is neither a text nor a list of texts")]
 enum Texts {
@@ -17,7 +17,7 @@ enum Texts {
     Many(Vec<String>),
 }
 
-/// Fields about sampling. Null is absent.
+/// Sampling fields of a request. Null counts as absent.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Asked {
     pub max_tokens: Option<i64>,
@@ -39,7 +39,7 @@ pub(crate) struct Asked {
     pub n: Option<i64>,
 }
 
-/// A count that must be positive.
+/// Validates a count that must be at least `least`.
 fn count(name: &str, value: Option<i64>, least: i64) -> Result<Option<usize>, ApiError> {
     let check = |value: i64| match usize::try_from(value) {
         Ok(count) if value >= least => Ok(count),
@@ -49,7 +49,7 @@ fn count(name: &str, value: Option<i64>, least: i64) -> Result<Option<usize>, Ap
 }
 
 impl Asked {
-    /// The wishes, in no API's shape.
+    /// Returns the sampling options, independent of the API.
     pub(crate) fn sampling(&self) -> Result<SamplingOptions, ApiError> {
         let most = count("max_completion_tokens", self.max_completion_tokens, 0)?;
         let max_tokens = most.or(count("max_tokens", self.max_tokens, 0)?);
@@ -64,7 +64,7 @@ impl Asked {
             max_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
-            // −1 keeps all in vLLM, 0 here and elsewhere.
+            // vLLM writes −1 for an unlimited `top_k`; `SamplingOptions` writes 0.
             top_k: self.top_k.map(|top_k| usize::try_from(top_k).unwrap_or(0)),
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
@@ -86,13 +86,13 @@ impl Asked {
         })
     }
 
-    /// The number of replies.
+    /// Returns the number of completions. Default: 1.
     pub(crate) fn replies(&self) -> Result<usize, ApiError> {
         Ok(count("n", self.n, 1)?.unwrap_or(1))
     }
 }
 
-/// Fields that change nothing here: bookkeeping of providers, and hints.
+/// Fields that change nothing here: hints, and bookkeeping of providers.
 const IGNORED: [&str; 31] = [
     "audio",
     "cache_salt",
@@ -127,7 +127,7 @@ const IGNORED: [&str; 31] = [
     "web_search_options",
 ];
 
-/// Fields that would change what is sampled, rendered or told, and that are not supported; with the value
+/// Unsupported fields that would change the prompt, the sampling or the response, each with the value
 /// that changes nothing.
 const REFUSED: [(&str, Value); 33] = [
     ("add_generation_prompt", Value::Bool(true)),
@@ -165,8 +165,8 @@ const REFUSED: [(&str, Value); 33] = [
     ("video_data", Value::Null),
 ];
 
-/// Looks through the fields of a request that nobody has read: refuses those that ask for something there is
-/// not, counts those that are unknown.
+/// Checks the fields of a request that have not been parsed: rejects fields that request an
+/// unsupported feature, and counts unknown fields.
 pub(crate) fn notice(gateway: &Gateway, api: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
         if let Some((_, neutral)) = REFUSED.iter().find(|(name, _)| name == field) {

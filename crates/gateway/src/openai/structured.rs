@@ -1,4 +1,4 @@
-//! Forms that replies must have, as OpenAI's and vLLM's fields ask for them.
+//! Format constraints on completions, as the fields of OpenAI and vLLM specify them.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use crate::gateway::Gateway;
 use levade_call::ApiError;
 use levade_call::Constraint;
 
-/// The form that `response_format` asks for.
+/// Returns the constraint that `response_format` specifies.
 fn of_response_format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     match value["type"].as_str() {
@@ -26,7 +26,7 @@ fn of_response_format(value: Option<&Value>) -> Result<Option<Constraint>, ApiEr
     }
 }
 
-/// Fields by which vLLM's clients ask for a form, with the kind within `structured_outputs` that each is.
+/// vLLM's earlier fields for constraints, each with the equivalent key of `structured_outputs`.
 const GUIDED: [(&str, &str); 5] = [
     ("guided_json", "json"),
     ("guided_regex", "regex"),
@@ -35,11 +35,11 @@ const GUIDED: [(&str, &str); 5] = [
     ("guided_json_object", "json_object"),
 ];
 
-/// The form that `structured_outputs`, or one of the `guided_…` before it, asks for; these are taken out of
-/// the rest.
+/// Returns the constraint that `structured_outputs` or one of the earlier `guided_…` fields
+/// specifies. Removes these fields from `rest`.
 ///
 /// # Errors
-/// When a value is no form, or several are asked for.
+/// Returns an error if a value is not a valid constraint, or if there are several constraints.
 pub(crate) fn of_vllm(
     gateway: &Gateway,
     rest: &mut Map<String, Value>,
@@ -60,7 +60,7 @@ pub(crate) fn of_vllm(
                     let message = format!("{field} is not supported; use json, regex, choice or grammar");
                     return Err(ApiError::field(&field, message));
                 }
-                // How a form is printed and by which library, which is decided here.
+                // Options of the serialization and of the library, which the gateway decides.
                 _ if value.is_null() => {}
                 _ => gateway.unknown_field("structured_outputs", kind),
             }
@@ -74,7 +74,8 @@ pub(crate) fn of_vllm(
     Ok(found)
 }
 
-/// Request fields by which some API, not necessarily this one, constrains the format of a reply.
+/// Request fields by which some API, not necessarily the called API, constrains the format of a
+/// completion.
 const FORMS: [&str; 14] = [
     "ebnf",
     "format",
@@ -92,12 +93,13 @@ const FORMS: [&str; 14] = [
     "text",
 ];
 
-/// Returns the form that a request asks for in `response_format` or in vLLM's fields, which are taken
-/// out of the rest; `own` is the form that it asks for in a field of its API.
+/// Returns the constraint that a request specifies in `response_format` or in vLLM's fields, which
+/// are removed from `rest`. `own` is the constraint that the request specifies in a field of the
+/// called API.
 ///
 /// # Errors
-/// Returns an error that names the field if a value is no form, if several forms are asked for, and if a
-/// field asks for a form that is not read in this API.
+/// Returns an error that names the field if a value is not a valid constraint, if there are several
+/// constraints, or if a field specifies a constraint but is not supported in the called API.
 pub(crate) fn of_request(
     gateway: &Gateway,
     own: Option<Constraint>,
@@ -107,7 +109,7 @@ pub(crate) fn of_request(
     let form = either(either(own, form)?, of_vllm(gateway, rest)?)?;
     for field in FORMS {
         let Some(value) = rest.get(field) else { continue };
-        // Fields of these APIs with a form among other things.
+        // In these APIs, the field has members other than the format.
         let asked = match field {
             "text" | "output_config" => &value["format"],
             _ => value,
@@ -122,10 +124,10 @@ pub(crate) fn of_request(
     Ok(form)
 }
 
-/// One of two forms.
+/// Returns the only constraint of the two, or `None` if there is none.
 ///
 /// # Errors
-/// When both are asked for.
+/// Returns an error if both are present.
 pub(crate) fn either(
     one: Option<Constraint>,
     other: Option<Constraint>,
@@ -137,7 +139,7 @@ pub(crate) fn either(
     Ok(one.or(other))
 }
 
-/// The form of a kind in vLLM's words.
+/// Returns the constraint of a kind that vLLM defines. Null and `json_object: false` yield `None`.
 fn form(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, ApiError> {
     let wrong = |must: &str| ApiError::field(field, format!("{field} is {value}; it is {must}"));
     let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong("a text"));
@@ -163,10 +165,10 @@ fn form(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, Ap
     }))
 }
 
-/// The form of a JSON schema, which is given as such or as text.
+/// Returns the constraint of a JSON schema, which is an object, a boolean or the schema's JSON text.
 ///
 /// # Errors
-/// When it is neither.
+/// Returns an error if `value` is none of these.
 pub(crate) fn json_schema(field: &str, value: &Value) -> Result<Constraint, ApiError> {
     let schema = match value {
         Value::String(text) => serde_json::from_str(text)
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_of_both_spellings_are_the_same() {
+    fn structured_outputs_equal_guided_fields() {
         let schema = json!({ "type": "integer" });
         let choice = Constraint::Regex("(?:a\\.b|c)".into());
         for (kind, value, form) in [
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_other_apis_that_ask_for_forms_are_rejected_by_name() {
+    fn of_request_rejects_format_fields_of_foreign_apis() {
         let gateway = Gateway::new(Vec::new(), Options::default());
         let read = |rest: Value| {
             let Value::Object(mut rest) = rest else { unreachable!("tests give objects") };
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_that_cannot_be_had_are_refused_by_name() {
+    fn of_vllm_rejects_invalid_constraints_by_field() {
         for (rest, param) in [
             (json!({ "structured_outputs": { "regex": 1 } }), "structured_outputs.regex"),
             (json!({ "structured_outputs": [] }), "structured_outputs"),

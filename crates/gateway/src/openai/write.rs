@@ -1,4 +1,4 @@
-//! Parts of answers that several of OpenAI's endpoints share.
+//! Parts of responses that several of OpenAI's endpoints share.
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -10,7 +10,7 @@ use crate::http::{Gathered, failed, json as json_document};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Token};
 
-/// An error in OpenAI's shape.
+/// Returns the body of an error in OpenAI's format.
 pub(crate) fn fault(fault: &ApiError) -> Value {
     let (kind, code) = match fault.kind {
         ErrorKind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
@@ -33,7 +33,7 @@ pub(crate) fn fault(fault: &ApiError) -> Value {
     json!({ "error": { "message": fault.message, "type": kind, "param": fault.param, "code": code } })
 }
 
-/// An answer that is there at once: a document, or an error in OpenAI's shape.
+/// Returns a response that is available immediately: a document, or an error in OpenAI's format.
 pub(crate) fn respond(found: Result<Value, ApiError>) -> Response {
     match found {
         Ok(value) => json_document(StatusCode::OK, &value),
@@ -41,7 +41,7 @@ pub(crate) fn respond(found: Result<Value, ApiError>) -> Response {
     }
 }
 
-/// The reason for an end, in OpenAI's words.
+/// Returns OpenAI's finish reason of a completion. `abort` is vLLM's.
 pub(crate) fn finish(end: &End) -> &'static str {
     match end.finish {
         FinishReason::StopId | FinishReason::StopString if end.calls => "tool_calls",
@@ -51,12 +51,13 @@ pub(crate) fn finish(end: &End) -> &'static str {
     }
 }
 
-/// What ended a reply, as vLLM says it.
+/// Returns vLLM's stop reason: the stop string that ended the completion, or null.
 pub(crate) fn stop_reason(end: &End) -> Value {
     end.stopped_by.as_deref().map_or(Value::Null, Value::from)
 }
 
-/// Numbers of tokens.
+/// Returns the token counts of a call. `replies` contains the number of tokens, and of reasoning
+/// tokens, of each completion.
 pub(crate) fn usage(prompt: usize, replies: &[(usize, usize)]) -> Value {
     let completion: usize = replies.iter().map(|(tokens, _)| tokens).sum();
     let reasoning: usize = replies.iter().map(|(_, thought)| thought).sum();
@@ -68,28 +69,28 @@ pub(crate) fn usage(prompt: usize, replies: &[(usize, usize)]) -> Value {
     })
 }
 
-/// Numbers of tokens of whole replies.
+/// Returns the token counts of the completions of one prompt.
 pub(crate) fn usage_of(replies: &[Gathered]) -> Value {
     let prompt = replies.first().map_or(0, |reply| reply.end.prompt_tokens);
     let tokens: Vec<(usize, usize)> = replies.iter().map(|r| (r.end.tokens, r.end.thought_tokens)).collect();
     usage(prompt, &tokens)
 }
 
-/// How tokens are told of.
+/// Token data that a response reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tokens {
-    /// Whether log-probabilities are told.
+    /// Whether the response reports log-probabilities.
     pub logprobs: bool,
-    /// Whether tokens stand as `token_id:ID` in place of their text.
+    /// Whether log-probabilities identify tokens as `token_id:ID` instead of by text.
     pub as_ids: bool,
-    /// Whether ids are told beside the text.
+    /// Whether the response reports token ids in addition to the text.
     pub ids: bool,
-    /// Whether it is told which weights drew them.
+    /// Whether the response reports the versions of the weights that sampled the tokens.
     pub versions: bool,
 }
 
-/// Versions of the weights that drew `tokens`, the first of which is number `start` of its reply: runs, as
-/// vLLM tells of them.
+/// Returns the versions of the weights that sampled `tokens`, in vLLM's format: a list of contiguous
+/// spans. The first token has the index `start` in its completion.
 pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
     let mut start = start;
     let runs = tokens.chunk_by(|a, b| a.version == b.version).map(|run| {
@@ -102,12 +103,12 @@ pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
 }
 
 impl Tokens {
-    /// Whether anything is told of tokens.
+    /// Returns whether the response reports any token data.
     pub(crate) fn any(self) -> bool {
         self.logprobs || self.ids || self.versions
     }
 
-    /// Text of a token in a list of log-probabilities.
+    /// Returns the text of a token in a list of log-probabilities.
     pub(crate) fn text(self, chat: &Chat, id: u32) -> String {
         match self.as_ids {
             true => format!("token_id:{id}"),
@@ -115,7 +116,7 @@ impl Tokens {
         }
     }
 
-    /// Log-probabilities as chats have them.
+    /// Returns log-probabilities in the format of chat completions.
     pub(crate) fn content(self, chat: &Chat, tokens: &[Token]) -> Value {
         let one = |id: u32, logprob: f32| {
             json!({
@@ -135,7 +136,7 @@ impl Tokens {
     }
 }
 
-/// A log-probability that JSON can hold.
+/// Clamps a log-probability to a value that JSON can represent.
 pub(crate) fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

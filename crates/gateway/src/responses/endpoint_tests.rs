@@ -1,4 +1,4 @@
-//! The Responses API as its clients see it.
+//! Tests of the Responses API over the HTTP routes.
 
 use axum::http::StatusCode;
 use levade_conversation::Origin;
@@ -28,8 +28,8 @@ fn with(mut request: Value, field: &str, value: impl Into<Value>) -> Value {
     request
 }
 
-/// The response that a stream tells of; checks the order of its events, and that deltas add up to what is
-/// done.
+/// Returns the response that a stream describes. Checks the order of the events, and that the deltas
+/// add up to the completed texts.
 fn response(events: &[Value]) -> Value {
     for (at, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], at, "{event}");
@@ -98,16 +98,18 @@ fn results(response: &Value) -> Vec<Value> {
         .collect()
 }
 
-/// How a client gives back what was said.
+/// How a client sends the history back.
 #[derive(Clone, Copy)]
 enum Client {
-    /// Names the response that it continues.
+    /// Sends the id of the response that the request continues.
     Previous,
     /// Repeats every item.
     Items,
-    /// Repeats calls, without their ids and written anew, and refers to all else.
+    /// Repeats tool calls, without their ids and with reformatted arguments, and refers to all other
+    /// items.
     References,
-    /// Repeats items without ids and contents of thoughts, as one that stores nothing here.
+    /// Repeats items without ids and without the text of reasoning, like a client that stores no
+    /// responses here.
     Stateless,
 }
 
@@ -133,7 +135,7 @@ impl Client {
         item
     }
 
-    /// Makes an input go on after a response, with the results of its calls.
+    /// Extends an input with a response and the results of its calls.
     fn give_back(self, input: &mut Vec<Value>, response: &Value) {
         match self {
             Client::Previous => input.clear(),
@@ -177,7 +179,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn a_history_goes_on_with_its_ids_however_it_is_given_back() {
+async fn history_continues_for_every_kind_of_client() {
     let mut all = Vec::new();
     for client in [Client::Previous, Client::Items, Client::References, Client::Stateless] {
         for streams in [false, true] {
@@ -205,7 +207,7 @@ async fn a_history_goes_on_with_its_ids_however_it_is_given_back() {
             ["input", "output", "total"].map(|n| usage[format!("{n}_tokens")].as_u64().unwrap());
         assert_eq!((output, total), (THINKS_AND_CALLS.len() as u64 + 1, input + output));
         assert!(usage["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 0);
-        // But for ids and times all talks are alike.
+        // Apart from ids and times, all conversations are equal.
         let bare = |talk: &[Value]| -> Vec<Value> {
             let bare = |response: &Value| {
                 let mut response = response.clone();
@@ -224,7 +226,7 @@ async fn a_history_goes_on_with_its_ids_however_it_is_given_back() {
 }
 
 #[tokio::test]
-async fn whatever_is_drawn_is_told_alike_whole_and_streamed() {
+async fn random_completions_are_equal_in_document_and_stream() {
     for content in ["a", "b", "c", "d"] {
         let input = json!([{"role": "user", "content": content}]);
         let (one, other) = (Served::simulated(60), Served::simulated(60));
@@ -240,8 +242,8 @@ async fn whatever_is_drawn_is_told_alike_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn odd_replies_are_told_alike_and_recognised() {
-    /// All that items say, each kind put together.
+async fn unusual_completions_round_trip_for_every_client() {
+    /// Returns the joined contents of the items: reasoning, text and arguments.
     fn said(response: &Value) -> [String; 3] {
         let items = response["output"].as_array().unwrap();
         ["reasoning", "message", "function_call"].map(|kind| {
@@ -275,7 +277,7 @@ async fn odd_replies_are_told_alike_and_recognised() {
 }
 
 #[tokio::test]
-async fn a_reply_that_was_cut_is_incomplete() {
+async fn truncated_completion_is_incomplete() {
     let served = Served::scripted(&["One two three."]);
     for streams in [false, true] {
         let asked = with(request(&json!("Count.")), "max_output_tokens", 5);
@@ -288,7 +290,7 @@ async fn a_reply_that_was_cut_is_incomplete() {
 }
 
 #[tokio::test]
-async fn a_reply_of_nothing_is_a_message_that_can_be_continued() {
+async fn empty_completion_is_continuable_message() {
     for streams in [false, true] {
         let served = Served::scripted(&[""]);
         let first = ask(&served, request(&json!("Hi")), streams).await;
@@ -301,7 +303,7 @@ async fn a_reply_of_nothing_is_a_message_that_can_be_continued() {
 }
 
 #[tokio::test]
-async fn tools_are_called_in_their_own_shapes() {
+async fn calls_have_format_of_their_tool() {
     let say = |name: &str, arguments: &str| {
         format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
     };
@@ -348,7 +350,7 @@ async fn tools_are_called_in_their_own_shapes() {
 }
 
 #[tokio::test]
-async fn responses_are_kept_for_their_owner_alone_and_where_they_may_be() {
+async fn responses_are_stored_only_for_owner_with_permission() {
     let served = Served::scripted(&["Yes."]);
     let text = request(&json!("Hi")).to_string();
     let first = served.send("POST", "/v1/responses", STRANGER, &text).await.json();
@@ -371,7 +373,7 @@ async fn responses_are_kept_for_their_owner_alone_and_where_they_may_be() {
     let gone = served.send("DELETE", &path, STRANGER, "").await.json();
     assert_eq!(gone, json!({"id": first["id"], "object": "response", "deleted": true}));
     assert_eq!(served.send("GET", &path, STRANGER, "").await.status, StatusCode::NOT_FOUND);
-    // The one after it has lost its past, and says so.
+    // The response after the deleted response has lost its history, and the error reports this.
     let late = with(request(&json!("So?")), "previous_response_id", next["id"].clone()).to_string();
     let late = served.send("POST", "/v1/responses", STRANGER, &late).await;
     assert!(late.json()["error"]["message"].as_str().unwrap().contains("which is no longer there"));
@@ -386,7 +388,7 @@ async fn responses_are_kept_for_their_owner_alone_and_where_they_may_be() {
 }
 
 #[tokio::test]
-async fn instructions_are_not_carried_over() {
+async fn continued_response_drops_earlier_instructions() {
     let served = Served::scripted(&["Yes."]);
     let first = ask(&served, request(&json!("Hi")), false).await;
     let mut next = with(request(&json!("So?")), "previous_response_id", first["id"].clone());
@@ -398,7 +400,7 @@ async fn instructions_are_not_carried_over() {
 }
 
 #[tokio::test]
-async fn thoughts_are_told_as_they_were_asked_for() {
+async fn reasoning_items_follow_request_options() {
     let served = Served::scripted(&["<think>\nHm\n</think>\n\nSo."]);
     let mut plain = request(&json!("Hi"));
     plain["include"] = json!([]);
@@ -414,7 +416,7 @@ async fn thoughts_are_told_as_they_were_asked_for() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_served_is_refused_by_name() {
+async fn unsupported_fields_are_rejected_by_name() {
     let served = Served::scripted(&["Yes."]);
     let image = json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]);
     let schema = json!({"format": {"type": "json_schema", "name": "x"}});
@@ -459,7 +461,7 @@ async fn what_cannot_be_served_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_fault_in_the_middle_fails_the_response() {
+async fn failure_ends_stream_with_failed_response() {
     let served = Served::failing();
     let events = served.post("/v1/responses", &with(request(&json!("Hi")), "stream", true)).await.events();
     let last = &events[events.len() - 1];

@@ -1,4 +1,4 @@
-//! `/v1/responses` and `/v1/responses/ID`.
+//! The endpoints `/v1/responses` and `/v1/responses/ID`.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -15,7 +15,7 @@ use crate::http::{Incoming, answer, failed, json as document};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
-/// Answers `POST /v1/responses`.
+/// Handles `POST /v1/responses`.
 pub(crate) async fn responses(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
@@ -27,7 +27,7 @@ pub(crate) async fn responses(State(gateway): State<Gateway>, incoming: Incoming
     }
 }
 
-/// Who calls, and what was remembered for them.
+/// Returns the caller, the memory that is visible to the caller, and the body.
 fn recall(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Recall, bytes::Bytes), ApiError> {
     let key = incoming.key.clone();
     let (caller, body) = incoming.in_order()?;
@@ -55,7 +55,7 @@ fn respond(found: Result<Value, ApiError>) -> Response {
     }
 }
 
-/// Answers `GET /v1/responses/ID`.
+/// Handles `GET /v1/responses/ID`.
 pub(crate) async fn get(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let id = incoming.part("response");
     let found = recall(&gateway, incoming).and_then(|(_, recall, _)| {
@@ -64,7 +64,7 @@ pub(crate) async fn get(State(gateway): State<Gateway>, incoming: Incoming) -> R
     respond(found)
 }
 
-/// Answers `DELETE /v1/responses/ID`.
+/// Handles `DELETE /v1/responses/ID`.
 pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let id = incoming.part("response");
     let found = recall(&gateway, incoming).and_then(|(_, recall, _)| match recall.remove(&id) {
@@ -74,8 +74,7 @@ pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: Incoming) -
     respond(found)
 }
 
-/// Returns the part of the items that a query asks for: the latest first, 20 of them, unless it says
-/// otherwise.
+/// Returns the page of items that a query selects. Default: the latest 20 items, latest first.
 fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     const MAX: usize = 100;
     let field = |name: &str| {
@@ -106,7 +105,7 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     }))
 }
 
-/// Answers `GET /v1/responses/ID/input_items`.
+/// Handles `GET /v1/responses/ID/input_items`.
 pub(crate) async fn input_items(
     State(gateway): State<Gateway>,
     RawQuery(query): RawQuery,
@@ -120,7 +119,7 @@ pub(crate) async fn input_items(
     respond(found)
 }
 
-/// Answers `POST /v1/responses/input_tokens`: the number of tokens of the prompt that a request makes.
+/// Handles `POST /v1/responses/input_tokens`: returns the number of prompt tokens of a request.
 pub(crate) async fn input_tokens(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let counting = tokio::task::spawn_blocking(move || {
         let (caller, call, ..) = prepare(&gateway, incoming)?;

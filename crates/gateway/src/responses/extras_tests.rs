@@ -1,5 +1,5 @@
-//! Log-probabilities, input items and counts of the Responses API, and tools and parts that several APIs
-//! share.
+//! Tests of log-probabilities, input items and token counts of the Responses API, and of tools and
+//! parts that several APIs share.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -20,13 +20,13 @@ fn tokens(logprobs: &Value) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn logprobs_are_those_of_message_tokens() {
+async fn logprobs_cover_only_message_tokens() {
     let include = json!({ "include": ["message.output_text.logprobs"] });
     let served = Served::scripted(&[THINKS]);
     let whole = served.post("/v1/responses", &asks(include.clone())).await.json();
     let part = &whole["output"][1]["content"][0];
     assert_eq!(part["text"], "Yes é.");
-    // Neither the thought nor the end of the turn.
+    // The list contains neither the reasoning nor the end-of-turn token.
     assert_eq!(tokens(&part["logprobs"]), "Yes é.".as_bytes());
     assert_eq!(part["logprobs"][0]["logprob"], -0.5);
     assert_eq!(part["logprobs"][0]["top_logprobs"], json!([]));
@@ -47,7 +47,7 @@ async fn logprobs_are_those_of_message_tokens() {
 }
 
 #[tokio::test]
-async fn message_logprobs_leave_out_calls() {
+async fn message_logprobs_omit_calls() {
     let text = "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>";
     let tools = json!([{ "type": "function", "name": "add", "parameters": { "type": "object" } }]);
     let body =
@@ -59,7 +59,7 @@ async fn message_logprobs_leave_out_calls() {
 }
 
 #[tokio::test]
-async fn input_items_are_listed_for_their_owner() {
+async fn input_items_are_listed_only_for_owner() {
     let served = Served::scripted(&["Yes."]);
     let items = json!([
         { "role": "user", "content": "one" },
@@ -88,7 +88,7 @@ async fn input_items_are_listed_for_their_owner() {
     assert_eq!((texts(&first), &first["has_more"]), (vec!["one".to_owned()], &json!(true)));
     let (_, rest) = list(&format!("?order=asc&after={}", first["last_id"].as_str().unwrap())).await;
     assert_eq!(texts(&rest), ["two", "three"]);
-    // As many as there are leave none for another page.
+    // A page with exactly as many items as remain has no next page.
     let (_, exact) = list("?limit=3").await;
     assert_eq!((texts(&exact).len(), &exact["has_more"]), (3, &json!(false)));
     let (_, last) = list("?limit=1&after=mine").await;
@@ -112,7 +112,7 @@ async fn input_tokens_counts_prompt() {
 }
 
 #[tokio::test]
-async fn allowed_tools_are_those_that_model_sees() {
+async fn allowed_tools_limit_tools_in_prompt() {
     let named = |name: &str| json!({ "type": "function", "name": name });
     let tools = json!([named("add"), named("sub"), { "type": "web_search" }]);
     let chat_tool = |name: &str| json!({ "type": "function", "function": { "name": name } });
@@ -148,7 +148,7 @@ async fn allowed_tools_are_those_that_model_sees() {
 }
 
 #[tokio::test]
-async fn hosted_items_and_parts_of_results_end_no_attempt() {
+async fn hosted_items_and_unsupported_results_are_accepted() {
     let served = Served::scripted(&["Yes."]);
     let image = json!({ "type": "input_image", "image_url": "data:," });
     let items = json!([
@@ -176,7 +176,7 @@ async fn hosted_items_and_parts_of_results_end_no_attempt() {
 }
 
 #[tokio::test]
-async fn calls_of_shell_and_patch_tools_have_their_item_types() {
+async fn shell_and_patch_calls_have_native_item_types() {
     let tools = json!([{ "type": "local_shell" }, { "type": "shell" }, { "type": "apply_patch" }]);
     for (name, arguments, field, action) in [
         (
@@ -204,7 +204,7 @@ async fn calls_of_shell_and_patch_tools_have_their_item_types() {
         let answer = served.post("/v1/responses", &asks(json!({ "tools": tools }))).await.json();
         let item = answer["output"][0].clone();
         assert_eq!((&item["type"], &item[field]), (&json!(format!("{name}_call")), &action), "{answer}");
-        // The history continues the reply, and the model sees the result.
+        // The history continues the recorded conversation, and the model sees the result.
         let mut output =
             json!({ "type": format!("{name}_call_output"), "call_id": item["call_id"], "output": "RESULT" });
         match name {
@@ -232,7 +232,7 @@ async fn calls_of_shell_and_patch_tools_have_their_item_types() {
         let last = events.last().unwrap();
         assert_eq!(last["response"]["output"][0][field], action, "{last}");
     }
-    // A call that the client could not read is that of a function.
+    // A call that the client could not use becomes a function call.
     let text = "<tool_call>\n{\"name\": \"shell\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
     let answer =
         Served::scripted(&[text]).post("/v1/responses", &asks(json!({ "tools": tools }))).await.json();
@@ -251,7 +251,7 @@ async fn calls_of_shell_and_patch_tools_have_their_item_types() {
 }
 
 #[tokio::test]
-async fn chat_parts_of_other_apis_are_read() {
+async fn chat_parses_parts_of_foreign_apis() {
     let call =
         |id: &str| json!({ "id": id, "type": "function", "function": { "name": "f", "arguments": "{}" } });
     let text = json!({ "type": "text", "text": "x" });
@@ -308,7 +308,7 @@ async fn chat_parts_of_other_apis_are_read() {
 }
 
 #[tokio::test]
-async fn custom_and_hosted_tools_of_chat_are_those_of_responses() {
+async fn chat_supports_custom_tools_and_omits_hosted() {
     let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"input\": \"x\"}}\n</tool_call>";
     let tools = json!([{ "type": "custom", "custom": { "name": "f", "description": "d" } }, { "type": "web_search" }]);
     let mut body =

@@ -1,8 +1,8 @@
-//! Items of a conversation, read into messages.
+//! Parser of the items of a conversation, which become messages.
 //!
-//! A turn of the assistant comes in several items (a thought, texts, calls), and is one message. Where items
-//! of two turns follow each other, the ids that they were given tell them apart, or else the order that the
-//! items of a turn have.
+//! A turn of the assistant consists of several items (reasoning, texts, tool calls) and becomes one
+//! message. If the items of two turns are adjacent, the ids of the items separate the turns. Without
+//! ids, the order of the items within a turn separates them.
 
 use levade_text::{Arguments, Message, ToolCall};
 use serde_json::Value;
@@ -14,23 +14,24 @@ use crate::parts::{Parts, field};
 use crate::tool_types::{self, custom_arguments};
 use levade_call::{ApiError, ErrorKind};
 
-/// Name of the API where unknown fields are counted.
+/// Name of the API under which unknown fields are counted.
 pub(super) const API: &str = "responses";
 
-/// Beginning of the "encrypted" content of a thought, which is the thought.
+/// Prefix of the "encrypted" content of a reasoning item. The content is the reasoning in plain text.
 const THOUGHT: &str = "levade:";
-/// What it began with before the project was called Levade: clients still send such items back.
+/// Prefix from before the project was called Levade. Clients still send such items.
 const EARLIER: &str = "dressage:";
 
-/// A thought as clients keep it that store nothing here.
+/// Returns reasoning as the `encrypted_content` of an item, for clients that store no responses here.
 pub(super) fn encrypted(thought: &str) -> String {
     format!("{THOUGHT}{thought}")
 }
 
-/// Reads an input: a text, or items. `find` gives items by their ids.
+/// Parses an input: a string or a list of items. `find` returns a stored item by its id.
 ///
 /// # Errors
-/// Names the first item that cannot be read, or shown to a model that reads text alone.
+/// Returns an error that names the first item that is invalid, that a text model cannot read, or that
+/// is not in memory.
 pub(super) fn read(
     gateway: &Gateway,
     input: &Value,
@@ -70,7 +71,7 @@ fn missing(id: &str) -> ApiError {
     ApiError { kind: ErrorKind::NotFound, message, param: Some("input".into()) }
 }
 
-/// What an item of an assistant's turn is.
+/// Role of an item within an assistant turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Thought,
@@ -78,14 +79,14 @@ enum Part {
     Call,
 }
 
-/// A turn of the assistant so far.
+/// An assistant turn that has been read in part.
 #[derive(Debug)]
 struct Turn {
     thought: String,
     said: String,
     calls: Vec<ToolCall>,
     last: Part,
-    /// The call whose reply it is, by the ids of its items.
+    /// Id of the call that created the turn, if the ids of its items contain one.
     of: Option<String>,
 }
 
@@ -102,7 +103,8 @@ impl<'a> Reading<'a> {
         Parts { gateway: self.gateway, api: API }
     }
 
-    /// Returns the id of the call whose result an item is. Results of local shells can name the item instead.
+    /// Returns the call id of a result item. Results of local shells can refer to the id of the call
+    /// item instead.
     fn call_of(&self, item: &Value, place: &str) -> Result<String, ApiError> {
         let (None, Some(id)) = (item["call_id"].as_str(), item["id"].as_str()) else {
             return field(item, "call_id", place).map(str::to_owned);
@@ -123,7 +125,8 @@ impl<'a> Reading<'a> {
         self.messages.push(message);
     }
 
-    /// The turn that an item belongs to.
+    /// Returns the turn that an item belongs to. Starts a new turn if the item does not belong to the
+    /// current turn.
     fn turn(&mut self, part: Part, item: &Value) -> &mut Turn {
         let of = item["id"].as_str().and_then(response_of).map(str::to_owned);
         let joins = self.turn.as_ref().is_some_and(|turn| match (&turn.of, &of) {
@@ -216,7 +219,8 @@ fn developer(text: String) -> Message {
     Message { role: levade_text::Role::Developer, ..Message::system(text) }
 }
 
-/// The thought that an item of reasoning holds, in the first of three places that clients keep.
+/// Returns the text of a reasoning item, from the first of `encrypted_content`, `content` and
+/// `summary` that has a readable text.
 fn thought(item: &Value) -> String {
     let texts = |field: &str| -> Vec<&str> {
         item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
@@ -260,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_a_turn_are_one_message() {
+    fn items_of_one_turn_become_one_message() {
         let read = of(json!([
             {"type": "message", "id": "msg_01a2-7f", "role": "developer", "content": [
                 {"type": "input_text", "text": "Be "}, {"type": "input_text", "text": "brief."},
@@ -306,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_come_from_where_clients_keep_them() {
+    fn reasoning_is_read_from_all_client_fields() {
         let mut item = json!({"type": "reasoning", "summary": [{"text": "a"}, {"text": "b"}]});
         assert_eq!(thought(&item), "a\n\nb");
         item["content"] = json!([{"type": "reasoning_text", "text": "all of it"}]);
@@ -317,7 +321,7 @@ mod tests {
         assert_eq!(thought(&item), " as before ");
         item["encrypted_content"] = "gAAAA".into();
         assert_eq!(thought(&item), "all of it");
-        // One that holds nothing readable is a turn without a thought.
+        // A reasoning item without readable text yields a turn without reasoning.
         let bare = json!([
             {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
             {"role": "assistant", "content": "So."},
@@ -326,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn turns_that_follow_each_other_are_kept_apart() {
+    fn adjacent_turns_become_separate_messages() {
         let said =
             |id: &str, text: &str| json!({"type": "message", "role": "assistant", "id": id, "content": text});
         let thought =
             |id: &str, text: &str| json!({"type": "reasoning", "id": id, "content": [{"text": text}]});
         let call = |id: &str| json!({"type": "function_call", "id": id, "call_id": "c", "name": "f", "arguments": "{}"});
         let f = || vec![called("c", "f", json!({}))];
-        // By their ids.
+        // With ids.
         assert_eq!(
             of(json!([said("msg_a_0", "one"), call("fc_a_1"), said("msg_a_2", "\ntwo")])).unwrap(),
             [Message::calls("one\ntwo", f())]
@@ -343,7 +347,7 @@ mod tests {
             [think("x", Message::assistant("")), think("y", Message::assistant("two"))]
         );
         assert_eq!(of(json!([said("msg_a_0", "one"), call("fc_b_0")])).unwrap().len(), 2);
-        // Without them, by the order that a turn has.
+        // Without ids, by the order of the items within a turn.
         assert_eq!(of(json!([said("", "one"), said("", "two")])).unwrap().len(), 2);
         assert_eq!(of(json!([said("", "one"), thought("", "x"), said("", "two")])).unwrap().len(), 2);
         assert_eq!(
@@ -353,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_are_no_object_keep_their_text() {
+    fn non_object_arguments_keep_their_text() {
         for (arguments, text) in [
             (json!("{\"a\": "), "{\"a\": "),
             (json!("[]"), "[]"),
@@ -370,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn references_stand_for_their_items() {
+    fn item_references_resolve_to_items() {
         let find = |id: &str| {
             let content = json!([{"type": "output_text", "text": id}]);
             id.starts_with("msg")
@@ -386,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn read_names_invalid_items() {
         for (input, param, why) in [
             (json!(1), "input", "a text or a list of items"),
             (json!([{}]), "input[0]", "has no type"),

@@ -1,7 +1,8 @@
-//! Responses that were given, for clients that continue one by its id or refer to its items.
+//! Memory of responses, for clients that continue a response by its id or refer to its items.
 //!
-//! Each is kept with what was new in its call and the id of the one before, so that a long conversation takes
-//! no more room than its text. Room is bounded: those that nobody has used for longest are forgotten first.
+//! Each entry contains only the messages that were new in its call, and the id of the response before
+//! it. The size of a long conversation is therefore proportional to its text. The memory is bounded
+//! and evicts the least recently used responses first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,26 +10,26 @@ use std::sync::Arc;
 use levade_text::Message;
 use serde_json::Value;
 
-/// Most responses that are remembered.
+/// Maximum number of responses in memory.
 const MOST: usize = 4096;
-/// Most bytes that they may take together.
+/// Maximum total size of the responses in bytes.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Who was given a response: a hash of the key that the call bore.
+/// SHA-256 hash of the key that requested a response. A response is visible only under this key.
 pub(super) type Owner = [u8; 32];
 
-/// A response that was given.
+/// A stored response.
 #[derive(Debug)]
 pub(super) struct Remembered {
-    /// The response that it continues.
+    /// Id of the response that this response continues, if any.
     pub previous: Option<String>,
-    /// Messages that were new in its call, instructions left out.
+    /// Messages that were new in the call, without instructions.
     pub input: Vec<Message>,
-    /// Items of the input of its call, each with an id.
+    /// Input items of the call, each with an id.
     pub items: Vec<Value>,
-    /// The reply, exactly as it was recorded.
+    /// Assistant message, exactly as recorded.
     pub reply: Message,
-    /// The response as its client was told it.
+    /// Response body as the client received it.
     pub body: Value,
 }
 
@@ -47,11 +48,11 @@ struct Kept {
     used: u64,
 }
 
-/// Responses by owner and id.
+/// Responses by owner and id, with least-recently-used eviction.
 #[derive(Debug)]
 pub(crate) struct Memory {
     kept: HashMap<(Owner, String), Kept>,
-    /// Keys by the time of their last use.
+    /// Keys by the logical time of their last use.
     uses: BTreeMap<u64, (Owner, String)>,
     clock: u64,
     bytes: usize,
@@ -71,7 +72,7 @@ impl Memory {
         Memory { kept, uses, clock: 0, bytes: 0, most, most_bytes }
     }
 
-    /// Remembers a response, in place of one with the same id.
+    /// Stores a response. Replaces a response with the same id.
     pub(super) fn put(&mut self, owner: Owner, id: String, response: Remembered) {
         let key = (owner, id);
         self.remove(&key);
@@ -87,7 +88,7 @@ impl Memory {
         }
     }
 
-    /// A response, which then counts as used.
+    /// Returns a response and marks it as used.
     pub(super) fn get(&mut self, key: &(Owner, String)) -> Option<Arc<Remembered>> {
         let kept = self.kept.get_mut(key)?;
         self.uses.remove(&kept.used);
@@ -97,7 +98,7 @@ impl Memory {
         Some(Arc::clone(&kept.response))
     }
 
-    /// Forgets a response; whether there was one.
+    /// Removes a response. Returns whether it existed.
     pub(super) fn remove(&mut self, key: &(Owner, String)) -> bool {
         let Some(kept) = self.kept.remove(key) else { return false };
         self.uses.remove(&kept.used);
@@ -105,10 +106,11 @@ impl Memory {
         true
     }
 
-    /// All that was said up to the end of a response.
+    /// Returns all messages up to the end of a response.
     ///
     /// # Errors
-    /// The id of the response that is not known any more: this one, or one that it continues.
+    /// Returns the id of the missing response if `id`, or a response that it continues, is not in
+    /// memory.
     pub(super) fn history(&mut self, owner: Owner, id: &str) -> Result<Vec<Message>, String> {
         let mut newest_first = Vec::new();
         let mut next = Some(id.to_owned());
@@ -122,12 +124,13 @@ impl Memory {
     }
 }
 
-/// Id of an item: what it is, the call whose reply it belongs to, its place.
+/// Returns the id of an item: its kind, the id of the call that created it, and its index in the
+/// output.
 pub(super) fn item_id(kind: &str, call: &str, place: usize) -> String {
     format!("{kind}_{call}_{place}")
 }
 
-/// The call whose reply an item belongs to, by the item's id; `None` for ids of another form.
+/// Returns the id of the call in an item's id, or `None` if the id has another format.
 pub(super) fn response_of(item: &str) -> Option<&str> {
     let (_, rest) = item.split_once('_')?;
     let (call, place) = rest.rsplit_once('_')?;
@@ -155,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_goes_back_to_its_beginning_for_its_owner_alone() {
+    fn history_is_complete_and_visible_only_to_owner() {
         let mut memory = Memory::default();
         let (one, other) = ([1; 32], [2; 32]);
         memory.put(one, "a".into(), response(None, "a"));
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_are_forgotten_first() {
+    fn least_recently_used_responses_are_evicted_first() {
         let owner = [0; 32];
         let mut memory = Memory::bounded(3, usize::MAX);
         let known = |memory: &Memory| {
@@ -184,11 +187,11 @@ mod tests {
         memory.get(&(owner, "a".into())).unwrap();
         memory.put(owner, "d".into(), response(Some("a"), "d"));
         assert_eq!(known(&memory), "acd");
-        // A conversation that goes on keeps all of its past.
+        // Reading a history marks all of its responses as used.
         memory.history(owner, "d").unwrap();
         memory.put(owner, "e".into(), response(None, "e"));
         assert_eq!(known(&memory), "ade");
-        // Once more under the same id takes no more room.
+        // Storing an equal response under the same id does not change the size.
         let bytes = memory.bytes;
         memory.put(owner, "e".into(), response(None, "e"));
         assert_eq!((memory.bytes, memory.uses.len()), (bytes, 3));
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_items_name_their_call() {
+    fn item_ids_contain_call_id() {
         assert_eq!(response_of(&item_id("rs", "5f0a", 12)), Some("5f0a"));
         for foreign in ["msg_bb9d55bf-5e9a", "rs", "", "rs_", "rs__", "fc_a_b"] {
             assert_eq!(response_of(foreign), None, "{foreign}");

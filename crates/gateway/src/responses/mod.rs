@@ -1,4 +1,5 @@
-//! OpenAI's Responses API: calls in items, and responses that are continued by their ids.
+//! OpenAI's Responses API: inputs and outputs are lists of items, and a request can continue an
+//! earlier response by its id.
 
 mod endpoints;
 mod items;

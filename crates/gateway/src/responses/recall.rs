@@ -1,4 +1,4 @@
-//! Whose memory a call has.
+//! Selection of the memory for a caller's responses.
 
 use std::sync::{Arc, PoisonError};
 
@@ -10,7 +10,8 @@ use super::memory::{Memory, Owner, Remembered, response_of};
 use crate::gateway::Gateway;
 use crate::session::Session;
 
-/// The memory that a caller has: of its attempt, or of the gateway under its key.
+/// Memory that is visible to a caller: the responses of its attempt, or the gateway's responses under
+/// the caller's key.
 #[derive(Clone)]
 pub(super) struct Recall {
     gateway: Gateway,
@@ -19,7 +20,7 @@ pub(super) struct Recall {
 }
 
 impl Recall {
-    /// The memory of whoever bears this key.
+    /// Creates a view of the memory for the caller with the key `key`.
     pub(super) fn new(gateway: &Gateway, session: Option<Arc<Session>>, key: Option<&str>) -> Self {
         let owner = Sha256::digest(key.unwrap_or_default().as_bytes()).into();
         Recall { gateway: gateway.clone(), session, owner }
@@ -40,20 +41,21 @@ impl Recall {
         self.with(|memory| memory.get(&(self.owner, id.to_owned())))
     }
 
-    /// Forgets a response; whether there was one.
+    /// Removes a response. Returns whether it existed.
     pub(super) fn remove(&self, id: &str) -> bool {
         self.with(|memory| memory.remove(&(self.owner, id.to_owned())))
     }
 
-    /// All that was said up to the end of a response.
+    /// Returns all messages up to the end of a response.
     ///
     /// # Errors
-    /// The id of the response that is not known any more: this one, or one that it continues.
+    /// Returns the id of the missing response if `id`, or a response that it continues, is not in
+    /// memory.
     pub(super) fn history(&self, id: &str) -> Result<Vec<Message>, String> {
         self.with(|memory| memory.history(self.owner, id))
     }
 
-    /// An item that was put out.
+    /// Returns an output item of a stored response.
     pub(super) fn item(&self, id: &str) -> Option<Value> {
         let response = self.get(&format!("resp_{}", response_of(id)?))?;
         let items = response.body["output"].as_array()?;

@@ -1,4 +1,4 @@
-//! Requests for responses, read into calls.
+//! Parser of requests for responses, which become calls.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use levade_call::ApiError;
 use levade_call::Request as CallRequest;
 use levade_call::{Constraint, Input, SamplingOptions};
 
-/// A request.
+/// Body of a request.
 #[derive(Deserialize)]
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -40,39 +40,40 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// A request that was understood.
+/// A parsed request.
 pub(super) struct Asked {
     pub call: Call,
-    /// Whether the answer is a stream.
+    /// Whether the response is a stream.
     pub streams: bool,
     pub told: Told,
 }
 
-/// Things that an answer repeats from its request, or depends on.
+/// Data of a request that its response repeats or depends on.
 pub(super) struct Told {
     pub tools: Tools,
-    /// Messages that are new in this call, instructions left out.
+    /// Messages that are new in this call, without instructions.
     pub input: Vec<Message>,
-    /// The response that is continued.
+    /// Id of the response that the request continues, if any.
     pub previous: Option<String>,
-    /// Whether the response is remembered.
+    /// Whether the response is stored, so that later requests can continue it.
     pub store: bool,
-    /// Whether thoughts are told as summaries too.
+    /// Whether the response repeats the reasoning as summaries.
     pub summary: bool,
-    /// Whether thoughts are told so that a client can keep them.
+    /// Whether reasoning items contain `encrypted_content`, so that a client can send the reasoning
+    /// back.
     pub encrypted: bool,
-    /// Items of the input, as the request has them.
+    /// Items of the input, normalized to message items if they are texts.
     pub items: Vec<Value>,
-    /// The chat of a model whose log-probabilities the answer has.
+    /// Chat format of the model. Present only if the response contains log-probabilities.
     pub chat: Option<Arc<Chat>>,
     /// Fields of the request that the response repeats.
     pub echo: Map<String, Value>,
 }
 
-/// Reads a request.
+/// Parses a request.
 ///
 /// # Errors
-/// Names the first field that cannot be used, its value and the way out.
+/// Returns an error that names the first invalid or unsupported field, its value and a remedy.
 pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, ApiError> {
     let mut request: Request = crate::http::read(body)?;
     notice(gateway, &mut request.rest)?;
@@ -156,12 +157,11 @@ fn not_found(asked: &str, missing: &str) -> ApiError {
 /// Fields that change nothing here.
 const IGNORED: [&str; 3] = ["client_metadata", "max_tool_calls", "stream_options"];
 
-/// Fields that ask for what there is not, with the values that change nothing.
+/// Unsupported fields, each with the values that change nothing.
 const REFUSED: [(&str, &[Value]); 3] =
     [("background", &[Value::Bool(false)]), ("conversation", &[]), ("prompt", &[])];
 
-/// Takes the fields of this API that nobody has read out of the rest; refuses those that ask for what there
-/// is not.
+/// Removes the fields of this API that have not been parsed. Rejects unsupported fields.
 fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiError> {
     for field in IGNORED {
         rest.remove(field);
@@ -173,7 +173,7 @@ fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiErr
             return Err(ApiError::field(field, message));
         }
     }
-    // Two names of the same field would otherwise both be taken.
+    // Only `max_output_tokens` limits a response. The other names would override it.
     for field in ["max_tokens", "max_completion_tokens"] {
         if rest.remove(field).is_some() {
             gateway.unknown_field(API, field);
@@ -182,8 +182,8 @@ fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiErr
     Ok(())
 }
 
-/// Returns whether the answer is to include log-probabilities. Counts the rest: all that tells of hosted
-/// tools never has anything to tell.
+/// Returns whether the response contains log-probabilities. Counts all other values of `include`
+/// except the reasoning content: they concern hosted tools, which never have data here.
 fn included(gateway: &Gateway, include: &[String]) -> bool {
     for what in include {
         if !matches!(what.as_str(), "reasoning.encrypted_content" | LOGPROBS) {
@@ -193,10 +193,11 @@ fn included(gateway: &Gateway, include: &[String]) -> bool {
     include.iter().any(|what| what == LOGPROBS)
 }
 
-/// Part of an answer that has log-probabilities.
+/// Value of `include` that requests log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Returns the number of alternatives of each token, if log-probabilities are asked for.
+/// Returns the number of alternatives per token, or `None` if the request asks for no
+/// log-probabilities.
 fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError> {
     const MAX: usize = 20;
     let top = top.map(|top| {
@@ -209,7 +210,7 @@ fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError>
     Ok((included || top > 0).then_some(top))
 }
 
-/// Returns the items of an input.
+/// Returns the items of an input, with texts converted to message items.
 fn input_items(input: Option<&Value>) -> Vec<Value> {
     let message = |role: &str, text: &str| {
         let kind = if role == "assistant" { "output_text" } else { "input_text" };
@@ -235,7 +236,7 @@ fn input_items(input: Option<&Value>) -> Vec<Value> {
     }
 }
 
-/// The form that `text.format` asks for.
+/// Returns the format constraint that `text.format` specifies.
 fn form(text: &Value) -> Result<Option<Constraint>, ApiError> {
     let format = &text["format"];
     match (format["type"].as_str(), &format["schema"]) {
@@ -252,7 +253,7 @@ fn form(text: &Value) -> Result<Option<Constraint>, ApiError> {
     }
 }
 
-/// Fields of a response that say how it was asked for.
+/// Returns the fields of a response that repeat the options of its request.
 fn echo(request: &Request, call: &Call) -> Map<String, Value> {
     let or = |value: &Option<Value>, default: Value| value.clone().unwrap_or(default);
     let sampling = &call.request.sampling;
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logprobs_are_asked_for_by_either_field() {
+    fn either_field_enables_logprobs() {
         for (included, top, want) in [
             (false, None, None),
             (false, Some(0), None),
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_are_read() {
+    fn form_parses_all_format_types() {
         let form_of = |format: Value| form(&json!({ "format": format }));
         let schema = json!({ "type": "object", "required": ["a"] });
         let asked = json!({ "type": "json_schema", "name": "x", "schema": schema, "strict": true });

@@ -1,8 +1,8 @@
-//! Tools in the shapes of the Responses API, shown to the model as functions.
+//! Tools in the formats of the Responses API, which the model sees as functions.
 //!
-//! A tool in a namespace is shown under both names. A custom tool, whose input is a text, is shown as a
-//! function of one argument; a [shell or patch tool](NativeTool), whose client runs it, as a function with
-//! the arguments of its action. Calls are written back in the shape that their tool has.
+//! The model's name of a tool in a namespace joins both names. A custom tool, whose input is a text,
+//! becomes a function with one argument. A [shell or patch tool](NativeTool), which the client runs,
+//! becomes a function whose arguments are the action. Calls are written in the format of their tool.
 
 use std::collections::HashMap;
 
@@ -16,17 +16,17 @@ use crate::tool_types::{self, INPUT};
 use levade_call::ApiError;
 use levade_call::ToolChoice;
 
-/// Tools that a request tells of.
+/// Tools of a request.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
-    /// The tools as the model is told of them.
+    /// Tools as the model sees them.
     pub specs: Vec<ToolSpec>,
-    /// Names, as the model is told of them, of the tools that are strict.
+    /// Names, as the model sees them, of the tools with strict arguments.
     pub strict: Vec<String>,
     by_name: HashMap<String, Shape>,
 }
 
-/// How a client knows a tool.
+/// The client's definition of a tool.
 #[derive(Debug)]
 struct Shape {
     namespace: Option<String>,
@@ -42,7 +42,7 @@ enum Kind {
     Native(NativeTool),
 }
 
-/// A tool that has item types of its own for its calls and their results.
+/// Tool whose calls and results have their own item types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NativeTool {
     LocalShell,
@@ -53,7 +53,7 @@ pub(super) enum NativeTool {
 impl NativeTool {
     const ALL: [Self; 3] = [NativeTool::LocalShell, NativeTool::Shell, NativeTool::ApplyPatch];
 
-    /// Returns the type of the tool, which is the name that the model calls it by.
+    /// Returns the type of the tool, which is also the tool's name for the model.
     pub(super) fn name(self) -> &'static str {
         match self {
             NativeTool::LocalShell => "local_shell",
@@ -66,17 +66,18 @@ impl NativeTool {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
-    /// Returns the tool whose calls, or with another `suffix` whose results, are items of this type.
+    /// Returns the tool for an item type that consists of the tool's name and `suffix`. The suffix is
+    /// `_call` for calls and `_call_output` for results.
     pub(super) fn of_item(kind: &str, suffix: &str) -> Option<Self> {
         Self::named(kind.strip_suffix(suffix)?)
     }
 
-    /// Returns the field of a call's item that holds the arguments.
+    /// Returns the field of a call item that contains the arguments.
     fn field(self) -> &'static str {
         if self == NativeTool::ApplyPatch { "operation" } else { "action" }
     }
 
-    /// Reads the arguments of a call's item. Fields that clients add without a value are left out.
+    /// Returns the arguments of a call item. Omits fields without a value, which clients add.
     pub(super) fn arguments(self, item: &Value) -> Arguments {
         let mut arguments = item[self.field()].clone();
         if let Value::Object(fields) = &mut arguments {
@@ -91,7 +92,8 @@ impl NativeTool {
         arguments.into()
     }
 
-    /// Returns the field of an item with these arguments, or `None` if the client could not read them.
+    /// Returns the arguments as the value of a call item's field, or `None` if the client could not
+    /// use them.
     fn action(self, arguments: &Arguments) -> Option<Value> {
         let is_text = |name: &str| arguments.get(name).is_some_and(Value::is_string);
         let are_texts = |name: &str| {
@@ -118,7 +120,8 @@ impl NativeTool {
         Some(action.into())
     }
 
-    /// Returns the text of a result's item, which is more than a text for the shell alone.
+    /// Returns the text of a result item that has no plain output: a shell's outputs, or the status
+    /// of a patch. Returns `None` for any other result.
     pub(super) fn output(self, item: &Value) -> Option<String> {
         match (self, &item["output"]) {
             (NativeTool::ApplyPatch, Value::Null) => Some(item["status"].as_str()?.to_owned()),
@@ -130,7 +133,8 @@ impl NativeTool {
     }
 }
 
-/// Returns the text of one command's output: what it printed, and how it failed.
+/// Returns the text of one command's output: its stdout, its stderr, and a line that reports a
+/// timeout or an exit code other than 0.
 fn shell_output(output: &Value) -> String {
     let outcome = &output["outcome"];
     let failure = match (outcome["type"].as_str(), outcome["exit_code"].as_i64()) {
@@ -144,7 +148,8 @@ fn shell_output(output: &Value) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The name that a model knows a tool of a namespace by.
+/// Returns the name of a tool as the model sees it. For a tool in a namespace, the name contains both
+/// names.
 pub(super) fn shown_name(namespace: Option<&str>, name: &str) -> String {
     match namespace.filter(|namespace| !namespace.is_empty()) {
         None => name.to_owned(),
@@ -153,10 +158,10 @@ pub(super) fn shown_name(namespace: Option<&str>, name: &str) -> String {
 }
 
 impl Tools {
-    /// Reads tools. Those that OpenAI hosts are left out, and counted.
+    /// Parses tools. Tools that OpenAI hosts are omitted and counted.
     ///
     /// # Errors
-    /// Names the first tool that cannot be used, and why.
+    /// Returns an error that names the first invalid or unsupported tool, and the reason.
     pub(super) fn read(gateway: &Gateway, tools: &[Value]) -> Result<Self, ApiError> {
         let mut read = Tools::default();
         for (at, tool) in tools.iter().enumerate() {
@@ -223,8 +228,8 @@ impl Tools {
         Ok(())
     }
 
-    /// Returns which tools may be called. Leaves only those in `specs` that a choice of type `allowed_tools`
-    /// names.
+    /// Returns the tool choice. If the choice is of type `allowed_tools`, removes all tools from
+    /// `specs` that it does not list.
     pub(super) fn choice(
         &self,
         value: Option<&Value>,
@@ -245,7 +250,7 @@ impl Tools {
             Some(value) if value["type"] == openai::ALLOWED_TOOLS => {
                 let mut choice = value.clone();
                 if let Some(listed) = choice["tools"].as_array_mut() {
-                    // The others are hosted, and were left out.
+                    // The removed entries are hosted tools, which are not in `specs`.
                     listed.retain(|tool| chosen(tool).is_some());
                 }
                 openai::allowed(specs, &choice, chosen)
@@ -258,11 +263,12 @@ impl Tools {
         }
     }
 
-    /// Returns a call as an item.
+    /// Returns a tool call as an item. `id` creates the id of the item from a prefix.
     pub(super) fn item(&self, call: &ToolCall, id: impl FnOnce(&str) -> String) -> CallItem {
         let shape = self.by_name.get(&call.name);
         let kind = shape.map_or(Kind::Function, |shape| shape.kind);
-        // A call with other arguments than its tool has comes as the call of a function, which loses nothing.
+        // A call whose arguments do not fit its tool becomes a function call, so that no argument is
+        // lost.
         let custom = tool_types::custom_input(&call.arguments).filter(|_| kind == Kind::Custom);
         let native = match kind {
             Kind::Native(native) => native.action(&call.arguments).map(|action| (native, action)),
@@ -293,15 +299,15 @@ impl Tools {
     }
 }
 
-/// A call as an item.
+/// A tool call as an item.
 pub(super) struct CallItem {
-    /// The item, complete.
+    /// The complete item.
     pub item: Value,
-    /// The field that holds the input, and the input, if that is a text which a stream sends by itself.
+    /// Field with the input and the input itself, if a stream sends the input in separate events.
     pub input: Option<(&'static str, String)>,
 }
 
-/// Returns the name, as the model is told it, of the tool that a choice names.
+/// Returns the name, as the model sees it, of the tool that a choice names.
 fn chosen(choice: &Value) -> Option<String> {
     let native = || choice["type"].as_str().and_then(NativeTool::named).map(NativeTool::name);
     Some(shown_name(choice["namespace"].as_str(), choice["name"].as_str().or_else(native)?))

@@ -1,4 +1,4 @@
-//! Answers in the shape of the Responses API.
+//! Responses in the format of the Responses API.
 
 use levade_policy::FinishReason;
 use levade_text::Piece;
@@ -14,13 +14,13 @@ use crate::openai;
 use levade_call::ApiError;
 use levade_call::{End, Event, Head, MessageTokens, Token};
 
-/// An error.
+/// Returns the body of an error.
 pub(super) fn fault(fault: &ApiError) -> Value {
     let mut body = openai::fault(fault);
     let error = &mut body["error"];
     match fault.param.as_deref() {
         Some("previous_response_id") => error["code"] = "previous_response_not_found".into(),
-        // Names that the fields have in other APIs.
+        // The Responses API has other names for these fields.
         Some("response_format") => error["param"] = "text.format".into(),
         Some("messages") => error["param"] = "input".into(),
         _ => {}
@@ -28,26 +28,27 @@ pub(super) fn fault(fault: &ApiError) -> Value {
     body
 }
 
-/// Kind of an item that text is added to.
+/// Type of an item that receives text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Open {
     Message,
     Thought,
 }
 
-/// Writes what comes of a call.
+/// Writer of responses in the format of the Responses API.
 pub(super) struct Writer {
     told: Told,
     recall: Recall,
-    /// Number of the next event.
+    /// Sequence number of the next event.
     sequence: u64,
-    /// Items that are complete.
+    /// Complete items.
     output: Vec<Value>,
-    /// Item that text is added to, and its text so far.
+    /// Current item and its text so far.
     open: Option<(Open, String)>,
-    /// Tokens of the message, for their log-probabilities.
+    /// Tokens of the message's text, for their log-probabilities.
     message: MessageTokens,
-    /// Log-probabilities that no event has told of yet, and those of the item that is open.
+    /// Log-probabilities that no event has reported yet. `logprobs` contains the log-probabilities of
+    /// the current item that events have reported.
     fresh: Vec<Value>,
     logprobs: Vec<Value>,
     end: Option<End>,
@@ -69,7 +70,7 @@ impl Writer {
         }
     }
 
-    /// Adds log-probabilities of tokens, if they are asked for.
+    /// Adds the log-probabilities of tokens, if the request asks for them.
     fn note(&mut self, tokens: &[Token]) {
         if let Some(chat) = &self.told.chat {
             let told = openai::Tokens { logprobs: true, ..Default::default() };
@@ -78,7 +79,7 @@ impl Writer {
         }
     }
 
-    /// An event, numbered.
+    /// Returns a frame for an event, with the next sequence number.
     fn tell(&mut self, kind: &str, fields: Value) -> String {
         let mut data = Map::new();
         data.insert("type".into(), kind.into());
@@ -90,7 +91,7 @@ impl Writer {
         frame(Some(kind), &data.into())
     }
 
-    /// An event about the item that is not complete.
+    /// Returns a frame for an event about the current item.
     fn about(
         &mut self,
         head: &Head,
@@ -113,7 +114,7 @@ impl Writer {
         item_id(kind, &head.id, self.output.len())
     }
 
-    /// The open item with this text.
+    /// Returns the current item with the text `text`.
     fn item(&self, head: &Head, open: Open, text: &str, status: &str) -> Value {
         let id = self.id(head, open);
         let is_new = status == "in_progress";
@@ -143,7 +144,7 @@ impl Writer {
         }
     }
 
-    /// Begins an item, where one of this kind is not open.
+    /// Returns the frames that start an item of type `open`, unless the current item has this type.
     fn begin_item(&mut self, head: &Head, open: Open) -> String {
         if self.open.as_ref().is_some_and(|(now, _)| *now == open) {
             return String::new();
@@ -166,7 +167,7 @@ impl Writer {
         frames
     }
 
-    /// Adds to the item that is open, or to a new one.
+    /// Appends a text to the current item, or to a new item if the current item has another type.
     fn add(&mut self, head: &Head, open: Open, text: &str) -> String {
         let mut frames = self.begin_item(head, open);
         if let Some((_, so_far)) = &mut self.open {
@@ -198,7 +199,7 @@ impl Writer {
         frames
     }
 
-    /// Completes the item that is open, if one is.
+    /// Completes the current item, if there is one.
     fn end_item(&mut self, head: &Head, status: &str) -> String {
         let Some((open, text)) = self.open.take() else { return String::new() };
         let mut frames = String::new();
@@ -280,7 +281,7 @@ impl Writer {
         }
     }
 
-    /// Completes the output: a reply of nothing is a message of no text.
+    /// Completes the output. An empty completion becomes a message with an empty text.
     fn ended(&mut self, head: &Head, end: &End) -> String {
         let mut frames = String::new();
         if self.output.is_empty() && self.open.is_none() {
@@ -292,7 +293,7 @@ impl Writer {
         frames
     }
 
-    /// The response as far as it has come; `error` is what it failed with.
+    /// Returns the response so far. `error` is the error if the call failed.
     fn response(&self, head: &Head, error: Option<Value>) -> Value {
         let end = self.end.as_ref().filter(|_| error.is_none());
         let status = match (end, &error) {
@@ -320,7 +321,7 @@ impl Writer {
         body
     }
 
-    /// The whole response, which is remembered where it may be.
+    /// Returns the complete response, and stores it if the request permits storage.
     fn finished(&mut self, head: &Head) -> Value {
         let body = self.response(head, None);
         if let Some(end) = self.end.as_ref().filter(|_| self.told.store) {
@@ -337,7 +338,7 @@ impl Writer {
     }
 }
 
-/// Gives ids to those items of an input that have none.
+/// Assigns ids to the input items that have no id.
 fn named(items: &[Value], head: &Head) -> Vec<Value> {
     let name = |(at, item): (usize, &Value)| {
         let mut item = item.clone();
@@ -365,7 +366,7 @@ fn summary_text(text: &str) -> Value {
     json!({ "type": "summary_text", "text": text })
 }
 
-/// Whether a reply was cut off.
+/// Returns whether a completion ended before the model stopped: it was truncated or aborted.
 fn cut(end: &End) -> bool {
     !matches!(end.finish, FinishReason::StopId | FinishReason::StopString)
 }

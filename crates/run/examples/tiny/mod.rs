@@ -8,7 +8,7 @@ use levade_model::{ModelConfig, SpecialTokens, write_json, write_tokenizer_confi
 use levade_recipe::Recipe;
 use levade_text::testing::{END_OF_TEXT, IM_END, VOCABULARY, tiny_chat};
 
-/// Recipe of one step that imitates demonstrations and four that reinforce.
+/// Recipe with one step of supervised fine-tuning and four steps of reinforcement learning.
 const RECIPE: &str = r#"
 [run]
 name = "tiny"
@@ -51,7 +51,8 @@ group_size = 3
 learning_rate = 1e-3
 "#;
 
-/// Writes the model below `dir`, and returns the recipe of a run in `dir`/`name`, with changed keys.
+/// Writes the model to `dir`/model, and returns the recipe of a run in `dir`/`name` with the changed
+/// keys.
 pub fn recipe(dir: &Path, name: &str, changes: &[&str]) -> anyhow::Result<Recipe> {
     write_model(&dir.join("model"))?;
     let file = dir.join("recipe.toml");
@@ -61,7 +62,7 @@ pub fn recipe(dir: &Path, name: &str, changes: &[&str]) -> anyhow::Result<Recipe
     Ok(Recipe::load(&file, &changes.collect::<Result<Vec<_>, _>>()?)?)
 }
 
-/// Writes a model in the layout of Hugging Face, of one token for each byte.
+/// Writes a model in the layout of Hugging Face, with one token per byte.
 fn write_model(dir: &Path) -> anyhow::Result<()> {
     let eos = vec![IM_END, END_OF_TEXT];
     let config = ModelConfig { vocabulary: VOCABULARY, context: 640, bos: None, eos, ..tiny_config() };

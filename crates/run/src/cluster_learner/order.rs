@@ -1,8 +1,9 @@
-//! Files through which the machines of a group find each other: in the folder of the run, which all of them
-//! reach.
+//! Files through which the nodes of a learner find each other. They are in the run directory, which
+//! all nodes share.
 //!
-//! The first machine writes an order for every start of the group; each other one follows the newest. One
-//! whose processes have ended says so, and the first machine then starts the group anew.
+//! For every start of the learner, the first node writes an order. All other nodes follow the newest
+//! order. If the processes of a node exit, the node reports this in a file, and the first node then
+//! starts the whole learner again.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,60 +11,60 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-/// The order of the newest start.
+/// File with the order of the newest start.
 const ORDER: &str = "group.json";
-/// Says that the run is over.
+/// File that marks the run as finished.
 const OVER: &str = "over";
-/// Stands for the number of the machine in a command.
+/// Placeholder for the node's rank in a command.
 const NODE: &str = "{node}";
 
-/// One start of a group.
+/// The order for one start of a learner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
     /// Random name of the start.
     pub start: String,
-    /// Command of a machine; `{node}` stands for its number.
+    /// Command of a node. `{node}` stands for the node's rank.
     pub command: Vec<String>,
-    /// Variables of its environment, none of them secret.
+    /// Environment variables and their values, none of them secret.
     pub variables: Vec<(String, String)>,
-    /// Names of variables that are passed on where they are set.
+    /// Names of environment variables that each node passes on if they are set.
     pub environment: Vec<String>,
-    /// Machines.
+    /// Number of nodes.
     pub nodes: u32,
-    /// Longest wait for the next start, in seconds.
+    /// Timeout for the next start, in seconds.
     pub patience: f64,
 }
 
 impl Order {
-    /// The command of a machine.
+    /// Returns the command of a node.
     pub fn of_node(&self, node: u32) -> Vec<String> {
         self.command.iter().map(|word| if word == NODE { node.to_string() } else { word.clone() }).collect()
     }
 
-    /// The whole environment of a machine's processes.
+    /// Returns the complete environment of a node's processes.
     pub fn whole_environment(&self) -> Vec<(String, String)> {
         let mut all = levade_policy::environment::passed(&self.environment);
         all.extend(self.variables.iter().cloned());
         all
     }
 
-    /// The word that stands for the number of a machine.
+    /// Returns the placeholder for the node's rank.
     pub fn node() -> String {
         NODE.into()
     }
 
-    /// Writes it, so that it is whole or not there.
+    /// Writes the order atomically, so that readers see the complete order or none.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         let half = folder.join(format!("{ORDER}.half"));
         std::fs::write(&half, serde_json::to_vec_pretty(self)?)?;
         std::fs::rename(half, folder.join(ORDER))
     }
 
-    /// The newest one, if any.
+    /// Returns the newest order, or `None` if there is none.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Returns an error if the order cannot be read.
     pub fn read(folder: &Path) -> io::Result<Option<Self>> {
         match std::fs::read(folder.join(ORDER)) {
             Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
@@ -73,7 +74,7 @@ impl Order {
     }
 }
 
-/// Makes the folder ready for another start: nothing of earlier ones stands there any more.
+/// Prepares the directory for another start: removes the files of earlier starts.
 pub fn clear(folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     for entry in std::fs::read_dir(folder)? {
@@ -90,12 +91,12 @@ fn left(folder: &Path, start: &str, node: u32) -> PathBuf {
     folder.join(format!("left-{start}-{node}"))
 }
 
-/// Says that the processes of a machine have ended, and how.
+/// Reports that the processes of a node have exited, and how.
 pub fn leave(folder: &Path, start: &str, node: u32, how: &str) -> io::Result<()> {
     std::fs::write(left(folder, start, node), how)
 }
 
-/// How the processes of another machine ended, once those of one have.
+/// Returns how the processes of another node exited, or `None` if all are running.
 pub fn has_left(folder: &Path, order: &Order) -> Option<String> {
     (1..order.nodes).find_map(|node| {
         let how = std::fs::read_to_string(left(folder, &order.start, node)).ok()?;
@@ -107,24 +108,24 @@ fn taken(folder: &Path, node: u32) -> PathBuf {
     folder.join(format!("taken-{node}"))
 }
 
-/// Takes the part of a machine, under a name that nobody else has. Whoever had it before is cut off, lost or
-/// late, and leaves it.
+/// Claims the role of a node under a unique name. A process that had the role before, which is
+/// disconnected or late, then gives it up.
 pub fn take(folder: &Path, node: u32, name: &str) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     std::fs::write(taken(folder, node), name)
 }
 
-/// Whether somebody else has taken the part of a machine since.
+/// Returns whether another process has claimed the role of a node since.
 pub fn is_taken(folder: &Path, node: u32, name: &str) -> bool {
     std::fs::read_to_string(taken(folder, node)).is_ok_and(|now| !now.is_empty() && now != name)
 }
 
-/// Says that the run is over.
+/// Marks the run as finished.
 pub fn end(folder: &Path) -> io::Result<()> {
     if folder.is_dir() { std::fs::write(folder.join(OVER), "") } else { Ok(()) }
 }
 
-/// When the run was said to be over, if it is.
+/// Returns when the run was marked as finished, or `None` if it was not.
 pub fn over(folder: &Path) -> Option<SystemTime> {
     std::fs::metadata(folder.join(OVER)).and_then(|found| found.modified()).ok()
 }
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_follow_the_newest_order() {
+    fn nodes_follow_newest_order() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("learner");
         clear(&folder).unwrap();

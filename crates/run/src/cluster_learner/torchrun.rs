@@ -1,5 +1,5 @@
-//! A group of `levade_torch` under torchrun, which lives as long as the run: kill this process, and it
-//! ends.
+//! Processes of `levade_torch` under torchrun. They exit with the run, even if this process is
+//! killed.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -22,33 +22,33 @@ use super::order::{self, Order};
 use super::{FOLDER, Wants};
 use crate::{child, gpus};
 
-/// The file in which rank 0 says where it listens.
+/// File into which rank 0 writes the address on which it listens.
 const PORT: &str = "port";
-/// The environment variable in which it finds its token.
+/// Environment variable from which rank 0 reads its token.
 pub const TOKEN: &str = "LEVADE_LEARNER_TOKEN";
-/// How often files are looked at.
+/// Interval at which files are polled.
 const LOOK: Duration = Duration::from_millis(200);
-/// Bytes of the end of a log that are looked at for the reason why processes ended.
+/// Number of bytes at the end of a log that are searched for the reason why processes exited.
 const END_OF_LOG: u64 = 16 << 10;
-/// The name by which other machines reach this one.
+/// Environment variable with the name or address by which other nodes reach this node.
 pub const HEAD: &str = "LEVADE_HEAD";
 
-/// A group that listens.
+/// A running learner that accepts connections.
 pub struct Group {
-    /// Address at which its first process serves.
+    /// URL at which rank 0 serves.
     pub url: String,
-    /// Token that it asks for.
+    /// Token that requests to the learner must have.
     pub token: String,
-    /// Handle that ends the processes when it is dropped.
+    /// Handle that stops the processes when it is dropped.
     pub processes: Processes,
-    /// Ends once the processes are gone.
+    /// Task that ends once the processes have exited.
     pub gone: JoinHandle<()>,
 }
 
-/// Starts the processes of a group, on this machine, and gives those on others their order.
+/// Starts the processes of a learner on this node, and writes the order for the other nodes.
 ///
 /// # Errors
-/// When they cannot be started, end at once, or do not listen in time.
+/// Returns an error if the processes cannot be started, exit early, or do not listen in time.
 pub async fn start(
     keys: &TorchKeys,
     recipe: &Recipe,
@@ -71,7 +71,7 @@ pub async fn start(
         start: random()?[..12].to_owned(),
         command: command(keys, recipe, root, model, wants, (&head, child::free_port(Ipv4Addr::UNSPECIFIED)?)),
         variables: variables(keys),
-        // By name: each machine has GPUs of its own.
+        // Pass these by name, because each node has its own GPUs.
         environment: gpus::with_visible(&keys.environment),
         nodes: keys.nodes,
         patience: keys.start_seconds,
@@ -99,10 +99,10 @@ pub async fn start(
     Ok(Group { url, token, processes: Processes { ended, held: Box::new(held) }, gone })
 }
 
-/// Starts the processes of a machine; their log goes on where it is.
+/// Starts the processes of a node. Their log is appended to.
 ///
 /// # Errors
-/// When they cannot be started, or the log cannot be written.
+/// Returns an error if the processes cannot be started, or if the log cannot be written.
 pub async fn serve(
     order: &Order,
     node: u32,
@@ -116,7 +116,7 @@ pub async fn serve(
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
 
-/// The command of a machine of the group.
+/// Returns the command of a node.
 fn command(
     keys: &TorchKeys,
     recipe: &Recipe,
@@ -133,7 +133,7 @@ fn command(
     add("--node-rank", &Order::node());
     add("--master-addr", &head);
     add("--master-port", &master);
-    // The group is restarted as a whole, from a checkpoint, by the run.
+    // The run restarts the whole learner from a checkpoint, so torchrun must not restart it.
     add("--max-restarts", &0);
     add("-m", &"levade_torch");
     add("--model", &model.display());
@@ -142,10 +142,10 @@ fn command(
     add("--port-file", &root.join(FOLDER).join(PORT).display());
     add("--device", if keys.gpus > 0 { &"cuda" } else { &"cpu" });
     add("--dtype", &keys.dtype);
-    // Samplers take the weights as they compute with them.
+    // Samplers receive the weights in the precision that they compute with.
     add("--export-dtype", &recipe.engine.precision);
     add("--threads", &keys.threads.max(1));
-    // Ranks that wait for one that is gone say so themselves, before they are given up.
+    // Ranks that wait for a failed rank report this themselves before the call times out.
     add("--collective-seconds", &(0.8 * keys.call_seconds));
     for (flag, size) in [("--tp", keys.tp), ("--cp", keys.cp), ("--ep", keys.ep), ("--pp", keys.pp)] {
         add(flag, &size);
@@ -167,11 +167,11 @@ fn command(
 
 fn variables(keys: &TorchKeys) -> Vec<(String, String)> {
     let threads = keys.threads.max(1).to_string();
-    // Written as it comes, for whoever watches the log.
+    // Unbuffered, so that the log can be followed.
     vec![("OMP_NUM_THREADS".into(), threads), ("PYTHONUNBUFFERED".into(), "1".into())]
 }
 
-/// Waits until rank 0 says where it listens.
+/// Waits until rank 0 reports the address on which it listens. Returns its URL.
 async fn listens(kept: &mut Child, port: &Path, log: &Path, longest: Duration) -> anyhow::Result<String> {
     let mut watch = Stopwatch::start();
     loop {
@@ -196,7 +196,7 @@ async fn listens(kept: &mut Child, port: &Path, log: &Path, longest: Duration) -
     }
 }
 
-/// How the processes of another machine ended.
+/// Waits until the processes of another node exit. Returns how they exited.
 async fn others(folder: &Path, order: &Order) -> String {
     loop {
         if let Some(how) = order::has_left(folder, order) {
@@ -206,11 +206,12 @@ async fn others(folder: &Path, order: &Order) -> String {
     }
 }
 
-/// The line of a log that is most likely to say why its processes ended, and where there is more.
+/// Returns the line of a log that most likely contains the reason for an exit, with the path of the
+/// log.
 pub fn last_words(log: &Path) -> String {
     let end = child::end_of(log, END_OF_LOG);
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
-    // Of torchrun's own summary nothing says why, nor does what a rank says of itself while all is well.
+    // Neither torchrun's summary nor the status lines of a healthy rank contain the reason.
     let passing = ["ChildFailedError", "SignalException", "levade_torch: listens", "levade_torch: ready"];
     let says_why = |line: &&str| {
         let starts = ["levade_torch:", "error:"].iter().any(|start| line.starts_with(start));
@@ -230,14 +231,14 @@ pub fn last_words(log: &Path) -> String {
     }
 }
 
-/// 256 random bits, in hexadecimal digits.
+/// Returns 256 random bits as hexadecimal digits.
 pub fn random() -> io::Result<String> {
     let mut bytes = [0u8; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The log of a machine's processes; the run's own machine is 0.
+/// Returns the path of the log of a node's processes. The run's own node is 0.
 pub fn log_of(root: &Path, node: u32) -> PathBuf {
     root.join(FOLDER).join(format!("node-{node}.log"))
 }
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reason_is_found_in_a_log() {
+    fn last_words_finds_reason_in_log() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         assert!(last_words(&log).starts_with("nothing was printed"));
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_differ() {
+    fn random_tokens_are_distinct() {
         let (one, other) = (random().unwrap(), random().unwrap());
         assert!(one.len() == 64 && one != other);
     }

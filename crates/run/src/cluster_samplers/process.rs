@@ -1,5 +1,5 @@
-//! Servers that a run starts: each under a supervisor, so that none outlives it, and started again when it
-//! dies.
+//! Servers that a run starts. Each runs under a supervisor, so that it exits with the run, and is
+//! restarted if it exits unexpectedly.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -19,35 +19,38 @@ use super::{Wants, dtype};
 use crate::failure::unusable;
 use crate::{child, display, gpus};
 
-/// The name of the model at servers that are started.
+/// Name of the model at started servers.
 const SERVED: &str = "levade";
-/// A server that has run for so long has begun well: what ends it then is no fault of its arguments.
+/// Running time after which a server counts as started successfully, so that its arguments are not
+/// the reason for a later exit.
 const SETTLED: Duration = Duration::from_secs(5 * 60);
-/// Longest wait before one that dies again and again is started again.
+/// Maximum wait before a server that exits repeatedly is started again.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// Bytes of the end of a log that are looked at for the reason why a server died,
+/// Number of bytes at the end of a log that are searched for the reason why a server exited.
 const END_OF_LOG: u64 = 64 << 10;
-/// and lines of it that are shown.
+/// Maximum number of log lines that are shown.
 const LINES: usize = 8;
 
-/// A server to start.
+/// Specification of a server to start.
 #[derive(Debug, Clone)]
 pub(super) struct Spec {
     /// Name in messages.
     pub name: String,
-    /// Address of the server.
+    /// URL of the server.
     pub url: String,
-    /// The file that takes what it prints.
+    /// Log file for the server's output.
     pub log: PathBuf,
     launch: Launch,
 }
 
 impl Spec {
-    /// The server of this number, from 0, with a model's folder; one that is sent weights over `backend`,
-    /// where it is given, and sleeps where devices are shared.
+    /// Creates the specification of server `number`, counted from 0, for the model in the directory
+    /// `model`. If `backend` is set, the server receives weights over this backend. If devices are
+    /// colocated, the server can sleep.
     ///
     /// # Errors
-    /// When no port is free, there are too few GPUs, or the folder of the run cannot be written.
+    /// Returns an error if no port is free, if there are too few GPUs, or if the run directory cannot
+    /// be written.
     pub fn new(
         samplers: &SamplersKeys,
         wants: &Wants<'_>,
@@ -98,7 +101,7 @@ impl Spec {
                     add(&["--tensor-parallel-size", &text(&keys.gpus)]);
                 }
                 if let Some(lora) = wants.lora {
-                    // The new one is loaded before the old one is dropped.
+                    // Two, because the new adapter is loaded before the old one is unloaded.
                     add(&["--enable-lora", "--max-loras", "2", "--max-lora-rank", &text(&lora.rank.max(8))]);
                 }
             }
@@ -150,7 +153,7 @@ impl Spec {
     }
 }
 
-/// A server that is looked after, until this is dropped: then it ends.
+/// A supervised server. The server is stopped when this is dropped.
 pub(super) struct Process {
     lives: watch::Receiver<bool>,
     died: Arc<Mutex<Option<String>>>,
@@ -158,8 +161,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a server, and again whenever it dies. One that has its devices by turns is started while `may`
-    /// says that this is its turn. What comes beside it ends once the server is gone for good.
+    /// Starts a server, and restarts it whenever it exits. If devices are colocated, the server
+    /// starts only while `may` is true. The returned task ends once the server has exited for good.
     pub fn start(
         spec: Spec,
         supervisor: Supervisor,
@@ -172,19 +175,20 @@ impl Process {
         (Process { lives: watched, died, _held: held }, gone)
     }
 
-    /// Says whether there is a process.
+    /// Returns a receiver that contains whether the server's process is running.
     pub fn lives(&self) -> watch::Receiver<bool> {
         self.lives.clone()
     }
 
-    /// Why it died before it had run for a while, where it did.
+    /// Returns why the server exited soon after its start, or `None` if it did not.
     pub fn died_at_start(&self) -> Option<String> {
         self.died.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Waits until a server may be started, and takes note of that: of whoever ends the turn at this moment, one
-/// finds the other out. Returns `false` where it never will be.
+/// Waits until a server may start, and marks it as running. Checks `may` again after marking: if the
+/// devices are taken away at the same moment, either this function or the other side notices. Returns
+/// `false` if the server can never start, because the sender of `may` was dropped.
 async fn begins(may: &mut Option<watch::Receiver<bool>>, lives: &watch::Sender<bool>) -> bool {
     loop {
         if let Some(may) = may
@@ -200,7 +204,7 @@ async fn begins(may: &mut Option<watch::Receiver<bool>>, lives: &watch::Sender<b
     }
 }
 
-/// Looks after a server until `dropped` ends, and returns once the server is gone.
+/// Runs a server until `dropped` completes, and returns once the server has exited.
 async fn keep(
     spec: Spec,
     supervisor: Supervisor,
@@ -252,7 +256,7 @@ async fn keep(
     }
 }
 
-/// The last lines of a log that are not blank.
+/// Returns the last non-blank lines of a log.
 fn last_lines(log: &Path) -> String {
     let text = child::end_of(log, END_OF_LOG);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -264,7 +268,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_server_begins_in_its_turn_alone() {
+    async fn server_starts_only_while_devices_are_handed_over() {
         let (turn, may) = watch::channel(false);
         let (lives, watched) = watch::channel(false);
         let begun = tokio::spawn(async move { begins(&mut Some(may), &lives).await });
@@ -272,7 +276,7 @@ mod tests {
         assert!(!begun.is_finished() && !*watched.borrow());
         turn.send_replace(true);
         assert!(tokio::time::timeout(LONGEST_WAIT, begun).await.unwrap().unwrap());
-        // Nobody has turns any more: it is not started again.
+        // The sender is dropped, so the server never starts again.
         let (turn, may) = watch::channel(false);
         drop(turn);
         assert!(!begins(&mut Some(may), &watch::channel(false).0).await);
@@ -280,10 +284,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_nobody_holds_is_gone_once_its_supervisor_says_so() {
+    async fn dropped_server_task_ends_after_supervisor_exits() {
         let folder = tempfile::tempdir().unwrap();
         let mark = folder.path().join("gone");
-        // In place of a supervisor: a program that takes its time to end.
+        // Replaces the supervisor by a program that exits slowly.
         let slow = format!("read order; cat; sleep 0.5; echo > '{}'", mark.display());
         let supervisor = Supervisor(vec!["sh".into(), "-c".into(), slow]);
         let spec = Spec {

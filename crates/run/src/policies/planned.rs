@@ -1,5 +1,5 @@
-//! The models of a recipe, opened but not started: what they are, and the memory that their engines will
-//! take.
+//! The models of a recipe, opened but not started: their descriptions, and the memory that their
+//! engines will take.
 
 use std::fmt::Write as _;
 
@@ -12,24 +12,25 @@ use crate::failure::unusable;
 use crate::host::Host;
 use crate::model;
 
-/// Smallest values of `model.context` and `engine.micro_batch_tokens` that an error proposes, in tokens.
+/// Minimum values of `model.context` and `engine.micro_batch_tokens` that an error proposes, in
+/// tokens.
 const MIN_PROPOSED: usize = 128;
 
-/// The models of a recipe, opened and not started.
+/// Models of a recipe that are opened but not started.
 pub struct Planned(Vec<Model>);
 
 /// Memory of one engine of a run.
 pub struct EnginePlan {
-    /// Part of the policy beside its own engine, `reference` or `critic`; empty for that engine.
+    /// Role of the engine: `reference`, `critic`, or empty for the policy's own engine.
     pub what: &'static str,
     /// Bytes by purpose.
     pub plan: MemoryPlan,
-    /// Bytes that the engines of the models before leave.
+    /// Bytes that the engines of earlier models leave.
     left: u64,
 }
 
 impl Planned {
-    /// Opens the models, and fetches those that are not on this machine.
+    /// Opens the models. Fetches models that are not on this machine.
     ///
     /// # Errors
     /// Returns an error if a model cannot be fetched or read.
@@ -44,7 +45,7 @@ impl Planned {
         self.0
     }
 
-    /// Returns the source of each model with a description of it.
+    /// Returns the source and a description of each model.
     pub fn described(&self) -> impl Iterator<Item = (&str, String)> {
         self.0.iter().map(|model| (model.keys.source.as_str(), model::describe(&model.found.files)))
     }
@@ -55,7 +56,7 @@ impl Planned {
         self.0.iter().find(is_of).map(|model| &model.found.files)
     }
 
-    /// Returns the longest sequence that every model takes, in tokens.
+    /// Returns the maximum sequence length that every model supports, in tokens.
     pub fn context(&self) -> usize {
         let of = |model: &Model| model.keys.context.unwrap_or(model.found.files.config.context);
         self.0.iter().map(of).min().unwrap_or(0)
@@ -64,8 +65,8 @@ impl Planned {
     /// Returns the memory that each engine of a run will take.
     ///
     /// # Errors
-    /// Returns an error if options do not fit a model. If memory does not suffice, the error names values
-    /// of the recipe's keys with which the run would fit.
+    /// Returns an error if the options do not fit a model. If the memory does not suffice, the error
+    /// proposes values of recipe keys with which the run fits.
     pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
         let plans = self.plans(recipe, None)?;
         if fit(&plans) {
@@ -96,8 +97,9 @@ impl Planned {
         Err(unusable(text))
     }
 
-    /// Returns the largest values of `model.context` and `engine.micro_batch_tokens`, halved until the
-    /// run fits: each key alone, or else both.
+    /// Returns the largest values of `model.context` and `engine.micro_batch_tokens` with which the
+    /// run fits, found by halving. Proposes each key by itself if that suffices, otherwise both
+    /// together.
     fn smaller(&self, recipe: &Recipe) -> Vec<String> {
         let context = self.context();
         let halves = |from: usize| {
@@ -127,8 +129,8 @@ impl Planned {
         both.into_iter().collect()
     }
 
-    /// Returns the least `engine.memory_mb` with which the run fits, or `None` if the machine has too
-    /// little.
+    /// Returns the minimum `engine.memory_mb` with which the run fits, or `None` if no larger value
+    /// is available on this machine.
     fn least_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
         let fits = |memory_mb: usize| {
             let mut changed = recipe.clone();
@@ -147,8 +149,8 @@ impl Planned {
         Some(enough)
     }
 
-    /// Returns the memory that each engine of a run would take, whether or not there is so much.
-    /// `context` replaces that of every model.
+    /// Returns the memory that each engine of a run would take, whether or not it is available.
+    /// `context` replaces the context of every model.
     ///
     /// # Errors
     /// Returns an error if options do not fit a model.
@@ -165,7 +167,7 @@ impl Planned {
             if !over_base.is_empty() {
                 all.push(("", model.base_options(recipe, &over_base, context)));
             }
-            // The engines of a model are not there for the models after it.
+            // The memory of a model's engines is not available to later models.
             let taken: u64 = plans.iter().map(|one| one.plan.total()).sum();
             for (what, options) in all {
                 let plan = Engine::plan(&model.found.files.config, &options)?;
@@ -176,7 +178,7 @@ impl Planned {
     }
 }
 
-/// Returns whether every engine fits into the memory that it may take.
+/// Returns whether every engine fits into its available memory.
 fn fit(plans: &[EnginePlan]) -> bool {
     plans.iter().all(|EnginePlan { plan, left, .. }| plan.total() <= *left)
 }
