@@ -6,6 +6,7 @@ use levade_recipe::{Override, Recipe};
 use levade_run::dir::{RECIPE, RunDir};
 
 use crate::failure::unusable;
+use crate::new::example;
 
 /// Reads a recipe from a TOML file, or from a directory that contains `recipe.toml`.
 ///
@@ -47,8 +48,11 @@ pub fn sets(overrides: &[Override], table: &str, key: &str) -> bool {
 
 fn file(path: &Path) -> anyhow::Result<PathBuf> {
     if !path.exists() {
+        let name = path.file_name().and_then(|name| name.to_str()).filter(|name| example::exists(name));
+        let hint =
+            name.map_or(String::new(), |name| format!("; `levade new example {name}` writes the example"));
         return Err(unusable(format!(
-            "{} does not exist; give a recipe's TOML file, or a folder that holds recipe.toml",
+            "{} does not exist; give a recipe's TOML file, or a folder that holds recipe.toml{hint}",
             path.display()
         )));
     }

@@ -1,6 +1,7 @@
 //! Implements `levade new`, which writes an initial recipe from a few answers.
 
 mod ask;
+pub mod example;
 mod fitting;
 mod text;
 
@@ -30,6 +31,7 @@ pub struct Args {
 #[derive(Subcommand)]
 enum What {
     Recipe(RecipeArgs),
+    Example(example::ExampleArgs),
 }
 
 /// Write a recipe that runs unchanged, with a comment at each key
@@ -140,6 +142,7 @@ const CONTEXT: usize = 2048;
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.what {
         What::Recipe(args) => write(args),
+        What::Example(args) => example::main(args),
     }
 }
 

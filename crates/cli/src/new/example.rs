@@ -1,0 +1,154 @@
+//! `levade new example`: writes one of the recipes of Levade's repository, which the binary carries.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+use crate::failure::unusable;
+use crate::screen;
+
+/// Write an example recipe of Levade's repository with its files
+///
+/// Without a name, lists the examples. Existing files are not overwritten.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  levade new example
+  levade new example calculator
+  levade new example sql agents/sql")]
+pub struct ExampleArgs {
+    /// Name of the example
+    name: Option<String>,
+
+    /// Directory to write [default: recipes/NAME]
+    folder: Option<PathBuf>,
+}
+
+/// A recipe that the binary carries.
+struct Example {
+    name: &'static str,
+    /// Names and contents.
+    files: &'static [(&'static str, &'static str)],
+}
+
+macro_rules! example {
+    ($name:literal, $($file:literal),+) => {
+        Example {
+            name: $name,
+            files: &[$(($file, include_str!(concat!("../../../../recipes/", $name, "/", $file)))),+],
+        }
+    };
+}
+
+const EXAMPLES: &[Example] = &[
+    example!("bring-your-own-agent", "README.md", "agent.py", "recipe.toml"),
+    example!("calc-x", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
+    example!("calculator", "README.md", "recipe.toml"),
+    example!("gsm8k", "README.md", "recipe.toml"),
+    example!("langgraph-agent", "README.md", "agent.py", "recipe.toml"),
+    example!("mcp", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
+    example!("reasoning-gym", "README.md", "recipe-7b.toml", "recipe.toml"),
+    example!("retool", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
+    example!("search-r1", "README.md", "prepare.py", "recipe-7b.toml", "recipe.toml"),
+    example!("sql", "README.md", "agent.py", "prepare.py", "recipe-7b.toml", "recipe.toml"),
+    example!("typescript-agent", "README.md", "agent.ts", "package.json", "recipe.toml"),
+    example!("verifiers", "README.md", "recipe-7b.toml", "recipe.toml"),
+];
+
+/// Writes the example that is named, or lists all.
+///
+/// # Errors
+/// Returns an error if there is no such example, a file exists already, or a file cannot be written.
+pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
+    let Some(name) = args.name else {
+        for example in EXAMPLES {
+            screen::say(&format!("{:<22}{}", example.name, example.summary()));
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let example = find(&name).ok_or_else(|| {
+        let names: Vec<_> = EXAMPLES.iter().map(|example| example.name).collect();
+        unusable(format!("there is no example {name:?}; the examples are {}", names.join(", ")))
+    })?;
+    let folder = args.folder.unwrap_or_else(|| Path::new("recipes").join(example.name));
+    let paths: Vec<_> = example.files.iter().map(|(file, _)| folder.join(file)).collect();
+    if let Some(path) = paths.iter().find(|path| path.exists()) {
+        return Err(unusable(format!("{} exists; name another directory", path.display())));
+    }
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for (path, (_, text)) in paths.iter().zip(example.files) {
+        // Relative links would lead nowhere from here.
+        let text = text
+            .replace("](../../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/"))
+            .replace("](../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/recipes/"));
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        screen::say(&format!("wrote {}", screen::path(path)));
+    }
+    let shown = screen::quoted(&folder.display());
+    screen::say(&format!("\nread      {shown}/README.md\ntrain     levade train {shown}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns whether an example has this name.
+pub fn exists(name: &str) -> bool {
+    find(name).is_some()
+}
+
+fn find(name: &str) -> Option<&'static Example> {
+    EXAMPLES.iter().find(|example| example.name == name)
+}
+
+impl Example {
+    /// Returns the comment that opens the recipe.
+    fn summary(&self) -> &'static str {
+        let recipe = self.files.iter().find(|(file, _)| *file == "recipe.toml");
+        let first = recipe.and_then(|(_, text)| text.lines().next());
+        first.and_then(|line| line.strip_prefix("# ")).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files that git ignores may lie beside the recipes.
+    const KINDS: [&str; 5] = ["md", "toml", "py", "ts", "json"];
+
+    #[test]
+    fn examples_are_all_files_of_the_recipes_directory() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+        let directories = std::fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path());
+        let names: Vec<_> = directories.filter(|path| path.is_dir()).collect();
+        assert_eq!(names.len(), EXAMPLES.len());
+        for directory in names {
+            let example = find(directory.file_name().unwrap().to_str().unwrap()).unwrap();
+            let files = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
+            let mut names: Vec<_> = files
+                .filter(|path| path.extension().is_some_and(|kind| KINDS.contains(&kind.to_str().unwrap())))
+                .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+                .collect();
+            names.sort();
+            let embedded: Vec<_> = example.files.iter().map(|(file, _)| (*file).to_owned()).collect();
+            assert_eq!(embedded, names);
+        }
+    }
+
+    #[test]
+    fn example_summary_is_one_sentence_in_every_recipe() {
+        for example in EXAMPLES {
+            assert!(example.summary().ends_with('.'), "{}: {:?}", example.name, example.summary());
+        }
+    }
+
+    #[test]
+    fn example_is_not_written_over_existing_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = || ExampleArgs { name: Some("sql".into()), folder: Some(folder.path().into()) };
+        main(args()).unwrap();
+        let readme = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
+        assert!(!readme.contains("](../"), "a relative link leads nowhere: {readme}");
+        let recipe = folder.path().join("recipe.toml");
+        levade_recipe::Recipe::load(&recipe, &[]).unwrap();
+        assert!(main(args()).unwrap_err().to_string().contains("exists; name another directory"));
+    }
+}
