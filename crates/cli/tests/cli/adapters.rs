@@ -94,6 +94,25 @@ fn its_base_can_be_named(place: &Place, checkpoint: &Path, reply: &str) {
     let output = chat(&["--base", "model"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stdout(&output), reply);
+    directory_with_recipe_needs_no_option(place, &folder, reply);
+}
+
+/// Asserts that `chat` reads the recipe in the directory of an adapter, as a package contains it, and
+/// rejects that recipe if it defines tools.
+fn directory_with_recipe_needs_no_option(place: &Place, folder: &Path, reply: &str) {
+    let recipe = fs::read_to_string(place.path("recipe.toml")).unwrap();
+    let chat = |recipe: &str| {
+        fs::write(folder.join("recipe.toml"), recipe).unwrap();
+        let chat = ["chat", "moved", "--base", "model"];
+        place.levade().args(chat).write_stdin("What is 1 + 2?\n").output().unwrap()
+    };
+    let output = chat(&recipe);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stdout(&output), reply);
+    let rejected =
+        chat(&format!("{recipe}\n[[tool]]\nname = \"t\"\nkind = \"command\"\ncommand = [\"true\"]\n"));
+    assert_eq!(rejected.status.code(), Some(2));
+    assert!(stderr(&rejected).contains("--recipe"), "{}", stderr(&rejected));
 }
 
 #[test]

