@@ -17,14 +17,8 @@ impl Key {
     /// Creates a random key for the attempt named `attempt`.
     pub(crate) fn new(attempt: &str) -> Self {
         let mut random = [0u8; 16];
-        let mut filled = 0;
-        while filled < random.len() {
-            match rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty()) {
-                Ok(count) => filled += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => panic!("the system has no random numbers: {error}"),
-            }
-        }
+        getrandom::fill(&mut random)
+            .unwrap_or_else(|error| panic!("the operating system returned no random bytes: {error}"));
         let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         let text = format!("{PREFIX}{attempt}-{secret}");
         let hash = hash(&text);

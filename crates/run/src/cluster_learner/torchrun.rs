@@ -2,8 +2,8 @@
 //! killed.
 
 use std::fmt::Display;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -234,7 +234,7 @@ pub fn last_words(log: &Path) -> String {
 /// Returns 256 random bits as hexadecimal digits.
 pub fn random() -> io::Result<String> {
     let mut bytes = [0u8; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    getrandom::fill(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
