@@ -49,6 +49,8 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         match status.code() {
             Some(code @ (0 | 2)) => return Ok(ExitCode::from(code as u8)),
             Some(code) if code == i32::from(INTERRUPTED) => return Ok(ExitCode::from(INTERRUPTED)),
+            // The run failed while it stopped, for example because a checkpoint could not be written.
+            Some(1) if asked => return Ok(ExitCode::FAILURE),
             _ if asked => return Ok(ExitCode::from(INTERRUPTED)),
             _ => {}
         }

@@ -155,11 +155,13 @@ fn one(
     }
     let place = (at, count);
     let mut params = of(request.sampling_params.as_ref(), "sampling_params", place)?.unwrap_or_default();
-    let flag = |params: &mut Map<String, Value>, name: &str, default| {
-        params.remove(name).and_then(|value| value.as_bool()).unwrap_or(default)
+    let flag = |params: &mut Map<String, Value>, name: &str, default| match params.remove(name) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::Bool(value)) => Ok(value),
+        Some(other) => Err(ApiError::field(name, format!("{name} = {other}, but it must be true or false"))),
     };
-    let skip_special = flag(&mut params, "skip_special_tokens", true);
-    let trims = !flag(&mut params, "no_stop_trim", false);
+    let skip_special = flag(&mut params, "skip_special_tokens", true)?;
+    let trims = !flag(&mut params, "no_stop_trim", false)?;
     let constraint = form(&mut params)?;
     for (theirs, ours) in
         [("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens"), ("sampling_seed", "seed")]

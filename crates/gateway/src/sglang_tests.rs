@@ -65,6 +65,21 @@ async fn text_is_trimmed_by_client_parameters() {
 }
 
 #[tokio::test]
+async fn sampling_params_of_wrong_type_or_range_are_rejected() {
+    let served = Served::scripted(&["ab"]);
+    for (params, expected) in [
+        (json!({ "skip_special_tokens": "no" }), "skip_special_tokens = \"no\""),
+        (json!({ "no_stop_trim": 1 }), "no_stop_trim = 1"),
+        (json!({ "top_k": -5 }), "top_k = -5"),
+    ] {
+        let body = json!({ "text": "Hi", "sampling_params": params });
+        let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{params}: {}", answer.text);
+        assert!(answer.text.contains(&expected.replace('"', "\\\"")), "{}", answer.text);
+    }
+}
+
+#[tokio::test]
 async fn prompt_logprobs_start_at_requested_index() {
     let served = Served::simulated(4);
     let mut body = json!({

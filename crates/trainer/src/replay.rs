@@ -93,11 +93,12 @@ pub async fn terms(
     observer: &mut dyn Observer,
 ) -> Result<Vec<PolicyTerms>, TrainerError> {
     let again = Again::open(recipe, folder, policies).await?;
+    let keys = recipe.phase.get(phase as usize).ok_or(TrainerError::NoStep { phase, step })?;
     let Found { whole: checkpoints, .. } = Checkpoints::look(folder.join("checkpoints")).find()?;
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
     // A reference that has not moved is that of the start of the phase. Checkpoints within the
     // phase do not contain it.
-    let has_reference = |at: &&Checkpoint| match &recipe.phase[phase as usize] {
+    let has_reference = |at: &&Checkpoint| match keys {
         Phase::Rl(keys) => !keys.needs_reference() || keys.reference_is_its_own(at.position.step),
         Phase::Sft(_) => true,
     };

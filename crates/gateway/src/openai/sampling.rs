@@ -65,7 +65,7 @@ impl Asked {
             temperature: self.temperature,
             top_p: self.top_p,
             // vLLM writes −1 for an unlimited `top_k`; `SamplingOptions` writes 0.
-            top_k: self.top_k.map(|top_k| usize::try_from(top_k).unwrap_or(0)),
+            top_k: count("top_k", self.top_k.map(|top_k| if top_k == -1 { 0 } else { top_k }), 0)?,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             presence_penalty: self.presence_penalty,

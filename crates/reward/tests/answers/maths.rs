@@ -179,9 +179,7 @@ fn pair(r: &mut Random) -> Item {
         same: strings([
             format!("\\left({a}, {b}\\right)"),
             format!("(x,y) = ({a},{b})"),
-            format!("(y,x) = ({b},{a})")
-                .replace("(y,x)", "(x,y)")
-                .replace(&format!("({b},{a})"), &format!("({a},{b})")),
+            format!("$({a}, {b})$"),
         ]),
         other: strings([
             format!("({b},{a})"),

@@ -58,7 +58,9 @@ impl Syntax for Kimi {
         let id = text[OPEN.len()..json.start].trim().trim_end_matches(ARGUMENTS).trim();
         let name = id.strip_prefix("functions.").unwrap_or(id);
         let name = match name.rsplit_once(':') {
-            Some((name, index)) if index.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            Some((name, index)) if !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()) => {
+                name
+            }
             _ => name,
         };
         Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)])

@@ -171,8 +171,10 @@ fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
     let code = |text: &str, length: usize| u32::from_str_radix(text.get(..length)?, 16).ok();
     let (mut found, mut after) = (code(after, length)?, &after[length..]);
     // A surrogate pair, as JSON writes characters beyond 16 bits.
-    if let (0xD800..0xDC00, Some(low)) = (found, after.strip_prefix("\\u").and_then(|low| code(low, 4))) {
-        found = 0x10000 + ((found - 0xD800) << 10) + (low.checked_sub(0xDC00)? & 0x3FF);
+    if let (0xD800..0xDC00, Some(low @ 0xDC00..0xE000)) =
+        (found, after.strip_prefix("\\u").and_then(|low| code(low, 4)))
+    {
+        found = 0x10000 + ((found - 0xD800) << 10) + (low - 0xDC00);
         after = &after[6..];
     }
     push(text, char::from_u32(found)?, after)
@@ -244,6 +246,7 @@ mod tests {
             "[1 + 2]",
             "{'a': 1 'b': 2}",
             "['\\ud83d']",
+            "['\\ud83d\\ue000']",
             "[r",
             "['\\x4']",
             "[é",
