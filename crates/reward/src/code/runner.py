@@ -90,7 +90,7 @@ def is_caught(node):
 
 
 def is_main(node):
-    """Returns whether a node is an `if __name__ == "__main__"` block, which runs only in a script."""
+    """Returns whether a node is an `if` on `__name__`, whose body runs only in a script."""
     return isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
 
 
@@ -126,7 +126,7 @@ def top(nodes):
 def suite(tree):
     """Returns the functions to run and the classes that may have tests, as pytest and unittest find them.
 
-    Raises ValueError for code that would pass, or fail, whatever the program does.
+    Raises ValueError for code whose result does not depend on the program, or that cannot run here.
     """
     nodes = list(effective(tree))
     if not any(map(asserts, nodes)):
@@ -402,7 +402,7 @@ def main():
     if why is None and order.get("control"):
         why = controlled(order, tree)
     if why is not None or order.get("control"):
-        # No program runs in this process, so the program cannot read the token.
+        # The program under test has not started, so only this process can know the token.
         token = line()["token"]
         if why is not None:
             os.write(1, f"\n{token} {UNUSABLE} {why}\n".encode())
