@@ -22,8 +22,8 @@ impl Tolerance {
     }
 }
 
-/// Returns whether two outputs have the same lines with the same words, ignoring white space between words and
-/// around the complete output.
+/// Returns whether two outputs have the same lines with the same words. Numbers may differ within `tolerance`.
+/// White space between words and around the complete output is ignored.
 pub(super) fn same_output(found: &str, want: &str, tolerance: Tolerance) -> bool {
     let (mut found, mut want) = (found.trim().lines(), want.trim().lines());
     loop {

@@ -192,7 +192,7 @@ fn generated_outputs_and_values_are_distinguished() {
         let value = |number: &str| nest.replace("{}", number);
         right += 2;
         found += usize::from(told(&frame.replace("{}", &same), &output(&number)));
-        // A float represents 15 digits exactly; an integer has any number of digits.
+        // A float preserves 15 digits; an integer has any number of digits.
         let short = if is_float {
             format!("{}.5", &number[..number.find('.').unwrap().min(9)])
         } else {
