@@ -1,9 +1,9 @@
 //! Scores final answers with a program of the user.
 //!
 //! The program is started once per answer. It reads one line of JSON, `{"text": …, "expected": …}`, from
-//! standard input, and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It must exit with code 0;
-//! otherwise, the error contains the last line of its standard error. The program's environment has the usual
-//! variables, such as `PATH` and `HOME`, and those that [`CommandKeys::environment`] names.
+//! standard input, and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It must exit with
+//! code 0; otherwise, the error contains the last line of its standard error. The program's environment
+//! has the usual variables, such as `PATH` and `HOME`, and those that [`CommandKeys::environment`] names.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,8 +32,8 @@ pub struct CommandKeys {
     /// Working directory of the program. Default: the directory of the recipe.
     #[serde(default)]
     pub folder: PathBuf,
-    /// Names of environment variables that the program gets in addition to the usual ones, such as `PATH` and
-    /// `HOME`.
+    /// Names of environment variables that the program gets in addition to the usual ones, such as `PATH`
+    /// and `HOME`.
     #[serde(default)]
     pub environment: Vec<String>,
 }
@@ -49,7 +49,8 @@ pub struct CommandScorer {
     supervisor: Supervisor,
 }
 
-/// Parses the output of a program, which is a number or an object with `value`. Returns `None` if it is neither.
+/// Parses the output of a program, which is a number or an object with `value`. Returns `None` if it is
+/// neither.
 fn printed(text: &str) -> Option<Score> {
     let number = serde_json::from_str(text).map(|value| Score { value, extracted: None });
     number.or_else(|_| serde_json::from_str(text)).ok()
@@ -97,8 +98,8 @@ impl CommandScorer {
     /// Runs the program on a final answer, and returns the score that it prints.
     ///
     /// # Errors
-    /// Returns [`ScoreError::Command`] if the program cannot be started, fails, exceeds its timeout, or prints
-    /// anything except a score in 0..=1.
+    /// Returns [`ScoreError::Command`] if the program cannot be started, fails, exceeds its timeout, or
+    /// prints anything except a score in 0..=1.
     pub async fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.keys.check()?;
         let limit = Duration::from_secs_f64(self.keys.seconds);

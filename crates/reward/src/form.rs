@@ -13,20 +13,20 @@ use crate::{Component, Evidence, ScoreError, Scorer};
 pub struct FormScorer {
     /// Text that is checked. Default: the final assistant message with its reasoning.
     pub text: Solution,
-    /// Names of tags, such as `think`. Each tag must open and close exactly once, in this order, and tags must
-    /// not be nested.
+    /// Names of tags, such as `think`. Each tag must open and close exactly once, in this order, and tags
+    /// must not be nested.
     pub tags: Vec<String>,
     /// Whether only white space is allowed outside of the tags.
     pub only: bool,
-    /// Regular expression that must match somewhere in the text. `^` and `$` match the beginning and end of
-    /// the text, and `.` also matches a line break.
+    /// Regular expression that must match somewhere in the text. `^` and `$` match the beginning and end
+    /// of the text, and `.` also matches a line break.
     pub pattern: Option<String>,
     /// Minimum number of characters. 0 (the default) disables the limit.
     pub least_chars: usize,
     /// Maximum number of characters. 0 (the default) disables the limit.
     pub most_chars: usize,
-    /// Whether the score is the fraction of conditions that hold. Each tag is one condition. If false (the
-    /// default), the score is 1 only if all conditions hold.
+    /// Whether the score is the fraction of conditions that hold. Each tag is one condition. If false
+    /// (the default), the score is 1 only if all conditions hold.
     pub partial: bool,
 }
 

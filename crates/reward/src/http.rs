@@ -24,8 +24,8 @@ pub struct HttpKeys {
     /// Timeout for a response, including all retries, in seconds. Above 0 and at most 1e9. Default: 60.
     #[serde(default = "minute")]
     pub seconds: f64,
-    /// Maximum number of requests, with growing pauses, if the service is unavailable or busy. In 1..=10000.
-    /// Default: 4.
+    /// Maximum number of requests, with growing pauses, if the service is unavailable or busy. In
+    /// 1..=10000. Default: 4.
     #[serde(default = "four")]
     pub tries: usize,
     /// Maximum number of concurrent requests. In 1..=10000. Default: 16.

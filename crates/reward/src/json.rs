@@ -1,8 +1,8 @@
 //! Parses JSON with all digits of its numbers, and without mistaking an object for a number.
 //!
-//! With its feature `arbitrary_precision`, `serde_json` represents a number internally as an object with a
-//! private key. It therefore parses an object that has only this key
-//! (`{"$serde_json::private::Number": "5"}`) as a number. Text from a model or a data set is parsed with
+//! With its feature `arbitrary_precision`, `serde_json` represents a number internally as an object with
+//! a private key. It therefore parses an object that has only this key, such as
+//! `{"$serde_json::private::Number": "5"}`, as a number. Text from a model or a data set is parsed with
 //! this module instead, which distinguishes the two.
 
 use std::fmt;
@@ -90,7 +90,7 @@ impl<'de> Visitor<'de> for Exact {
     }
 }
 
-/// Key of an object or number, both of which `serde_json` passes to `visit_map`.
+/// Key of an object or of a number; `serde_json` passes both to `visit_map`.
 enum Key {
     /// A key of an object in the text.
     Field(String),
@@ -98,8 +98,8 @@ enum Key {
     Number,
 }
 
-/// Distinguishes keys of objects from the private key of a number. When an option is requested, `serde_json`
-/// passes a key of an object to `visit_some`, and the private key always to `visit_str`.
+/// Distinguishes keys of objects from the private key of a number. When an option is requested,
+/// `serde_json` passes a key of an object to `visit_some`, and the private key always to `visit_str`.
 struct KeySeed;
 
 impl<'de> DeserializeSeed<'de> for KeySeed {

@@ -1,9 +1,11 @@
 //! Interprets words before and after numbers in languages other than English.
 //!
-//! A word changes a number as its English counterpart in [`words`](crate::words) does: a second guess
-//! (`4 или 5`) or a range leaves no value, a sign negates, and a magnitude multiplies. Words for bounds are
-//! in [`bounds`](crate::bounds), for all languages. Languages: German, Spanish, French, Italian, Portuguese,
-//! Dutch, Russian, Polish, Turkish, Hindi, Arabic, Chinese, Japanese and Korean.
+//! A word changes a number as its English counterpart in [`words`](crate::words) does. A second guess
+//! (`4 или 5`) or a range leaves no value, a sign negates, and a magnitude multiplies. Words for bounds
+//! are in [`bounds`](crate::bounds), for all languages.
+//!
+//! Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish, Hindi,
+//! Arabic, Chinese, Japanese and Korean.
 
 /// Effect of words before a number on its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,7 +161,8 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
     (1_000_000_000_000, &["billionen", "billón", "billones", "трлн", "триллион", "триллионов"]),
 ];
 
-/// Characters of magnitude, written without a space after the number and before the unit, with their factor.
+/// Characters of magnitude, written without a space after the number and before the unit, with their
+/// factor.
 const JOINED_MAGNITUDES: [(char, u64); 9] = [
     ('百', 100),
     ('千', 1000),
@@ -175,7 +178,8 @@ const JOINED_MAGNITUDES: [(char, u64); 9] = [
 /// Characters that form a unit with a preceding 千, such as 千克 (kilogram).
 const KILO: &str = "克米瓦卡赫帕焦伏字";
 
-/// Returns the effect on a number of the text before it in its sentence, or `None` if there is none.
+/// Returns how `sentence`, the text before a number in its sentence, changes the number. Returns `None`
+/// if the text leaves the number unchanged.
 pub(crate) fn before(sentence: &str) -> Option<Effect> {
     let text = sentence.trim_end().to_lowercase();
     let joined = JOINED_JOINS.iter().find_map(|join| text.strip_suffix(join));

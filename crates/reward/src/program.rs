@@ -14,13 +14,13 @@ pub enum Said {
     /// The program posts rewards to the attempt's reward endpoint, `LEVADE_REWARD_URL`.
     #[default]
     Posted,
-    /// The last line that the program prints is a number, `{"reward": …}`, or `{"rewards": […]}` with items as
-    /// they could be posted.
+    /// The last line that the program prints is a number, `{"reward": …}`, or `{"rewards": […]}`,
+    /// whose items have the format of posted rewards.
     LastLine,
 }
 
-/// Scorer that takes the rewards that the program of an attempt reports. If the attempt came to its own end
-/// and the program reported no reward, the attempt is unscored.
+/// Scorer that takes the rewards that the program of an attempt reports. If the attempt came to its own
+/// end and the program reported no reward, the attempt is unscored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProgramScorer {
@@ -67,7 +67,7 @@ impl Scorer for ProgramScorer {
 
 /// Scores an attempt without a reward.
 ///
-/// An attempt that was truncated or failed did not reach the point where it reports a reward, and gets 0.
+/// An attempt that was truncated or failed gets 0, because it ended before it could report a reward.
 ///
 /// # Errors
 /// Returns [`ScoreError::Unusable`] with `why` if the attempt came to its own end.

@@ -36,7 +36,8 @@ const FIRST_RETRACTIONS: [&str; 18] = [
 /// Words for no.
 const DENIALS: [&str; 6] = ["no", "nein", "non", "não", "nee", "нет"];
 
-/// Words that deny a statement (`WRONG`), after a verb (`WRONG_IS`) and a subject (`SUBJECTS`): which is wrong.
+/// Words that deny a statement (`WRONG`), after a verb (`WRONG_IS`) and a subject (`SUBJECTS`): which is
+/// wrong.
 const WRONG: [&str; 16] = [
     "wrong",
     "incorrect",
@@ -60,8 +61,8 @@ const SUBJECTS: [&str; 14] = [
     "which", "that", "this", "it", "answer", "das", "dies", "was", "ce", "cela", "eso", "esto", "isso", "это",
 ];
 
-/// Words that start a contrast (`CONTRASTS`), and words between them and the corrected value (`RESTATES`): but
-/// it should be 13.
+/// Words that start a contrast (`CONTRASTS`), and words between them and the corrected value
+/// (`RESTATES`): but it should be 13.
 const CONTRASTS: [&str; 11] =
     ["but", "however", "yet", "aber", "doch", "sondern", "mais", "pero", "sino", "mas", "но"];
 const RESTATES: [&str; 32] = [
@@ -98,8 +99,8 @@ pub(crate) fn takes_back(sentence: &str) -> bool {
     TAKES_BACK.is_match(sentence)
 }
 
-/// Returns whether a text starts by retracting the statement before it. A single word, such as "wait", counts
-/// only if the text contains a digit.
+/// Returns whether a text starts by retracting the statement before it. A single word, such as "wait",
+/// counts only if the text contains a digit.
 pub(crate) fn retracts(text: &str) -> bool {
     let near = &text[..text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at)];
     let near = without_marks(near);
@@ -154,8 +155,8 @@ fn is_contrasted(chunks: &[Chunk]) -> bool {
     (0..chunks.len()).any(|at| chunks[at].is_any(&CONTRASTS) && is_other(&chunks[at + 1..]))
 }
 
-/// Returns whether the rest of the sentence after a statement retracts it or gives another value: "no, 13",
-/// "but it might be 13", "and 13 otherwise", "if x > 0 and 13 if x < 0".
+/// Returns whether the rest of the sentence after a statement retracts the statement or gives another
+/// value. Examples are "no, 13", "but it might be 13", "and 13 otherwise" and "if x > 0 and 13 if x < 0".
 pub(crate) fn is_spoiled(tail: &[Chunk]) -> bool {
     let is_value = |chunk: &Chunk| chunk.has_value();
     let is_retraction = |at: usize| {

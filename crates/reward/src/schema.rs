@@ -16,8 +16,8 @@ use crate::{Component, Evidence, Score, ScoreError, Scorer, blocks, json};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchemaScorer {
-    /// The schema of all tasks that have none of their own. `$ref` may refer only to parts of the schema itself:
-    /// nothing is fetched.
+    /// The schema of all tasks that have none of their own. `$ref` may refer only to parts of the schema
+    /// itself: nothing is fetched.
     pub schema: Option<Map<String, Value>>,
     /// Field of a task or of its row that contains the task's own schema, as an object or as JSON text.
     pub field: Option<String>,
@@ -71,8 +71,8 @@ impl SchemaScorer {
         }
     }
 
-    /// Grades a final answer. The answer is JSON, or contains JSON in the tag that the task names or in a code
-    /// block. The score is 1 or 0.
+    /// Grades a final answer. The answer is JSON, or contains JSON in the tag that the task names or in a
+    /// code block. The score is 1 or 0.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if there is no schema, or if the schema is invalid.
@@ -116,8 +116,8 @@ enum Bound {
     MultipleOf,
 }
 
-/// Keywords that this module evaluates on exact decimals. The library rounds some numbers to `f64`, so it finds
-/// that 598731845373330050.5 is at most 598731845373330050.
+/// Keywords that this module evaluates on exact decimals. The library rounds some numbers to `f64`, so it
+/// finds that 598731845373330050.5 is at most 598731845373330050.
 const KEYWORDS: [(&str, Bound); 5] = [
     ("minimum", Bound::Minimum),
     ("maximum", Bound::Maximum),
@@ -160,8 +160,8 @@ impl<'i> Keyword<'i> for Limit {
     }
 }
 
-/// Returns the JSON in a text, parsed and as written: the complete text, the text in `tag`, or the last code
-/// block, whichever parses first.
+/// Returns the JSON in a text, parsed and as written: the complete text, the text in `tag`, or the last
+/// code block, whichever parses first.
 fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
     let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
     let places: [Option<Cow<str>>; 3] = [Some(text.into()), in_tag(text, tag).map(Cow::from), block];

@@ -1,9 +1,9 @@
 //! Normalizes short answers and compares their words, numbers and symbols.
 //!
-//! Words are normalized as by SQuAD's evaluation script. That normalization removes all punctuation, even a
-//! sign, a decimal point or an operator. Two answers are therefore equal only if their numbers and symbols
-//! are equal as well. Quotation marks and sentence punctuation of other scripts are removed like those of
-//! ASCII. Minus signs, en dashes and full-width characters are read as their ASCII counterparts.
+//! Words are normalized as by SQuAD's evaluation script. That normalization removes all punctuation, even
+//! a sign, a decimal point or an operator. Two answers are therefore equal only if their numbers and
+//! symbols are equal as well. Quotation marks and sentence punctuation of other scripts are removed like
+//! those of ASCII. Minus signs, en dashes and full-width characters are read as their ASCII counterparts.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use unicode_normalization::UnicodeNormalization;
 
 use crate::pattern::pattern;
 
-/// Returns a text composed (NFC), with ASCII in place of full-width characters, minus signs, hyphens and en
+/// Returns a text composed (NFC). ASCII characters replace full-width characters, minus signs, hyphens, en
 /// dashes, primes and apostrophes.
 fn plain(text: &str) -> String {
     let narrow = |c: char| match c {
@@ -27,9 +27,9 @@ fn plain(text: &str) -> String {
 
 /// Returns the form of a [`plain`] text that is compared.
 ///
-/// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a number, it
-/// loses its article, quotes, markup, final punctuation and trailing zeros of the decimals, and its currency
-/// symbol is moved before it.
+/// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a number,
+/// it loses its article, quotes, markup, final punctuation and trailing zeros of the decimals, and its
+/// currency symbol is moved before it.
 fn unified(plain: &str) -> String {
     let text = INITIALS.replace_all(plain, "$1$2");
     let text = INITIALS.replace_all(&text, "$1$2");
@@ -75,8 +75,8 @@ fn is_mark(c: char) -> bool {
 }
 
 /// Returns a text in lower case and composed (NFC), with single spaces, and without punctuation and the
-/// articles a, an and the. The last word is always kept: no noun follows it, so it is not an article (vitamin
-/// A, The The).
+/// articles a, an and the. The last word is always kept: no noun follows it, so it is not an article
+/// (vitamin A, The The).
 pub fn normalise(text: &str) -> String {
     words(&plain(text))
 }
@@ -105,8 +105,8 @@ fn words(plain: &str) -> String {
 }
 
 /// Returns the numbers in a text with signs and decimal points, but without thousands separators.
-/// Normalization removes signs and decimal points, so words alone would make `1.5` equal to 15, `-3` to 3 and
-/// `1/2` to 12.
+/// Normalization removes signs and decimal points, so a comparison of words would make `1.5` equal to 15,
+/// `-3` to 3 and `1/2` to 12.
 fn numbers(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     let digits = |from: usize| chars[from..].iter().take_while(|c| c.is_ascii_digit()).count();
@@ -160,9 +160,9 @@ fn numbers(text: &str) -> Vec<String> {
     found
 }
 
-/// Returns the characters of punctuation in a text that carry meaning: operators, charges and parts of names,
-/// but not sentence punctuation, quotation marks and emphasis. Normalization removes them all, so words alone
-/// would make `C++` equal to C, `a<b` to a>b and the blood group O- to O+.
+/// Returns the characters of punctuation in a text that carry meaning: operators, charges and parts of
+/// names, but not sentence punctuation, quotation marks and emphasis. Normalization removes them all, so
+/// a comparison of words would make `C++` equal to C, `a<b` to a>b and the blood group O- to O+.
 fn symbols(text: &str) -> Vec<char> {
     let text = text.trim().trim_start_matches("...");
     let chars: Vec<char> = text.chars().collect();
@@ -171,7 +171,8 @@ fn symbols(text: &str) -> Vec<char> {
     let run = |letters: &mut dyn Iterator<Item = &char>| {
         letters.take_while(|c| c.is_alphanumeric()).take(3).count()
     };
-    // Whether one of the 100 characters before `at` opens a quotation, which the quote at `at` then closes.
+    // Whether one of the 100 characters before `at` opens a quotation, which the quote at `at` then
+    // closes.
     let is_opened = |at: usize, quote: char| {
         let starts =
             |at: usize| at == 0 || !chars[at - 1].is_alphanumeric() && !"'\"".contains(chars[at - 1]);
@@ -258,8 +259,8 @@ pub(crate) struct Short {
     pub has_words: bool,
     pub numbers: Vec<String>,
     pub symbols: Vec<char>,
-    /// Whether an answer must equal this one even if the scorer compares by containment or F1: "I do not know"
-    /// contains "no".
+    /// Whether an answer must equal this one even if the scorer compares by containment or F1: "I do not
+    /// know" contains "no".
     pub closed: bool,
 }
 
@@ -277,7 +278,8 @@ impl Short {
         }
     }
 
-    /// Returns whether this answer equals the expected answer `want`. Symbols are ignored if `want` is closed.
+    /// Returns whether this answer equals the expected answer `want`. Symbols are ignored if `want` is
+    /// closed.
     pub fn is(&self, want: &Short) -> bool {
         let same = self.text == want.text && self.numbers == want.numbers;
         same && (want.closed || self.symbols == want.symbols)

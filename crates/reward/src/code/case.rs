@@ -6,7 +6,7 @@ use super::packed;
 use crate::json;
 use crate::scorer::{expected, task_field};
 
-/// One test.
+/// A test of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Case {
     /// The program reads `input` and must print `output`.
@@ -14,7 +14,8 @@ pub(super) enum Case {
     /// Code that runs after the program in the same namespace, and raises if the program is wrong.
     Asserts {
         code: String,
-        /// Code of the row that the program completes, and the name of the function that this code defines.
+        /// Code of the row that the program completes, and the name of the function that this code
+        /// defines.
         start: Option<(String, String)>,
     },
     /// A function of the program, or a method of its class `Solution`, must return one of `values`.
@@ -98,8 +99,8 @@ fn named_in(metadata: &Value) -> Option<String> {
     ["func_name", "fn_name"].iter().find_map(|name| Some(facts.get(name)?.as_str()?.to_owned()))
 }
 
-/// Parses tests in the formats of APPS, TACO and verl: lists of inputs and outputs, with or without a function
-/// to call, or a list of assertions.
+/// Parses tests in the formats of APPS, TACO and verl: lists of inputs and outputs, with or without a
+/// function to call, or a list of assertions.
 fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, String> {
     let before = fields.get("import_prefix").and_then(Value::as_str).unwrap_or_default();
     if let Some(Value::Array(list)) = fields.get("assert_case") {
@@ -135,8 +136,8 @@ fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, Str
 /// Creates a test of printed output.
 ///
 /// # Errors
-/// Returns a message if the output is null, which does not mean empty, or is an object or a Boolean, which
-/// can be printed in several ways.
+/// Returns a message if the output is null, which does not mean empty, or is an object or a Boolean,
+/// which can be printed in several ways.
 fn prints(input: &Value, output: &Value) -> Result<Case, String> {
     match output {
         Value::Null => Err("have an output that is null, though nothing is returned".into()),
@@ -149,10 +150,12 @@ fn prints(input: &Value, output: &Value) -> Result<Case, String> {
 
 /// Creates a test that calls a function.
 ///
-/// `input` is a list of arguments, or text with one JSON argument per line. `output` has the same notation:
-/// if `input` is text, `output` is parsed as JSON, as in LiveCodeBench; otherwise, it is the expected value
-/// itself, so that "3" is a string. APPS and TACO can wrap the return value in a list: if `wrapped`, the first
-/// item of a list is accepted as well, as their harness does.
+/// `input` is a list of arguments, or text with one JSON argument per line. If `input` is text, a text in
+/// `output` is parsed as JSON, as in LiveCodeBench. Otherwise, `output` is the expected value itself, so
+/// that "3" is a string.
+///
+/// APPS and TACO can wrap the return value in a list. If `wrapped`, the first item of a list is accepted
+/// as well, as in their harness.
 ///
 /// # Errors
 /// Returns a message if an argument is not JSON.
@@ -176,8 +179,8 @@ fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Resul
     Ok(Case::Returns { function: function.to_owned(), arguments, values })
 }
 
-/// Creates a test from assertions. If the row's `prompt` is code that defines the function `entry_point` up to
-/// its docstring, as in HumanEval, the test gets this code as the start of the program.
+/// Creates a test from assertions. If the row's `prompt` is code that defines the function `entry_point`
+/// up to its docstring, as in HumanEval, the test gets this code as the start of the program.
 fn asserts(code: String, task: &Value) -> Case {
     let field = |name: &str| task_field(task, name).and_then(Value::as_str);
     let entry = field("entry_point")
@@ -194,8 +197,8 @@ fn asserts(code: String, task: &Value) -> Case {
     Case::Asserts { code, start: start.map(|(entry, prompt)| (prompt.to_owned(), entry.to_owned())) }
 }
 
-/// Returns the code of a test, preceded by the row's `test_imports` and `test_setup_code` (MBPP). If the code
-/// defines `check(candidate)` (HumanEval), a call with the row's `entry_point` is appended.
+/// Returns the code of a test, preceded by the row's `test_imports` and `test_setup_code` (MBPP). If the
+/// code defines `check(candidate)` (HumanEval), a call with the row's `entry_point` is appended.
 fn checked(code: &str, task: &Value) -> String {
     let lines = |name: &str| task_field(task, name).map(text).filter(|lines| !lines.trim().is_empty());
     let before = ["test_imports", "test_setup_code"].into_iter().filter_map(lines);

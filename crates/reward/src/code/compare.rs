@@ -2,13 +2,15 @@
 //!
 //! An expected integer must match exactly. In an output, numbers are compared as decimals: `1000000007.0`
 //! equals 1000000007. In a value, numbers are compared as by Python's `==`: the float 1e25 does not equal
-//! 10^25. A tolerance applies only to expected numbers that are written with a decimal point or an exponent.
+//! 10^25. A tolerance applies only to expected numbers that are written with a decimal point or an
+//! exponent.
 
 use serde_json::Value;
 
 use crate::decimal::Decimal;
 
-/// Maximum difference from an expected number that is not an integer. The larger of the two bounds applies.
+/// Maximum difference from an expected number that is not an integer. The larger of the two bounds
+/// applies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Tolerance {
     pub absolute: f64,
@@ -22,8 +24,8 @@ impl Tolerance {
     }
 }
 
-/// Returns whether two outputs have the same lines with the same words. Numbers may differ within `tolerance`.
-/// White space between words and around the complete output is ignored.
+/// Returns whether two outputs have the same lines with the same words. Numbers may differ within
+/// `tolerance`. White space between words and around the complete output is ignored.
 pub(super) fn same_output(found: &str, want: &str, tolerance: Tolerance) -> bool {
     let (mut found, mut want) = (found.trim().lines(), want.trim().lines());
     loop {
@@ -58,8 +60,8 @@ fn same_number(found: &str, want: &str, tolerance: Tolerance) -> bool {
     want.is_float && tolerance.allows(found.difference(&want), want.to_f64())
 }
 
-/// Returns whether a word has leading zeros. Such a word is text, for example a bit string: 007 does not equal
-/// 7, and 00 does not equal 0.
+/// Returns whether a word has leading zeros. Such a word is text, for example a bit string: 007 does not
+/// equal 7, and 00 does not equal 0.
 fn is_padded(word: &str) -> bool {
     let digits = word.trim_start_matches(['+', '-']);
     digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit())

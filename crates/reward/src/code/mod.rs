@@ -1,8 +1,8 @@
 //! Scores programs by running tests in a sandbox.
 //!
-//! Each test starts the program in a new process. A program may hang, flood its output, fork or end its own
-//! process; this costs only its own attempt the score. A failure of the sandbox is reported as an outage
-//! and never scores 0.
+//! Each test starts the program in a new process. A program may hang, flood its output, fork or end its
+//! own process; this costs only its own attempt the score. A failure of the sandbox is reported as an
+//! outage and never scores 0.
 
 mod case;
 mod compare;
@@ -28,11 +28,11 @@ use compare::Tolerance;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CodeKeys {
-    /// Field of a task or its row that contains the tests. If the field is missing, the expected answer is
-    /// used. Default: `tests`.
+    /// Field of a task or its row that contains the tests. If the field is missing, the expected answer
+    /// is used. Default: `tests`.
     pub tests: String,
-    /// Language of the program. The local sandbox supports `python` (the default) and `bash`; a service may
-    /// support more. Tests that are code are always Python.
+    /// Language of the program. The local sandbox supports `python` (the default) and `bash`; a service
+    /// may support more. Tests that are code are always Python.
     pub language: String,
     /// Score of a program that passes some of the tests.
     pub value: Passing,
@@ -104,7 +104,7 @@ pub enum Walls {
     /// All isolation mechanisms of the sandbox are required.
     #[default]
     Full,
-    /// The isolation mechanisms that the kernel supports are used, even if there are none.
+    /// The isolation mechanisms that the kernel supports are used, even if it supports none.
     BestEffort,
 }
 
@@ -263,8 +263,8 @@ impl CodeScorer {
         check.get_or_try_init(run).await?.clone().map_or(Ok(()), |why| Err(ScoreError::Unusable(why)))
     }
 
-    /// Runs a test, and returns whether it passed and how the program ended. `token` marks the runner's own
-    /// output; the program must not know it.
+    /// Runs a test, and returns whether it passed and how the program ended. `token` marks the runner's
+    /// own output, so it must be unknown to the program.
     async fn passes(&self, code: &str, case: &Case, token: &str) -> Result<(bool, ProgramEnd), ScoreError> {
         let program = match case {
             Case::Prints { input, output } => Program {
@@ -334,8 +334,8 @@ fn returned(stdout: &str, token: &str) -> Option<Value> {
     crate::json::parse(after.lines().next()?).ok()
 }
 
-/// Returns a Python program with the limits of LiveCodeBench's harness: integers of up to 50,000 digits can be
-/// parsed and printed, and the recursion limit is 50,000.
+/// Returns a Python program with the limits of LiveCodeBench's harness: integers of up to 50,000 digits
+/// can be parsed and printed, and the recursion limit is 50,000.
 fn limited(code: &str) -> String {
     let limits = "getattr(__import__(\"sys\"), \"set_int_max_str_digits\", int)(50000)\n\
                   __import__(\"sys\").setrecursionlimit(50000)\n";
@@ -390,8 +390,8 @@ impl Scorer for CodeScorer {
     }
 }
 
-/// Returns the program in a text or, if present, in its `<answer>` tag: the last code block in `language`, or
-/// the complete text if it has no code block.
+/// Returns the program in a text or, if present, in its `<answer>` tag: the last code block in
+/// `language`, or the complete text if it has no code block.
 fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     let names: &[&str] = match language {
         "python" => &["python", "py", "python3"],

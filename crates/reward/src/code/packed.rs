@@ -1,7 +1,7 @@
 //! Unpacks tests in the format of LiveCodeBench's `private_test_cases`.
 //!
-//! The format has four layers: base64, zlib, a Python pickle, and JSON text. Only a pickle that contains a
-//! single string is accepted, and no pickle operation that calls code is supported.
+//! The format has four layers: base64, zlib, a Python pickle, and JSON text. Only a pickle that contains
+//! a single string is accepted, and no pickle operation that calls code is supported.
 
 use std::io::Read;
 
@@ -12,11 +12,12 @@ use flate2::read::ZlibDecoder;
 /// Maximum size of unpacked tests, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Minimum length of packed tests, in characters. Code that consists only of base64 characters is shorter.
+/// Minimum length of packed tests, in characters. Code that consists only of base64 characters is
+/// shorter.
 const MIN_CHARS: usize = 24;
 
-/// Returns whether a text consists of base64 only, on one line or on lines of equal length (the last one may
-/// be shorter).
+/// Returns whether a text consists of base64 only, on one line or on lines of equal length (the last one
+/// may be shorter).
 pub(super) fn is_packed(text: &str) -> bool {
     let is_base64 = |word: &str| {
         let body = word.trim_end_matches('=');

@@ -393,8 +393,8 @@ async fn test_code_does_not_provide_missing_names() {
             assert_eq!(values(&scorer, &program(answer), task).await[0], right, "{answer} {row}");
         }
     }
-    // Both tests are usable: a test of truth passes with a stand-in that returns objects, but fails without a
-    // program.
+    // Both tests are usable: a test of truth passes with a stand-in that returns objects, but fails
+    // without a program.
     let row = json!({ "row": { "tests": ["assert add(1, 2)", "assert not add(2, 1)"] } });
     let right = "def add(a, b):\n    return a < b";
     assert_eq!(values(&scorer, &program(right), row).await[0], 1.0);

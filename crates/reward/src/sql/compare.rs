@@ -23,8 +23,9 @@ impl Cell {
 
     /// Returns whether two values are equal.
     ///
-    /// Integers must match exactly. Floating-point numbers may have a relative difference of up to four machine
-    /// epsilons, because the order of operations affects rounding. An infinity equals only itself.
+    /// Integers must match exactly. Floating-point numbers may have a relative difference of up to four
+    /// machine epsilons, because the order of operations affects rounding. An infinity equals only
+    /// itself.
     fn is_same(&self, other: &Cell) -> bool {
         let close = |a: f64, b: f64| {
             let size = a.abs().max(b.abs());
@@ -78,8 +79,8 @@ struct Comparison<'r> {
 
 /// Returns whether two results have the same rows.
 ///
-/// If `ordered`, the rows must be in the same order. If `any_order`, the columns of `found` may be permuted,
-/// with one permutation for all rows. Results without rows are equal, whatever their columns.
+/// If `ordered`, the rows must be in the same order. If `any_order`, the columns of `found` may be
+/// permuted, with one permutation for all rows. Results without rows are equal, whatever their columns.
 pub(super) fn same(want: &Rows, found: &Rows, ordered: bool, any_order: bool) -> bool {
     let width = want.first().map_or(0, Vec::len);
     if want.len() != found.len() || want.iter().chain(found).any(|row| row.len() != width) {
@@ -113,8 +114,8 @@ impl Comparison<'_> {
         if self.ordered {
             return self.want.iter().zip(self.found).all(same_row);
         }
-        // Floating-point columns are the last sort keys: values that are equal up to rounding must not decide
-        // the position of a row.
+        // Floating-point columns are the last sort keys: values that are equal up to rounding must not
+        // decide the position of a row.
         let is_real = |(at, other): &(usize, usize)| {
             self.want.iter().any(|row| row[*at].is_real())
                 || self.found.iter().any(|row| row[*other].is_real())
@@ -126,8 +127,8 @@ impl Comparison<'_> {
         want.into_iter().zip(found).all(same_row)
     }
 
-    /// Searches for a column of `found` for each column in `want`, by backtracking. `chosen` contains the columns
-    /// for the first of them. Returns whether all were found.
+    /// Searches for a column of `found` for each column in `want`, by backtracking. `chosen` contains the
+    /// columns for the first of them. Returns whether all were found.
     fn search(&mut self, want: &[usize], chosen: &mut Vec<usize>) -> bool {
         let depth = chosen.len();
         if depth == want.len() {
@@ -206,8 +207,8 @@ mod tests {
         items
     }
 
-    /// Compares tables that are equal except for the order of rows and columns, or that differ in a value, a row
-    /// or one exchange.
+    /// Compares tables that are equal except for the order of rows and columns, or that differ in a
+    /// value, a row or one exchange.
     #[test]
     fn same_distinguishes_generated_tables() {
         let mut dice = Dice::new(3);
@@ -248,7 +249,8 @@ mod tests {
                 wrong += 1;
                 assert!(!same(&want, &moved, true, false));
             }
-            // An exchange in only one row makes the result differ if it changes the sorted values of the columns.
+            // An exchange in only one row makes the result differ if it changes the sorted values of the
+            // columns.
             if width > 1 && height > 1 && want[0][0] != want[0][1] {
                 let mut exchanged = want.clone();
                 exchanged[0].swap(0, 1);

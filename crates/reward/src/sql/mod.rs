@@ -1,7 +1,8 @@
-//! Scores SQL queries by execution accuracy: a query is right if its result equals that of the expected query.
+//! Scores SQL queries by execution accuracy: a query is right if its result equals that of the expected
+//! query.
 //!
-//! Both queries run on the same SQLite file, which is opened read-only. They cannot attach another file or
-//! write. Time, the number of rows, the size of the result and the sizes of values are limited.
+//! Both queries run on the same SQLite file, which is opened read-only. They cannot attach another file
+//! or write. Time, the number of rows, the size of the result and the sizes of values are limited.
 
 mod compare;
 mod run;
@@ -184,8 +185,8 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
         .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is no query")))
 }
 
-/// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code block, or the
-/// complete text. Returns `None` if it is empty.
+/// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code block,
+/// or the complete text. Returns `None` if it is empty.
 fn query_in(text: &str) -> Option<String> {
     let answer = in_tag(text, "answer").or_else(|| in_tag(text, "sql")).unwrap_or(text);
     let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(Cow::from(answer));

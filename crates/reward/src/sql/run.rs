@@ -60,7 +60,8 @@ pub(super) struct Bounds {
     pub columns: usize,
 }
 
-/// Maximum sizes of a value, in bytes. The first size that suffices for the expected query applies to answers.
+/// Maximum sizes of a value, in bytes. The first size that suffices for the expected query applies to
+/// answers.
 pub(super) const VALUE_BYTES: [usize; 2] = [128 << 10, 1 << 20];
 
 /// Maximum numbers of columns, chosen like [`VALUE_BYTES`]. All values of a row are in memory at once.
@@ -85,14 +86,15 @@ pub(super) struct Query {
     bounds: Bounds,
 }
 
-/// Opens a database read-only. `value` is the maximum size of a value in bytes, and `columns` the maximum number
-/// of columns.
+/// Opens a database read-only. `value` is the maximum size of a value in bytes, and `columns` the maximum
+/// number of columns.
 fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = Connection::open_with_flags(database, flags);
     let connection = opened.map_err(|error| format!("{}: {error}", database.display()))?;
-    // Without attached databases, no other file can be read or written (`VACUUM INTO` attaches one). The other
-    // limits bound the values that one statement holds in memory. Intermediate tables are stored in files.
+    // Without attached databases, no other file can be read or written (`VACUUM INTO` attaches one). The
+    // other limits bound the values that one statement holds in memory. Intermediate tables are stored in
+    // files.
     let limits = [
         (Limit::SQLITE_LIMIT_ATTACHED, 0),
         (Limit::SQLITE_LIMIT_LENGTH, value as i32),
@@ -126,8 +128,8 @@ impl Query {
     /// Checks that a query can run on its database, without running it.
     ///
     /// # Errors
-    /// Returns a message if the query is invalid, would write, or has no columns, or if the database cannot be
-    /// opened.
+    /// Returns a message if the query is invalid, would write, or has no columns, or if the database
+    /// cannot be opened.
     pub fn check(database: &Path, text: &str) -> Result<(), String> {
         let connection = open(database, VALUE_BYTES[1], COLUMNS[1])?;
         bounded(text)?;
