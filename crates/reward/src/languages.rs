@@ -5,7 +5,7 @@
 //! are in [`bounds`](crate::bounds), for all languages.
 //!
 //! Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish, Hindi,
-//! Arabic, Chinese, Japanese and Korean.
+//! Arabic, Chinese, Japanese and Korean, with a few words of Vietnamese and Scandinavian languages.
 
 /// Effect of words before a number on its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

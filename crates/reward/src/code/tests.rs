@@ -302,7 +302,7 @@ async fn function_results_are_compared_with_expected_values() {
 }
 
 #[tokio::test]
-async fn json_like_expected_string_is_parsed_only_for_text_inputs() {
+async fn json_string_is_parsed_only_for_text_input() {
     let (_, scorer) = scorer(Passing::All);
     let object = r#"{"$serde_json::private::Number": "5"}"#;
     let text = |output: &str| json!({ "fn_name": "f", "inputs": [[1]], "outputs": [output] });
@@ -327,7 +327,7 @@ async fn json_like_expected_string_is_parsed_only_for_text_inputs() {
 }
 
 #[tokio::test]
-async fn calls_follow_harnesses_of_their_data_sets() {
+async fn function_calls_match_data_set_harnesses() {
     let (_, scorer) = scorer(Passing::Share);
     let program = |code: &str| format!("```python\n{code}\n```");
     // APPS and TACO wrap the return value in a list.

@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 
 use super::run::Cell;
 
-/// Maximum number of row comparisons in the search for the order of columns.
+/// Maximum number of row comparisons in the search for the order of columns; beyond it, results count as
+/// different.
 const MAX_COMPARED: usize = 2_000_000;
 
 impl Cell {
