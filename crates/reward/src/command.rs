@@ -1,9 +1,9 @@
-//! A scorer of the user's own: a program that reads an answer and prints what it is worth.
+//! Scores final answers with a program of the user.
 //!
-//! It is started for each answer, gets one line of JSON, `{"text": …, "expected": …}`, on its standard input,
-//! and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It ends with 0; what it writes to
-//! standard error is shown where it does not. Of this process' environment it gets the usual variables and
-//! those that are named.
+//! The program is started once per answer. It reads one line of JSON, `{"text": …, "expected": …}`, from
+//! standard input, and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It must exit with
+//! code 0; otherwise, the error contains the last line of its standard error. The program's environment
+//! has the usual variables, such as `PATH` and `HOME`, and those that [`CommandKeys::environment`] names.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,22 +17,23 @@ use serde_json::{Value, json};
 use crate::scorer::{expected_value, of_answer, shown};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
-/// Maximum number of bytes that are kept of the beginning and of the end of a program's output.
+/// Maximum number of bytes that are kept from the beginning, and from the end, of a program's output.
 const MAX_OUTPUT: usize = 512 << 10;
 
-/// Options of a program that is started for each answer.
+/// Options of a program that scores final answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandKeys {
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// Longest wait for it, in seconds.
+    /// Timeout for one run of the program, in seconds. Above 0 and at most 1e9. Default: 60.
     #[serde(default = "minute")]
     pub seconds: f64,
-    /// The folder that it runs in: that of the recipe where not given.
+    /// Working directory of the program. Default: the directory of the recipe.
     #[serde(default)]
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the usual ones, such as `PATH` and `HOME`.
+    /// Names of environment variables that the program gets in addition to the usual ones, such as `PATH`
+    /// and `HOME`.
     #[serde(default)]
     pub environment: Vec<String>,
 }
@@ -41,14 +42,15 @@ fn minute() -> f64 {
     60.0
 }
 
-/// Starts a program for each answer.
+/// Scorer that starts a program for each answer.
 #[derive(Debug, Clone)]
 pub struct CommandScorer {
     keys: CommandKeys,
     supervisor: Supervisor,
 }
 
-/// Parses the output of a program: a number, or an object with a score.
+/// Parses the output of a program, which is a number or an object with `value`. Returns `None` if it is
+/// neither.
 fn printed(text: &str) -> Option<Score> {
     let number = serde_json::from_str(text).map(|value| Score { value, extracted: None });
     number.or_else(|_| serde_json::from_str(text)).ok()
@@ -62,7 +64,7 @@ impl Scorer for CommandScorer {
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         if !evidence.is_answered() {
-            // There is nothing to ask about.
+            // There is no final answer to score.
             return Ok(vec![Component::score(0.0)]);
         }
         of_answer(evidence, self.grade(evidence.text(), evidence.expected_value()).await)
@@ -88,15 +90,16 @@ impl CommandKeys {
 }
 
 impl CommandScorer {
-    /// Creates a scorer whose programs `supervisor` starts.
+    /// Creates a scorer that starts its programs through `supervisor`.
     pub fn new(keys: CommandKeys, supervisor: Supervisor) -> Self {
         CommandScorer { keys, supervisor }
     }
 
-    /// Asks the program.
+    /// Runs the program on a final answer, and returns the score that it prints.
     ///
     /// # Errors
-    /// When it cannot be started, fails, is late, or prints something else.
+    /// Returns [`ScoreError::Command`] if the program cannot be started, fails, exceeds its timeout, or
+    /// prints anything except a score in 0..=1.
     pub async fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.keys.check()?;
         let limit = Duration::from_secs_f64(self.keys.seconds);
@@ -112,7 +115,7 @@ impl CommandScorer {
         let launch = Launch { dir, passes, ..Launch::new(command) };
         let question = format!("{}\n", json!({ "text": text, "expected": expected }));
         let started = Run::start(&self.supervisor, &launch, question, Tail::new(MAX_OUTPUT, MAX_OUTPUT));
-        // Dropped at the end, with all that the program has started.
+        // Dropping `run` also ends all processes that the program has started.
         let mut run = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
         let output = run.wait().await.map_err(|error| self.broken(error))?;
         if let Some(why) = output.start_error() {
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_scores() {
+    async fn program_output_is_parsed_as_score() {
         let scorer = shell(r#"read line; case "$line" in *'"expected":"72"'*) echo 0.5;; *) echo 0;; esac"#);
         let score = scorer.grade("it is 72", &"72".into()).await.unwrap();
         assert_eq!(score, Score { value: 0.5, extracted: None });
@@ -170,14 +173,14 @@ mod tests {
             let score = shell(&format!("echo '{number}'")).grade("", &Value::Null).await.unwrap();
             assert_eq!(score, Score { value: 0.5, extracted: None }, "{number}");
         }
-        // One that never reads what it is told, however long that is.
+        // A program that does not read its standard input, even if the input exceeds a pipe's buffer.
         let deaf = shell("echo 1").grade(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
         assert_eq!(deaf.value, 1.0);
     }
 
     #[tokio::test]
-    async fn only_named_variables_are_passed_on() {
-        // Set by cargo, and a stand-in for any secret.
+    async fn program_gets_only_named_variables() {
+        // Cargo sets this variable, which stands in for a secret.
         let secret = "CARGO_PKG_NAME";
         assert!(std::env::var(secret).is_ok());
         let scorer = shell(&format!("test -n \"$PATH\" && test -z \"${secret}\" && echo 1"));
@@ -188,9 +191,9 @@ mod tests {
         assert_eq!(scorer.grade("", &Value::Null).await.unwrap().value, 1.0);
     }
 
-    /// A program's children do not outlive its deadline.
+    /// The timeout also ends child processes of the program.
     #[tokio::test]
-    async fn nothing_is_left_running() {
+    async fn timeout_ends_child_processes() {
         let folder = tempfile::tempdir().unwrap();
         let script = "(sleep 0.4; touch late) & wait";
         let scorer = with(script, |keys| (keys.seconds, keys.folder) = (0.1, folder.path().into()));
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_wrong_is_named() {
+    async fn program_failures_are_reported() {
         for (scorer, want) in [
             (shell("echo oh no >&2; exit 3"), "ended with exit status: 3: oh no"),
             (shell("echo many"), "printed \"many\", which is neither a number nor a score"),

@@ -1,4 +1,4 @@
-//! The form of a reply: tags in order, a pattern, how long it is.
+//! Scores the format of a completion: tags in order, a pattern, and the length.
 
 use async_trait::async_trait;
 use regex::Regex;
@@ -7,25 +7,26 @@ use serde::{Deserialize, Serialize};
 use crate::python::Solution;
 use crate::{Component, Evidence, ScoreError, Scorer};
 
-/// Scores 1 where a reply has the right form, else 0.
+/// Scorer that gives 1 if a completion has the required format, else 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FormScorer {
-    /// Text that is looked at.
+    /// Text that is checked. Default: the final assistant message with its reasoning.
     pub text: Solution,
-    /// Names of tags: each opens and closes exactly once, `<think>…</think>`, in this order, none within
-    /// another.
+    /// Names of tags, such as `think`. Each tag must open and close exactly once, in this order, and tags
+    /// must not be nested.
     pub tags: Vec<String>,
-    /// Whether nothing but white space stands outside of the tags.
+    /// Whether only white space is allowed outside of the tags.
     pub only: bool,
-    /// Regular expression that the text matches somewhere; `^` and `$` stand for its beginning and end.
+    /// Regular expression that must match somewhere in the text. `^` and `$` match the beginning and end
+    /// of the text, and `.` also matches a line break.
     pub pattern: Option<String>,
-    /// Fewest characters,
+    /// Minimum number of characters. 0 (the default) disables the limit.
     pub least_chars: usize,
-    /// and most, 0 for any number.
+    /// Maximum number of characters. 0 (the default) disables the limit.
     pub most_chars: usize,
-    /// Whether each tag that is right counts: the share of all conditions that hold, in place of all or
-    /// nothing.
+    /// Whether the score is the fraction of conditions that hold. Each tag is one condition. If false
+    /// (the default), the score is 1 only if all conditions hold.
     pub partial: bool,
 }
 
@@ -73,13 +74,13 @@ impl FormScorer {
         expression.map(Some).map_err(invalid)
     }
 
-    /// The worth of a text.
+    /// Computes the score of a text, in 0..=1.
     ///
     /// # Errors
-    /// When the pattern is no regular expression.
+    /// Returns [`ScoreError::Unusable`] if the pattern is not a regular expression.
     pub fn grade(&self, text: &str) -> Result<f64, ScoreError> {
         let mut held = Vec::new();
-        // Where the last tag closed, and what stood between the tags.
+        // Byte offset after the last closing tag, and the text outside of the tags.
         let (mut end, mut outside) = (0, String::new());
         for tag in &self.tags {
             let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_come_once_and_in_order() {
+    fn tags_must_occur_once_and_in_order() {
         let right = "<think>a</think> so\n<answer>b</answer>";
         for (text, whole, partial) in [
             (right, 1.0, 1.0),
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_and_lengths_count() {
+    fn grade_checks_pattern_and_length() {
         let scorer =
             FormScorer { pattern: Some("^So .*\\d$".into()), most_chars: 9, ..FormScorer::default() };
         for (text, value) in [("So\u{20}it\n5", 1.0), ("so it 5", 0.0), ("So it is 5 5", 0.0)] {
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn thoughts_are_part_of_the_reply() {
+    async fn reasoning_is_part_of_checked_text() {
         let mut evidence = evidence("<answer>b</answer>", json!({}));
         assert_eq!(tags().score(&evidence).await.unwrap()[0].value, 0.0);
         evidence.outcome.thought = "a".into();
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_that_make_no_sense_are_refused() {
+    fn check_rejects_invalid_options() {
         for (scorer, want) in [
             (FormScorer::default(), "no form is asked for"),
             (FormScorer { pattern: Some("(".into()), ..FormScorer::default() }, "no regular expression"),
@@ -178,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "(<think>|</think>|<answer>|</answer>|é|a){0,12}") {
+        fn grade_never_panics(text in "(<think>|</think>|<answer>|</answer>|é|a){0,12}") {
             let value = FormScorer { partial: true, only: true, ..tags() }.grade(&text).unwrap();
             prop_assert!((0.0..=1.0).contains(&value));
         }

@@ -1,4 +1,4 @@
-//! A service that scores: all that is known of an attempt is posted to it as JSON.
+//! Scores attempts with an HTTP service, to which attempts are posted as JSON.
 
 use std::sync::Arc;
 
@@ -9,25 +9,26 @@ use serde_json::{Value, json};
 use crate::asked::{Service, components};
 use crate::{Component, Evidence, ScoreError, Scorer};
 
-/// Posts each attempt to a service, or all of a group.
+/// Options of a scoring service, to which attempts are posted individually or per group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpKeys {
-    /// Where the service is.
+    /// URL to which attempts are posted, with the scheme `http` or `https`.
     pub url: String,
-    /// The environment variable with its key, which is sent as a bearer token.
+    /// Name of the environment variable with the API key, which is sent as a bearer token.
     #[serde(default)]
     pub key_env: Option<String>,
-    /// Whether the attempts of a group are posted together.
+    /// Whether the attempts of a group are posted in one request.
     #[serde(default)]
     pub group: bool,
-    /// Longest wait for an answer, with all tries, in seconds.
+    /// Timeout for a response, including all retries, in seconds. Above 0 and at most 1e9. Default: 60.
     #[serde(default = "minute")]
     pub seconds: f64,
-    /// Times that it is asked where it is away or busy, with growing pauses.
+    /// Maximum number of requests, with growing pauses, if the service is unavailable or busy. In
+    /// 1..=10000. Default: 4.
     #[serde(default = "four")]
     pub tries: usize,
-    /// Most questions under way at once.
+    /// Maximum number of concurrent requests. In 1..=10000. Default: 16.
     #[serde(default = "sixteen")]
     pub concurrency: usize,
 }
@@ -45,7 +46,7 @@ fn sixteen() -> usize {
 }
 
 impl HttpKeys {
-    /// A service at an address.
+    /// Creates options with defaults for the service at `url`.
     pub fn new(url: impl Into<String>) -> Self {
         HttpKeys {
             url: url.into(),
@@ -74,7 +75,7 @@ impl HttpKeys {
     }
 }
 
-/// The scorer with the client that asks its service.
+/// Scorer that posts attempts to a [`Service`].
 #[derive(Debug)]
 pub struct HttpScorer {
     keys: HttpKeys,
@@ -82,7 +83,7 @@ pub struct HttpScorer {
 }
 
 impl HttpScorer {
-    /// A scorer that asks through a client.
+    /// Creates a scorer that sends its requests through `service`.
     pub fn new(keys: HttpKeys, service: Arc<dyn Service>) -> Arc<Self> {
         Arc::new(HttpScorer { keys, service })
     }
@@ -92,7 +93,7 @@ impl HttpScorer {
     }
 }
 
-/// All that is known of an attempt, but for its tokens.
+/// Returns the request for an attempt: all facts about it except its tokens.
 fn question(evidence: &Evidence) -> Value {
     json!({
         "attempt": evidence.attempt.to_string(),
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
     use crate::testing::evidence;
 
-    /// A service that gives these answers in turn.
+    /// A service that returns prepared responses in order, and records the requests.
     #[derive(Debug)]
     struct Scripted(Mutex<Vec<Result<Value, ScoreError>>>, Mutex<Vec<Value>>);
 
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_service_gives_a_number_or_components() {
+    async fn service_returns_number_or_components() {
         let away = ScoreError::Unavailable("away".into());
         let answers = [Ok(json!(0.5)), Ok(json!({"score": 1, "style": 0.25, "why": "x"})), Err(away.clone())];
         let (service, scorer) = scripted(answers.to_vec());
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_is_no_score() {
+    async fn invalid_responses_are_rejected() {
         for said in [json!("good"), json!(null), json!({"value": 1}), json!([1])] {
             let (_, scorer) = scripted(vec![Ok(said.clone())]);
             let error = scorer.score(&evidence("", json!({}))).await.unwrap_err();

@@ -1,8 +1,9 @@
-//! JSON whose numbers keep their digits, and whose objects stay objects.
+//! Parses JSON with all digits of its numbers, and without mistaking an object for a number.
 //!
-//! With arbitrary precision, `serde_json` hands a number on as an object with a key of its own, and so takes
-//! an object with that single key (`{"$serde_json::private::Number": "5"}`) for a number. Texts that a model
-//! or a data set writes are parsed here instead, where the two are told apart.
+//! With its feature `arbitrary_precision`, `serde_json` represents a number internally as an object with
+//! a private key. It therefore parses an object that has only this key, such as
+//! `{"$serde_json::private::Number": "5"}`, as a number. Text from a model or a data set is parsed with
+//! this module instead, which distinguishes the two.
 
 use std::fmt;
 
@@ -12,7 +13,7 @@ use serde_json::{Map, Number, Value};
 /// Parses a text that is one JSON value.
 ///
 /// # Errors
-/// Returns an error if the text is not JSON, or is nested more than 127 deep.
+/// Returns an error if the text is not JSON, or if more than 127 arrays and objects are nested.
 pub(crate) fn parse(text: &str) -> serde_json::Result<Value> {
     let mut source = serde_json::Deserializer::from_str(text);
     let value = Exact.deserialize(&mut source)?;
@@ -20,7 +21,7 @@ pub(crate) fn parse(text: &str) -> serde_json::Result<Value> {
     Ok(value)
 }
 
-/// Reads a value.
+/// Deserializes a value without loss.
 struct Exact;
 
 impl<'de> DeserializeSeed<'de> for Exact {
@@ -89,16 +90,16 @@ impl<'de> Visitor<'de> for Exact {
     }
 }
 
-/// Key of what `serde_json` hands on as an object.
+/// Key of an object or of a number; `serde_json` passes both to `visit_map`.
 enum Key {
-    /// A key that is written in the text.
+    /// A key of an object in the text.
     Field(String),
-    /// The key of a number, which no text has.
+    /// The private key of a number.
     Number,
 }
 
-/// Tells the keys of objects from that of a number: a key of an object is present, as an option, and that of
-/// a number is a text, whatever is asked for.
+/// Distinguishes keys of objects from the private key of a number. When an option is requested,
+/// `serde_json` passes a key of an object to `visit_some`, and the private key always to `visit_str`.
 struct KeySeed;
 
 impl<'de> DeserializeSeed<'de> for KeySeed {
@@ -142,7 +143,7 @@ mod tests {
             assert_eq!(value[0], value[1]["a"]);
             assert!(value[0].get(PRIVATE).is_some());
         }
-        // Written with an escape.
+        // The private key, written with an escape.
         assert!(parse(r#"{"\u0024serde_json::private::Number": "5"}"#).unwrap().is_object());
     }
 
@@ -176,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_parsed_as_serde_json_does(text in "[\\[\\]{}:,\"a1.e+ \\-\\\\u0]{0,16}") {
+        fn parse_agrees_with_serde_json_on_any_text(text in "[\\[\\]{}:,\"a1.e+ \\-\\\\u0]{0,16}") {
             let own = serde_json::from_str::<Value>(&text).ok();
             prop_assert_eq!(parse(&text).ok(), own);
         }

@@ -1,39 +1,41 @@
-//! Words beside numbers in languages other than English.
+//! Interprets words before and after numbers in languages other than English.
 //!
-//! A word makes of a number what its English counterpart in [`words`](crate::words) makes of it: a second
-//! guess (`4 или 5`) or a range leaves no value, a sign negates, a magnitude multiplies. Bounds of all
-//! languages are in [`bounds`](crate::bounds). Languages: German, Spanish, French, Italian, Portuguese,
-//! Dutch, Russian, Polish, Turkish, Hindi, Arabic, Chinese, Japanese and Korean.
+//! A word changes a number as its English counterpart in [`words`](crate::words) does. A second guess
+//! (`4 или 5`) or a range leaves no value, a sign negates, and a magnitude multiplies. Words for bounds
+//! are in [`bounds`](crate::bounds), for all languages.
+//!
+//! Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish, Hindi,
+//! Arabic, Chinese, Japanese and Korean, with a few words of Vietnamese and Scandinavian languages.
 
-/// How words before a number change its value.
+/// Effect of words before a number on its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// It states no value: it is bounded, denied or one of several.
+    /// The number states no value: it is a bound, is denied, or is one of several.
     NoValue,
-    /// It is negated.
+    /// The number is negated.
     Negates,
 }
 
-/// Words that join a number to the one before them.
+/// Words between two numbers of a range or of alternatives.
 pub(crate) const JOINS: [&str; 19] = [
     "oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو", "tot", "veya", "ya", "या",
     "albo", "eller", "do",
 ];
 
-/// The same in scripts without spaces.
+/// Counterparts of [`JOINS`] in scripts without spaces.
 const JOINED_JOINS: [&str; 12] =
     ["或者", "或是", "还是", "或", "至", "到", "または", "もしくは", "から", "또는", "에서", "〜"];
 
-/// Words before the first and before the second number of a range.
+/// Words before the first number of a range (`BETWEEN`) and before its second number (`AND`).
 const BETWEEN: [&str; 12] =
     ["between", "zwischen", "entre", "tra", "fra", "tussen", "между", "między", "from", "von", "от", "либо"];
 const AND: [&str; 11] = ["and", "und", "y", "et", "e", "en", "и", "i", "to", "до", "bis"];
 
-/// Words for the sign of a negative number.
+/// Words for minus before a negative number.
 pub(crate) const SIGNS: [&str; 11] =
     ["moins", "menos", "meno", "минус", "eksi", "负", "負", "零下", "マイナス", "마이너스", "ऋण"];
 
-/// Words of magnitude, by their factor.
+/// Words of magnitude, in lower case, with their factor.
 const MAGNITUDES: [(u64, &[&str]); 9] = [
     (
         12,
@@ -159,7 +161,8 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
     (1_000_000_000_000, &["billionen", "billón", "billones", "трлн", "триллион", "триллионов"]),
 ];
 
-/// Characters of magnitude that no space parts from the number or from what it counts.
+/// Characters of magnitude, written without a space after the number and before the unit, with their
+/// factor.
 const JOINED_MAGNITUDES: [(char, u64); 9] = [
     ('百', 100),
     ('千', 1000),
@@ -172,10 +175,11 @@ const JOINED_MAGNITUDES: [(char, u64); 9] = [
     ('억', 100_000_000),
 ];
 
-/// Characters behind 千 that make a unit of it, such as kilogram.
+/// Characters that form a unit with a preceding 千, such as 千克 (kilogram).
 const KILO: &str = "克米瓦卡赫帕焦伏字";
 
-/// Returns what the part of a sentence before a number makes of it.
+/// Returns how `sentence`, the text before a number in its sentence, changes the number. Returns `None`
+/// if the text leaves the number unchanged.
 pub(crate) fn before(sentence: &str) -> Option<Effect> {
     let text = sentence.trim_end().to_lowercase();
     let joined = JOINED_JOINS.iter().find_map(|join| text.strip_suffix(join));
@@ -204,7 +208,7 @@ pub(crate) fn before(sentence: &str) -> Option<Effect> {
     }
 }
 
-/// Returns whether the text behind a number joins another number to it: 5 oder 6, 5到6.
+/// Returns whether the text after a number joins another number to it, as in `5 oder 6` and `5到6`.
 pub(crate) fn is_joined(after: &str) -> bool {
     let text = after.trim_start().to_lowercase();
     let starts_number =
@@ -218,7 +222,7 @@ pub(crate) fn is_joined(after: &str) -> bool {
         })
 }
 
-/// Returns the factor of a word of magnitude, in lower case: Millionen, 百万.
+/// Returns the factor of a word of magnitude in lower case, such as `millionen` or `百万`.
 pub(crate) fn magnitude(word: &str) -> Option<u64> {
     let named = MAGNITUDES.iter().find(|(_, words)| words.contains(&word)).map(|(factor, _)| *factor);
     let factor = |c| if c == '十' { Some(10) } else { joined_magnitude(c) };
@@ -230,7 +234,7 @@ fn joined_magnitude(c: char) -> Option<u64> {
     JOINED_MAGNITUDES.iter().find(|(own, _)| *own == c).map(|(_, factor)| *factor)
 }
 
-/// Returns the factor of the character of magnitude that a word starts with: 万 of 万元, but not 千 of 千克.
+/// Returns the factor of the character of magnitude with which a word starts: 万 in 万元, but not 千 in 千克.
 pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
     let mut chars = word.chars();
     let first = chars.next()?;
@@ -238,7 +242,8 @@ pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
     joined_magnitude(first).filter(|_| !is_kilo)
 }
 
-/// Returns a number in Chinese words in digits: 十二 is 12, 三分之一 is 1/3, 三点五 is 3.5, 负五 is -5.
+/// Converts a number in Chinese words to digits: 十二 to 12, 三分之一 to 1/3, 三点五 to 3.5, 负五 to -5. Returns
+/// `None` if the text is not such a number.
 pub(crate) fn chinese_number(text: &str) -> Option<String> {
     if let Some(rest) = text.strip_prefix(['负', '負']) {
         return chinese_number(rest)
@@ -270,12 +275,12 @@ fn chinese_digit(c: char) -> Option<u64> {
     }
 }
 
-/// Returns an integer in Chinese words.
+/// Parses an integer in Chinese words.
 fn chinese_integer(text: &str) -> Option<u64> {
     let (mut total, mut group, mut digit) = (0u64, 0u64, None::<u64>);
     for c in text.chars() {
         if let Some(value) = chinese_digit(c) {
-            // Digits side by side are no number in words.
+            // Adjacent digits, such as 一二, are not a number in words. A preceding zero is allowed.
             if digit.is_some_and(|before| before != 0) {
                 return None;
             }
@@ -300,7 +305,7 @@ mod tests {
     use crate::numbers::last;
 
     #[test]
-    fn chinese_words_are_numbers() {
+    fn chinese_number_converts_words_to_digits() {
         for (text, want) in [
             ("五", Some("5")),
             ("十二", Some("12")),
@@ -320,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_other_languages_change_numbers_as_english_ones_do() {
+    fn foreign_words_change_numbers_as_english_ones() {
         for (text, value) in [
             ("Die Antwort ist 42", Some("42")),
             ("Es sind mindestens 42", None),

@@ -1,11 +1,11 @@
-//! Regular expressions that are constants of the program.
+//! Compiles regular expressions that are constants.
 
 use regex::Regex;
 
-/// Compiles a constant expression, for a `LazyLock`.
+/// Compiles a constant regular expression, for a `LazyLock`.
 ///
 /// # Panics
-/// Panics if `expression` is none. Each constant is compiled by a test of its file.
+/// Panics if `expression` is not a regular expression. The tests of each file compile its constants.
 pub(crate) fn pattern(expression: &str) -> Regex {
     Regex::new(expression).unwrap_or_else(|error| panic!("{expression}: {error}"))
 }

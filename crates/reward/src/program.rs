@@ -1,4 +1,4 @@
-//! Rewards that an agent's own program gives: those that it posts, or the one in its last line.
+//! Scores an attempt with the rewards that the agent's own program posts or prints.
 
 use async_trait::async_trait;
 use levade_tree::{Component, Earner};
@@ -7,28 +7,28 @@ use serde_json::Value;
 
 use crate::{Evidence, ScoreError, Scorer};
 
-/// Where a program says what its attempt is worth.
+/// Way in which an agent's program reports the rewards of its attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// Posted to the attempt's reward endpoint.
+    /// The program posts rewards to the attempt's reward endpoint, `LEVADE_REWARD_URL`.
     #[default]
     Posted,
-    /// In the last line that it prints: a number, `{"reward": …}`, or `{"rewards": […]}` of what could be
-    /// posted.
+    /// The last line that the program prints is a number, `{"reward": …}`, or `{"rewards": […]}`,
+    /// whose items have the format of posted rewards.
     LastLine,
 }
 
-/// Takes the reward that the program of an attempt gives. A program that gives none leaves the attempt
-/// unscored.
+/// Scorer that takes the rewards that the program of an attempt reports. If the attempt came to its own
+/// end and the program reported no reward, the attempt is unscored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProgramScorer {
-    /// Where it says so.
+    /// Way in which the program reports rewards. Default: posted.
     pub from: Said,
 }
 
-/// A reward as the gateway takes it.
+/// A reward in the format that the gateway accepts.
 #[derive(Deserialize)]
 struct Posted {
     value: f64,
@@ -42,10 +42,10 @@ fn reward() -> String {
     REWARD.to_owned()
 }
 
-/// The name under which a program's only dimension goes.
+/// Name of a reward that counts toward the score, and default name of a reward.
 const REWARD: &str = "reward";
 
-/// Key of several rewards in a last line.
+/// Key of a list of rewards in the last line.
 const REWARDS: &str = "rewards";
 
 #[async_trait]
@@ -65,7 +65,12 @@ impl Scorer for ProgramScorer {
     }
 }
 
-/// Whether an attempt may go without a reward: one that was cut or broke has not come to the point.
+/// Scores an attempt without a reward.
+///
+/// An attempt that was truncated or failed gets 0, because it ended before it could report a reward.
+///
+/// # Errors
+/// Returns [`ScoreError::Unusable`] with `why` if the attempt came to its own end.
 fn none(evidence: &Evidence, why: &str) -> Result<Vec<Component>, ScoreError> {
     match evidence.is_answered() {
         true => Err(ScoreError::Unusable(why.to_owned())),
@@ -102,7 +107,7 @@ fn posted(evidence: &Evidence, rewards: &Value, why: &str) -> Result<Vec<Compone
     if rewards.is_empty() {
         return none(evidence, why);
     }
-    // Those of one dimension and one earner add up.
+    // Rewards with the same name and the same credited turn or agent are summed.
     let mut components: Vec<Component> = Vec::new();
     for Posted { value, name, agent, turn } in rewards {
         let name = if name == REWARD { Component::SCORE.to_owned() } else { name };

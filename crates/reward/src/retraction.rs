@@ -1,4 +1,4 @@
-//! What takes a statement back: "wait, 13", "which is wrong", "but it should be 13".
+//! Detects retractions of a statement, such as "wait, 13", "which is wrong" and "but it should be 13".
 
 use std::sync::LazyLock;
 
@@ -7,11 +7,11 @@ use regex::Regex;
 use crate::chunks::{Chunk, Kind, LONGEST, chunks, without_marks};
 use crate::pattern::pattern;
 
-/// Words that take a statement back.
+/// Words that retract a statement.
 const RETRACTIONS: [&str; 9] =
     ["wait", "actually", "sorry", "oops", "hmm", "correction", "nope", "scratch", "mistake"];
 
-/// The same in other languages, and words that only take back as the first of a sentence.
+/// Words that retract a statement only as the first word of a sentence, most of them in other languages.
 const FIRST_RETRACTIONS: [&str; 18] = [
     "moment",
     "warte",
@@ -36,7 +36,8 @@ const FIRST_RETRACTIONS: [&str; 18] = [
 /// Words for no.
 const DENIALS: [&str; 6] = ["no", "nein", "non", "não", "nee", "нет"];
 
-/// Words that say of a statement that it does not hold, and what they follow: which is wrong.
+/// Words that deny a statement (`WRONG`), after a verb (`WRONG_IS`) and a subject (`SUBJECTS`): which is
+/// wrong.
 const WRONG: [&str; 16] = [
     "wrong",
     "incorrect",
@@ -60,7 +61,8 @@ const SUBJECTS: [&str; 14] = [
     "which", "that", "this", "it", "answer", "das", "dies", "was", "ce", "cela", "eso", "esto", "isso", "это",
 ];
 
-/// Words before another value that is right instead: but it should be 13.
+/// Words that start a contrast (`CONTRASTS`), and words between them and the corrected value
+/// (`RESTATES`): but it should be 13.
 const CONTRASTS: [&str; 11] =
     ["but", "however", "yet", "aber", "doch", "sondern", "mais", "pero", "sino", "mas", "но"];
 const RESTATES: [&str; 32] = [
@@ -69,14 +71,14 @@ const RESTATES: [&str; 32] = [
     "c'est", "est", "doit", "être", "debe", "ser", "realidad", "en",
 ];
 
-/// Words that give another value beside a statement.
+/// Words that introduce another value in addition to a stated one.
 const ALTERNATIVES: [&str; 8] =
     ["otherwise", "else", "alternatively", "maybe", "perhaps", "possibly", "might", "rather"];
 
-/// Words that reject one of several answers.
+/// Pattern for verbs that reject one of several answers.
 pub(crate) const REJECTIONS: &str = r"eliminat(?:e[sd]?|ing)|exclud(?:e[sd]?|ing)|rul(?:e[sd]?|ing)\s+out|reject(?:s|ed|ing)?|dismiss(?:es|ed|ing)?|discard(?:s|ed|ing)?";
 
-/// How a sentence starts that takes the answer before it back: "The answer is B, no, A", "B. Wait, …".
+/// Start of a sentence that retracts the answer before it: "The answer is B, no, A", "B. Wait, …".
 static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     let first = FIRST_RETRACTIONS.join("|");
     pattern(&format!(
@@ -92,12 +94,13 @@ static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Returns whether a sentence takes back the answer before it.
+/// Returns whether a sentence retracts the answer before it.
 pub(crate) fn takes_back(sentence: &str) -> bool {
     TAKES_BACK.is_match(sentence)
 }
 
-/// Returns whether a text starts with words that take back what stands before it, and has a value.
+/// Returns whether a text starts by retracting the statement before it. A single word, such as "wait",
+/// counts only if the text contains a digit.
 pub(crate) fn retracts(text: &str) -> bool {
     let near = &text[..text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at)];
     let near = without_marks(near);
@@ -125,8 +128,8 @@ pub(crate) fn retracts(text: &str) -> bool {
     }
 }
 
-/// Returns whether chunks say of the statement before them that it is wrong; `is_tail` if they are in its
-/// sentence.
+/// Returns whether chunks deny the statement before them. `is_tail` is true if the chunks are in the same
+/// sentence as the statement.
 fn is_denied(chunks: &[Chunk], is_tail: bool) -> bool {
     (1..chunks.len().min(20)).any(|at| {
         let is_wrong = chunks[at].is_any(&WRONG)
@@ -143,7 +146,7 @@ fn is_denied(chunks: &[Chunk], is_tail: bool) -> bool {
     })
 }
 
-/// Returns whether chunks give another value instead: but it should be 13.
+/// Returns whether chunks replace a value with another one: but it should be 13.
 fn is_contrasted(chunks: &[Chunk]) -> bool {
     let is_other = |rest: &[Chunk]| {
         let restates = rest.iter().take_while(|chunk| chunk.is_any(&RESTATES)).count();
@@ -152,15 +155,15 @@ fn is_contrasted(chunks: &[Chunk]) -> bool {
     (0..chunks.len()).any(|at| chunks[at].is_any(&CONTRASTS) && is_other(&chunks[at + 1..]))
 }
 
-/// Returns whether what follows a statement in its sentence takes it back or gives another value: "no, 13",
-/// "but it might be 13", "and 13 otherwise", "if x > 0 and 13 if x < 0".
+/// Returns whether the rest of the sentence after a statement retracts the statement or gives another
+/// value. Examples are "no, 13", "but it might be 13", "and 13 otherwise" and "if x > 0 and 13 if x < 0".
 pub(crate) fn is_spoiled(tail: &[Chunk]) -> bool {
     let is_value = |chunk: &Chunk| chunk.has_value();
     let is_retraction = |at: usize| {
         let is_than = tail.get(at + 1).is_some_and(|next| next.is_word("than"));
         let is_no = tail[at].is_any(&DENIALS) && tail[at].stop.is_some();
         let is_then = at == 0 && tail[at].is_word("then");
-        // "12, wait, 13", but not "he has to wait 13 days".
+        // True for "12, wait, 13", but not for "he has to wait 13 days".
         let is_start = at == 0
             || tail[at].stop.is_some()
             || tail[at - 1].stop.is_some()
@@ -169,7 +172,7 @@ pub(crate) fn is_spoiled(tail: &[Chunk]) -> bool {
         let is_other = (is_start && tail[at].is_any(&RETRACTIONS)) || tail[at].is_any(&ALTERNATIVES);
         (is_other && !is_than) || is_no || is_then
     };
-    // Conditions of a reason are none of the value.
+    // Conditions after "because" belong to the reason, and not to the value.
     let reason = tail.iter().position(|chunk| chunk.is_any(&["because", "since"])).unwrap_or(tail.len());
     let conditions = tail[..reason].iter().filter(|chunk| chunk.is_any(&["if", "when"])).count();
     is_denied(tail, true)

@@ -1,4 +1,4 @@
-//! JSON that keeps to a schema.
+//! Scores answers that must be JSON conforming to a JSON Schema.
 
 use std::borrow::Cow;
 
@@ -12,13 +12,14 @@ use crate::decimal::Decimal;
 use crate::scorer::{of_answer, task_field};
 use crate::{Component, Evidence, Score, ScoreError, Scorer, blocks, json};
 
-/// Scores 1 where the JSON of an answer keeps to a schema, else 0.
+/// Scorer that gives 1 if the JSON in an answer conforms to a schema, else 0.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchemaScorer {
-    /// The schema, for all tasks. References lead to parts of itself only.
+    /// The schema of all tasks that have none of their own. `$ref` may refer only to parts of the schema
+    /// itself: nothing is fetched.
     pub schema: Option<Map<String, Value>>,
-    /// Field of a task or of its row that has the schema, where it has one of its own.
+    /// Field of a task or of its row that contains the task's own schema, as an object or as JSON text.
     pub field: Option<String>,
 }
 
@@ -44,11 +45,14 @@ impl SchemaScorer {
         }
     }
 
-    /// The schema of a task.
+    /// Compiles the schema of a task: its own one, or else the common one.
+    ///
+    /// # Errors
+    /// Returns [`ScoreError::Unusable`] if the task has no schema, or if the schema is invalid.
     fn validator(&self, task: &Value) -> Result<Validator, ScoreError> {
         let own = self.field.as_deref().and_then(|field| task_field(task, field));
         match (own, &self.schema, &self.field) {
-            // Tables have it as text.
+            // Tabular data sets store the schema as JSON text.
             (Some(Value::String(text)), ..) => {
                 let schema = json::parse(text);
                 compiled(
@@ -67,10 +71,11 @@ impl SchemaScorer {
         }
     }
 
-    /// Grades a final text, which is JSON, or has JSON in a block of code or in the tag that the task names.
+    /// Grades a final answer. The answer is JSON, or contains JSON in the tag that the task names or in a
+    /// code block. The score is 1 or 0.
     ///
     /// # Errors
-    /// When there is no schema, or it makes no sense.
+    /// Returns [`ScoreError::Unusable`] if there is no schema, or if the schema is invalid.
     pub fn grade(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
         let validator = self.validator(task)?;
         let tag = schema_of(task)?;
@@ -88,7 +93,7 @@ fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
         options.with_keyword(*name, move |parent, limit, _| {
             let limit = Some(limit).filter(|limit| limit.is_number()).map(decimal);
             let is_exclusive = |name: &str| parent.get(name).and_then(Value::as_bool) == Some(true);
-            // Draft 4 has the exclusion beside the limit.
+            // In draft 4, `exclusiveMinimum` is a Boolean next to `minimum`.
             let keyword = match keyword {
                 Bound::Minimum if is_exclusive("exclusiveMinimum") => Bound::ExclusiveMinimum,
                 Bound::Maximum if is_exclusive("exclusiveMaximum") => Bound::ExclusiveMaximum,
@@ -101,7 +106,7 @@ fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
     made.map_err(|error| ScoreError::Unusable(format!("the schema cannot be used: {error}")))
 }
 
-/// Keyword of a schema that limits a number.
+/// Schema keyword that restricts a number.
 #[derive(Debug, Clone, Copy)]
 enum Bound {
     Minimum,
@@ -111,8 +116,8 @@ enum Bound {
     MultipleOf,
 }
 
-/// Keywords that are evaluated here, on decimals. The library rounds some of these numbers to f64: it takes
-/// 598731845373330050.5 for at most 598731845373330050.
+/// Keywords that this module evaluates on exact decimals. The library rounds some numbers to `f64`, so it
+/// finds that 598731845373330050.5 is at most 598731845373330050.
 const KEYWORDS: [(&str, Bound); 5] = [
     ("minimum", Bound::Minimum),
     ("maximum", Bound::Maximum),
@@ -121,10 +126,11 @@ const KEYWORDS: [(&str, Bound); 5] = [
     ("multipleOf", Bound::MultipleOf),
 ];
 
-/// A keyword with its limit; `None` if this is no number, which excludes nothing.
+/// A keyword with its limit.
 #[derive(Debug)]
 struct Limit {
     keyword: Bound,
+    /// `None` if the schema's value is not a number; such a limit allows every instance.
     limit: Option<Decimal>,
 }
 
@@ -142,7 +148,7 @@ impl<'i> Keyword<'i> for Limit {
 
     fn is_valid(&self, instance: &'i Value) -> bool {
         let Some(limit) = self.limit.as_ref().filter(|_| instance.is_number()) else { return true };
-        // An exponent beyond 32 bits is within no limit that is known.
+        // A number whose exponent does not fit into 32 bits violates every limit.
         let Some(number) = decimal(instance) else { return false };
         match self.keyword {
             Bound::Minimum => number.compare(limit).is_ge(),
@@ -154,7 +160,8 @@ impl<'i> Keyword<'i> for Limit {
     }
 }
 
-/// The JSON of a text, and how it is written: all of it, in a tag, or in the last block of code.
+/// Returns the JSON in a text, parsed and as written: the complete text, the text in `tag`, or the last
+/// code block, whichever parses first.
 fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
     let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
     let places: [Option<Cow<str>>; 3] = [Some(text.into()), in_tag(text, tag).map(Cow::from), block];
@@ -182,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_to_the_schema_or_not() {
+    fn grade_validates_json_against_schema() {
         scorer().check().unwrap();
         for (text, value) in [
             (r#"{"name": "Ada", "age": 36}"#, 1.0),
@@ -199,17 +206,17 @@ mod tests {
         ] {
             assert_eq!(scorer().grade(text, &Value::Null).unwrap().value, value, "{text}");
         }
-        // The task says where its answer stands.
+        // The task names the tag of its answer.
         let named = json!({ "row": { "answer_schema": "result" } });
         let text = "<answer>no</answer> <result>{\"name\": \"Ada\"}</result>";
         assert_eq!(scorer().grade(text, &named).unwrap().value, 1.0);
         assert_eq!(scorer().grade(text, &Value::Null).unwrap().value, 0.0);
-        // However deep it is, reading it ends.
+        // Deep nesting does not overflow the stack.
         assert_eq!(scorer().grade(&"[".repeat(100_000), &Value::Null).unwrap().value, 0.0);
     }
 
     #[test]
-    fn numbers_of_any_length_are_exact() {
+    fn grade_compares_numbers_of_any_length_exactly() {
         let own = SchemaScorer { field: Some("format".into()), schema: None };
         for (schema, text, value) in [
             (r#"{"multipleOf": 1e-08}"#, "0.00000003", 1.0),
@@ -228,7 +235,7 @@ mod tests {
             (r#"{"multipleOf": 1000000000000000000000003}"#, "3000000000000000000000010", 0.0),
             (r#"{"maximum": 18446744073709551616}"#, "18446744073709551617", 0.0),
             (r#"{"exclusiveMaximum": 18446744073709551616}"#, "18446744073709551615", 1.0),
-            // Between 2^53 and 2^64, with a fraction or written with a decimal point.
+            // Numbers between 2^53 and 2^64, with a fraction or written with a decimal point.
             (r#"{"minimum": 598731845373330050}"#, "598731845373330050.0", 1.0),
             (r#"{"maximum": 598731845373330050}"#, "598731845373330050.5", 0.0),
             (r#"{"maximum": 598731845373330050}"#, "598731845373330078.0", 0.0),
@@ -256,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn object_with_the_private_key_is_no_number() {
+    fn object_with_private_key_is_not_a_number() {
         let own = SchemaScorer { field: Some("format".into()), schema: None };
         let object = r#"{"$serde_json::private::Number": "5"}"#;
         for (schema, text, value) in [
@@ -272,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_found_in_any_fence() {
+    fn grade_finds_json_in_any_fence() {
         for text in [
             "~~~json\n{\"name\": \"Ada\"}\n~~~",
             "1. So:\n   ```json\n   {\n     \"name\": \"Ada\"\n   }\n   ```",
@@ -284,9 +291,9 @@ mod tests {
         }
     }
 
-    /// Numbers that are an expected constant, or differ in one respect that changes the value.
+    /// Compares numbers that equal an expected constant, or differ in one respect that changes the value.
     #[test]
-    fn generated_numbers_are_told_apart() {
+    fn grade_distinguishes_generated_numbers() {
         let frames = [
             "{}",
             "```json\n{}\n```",
@@ -330,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_may_have_a_schema_of_its_own() {
+    fn task_schema_is_read_from_field() {
         let own = SchemaScorer { field: Some("format".into()), schema: None };
         let task = json!({ "row": { "format": { "type": "integer" } } });
         assert_eq!((own.grade("5", &task).unwrap().value, own.grade("x", &task).unwrap().value), (1.0, 0.0));
@@ -340,7 +347,7 @@ mod tests {
             (json!({}), "no field \"format\""),
             (json!({ "format": { "type": "nothing" } }), "the schema cannot be used"),
             (json!({ "format": "{" }), "the schema is no JSON"),
-            // Nothing is fetched.
+            // External references are not fetched.
             (json!({ "format": { "$ref": "https://example.com/schema.json" } }), "the schema cannot be used"),
             (json!({ "format": { "$ref": "file:///etc/passwd" } }), "the schema cannot be used"),
         ] {

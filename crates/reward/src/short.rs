@@ -1,9 +1,9 @@
-//! Short answers, normalized: their words, numbers and symbols.
+//! Normalizes short answers and compares their words, numbers and symbols.
 //!
-//! Words are normalized as SQuAD's evaluation script does it. In addition, equal answers have equal numbers
-//! and symbols: the punctuation that normalization removes may be a sign, a decimal point or an operator.
-//! Quotation marks and marks of sentences of other scripts are removed as those of ASCII are, and minus
-//! signs, en dashes and full-width characters are read as ASCII.
+//! Words are normalized as by SQuAD's evaluation script. That normalization removes all punctuation, even
+//! a sign, a decimal point or an operator. Two answers are therefore equal only if their numbers and
+//! symbols are equal as well. Quotation marks and sentence punctuation of other scripts are removed like
+//! those of ASCII. Minus signs, en dashes and full-width characters are read as their ASCII counterparts.
 
 use std::sync::LazyLock;
 
@@ -12,8 +12,8 @@ use unicode_normalization::UnicodeNormalization;
 
 use crate::pattern::pattern;
 
-/// Returns a text with ASCII in place of full-width characters, dashes between words, primes and
-/// apostrophes, composed (NFC).
+/// Returns a text composed (NFC). ASCII characters replace full-width characters, minus signs, hyphens, en
+/// dashes, primes and apostrophes.
 fn plain(text: &str) -> String {
     let narrow = |c: char| match c {
         '\u{ff01}'..='\u{ff5e}' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
@@ -25,8 +25,11 @@ fn plain(text: &str) -> String {
     text.nfc().map(narrow).collect()
 }
 
-/// Returns a plain text as it is compared: initials and ranges have no spaces, and a number that is all of
-/// the text has no zeros behind its last decimal, and its currency before it.
+/// Returns the form of a [`plain`] text that is compared.
+///
+/// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a number,
+/// it loses its article, quotes, markup, final punctuation and trailing zeros of the decimals, and its
+/// currency symbol is moved before it.
 fn unified(plain: &str) -> String {
     let text = INITIALS.replace_all(plain, "$1$2");
     let text = INITIALS.replace_all(&text, "$1$2");
@@ -57,7 +60,7 @@ static ONLY_NUMBER: LazyLock<Regex> = LazyLock::new(|| {
         r"^(?:(?i:the|an?)\s+)?([-+]?)([$€£¥₹]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d+))?\s*([€$£¥₹%]|°\s?[CFK]?)?[.!?,]?$",
     )
 });
-/// "A" where it is a name: the key A minor, the options A, B.
+/// "A" as a name instead of an article: the key A minor, the options A, B.
 static NAMED_A: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?:^|[\s(\x22])(?:A(?:,|\s+(?:and|or|&|→|[A-Z]\b))",
@@ -65,14 +68,15 @@ static NAMED_A: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Returns whether a character is a mark of sentences or of quotations in a script other than ASCII.
+/// Returns whether a character is a quotation mark or sentence punctuation outside of ASCII.
 fn is_mark(c: char) -> bool {
     matches!(c, '\u{2018}'..='\u{201f}' | '«' | '»' | '‹' | '›' | '…' | '¿' | '¡' | '\u{3001}' | '\u{3002}')
         || matches!(c, '\u{3008}'..='\u{3011}' | '\u{3014}'..='\u{3017}' | '।' | '؟' | '،' | '؛')
 }
 
-/// Returns a text in lower case and composed (NFC), without punctuation, without the words a, an, the, with
-/// single spaces. The last word is no article, since no noun follows it: vitamin A, The The.
+/// Returns a text in lower case and composed (NFC), with single spaces, and without punctuation and the
+/// articles a, an and the. The last word is always kept: no noun follows it, so it is not an article
+/// (vitamin A, The The).
 pub fn normalise(text: &str) -> String {
     words(&plain(text))
 }
@@ -100,8 +104,9 @@ fn words(plain: &str) -> String {
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the numbers of a text, with signs, decimal points and without marks of thousands. Normalization
-/// removes these: without a look at the numbers, `1.5` would be 15, `-3` be 3 and `1/2` be 12.
+/// Returns the numbers in a text with signs and decimal points, but without thousands separators.
+/// Normalization removes signs and decimal points, so a comparison of words would make `1.5` equal to 15,
+/// `-3` to 3 and `1/2` to 12.
 fn numbers(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     let digits = |from: usize| chars[from..].iter().take_while(|c| c.is_ascii_digit()).count();
@@ -131,7 +136,7 @@ fn numbers(text: &str) -> Vec<String> {
                 _ => break,
             }
         }
-        // 1e5 is not 1e-5.
+        // The exponent belongs to the number: 1e5 differs from 1e-5.
         if let (Some('e' | 'E'), Some(sign @ ('-' | '+'))) = (chars.get(at), chars.get(at + 1))
             && digits(at + 2) > 0
         {
@@ -155,9 +160,9 @@ fn numbers(text: &str) -> Vec<String> {
     found
 }
 
-/// Returns the punctuation of a text that is no mark of sentences, quotes or emphasis: operators, charges and
-/// what belongs to a name. Normalization removes it: without a look at it, `C++` would be C, `a<b` be a>b and
-/// the blood group O- be O+.
+/// Returns the characters of punctuation in a text that carry meaning: operators, charges and parts of
+/// names, but not sentence punctuation, quotation marks and emphasis. Normalization removes them all, so
+/// a comparison of words would make `C++` equal to C, `a<b` to a>b and the blood group O- to O+.
 fn symbols(text: &str) -> Vec<char> {
     let text = text.trim().trim_start_matches("...");
     let chars: Vec<char> = text.chars().collect();
@@ -166,7 +171,8 @@ fn symbols(text: &str) -> Vec<char> {
     let run = |letters: &mut dyn Iterator<Item = &char>| {
         letters.take_while(|c| c.is_alphanumeric()).take(3).count()
     };
-    // Quotes that a text opens close within it.
+    // Whether one of the 100 characters before `at` opens a quotation, which the quote at `at` then
+    // closes.
     let is_opened = |at: usize, quote: char| {
         let starts =
             |at: usize| at == 0 || !chars[at - 1].is_alphanumeric() && !"'\"".contains(chars[at - 1]);
@@ -186,23 +192,23 @@ fn symbols(text: &str) -> Vec<char> {
         let is_single = (left, right) == (1, 1);
         match c {
             '<' | '>' | '=' | '^' | '|' | '&' | '~' | '/' => true,
-            // +5 is 5; signs before digits are those of numbers.
+            // +5 equals 5; a sign before digits belongs to the number.
             '+' => !(starts && is(after, digit)),
             '-' => {
                 let leads = starts && is(after, |c| !c.is_whitespace() && !c.is_ascii_digit() && c != '.');
                 let is_flag = starts && is(after, |c| c == '-') && is(Some(at + 2), word);
                 let ends = is(before, word) && !is(after, |c| c.is_alphanumeric() || c == '-');
-                // 5 - 3, but not Paris - France.
+                // True for 5 - 3, but not for Paris - France.
                 let is_operator = is(before, space)
                     && is(after, space)
                     && leads_to_digit(chars[..*at].iter().rev())
                     && leads_to_digit(chars[at + 1..].iter());
                 let is_letter = |at| is(at, char::is_alphabetic);
-                // a-b is no ab, but an A-level is an A level.
+                // The hyphen counts in a-b, which differs from ab, but not in A-level.
                 let is_inner = is_single && is_letter(before) && is_letter(after);
                 (leads && !is(after, |c| c == '-')) || is_flag || ends || is_operator || is_inner
             }
-            // .NET, example.com and a.b, but not p.m. and U.S.A.
+            // The period counts in .NET, example.com and a.b, but not in p.m. and U.S.A.
             '.' => {
                 let is_abbreviation = is(Some(at + 2), |c| c == '.') || is(after, |c| c == 'm');
                 let is_lower = is(before, char::is_lowercase) && is(after, char::is_lowercase);
@@ -210,11 +216,11 @@ fn symbols(text: &str) -> Vec<char> {
                     || has_letters && left > 1 && right > 1
                     || is_single && is_lower && !is_abbreviation
             }
-            // ,5 of a decimal comma, and (a,b).
+            // The comma counts in ,5 (a decimal comma) and in (a,b).
             ',' => has_letters || starts && is(after, |c| c.is_ascii_digit()),
             ';' | ':' => has_letters,
             '(' => is(before, |c| c.is_alphanumeric() || c == '\'') && is(after, word),
-            // A prime: f', 5', 5".
+            // Primes count: f', 5', 5".
             '\'' | '"' => {
                 let start = at.saturating_sub(8);
                 let base = chars[start..*at].iter().rev().skip_while(|c| **c == chars[*at]);
@@ -225,7 +231,7 @@ fn symbols(text: &str) -> Vec<char> {
             }
             '#' => is(before, word),
             '@' | '_' => is(before, word) && is(after, word),
-            // Those of emphasis stand at one side of a word.
+            // An asterisk for emphasis is at one side of a word.
             '*' => (is(before, word) && is(after, word)) || (is(before, space) && is(after, space)),
             '!' => starts && is(after, word),
             '\\' => is(after, word),
@@ -238,21 +244,23 @@ fn symbols(text: &str) -> Vec<char> {
     chars.iter().enumerate().filter(is_symbol).map(|(_, c)| *c).chain(named).collect()
 }
 
-/// Returns whether the first character that is no white space is a digit.
+/// Returns whether the first character other than white space is a digit.
 fn leads_to_digit<'c>(mut chars: impl Iterator<Item = &'c char>) -> bool {
     chars.find(|c| !c.is_whitespace()).is_some_and(char::is_ascii_digit)
 }
 
-/// A short answer, normalized unless it consists of punctuation.
+/// A short answer in normalized form.
 pub(crate) struct Short {
-    /// The text as it is compared, with its marks.
+    /// The text before normalization of its words, with punctuation, as returned by [`unified`].
     pub written: String,
+    /// Normalized words; the trimmed original text if it consists of punctuation only.
     pub text: String,
-    /// Whether it has more than punctuation.
+    /// Whether the answer contains words, and not only punctuation.
     pub has_words: bool,
     pub numbers: Vec<String>,
     pub symbols: Vec<char>,
-    /// Whether an answer must equal it, however answers are compared: "no" is within "I do not know".
+    /// Whether an answer must equal this one even if the scorer compares by containment or F1: "I do not
+    /// know" contains "no".
     pub closed: bool,
 }
 
@@ -270,7 +278,8 @@ impl Short {
         }
     }
 
-    /// Whether this answer is the expected one.
+    /// Returns whether this answer equals the expected answer `want`. Symbols are ignored if `want` is
+    /// closed.
     pub fn is(&self, want: &Short) -> bool {
         let same = self.text == want.text && self.numbers == want.numbers;
         same && (want.closed || self.symbols == want.symbols)

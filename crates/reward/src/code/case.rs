@@ -1,4 +1,4 @@
-//! Tests of a program: how data sets write them, and what each one is.
+//! Parses the tests of a task from the formats of public data sets.
 
 use serde_json::{Map, Value};
 
@@ -6,25 +6,26 @@ use super::packed;
 use crate::json;
 use crate::scorer::{expected, task_field};
 
-/// One test.
+/// A test of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Case {
-    /// The program reads this input and must print this output.
+    /// The program reads `input` and must print `output`.
     Prints { input: String, output: String },
-    /// Code that runs after the program, with its names, and raises where that is wrong.
+    /// Code that runs after the program in the same namespace, and raises if the program is wrong.
     Asserts {
         code: String,
-        /// Code of the row that the program completes, and the name that this code defines last.
+        /// Code of the row that the program completes, and the name of the function that this code
+        /// defines.
         start: Option<(String, String)>,
     },
-    /// A function of the program, or a method of its class `Solution`, must return one of these.
+    /// A function of the program, or a method of its class `Solution`, must return one of `values`.
     Returns { function: String, arguments: Vec<Value>, values: Vec<Value> },
 }
 
-/// The tests of a task: in its field `field`, or else what it expects.
+/// Parses the tests of a task, in the field `field` or else in the expected answer.
 ///
 /// # Errors
-/// Says what is no test, or that there is none.
+/// Returns a message if a test cannot be parsed, or if there are no tests.
 pub(super) fn of(task: &Value, field: &str) -> Result<Vec<Case>, String> {
     let given = task_field(task, field).unwrap_or_else(|| expected(task));
     let cases = read(given, task).map_err(|why| format!("the tests of the task {why}"))?;
@@ -38,7 +39,7 @@ fn read(given: &Value, task: &Value) -> Result<Vec<Case>, String> {
     match given {
         Value::Null => Ok(Vec::new()),
         Value::String(text) => match json::parse(text) {
-            // Tables have them as text.
+            // Tabular data sets store tests as JSON text.
             Ok(inner @ (Value::Array(_) | Value::Object(_))) => read(&inner, task),
             _ if text.trim().is_empty() => Ok(Vec::new()),
             _ if packed::is_packed(text) => {
@@ -62,7 +63,7 @@ fn read(given: &Value, task: &Value) -> Result<Vec<Case>, String> {
     }
 }
 
-/// One of a list: code, or an input with its output.
+/// Parses an item of a list of tests: code, or an input with its output.
 fn one(item: &Value, task: &Value) -> Result<Case, String> {
     match item {
         Value::String(code) => Ok(asserts(checked(code, task), task)),
@@ -71,7 +72,7 @@ fn one(item: &Value, task: &Value) -> Result<Case, String> {
                 return Err(format!("have {}, which is no `input` with an `output`", shown(item)));
             };
             let is = |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
-            // LiveCodeBench and DeepCoder; PrimeIntellect.
+            // `testtype` of LiveCodeBench and DeepCoder; `type` of PrimeIntellect.
             let (is_functional, is_call) = (is("testtype", "functional"), is("type", "function_call"));
             if !is_functional && !is_call {
                 return prints(input, output);
@@ -90,16 +91,16 @@ fn one(item: &Value, task: &Value) -> Result<Case, String> {
     }
 }
 
-/// The function that facts beside a test name: LiveCodeBench has them once for the row, as text, and
-/// DeepCoder with each test.
+/// Returns the function that `metadata` names. LiveCodeBench has metadata once per row, as JSON text, and
+/// DeepCoder has it in each test.
 fn named_in(metadata: &Value) -> Option<String> {
     let parsed = metadata.as_str().and_then(|text| json::parse(text).ok());
     let facts = parsed.as_ref().unwrap_or(metadata);
     ["func_name", "fn_name"].iter().find_map(|name| Some(facts.get(name)?.as_str()?.to_owned()))
 }
 
-/// Tests as APPS, TACO and verl have them: lists of inputs and of outputs, with a function to call or
-/// without; or lists of assertions.
+/// Parses tests in the formats of APPS, TACO and verl: lists of inputs and outputs, with or without a
+/// function to call, or a list of assertions.
 fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, String> {
     let before = fields.get("import_prefix").and_then(Value::as_str).unwrap_or_default();
     if let Some(Value::Array(list)) = fields.get("assert_case") {
@@ -113,7 +114,7 @@ fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, Str
     if let Some(cases @ Value::Array(_)) = fields.get("test_cases") {
         return read(cases, task);
     }
-    // CodeContests has the names without an `s`.
+    // CodeContests names the fields `input` and `output`.
     let list = |name: &str| {
         fields.get(name).or_else(|| fields.get(name.strip_suffix('s')?)).and_then(Value::as_array)
     };
@@ -132,8 +133,11 @@ fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, Str
     inputs.iter().zip(outputs).map(case).collect()
 }
 
-/// A test of what is printed. An output that is missing is no empty one, and a table or a truth value may be
-/// printed in several ways.
+/// Creates a test of printed output.
+///
+/// # Errors
+/// Returns a message if the output is null, which does not mean empty, or is an object or a Boolean,
+/// which can be printed in several ways.
 fn prints(input: &Value, output: &Value) -> Result<Case, String> {
     match output {
         Value::Null => Err("have an output that is null, though nothing is returned".into()),
@@ -144,11 +148,17 @@ fn prints(input: &Value, output: &Value) -> Result<Case, String> {
     }
 }
 
-/// A call, whose arguments are a list or, as text, JSON on a line each. The value is written as the
-/// arguments are: beside arguments as text it is JSON, as in LiveCodeBench, and beside a list of arguments
-/// it is the value itself, so that "3" is a text. APPS and TACO write the value that is returned in a list
-/// of its own, and so does whoever checks them as their harness does: `wrapped` says that the first item of
-/// a list is right, too.
+/// Creates a test that calls a function.
+///
+/// `input` is a list of arguments, or text with one JSON argument per line. If `input` is text, a text in
+/// `output` is parsed as JSON, as in LiveCodeBench. Otherwise, `output` is the expected value itself, so
+/// that "3" is a string.
+///
+/// APPS and TACO can wrap the return value in a list. If `wrapped`, the first item of a list is accepted
+/// as well, as in their harness.
+///
+/// # Errors
+/// Returns a message if an argument is not JSON.
 fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Result<Case, String> {
     let parsed = |line: &str| {
         json::parse(line).map_err(|error| format!("have the argument {line:?}, no JSON: {error}"))
@@ -169,8 +179,8 @@ fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Resul
     Ok(Case::Returns { function: function.to_owned(), arguments, values })
 }
 
-/// Assertions, with the start of the program that the row has in `prompt`, as HumanEval's rows do: code that
-/// defines the function of `entry_point` up to its documentation.
+/// Creates a test from assertions. If the row's `prompt` is code that defines the function `entry_point`
+/// up to its docstring, as in HumanEval, the test gets this code as the start of the program.
 fn asserts(code: String, task: &Value) -> Case {
     let field = |name: &str| task_field(task, name).and_then(Value::as_str);
     let entry = field("entry_point")
@@ -187,8 +197,8 @@ fn asserts(code: String, task: &Value) -> Case {
     Case::Asserts { code, start: start.map(|(entry, prompt)| (prompt.to_owned(), entry.to_owned())) }
 }
 
-/// Code of tests, after that which MBPP has for the tests of a row. `check(candidate)`, as HumanEval has it,
-/// is called with the function that the row names.
+/// Returns the code of a test, preceded by the row's `test_imports` and `test_setup_code` (MBPP). If the
+/// code defines `check(candidate)` (HumanEval), a call with the row's `entry_point` is appended.
 fn checked(code: &str, task: &Value) -> String {
     let lines = |name: &str| task_field(task, name).map(text).filter(|lines| !lines.trim().is_empty());
     let before = ["test_imports", "test_setup_code"].into_iter().filter_map(lines);
@@ -200,7 +210,7 @@ fn checked(code: &str, task: &Value) -> String {
     whole.join("\n")
 }
 
-/// Input or output: a text, or lines of one each.
+/// Returns an input or output as text. The items of a list become lines.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),

@@ -1,18 +1,20 @@
-//! Whether an output, or the value of a function, is what a test expects.
+//! Compares the output of a program, or the return value of a function, with what a test expects.
 //!
-//! An integer that is expected is met exactly, in an output as a decimal and in a value as Python's `==` does
-//! it: `1000000007.0` is 1000000007, and the float 1e25 is not 10^25. Only numbers that are expected with a
-//! decimal point or an exponent have a tolerance.
+//! An expected integer must match exactly. In an output, numbers are compared as decimals: `1000000007.0`
+//! equals 1000000007. In a value, numbers are compared as by Python's `==`: the float 1e25 does not equal
+//! 10^25. A tolerance applies only to expected numbers that are written with a decimal point or an
+//! exponent.
 
 use serde_json::Value;
 
 use crate::decimal::Decimal;
 
-/// Difference that a number may have from an expected one that is no integer.
+/// Maximum difference from an expected number that is not an integer. The larger of the two bounds
+/// applies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Tolerance {
     pub absolute: f64,
-    /// Of the expected number.
+    /// Maximum difference as a fraction of the expected number.
     pub relative: f64,
 }
 
@@ -22,8 +24,8 @@ impl Tolerance {
     }
 }
 
-/// Returns whether an output is what was expected: the same lines, once both are stripped of white space
-/// around them, with the same words.
+/// Returns whether two outputs have the same lines with the same words. Numbers may differ within
+/// `tolerance`. White space between words and around the complete output is ignored.
 pub(super) fn same_output(found: &str, want: &str, tolerance: Tolerance) -> bool {
     let (mut found, mut want) = (found.trim().lines(), want.trim().lines());
     loop {
@@ -52,20 +54,20 @@ fn same_number(found: &str, want: &str, tolerance: Tolerance) -> bool {
     }
     let (Some(found), Some(want)) = (Decimal::parse(found), Decimal::parse(want)) else { return false };
     if found.is_value_of(&want) {
-        // Integers in another notation, such as +7, may not be numbers.
+        // An integer in another notation, such as +7, may be text rather than a number.
         return found.is_float || want.is_float || want.digits.is_empty();
     }
     want.is_float && tolerance.allows(found.difference(&want), want.to_f64())
 }
 
-/// Returns whether a word starts with a zero that a number does not need. Such a word is text, such as a bit
-/// string: 007 is not 7, and 00 is not 0.
+/// Returns whether a word has leading zeros. Such a word is text, for example a bit string: 007 does not
+/// equal 7, and 00 does not equal 0.
 fn is_padded(word: &str) -> bool {
     let digits = word.trim_start_matches(['+', '-']);
     digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Returns whether a value, as Python's `json` writes it, is the one that was expected.
+/// Returns whether a value that Python's `json` wrote equals the expected value.
 pub(super) fn same_value(found: &Value, want: &Value, tolerance: Tolerance) -> bool {
     match (found, want) {
         (Value::Array(found), Value::Array(want)) => {
@@ -83,7 +85,7 @@ pub(super) fn same_value(found: &Value, want: &Value, tolerance: Tolerance) -> b
     }
 }
 
-/// A number of Python.
+/// A Python number, as its JSON notation shows it.
 enum Number {
     Integer(Decimal),
     Float(f64),
@@ -92,7 +94,7 @@ enum Number {
 impl Number {
     fn of(value: &Value) -> Option<Self> {
         match value {
-            // As in Python, `True == 1`.
+            // `True == 1` in Python.
             Value::Bool(value) => Decimal::parse(if *value { "1" } else { "0" }).map(Number::Integer),
             Value::Number(number) if number.as_str().contains(['.', 'e']) => {
                 number.as_str().parse().ok().map(Number::Float)

@@ -18,7 +18,7 @@ fn outputs(found: &str, want: &str) -> bool {
 }
 
 #[test]
-fn outputs_are_compared_by_words() {
+fn same_output_compares_words_of_each_line() {
     for (found, want, same) in [
         ("3\n", "3", true),
         ("1  2 \n3\n\n", "1 2\n3", true),
@@ -52,7 +52,7 @@ fn outputs_are_compared_by_words() {
 }
 
 #[test]
-fn expected_integers_are_met_exactly() {
+fn expected_integers_must_match_exactly() {
     for (found, want, same) in [
         ("1000000008.0", "1000000007", false),
         ("1000000007.0", "1000000007", true),
@@ -69,7 +69,7 @@ fn expected_integers_are_met_exactly() {
         assert_eq!(outputs(found, want), same, "{found:?} {want:?}");
         assert_eq!(values(found, want), same && found != "9007199254740993.0", "{found:?} {want:?}");
     }
-    // A float of Python is not the integer that its digits seem to be.
+    // A Python float is not exactly the integer that its digits show.
     assert!(outputs("1e+25", "10000000000000000000000000") && !values("1e+25", "10000000000000000000000000"));
     assert!(
         values("1e+22", "10000000000000000000000")
@@ -79,7 +79,7 @@ fn expected_integers_are_met_exactly() {
 }
 
 #[test]
-fn tolerances_are_absolute_unless_relative_ones_are_set() {
+fn tolerance_is_absolute_unless_relative_is_set() {
     let relative = Tolerance { absolute: 0.0, relative: 1e-6 };
     for (found, want, absolute, by_ratio) in [
         ("123456790.0", "123456789.5", false, true),
@@ -102,7 +102,7 @@ fn tolerances_are_absolute_unless_relative_ones_are_set() {
 }
 
 #[test]
-fn long_numbers_are_compared_in_bounded_time() {
+fn same_output_compares_long_numbers_in_bounded_time() {
     let start = std::time::Instant::now();
     assert!(!outputs("1e2000000000", "0.5") && !outputs("0.5", "-1e2000000000"));
     assert!(start.elapsed().as_secs() < 1, "no power of ten is written out");
@@ -111,7 +111,7 @@ fn long_numbers_are_compared_in_bounded_time() {
 }
 
 #[test]
-fn values_are_compared_as_python_does() {
+fn same_value_matches_python_equality() {
     for (found, want, same) in [
         ("1", "true", true),
         ("true", "1", true),
@@ -135,7 +135,7 @@ fn values_are_compared_as_python_does() {
 }
 
 #[test]
-fn differences_are_those_of_fractions() {
+fn decimal_difference_is_exact() {
     for (one, other, want) in [
         ("1", "0.9999999", 1e-7),
         ("-1", "1", 2.0),
@@ -155,9 +155,9 @@ fn differences_are_those_of_fractions() {
     }
 }
 
-/// Pairs that are the same, or differ in one respect that changes the value.
+/// Compares pairs that are equal, or differ in one respect that changes the value.
 #[test]
-fn generated_outputs_and_values_are_told_apart() {
+fn generated_outputs_and_values_are_distinguished() {
     let frames = [
         "{}",
         "{}\n",
@@ -175,7 +175,7 @@ fn generated_outputs_and_values_are_told_apart() {
     let nests = ["{}", "[{}]", "[1, {}]", "{\"a\": {}}", "[[{}], []]", "[true, \"x\", {}]"];
     let mut dice = Dice::new(2);
     let (mut right, mut found, mut wrong) = (0, 0, 0);
-    // Last digits are the sixth decimal at most.
+    // Numbers have at most six decimals, so the tolerance is below a change of the last digit.
     let tolerance = Tolerance { absolute: 1e-9, relative: 0.0 };
     let told = |found: &str, want: &str| same_output(found, want, tolerance);
     let valued = |found: &str, want: &str| same_value(&read(found), &read(want), tolerance);
@@ -192,7 +192,7 @@ fn generated_outputs_and_values_are_told_apart() {
         let value = |number: &str| nest.replace("{}", number);
         right += 2;
         found += usize::from(told(&frame.replace("{}", &same), &output(&number)));
-        // A float has 15 digits for sure; an integer is written as one.
+        // A float preserves 15 digits; an integer has any number of digits.
         let short = if is_float {
             format!("{}.5", &number[..number.find('.').unwrap().min(9)])
         } else {
@@ -207,7 +207,7 @@ fn generated_outputs_and_values_are_told_apart() {
             wrong += 1;
             assert!(!valued(&value(&other), &value(&short)), "{other} {short}");
         }
-        // Two lines in another order, and a line less.
+        // Two lines in another order, and a missing line.
         wrong += 2;
         let two = |a: &str, b: &str| format!("{a}\n{b}");
         let other = dice.changed(&number);

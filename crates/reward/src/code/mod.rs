@@ -1,8 +1,8 @@
-//! Programs, right where they pass tests, which run in a sandbox.
+//! Scores programs by running tests in a sandbox.
 //!
-//! A test is for itself: it starts the program afresh. Whatever the program does (it hangs, floods, forks,
-//! ends its own process) costs the attempt its score and nothing else; a sandbox that fails is an outage, and
-//! never a score of 0.
+//! Each test starts the program in a new process. A program may hang, flood its output, fork or end its
+//! own process; this costs only its own attempt the score. A failure of the sandbox is reported as an
+//! outage and never scores 0.
 
 mod case;
 mod compare;
@@ -24,39 +24,42 @@ use crate::{Component, Evidence, ScoreError, Scorer, blocks};
 use case::Case;
 use compare::Tolerance;
 
-/// `kind = "code"`
+/// Options of the scorer `kind = "code"`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CodeKeys {
-    /// Field of a task or its row that has the tests; where there is none, the expected answer has them.
+    /// Field of a task or its row that contains the tests. If the field is missing, the expected answer
+    /// is used. Default: `tests`.
     pub tests: String,
-    /// Language of the program. This machine's sandbox knows `python` and `bash`; a service may know more.
-    /// Tests that are code themselves are Python.
+    /// Language of the program. The local sandbox supports `python` (the default) and `bash`; a service
+    /// may support more. Tests that are code are always Python.
     pub language: String,
-    /// Worth of a program that passes some of the tests.
+    /// Score of a program that passes some of the tests.
     pub value: Passing,
-    /// Most tests that are run, the first ones; all where 0.
+    /// Maximum number of tests that run, in the order of the task. 0 (the default) runs all.
     pub most_tests: usize,
-    /// Longest time of a test, in seconds.
+    /// Timeout for one test, in seconds. Above 0 and at most 86400. Default: 10.
     pub seconds: f64,
-    /// Most memory of a test's processes, in MiB.
+    /// Maximum memory of the processes of one test, in MiB. Default: 1024.
     pub memory_mb: u64,
-    /// Difference that a number may have from an expected one with a decimal point or an exponent. An integer
-    /// that is expected is met exactly.
+    /// Maximum absolute difference from an expected number that has a decimal point or an exponent. An
+    /// expected integer must match exactly. In 0..1. Default: 1e-6.
     pub tolerance: f64,
-    /// The same difference, relative to the expected number; the larger of both counts. 0 for none.
+    /// Maximum difference relative to the expected number; the larger of the two tolerances applies. In
+    /// 0..1. 0 (the default) disables it.
     pub relative_tolerance: f64,
-    /// Protection without which nothing runs.
+    /// Isolation that the sandbox must provide; without it, no program runs.
     pub protection: Walls,
-    /// The interpreter: a name, a file, or the folder of a virtual environment.
+    /// Python interpreter: a command name, a file, or the directory of a virtual environment. Default:
+    /// `python3`.
     pub python: String,
-    /// Modules that are loaded before any program runs.
+    /// Python modules that are imported before any program runs.
     pub preload: Vec<String>,
-    /// Most tests that run at once, of all attempts; one on each core where 0.
+    /// Maximum number of concurrent tests over all attempts. 0 (the default) means one per core.
     pub concurrency: usize,
-    /// A service of SandboxFusion's API, in place of this machine.
+    /// URL of a service with the SandboxFusion API. If `None`, tests run on this machine.
     pub url: Option<String>,
-    /// Environment variable with the key of that service.
+    /// Environment variable that contains the API key of the service at `url`.
     pub key_env: Option<String>,
 }
 
@@ -83,81 +86,81 @@ impl Default for CodeKeys {
 
 const PYTHON: &str = "python";
 
-/// Worth of a program that passes some tests.
+/// Score of a program that passes some of its tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Passing {
-    /// 1 where all tests pass, else 0. The first that does not is the last one that runs.
+    /// 1 if all tests pass, else 0. Testing stops at the first failure.
     #[default]
     All,
-    /// The share of tests that pass.
+    /// The fraction of tests that pass.
     Share,
 }
 
-/// Protection that programs run behind.
+/// Isolation of the sandbox that runs programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Walls {
-    /// All walls of the sandbox.
+    /// All isolation mechanisms of the sandbox are required.
     #[default]
     Full,
-    /// Walls that the kernel has, however few.
+    /// The isolation mechanisms that the kernel supports are used, even if it supports none.
     BestEffort,
 }
 
-/// A program to run once.
+/// A program for a [`Runner`] to run once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
-    /// Language of the code, by its name in the recipe.
+    /// Language of the code, as named in the recipe: `python` or `bash`, for example.
     pub language: String,
     /// Source code.
     pub code: String,
     /// Standard input.
     pub stdin: String,
-    /// Bytes of standard output that must be kept of it.
+    /// Minimum number of bytes of standard output that the runner must keep.
     pub output_bytes: usize,
 }
 
-/// Result of a program.
+/// Result of running a program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ran {
-    /// Standard output, of a longer one the beginning and the end.
+    /// Standard output. Output that is too long is truncated to its beginning and end.
     pub stdout: String,
-    /// Whether that is all of it.
+    /// Whether `stdout` is complete.
     pub is_whole: bool,
-    /// Way in which it ended.
+    /// How the program ended.
     pub end: ProgramEnd,
 }
 
-/// Way in which a program ended.
+/// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramEnd {
-    /// By itself, with this exit code; signals are below 0.
+    /// It exited with this code. A negative code means that a signal ended it.
     Exit(i32),
-    /// At its deadline.
+    /// It exceeded the time limit.
     TimeLimit,
-    /// Because it held too much memory.
+    /// It exceeded the memory limit.
     MemoryLimit,
 }
 
-/// Runs programs that nobody trusts, within the limits of the scorer's keys.
+/// Runs untrusted programs within the limits of [`CodeKeys`].
 #[async_trait]
 pub trait Runner: Debug + Send + Sync {
-    /// Starts whatever programs need.
+    /// Prepares the sandbox, so that programs can run.
     ///
     /// # Errors
-    /// When none could be run.
+    /// Returns an error if no program can run.
     async fn ready(&self) -> Result<(), ScoreError>;
 
-    /// Runs a program to its end. Whatever it does is no error.
+    /// Runs a program until it ends or exceeds a limit. A failure of the program itself is not an error.
     ///
     /// # Errors
-    /// [`ScoreError::Unavailable`] where it was not run, but may be later; [`ScoreError::Unusable`] where it
-    /// cannot be.
+    /// Returns [`ScoreError::Unavailable`] if the program was not run but a later call may succeed, and
+    /// [`ScoreError::Unusable`] if it can never run.
     async fn run(&self, program: &Program) -> Result<Ran, ScoreError>;
 }
 
-/// The scorer with the sandbox that runs its tests.
+/// Scorer of programs, with the runner for its tests.
 #[derive(Debug)]
 pub struct CodeScorer {
     keys: CodeKeys,
@@ -172,15 +175,15 @@ type TestCheck = OnceCell<Option<String>>;
 /// Maximum number of validations that are kept; when it is reached, all are dropped.
 const MAX_CHECKS: usize = 1 << 14;
 
-/// Name of the component that is the share of tests that passed.
+/// Name of the component with the fraction of tests that passed.
 const PASSED: &str = "passed";
-/// Name of the component that says whether a limit of time or memory was met.
+/// Name of the component that is 1 if a time or memory limit was exceeded, else 0.
 const LIMITED: &str = "limited";
 
-/// Least output that is kept of a test, in bytes.
+/// Minimum size of a test's output that is kept, in bytes.
 const OUTPUT: usize = 64 << 10;
 
-/// Word by which the runner says that the tests, and not the program, are at fault.
+/// Word with which `runner.py` reports that the tests, and not the program, are at fault.
 const UNUSABLE: &str = "unusable";
 
 const RUNNER: &str = include_str!("runner.py");
@@ -214,7 +217,7 @@ impl CodeKeys {
 }
 
 impl CodeScorer {
-    /// A scorer whose tests run there.
+    /// Creates a scorer whose tests run in `runner`.
     pub fn new(keys: CodeKeys, runner: Arc<dyn Runner>) -> Arc<Self> {
         Arc::new(CodeScorer { keys, runner, checks: Mutex::default() })
     }
@@ -260,7 +263,8 @@ impl CodeScorer {
         check.get_or_try_init(run).await?.clone().map_or(Ok(()), |why| Err(ScoreError::Unusable(why)))
     }
 
-    /// Runs a test; `token` is what nobody else knows.
+    /// Runs a test, and returns whether it passed and how the program ended. `token` marks the runner's
+    /// own output, so it must be unknown to the program.
     async fn passes(&self, code: &str, case: &Case, token: &str) -> Result<(bool, ProgramEnd), ScoreError> {
         let program = match case {
             Case::Prints { input, output } => Program {
@@ -273,7 +277,7 @@ impl CodeScorer {
                 order(asserted(tests, start.as_ref()), code, token, OUTPUT)
             }
             Case::Returns { function, arguments, values } => {
-                // Half of the output is its end, and escapes take up to three times as many bytes.
+                // Half of the kept output is its end, and escapes take up to three times as many bytes.
                 let longest = values.iter().map(|value| value.to_string().len()).max().unwrap_or(0);
                 let test = json!({ "function": function, "arguments": arguments });
                 order(test, code, token, OUTPUT.max(8 * longest))
@@ -297,7 +301,7 @@ impl CodeScorer {
     }
 }
 
-/// Returns what the runner gets to test a program by code.
+/// Returns the runner's input for a test that is code.
 fn asserted(code: &str, start: Option<&(String, String)>) -> Value {
     let mut test = json!({ "asserts": code });
     if let Some((start, entry)) = start {
@@ -306,7 +310,7 @@ fn asserted(code: &str, start: Option<&(String, String)>) -> Value {
     test
 }
 
-/// Creates the order to run the runner on a program and its test.
+/// Creates the program that runs `runner.py` on `code` and its test.
 fn order(mut test: Value, code: &str, token: &str, output_bytes: usize) -> Program {
     test["program"] = code.into();
     test["sign"] = format!("end of {token}").into();
@@ -318,7 +322,7 @@ fn order(mut test: Value, code: &str, token: &str, output_bytes: usize) -> Progr
     }
 }
 
-/// Returns why the tests are at fault, if the runner says that they are.
+/// Returns why the tests are unusable, or `None` if the runner did not report that they are.
 fn unusable(ran: &Ran, token: &str) -> Option<String> {
     let (_, why) = ran.stdout.split_once(&format!("{token} {UNUSABLE} "))?;
     Some(format!("the tests of the task cannot be used: {}", why.lines().next().unwrap_or_default()))
@@ -330,8 +334,8 @@ fn returned(stdout: &str, token: &str) -> Option<Value> {
     crate::json::parse(after.lines().next()?).ok()
 }
 
-/// Returns a program of Python with the limits of LiveCodeBench's harness: integers of 50,000 digits are read
-/// and printed, and functions call each other 50,000 deep.
+/// Returns a Python program with the limits of LiveCodeBench's harness: integers of up to 50,000 digits
+/// can be parsed and printed, and the recursion limit is 50,000.
 fn limited(code: &str) -> String {
     let limits = "getattr(__import__(\"sys\"), \"set_int_max_str_digits\", int)(50000)\n\
                   __import__(\"sys\").setrecursionlimit(50000)\n";
@@ -351,7 +355,7 @@ impl Scorer for CodeScorer {
 
     async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
         self.runner.ready().await?;
-        // Tests that are code say only in the sandbox that they cannot be used.
+        // Whether tests that are code can be used is known only after they ran in the sandbox.
         let cases = self.cases(task).unwrap_or_default();
         match cases.iter().find(|case| matches!(case, Case::Asserts { .. })) {
             Some(case) => self.check_test(case).await,
@@ -370,7 +374,7 @@ impl Scorer for CodeScorer {
             let (ok, end) = self.passes(code, case, &token).await?;
             passed += usize::from(ok);
             limited = !matches!(end, ProgramEnd::Exit(_));
-            // A program that hangs once would do so in every test.
+            // A program that exceeds a limit in one test would probably do so in every test.
             if limited || (!ok && self.keys.value == Passing::All) {
                 break;
             }
@@ -386,7 +390,8 @@ impl Scorer for CodeScorer {
     }
 }
 
-/// Returns the program in a text, or in its `<answer>`: the last block of code in its language, or all of it.
+/// Returns the program in a text or, if present, in its `<answer>` tag: the last code block in
+/// `language`, or the complete text if it has no code block.
 fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     let names: &[&str] = match language {
         "python" => &["python", "py", "python3"],
@@ -401,14 +406,14 @@ fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     code.filter(|code| !code.trim().is_empty())
 }
 
-/// Returns whether a text is a program of Python without a fence around it, which may have backticks in its
-/// texts.
+/// Returns whether a text is a Python program without a fence around it. Its string literals may contain
+/// backticks.
 fn is_bare_python(text: &str, language: &str) -> bool {
     let first = text.trim_start().lines().next().unwrap_or_default();
     let begins =
         ["import ", "def ", "class ", "async def ", "@", "#!"].iter().any(|word| first.starts_with(word))
             || (first.starts_with("from ") && first.contains(" import "));
-    // In a program by itself, fences stand within texts of its functions.
+    // In a bare program, fences occur only inside indented strings, such as docstrings.
     let is_fence = |line: &str| ["```", "~~~"].iter().any(|fence| line.starts_with(fence));
     language == PYTHON && begins && !text.lines().any(is_fence)
 }

@@ -1,6 +1,7 @@
-//! Tests as LiveCodeBench packs its `private_test_cases`: base64 of zlib of a pickle of JSON as text.
+//! Unpacks tests in the format of LiveCodeBench's `private_test_cases`.
 //!
-//! Only a pickle that holds one text is read, and nothing of it is ever run.
+//! The format has four layers: base64, zlib, a Python pickle, and JSON text. Only a pickle that contains
+//! a single string is accepted, and no pickle operation that calls code is supported.
 
 use std::io::Read;
 
@@ -8,13 +9,15 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use flate2::read::ZlibDecoder;
 
-/// Most bytes that packed tests may have once they are unpacked.
+/// Maximum size of unpacked tests, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Fewest characters of packed tests: code without any sign in it is shorter.
+/// Minimum length of packed tests, in characters. Code that consists only of base64 characters is
+/// shorter.
 const MIN_CHARS: usize = 24;
 
-/// Returns whether a text is base64 and nothing else, in one piece or in lines of equal length.
+/// Returns whether a text consists of base64 only, on one line or on lines of equal length (the last one
+/// may be shorter).
 pub(super) fn is_packed(text: &str) -> bool {
     let is_base64 = |word: &str| {
         let body = word.trim_end_matches('=');
@@ -31,14 +34,14 @@ pub(super) fn is_packed(text: &str) -> bool {
     first.len() >= MIN_CHARS && is_base64(first) && is_wrapped
 }
 
-/// Unpacks tests to JSON as text.
+/// Unpacks tests to JSON text. The pickle layer, or the zlib and pickle layers, may be missing.
 ///
 /// # Errors
-/// Says which layer is not what LiveCodeBench writes.
+/// Returns a message that names the layer that is invalid or too large.
 pub(super) fn unpack(text: &str) -> Result<String, String> {
     let joined: String = text.split_whitespace().collect();
     let bytes = STANDARD.decode(joined).map_err(|error| format!("no base64: {error}"))?;
-    // In one layer fewer: the JSON itself.
+    // JSON directly in base64.
     if let Ok(text) = std::str::from_utf8(&bytes)
         && text.trim_start().starts_with(['[', '{'])
     {
@@ -59,7 +62,7 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
     }
 }
 
-/// Reads a pickle that holds one text.
+/// Returns the string in a pickle, or `None` if the pickle contains anything except one string.
 fn pickled_text(pickle: &[u8]) -> Option<String> {
     let mut rest = pickle;
     let mut text = None;
@@ -91,7 +94,7 @@ fn pickled_text(pickle: &[u8]) -> Option<String> {
     }
 }
 
-/// Takes bytes from the beginning of a slice.
+/// Removes the first `count` bytes from `rest` and returns them, or returns `None` if there are fewer.
 fn take<'b>(rest: &mut &'b [u8], count: usize) -> Option<&'b [u8]> {
     let (taken, after) = rest.split_at_checked(count)?;
     *rest = after;
@@ -126,12 +129,12 @@ mod tests {
     }
 
     #[test]
-    fn pickled_texts_are_unpacked() {
+    fn unpack_reads_pickled_and_plain_json() {
         for pickle in pickles(JSON) {
             let blob = packed(&pickle);
             assert!(is_packed(&blob));
             assert_eq!(unpack(&blob).unwrap(), JSON);
-            // As `base64.encodebytes` writes it.
+            // Lines of equal length, as `base64.encodebytes` writes them.
             let lines: Vec<&str> =
                 blob.as_bytes().chunks(40).map(|c| std::str::from_utf8(c).unwrap()).collect();
             assert!(is_packed(&lines.join("\n")));
@@ -142,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn other_pickles_are_rejected() {
-        // cos\nsystem\n(S'true'\ntR. runs a command in Python.
+    fn unpack_rejects_other_pickles() {
+        // Loading cos\nsystem\n(S'true'\ntR. in Python runs the command `true`.
         let call = b"cos\nsystem\n(S'true'\ntR.".to_vec();
         let [short, long, ..] = &pickles(JSON)[..] else { panic!() };
         let mut damaged =
             vec![call, b"\x80\x04]\x94.".to_vec(), b"\x80\x04N.".to_vec(), b".".to_vec(), Vec::new()];
-        // Nothing can be kept before there is a text.
+        // A memo operation is invalid before the string.
         damaged.extend([&b"\x94"[..], b"q\0", b"r\0\0\0\0"].map(|code| [code, &long[..]].concat()));
         damaged.push([&short[..], b"."].concat());
         damaged.push([&long[..long.len() - 1], &[0x8C, 1, b'a', b'.']].concat());
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn code_is_not_taken_for_packed_tests() {
+    fn is_packed_rejects_code() {
         for code in ["assert f(1) == 2", "check(f)", "assert f", "abc", "", "import math\nassert f(1)", "x=1"]
         {
             assert!(!is_packed(code), "{code}");

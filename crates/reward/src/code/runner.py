@@ -1,12 +1,18 @@
-"""Runs a program, and then one test of it, in a process of its own.
+"""Runs a program and one test of it in a child process.
 
-Input is two lines of JSON: `program`, `sign`, and either `asserts` (code) or `function`, `arguments`; then
-`token`. With `control`, the asserts run without the program, to see whether they test anything. The token is printed once the test has come to its end, with the value that the function gave, and only
-then: a program that leaves early, whatever its exit code, has not passed. The second line is read once the program
-has its own process, so that nothing it can look at holds the token; the values that a function may give are not
-here at all. The sign says that the test came to its end; asserts share their process with the program, which can
-find it there, or change what they call. With asserts may come `start`, code that defines the function `entry` up to
-its documentation: the program is the rest of it, or has the whole function, and finds all that stands before it.
+Standard input is two lines of JSON. The first is an object with `program`, `sign`, and either `asserts` (code) or
+`function` and `arguments`. The second is an object with `token`.
+
+The token is printed, with the return value of the function, only after the test has completed. A program that exits
+early therefore does not pass, whatever its exit code. The second line is read after the child process has been
+forked, so the program cannot find the token in its memory. Expected return values are never sent to this process.
+
+The child sends the sign to its parent to report that the test completed. Asserts share a process with the program,
+which can find the sign there, or replace the functions that the asserts call.
+
+Two keys are optional, both with `asserts`. `start` is code that defines the function `entry` up to its docstring. The
+program either continues this code or contains the complete function, and can use all names defined before it.
+With `control`, the asserts run without the program, to check whether they test anything.
 """
 
 import ast
@@ -20,13 +26,13 @@ import signal
 import sys
 import types
 
-# Limits of LiveCodeBench's harness. CPython without the first has no such limit.
+# Limits of LiveCodeBench's harness. Versions of CPython that lack the first function have no limit on digits.
 getattr(sys, "set_int_max_str_digits", int)(50000)
 sys.setrecursionlimit(50000)
 
-# Functions that are called, and tests of a class `Solution`, find these names without an import, as on LeetCode and in the
-# harnesses of APPS and LiveCodeBench. Other tests that are code do not: a function that the program lacks must not be
-# found here.
+# Programs whose functions are called, and programs tested by code that uses a class `Solution`, can use these names
+# without an import, as on LeetCode and in the harnesses of APPS and LiveCodeBench. For other tests that are code the
+# names are not defined: they could stand in for a function that the program lacks.
 GIVEN = """
 import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, string, sys
 from bisect import *
@@ -40,29 +46,29 @@ from typing import *
 """
 
 
-# Says that the tests, and not the program, are at fault.
+# Reports that the tests, and not the program, are at fault.
 UNUSABLE = "unusable"
 
-# Module by whose name tests import the program, as KodCode's do.
+# Module name under which tests import the program, as in KodCode.
 SOLUTION = "solution"
 
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 
-# Exceptions whose handlers see that an assertion fails.
+# Exceptions whose handlers catch a failed assertion.
 CATCHING = "AssertionError", "Exception", "BaseException"
 
 
 def called(node):
-    """The last name of what a call calls, or an empty text."""
+    """Returns the last name of the expression that a call node calls, or an empty string."""
     name = getattr(node, "func", None)
     return getattr(name, "attr", getattr(name, "id", ""))
 
 
 def asserts(node):
-    """Whether a node fails a program that is wrong."""
+    """Returns whether a node can make the test of a wrong program fail."""
     if isinstance(node, ast.Assert):
-        # `assert False` behind a call that must raise fails, too.
+        # `assert False` after a call that must raise also counts.
         is_true = isinstance(node.test, ast.Constant) and bool(node.test.value)
         return not is_true and not isinstance(node.test, ast.Tuple)
     if called(node) in ("exit", "_exit", "quit"):
@@ -71,7 +77,7 @@ def asserts(node):
 
 
 def is_caught(node):
-    """Whether an assertion that fails in the body of this node fails nothing."""
+    """Returns whether this node swallows a failed assertion in its body."""
     if isinstance(node, ast.Try):
         for handler in node.handlers:
             kinds = [getattr(kind, "attr", getattr(kind, "id", "")) for kind in ast.walk(handler.type or ast.Pass())]
@@ -84,12 +90,12 @@ def is_caught(node):
 
 
 def is_main(node):
-    """Whether a node is what runs in a script only."""
+    """Returns whether a node is an `if` on `__name__`, whose body runs only in a script."""
     return isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
 
 
 def effective(node):
-    """All nodes within a node but those that run in a script only, or that may fail unseen."""
+    """Yields all nodes within a node, except those that run only in a script or whose failure is swallowed."""
     for name, children in ast.iter_fields(node):
         if name == "body" and (is_caught(node) or is_main(node)):
             continue
@@ -100,7 +106,7 @@ def effective(node):
 
 
 def acts(nodes):
-    """Whether statements assert or call something themselves, and not only in what they define."""
+    """Returns whether statements assert or call something outside of the functions and classes that they define."""
     for node in nodes:
         if not is_main(node) and not isinstance(node, DEFINITIONS):
             is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
@@ -110,7 +116,7 @@ def acts(nodes):
 
 
 def top(nodes):
-    """Statements of a module, and those within its conditions."""
+    """Yields the nodes of a module, and those within its `if`, `try` and `with` statements."""
     for node in nodes:
         yield node
         if isinstance(node, (ast.If, ast.Try, ast.With)) and not is_main(node):
@@ -118,9 +124,9 @@ def top(nodes):
 
 
 def suite(tree):
-    """Names of functions to run, and of classes that may have tests, as pytest and unittest find them.
+    """Returns the functions to run and the classes that may have tests, as pytest and unittest find them.
 
-    Raises ValueError for code that would pass whatever the program does.
+    Raises ValueError for code whose result does not depend on the program, or that cannot run here.
     """
     nodes = list(effective(tree))
     if not any(map(asserts, nodes)):
@@ -132,7 +138,7 @@ def suite(tree):
         if "autouse" in [getattr(keyword, "arg", None) for keyword in getattr(node, "keywords", [])]:
             raise ValueError("the tests have fixtures that run by themselves, which need pytest")
     named = {node.id for node in nodes if isinstance(node, ast.Name)}
-    # Those have run, and what they raise ends the tests.
+    # Functions that the module calls itself have already run; an exception in them ended the tests.
     ran = {called(node.value) for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)}
     functions, classes = [], []
     for node in top(tree.body):
@@ -157,18 +163,18 @@ def suite(tree):
 
 
 class Unusable(Exception):
-    """The tests, and not the program, are at fault."""
+    """Raised if the tests, and not the program, are at fault."""
 
 
 def given_hook(owner, name, item):
-    """Calls what is to run before or after a test, if it is there, with the test if it takes one."""
+    """Calls the setup or teardown hook `name`, if `owner` has it. A hook with a parameter gets `item`."""
     hook = getattr(owner, name, None)
     if hook is not None:
         hook(*[item][: len(inspect.signature(hook).parameters)])
 
 
 def run_test(owner, test, item, before, after):
-    """Runs one test function to its end."""
+    """Runs one test function between its setup and teardown hooks."""
     given_hook(owner, before, item)
     try:
         result = test()
@@ -183,7 +189,7 @@ def run_test(owner, test, item, before, after):
 
 
 def run_suite(names, suite, is_control):
-    """Runs tests that code defines. Raises where one fails, and Unusable where there is none."""
+    """Runs the tests that code defines. Raises an exception if a test fails, and Unusable if no test runs."""
     unittest = sys.modules.get("unittest")
     classes = [names[name] for name in suite["classes"] if isinstance(names.get(name), type)]
     cases, plain_classes, skipped = [], [], False
@@ -225,19 +231,19 @@ def run_suite(names, suite, is_control):
 
 
 def leave_no_run_to_tests():
-    """Lets the test programs of unittest do nothing: the tests that they would look for are run anyway."""
+    """Disables `unittest.main`: `run_suite` runs the tests that it would find."""
     import unittest
 
     unittest.main = unittest.TestProgram = lambda *_, **__: types.SimpleNamespace(result=unittest.TestResult())
 
 
 def plain(value):
-    """A value as JSON would have it: tuples are lists, and numbers of other types are Python's own."""
+    """Converts a value for JSON: tuples become lists, and numbers of other types become int or float."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    # Those of `decimal`, `fractions` and NumPy.
+    # Numbers of `decimal`, `fractions` and NumPy.
     if hasattr(type(value), "__float__") and not isinstance(value, (int, float)):
         whole = int(value)
         return whole if whole == value else float(value)
@@ -245,7 +251,7 @@ def plain(value):
 
 
 def statements(code, entry):
-    """The number of statements of the last function of this name, or 0."""
+    """Returns the number of statements of the last definition of `entry`, or 0 if there is none."""
     try:
         compile(code, "program.py", "exec")
         found = [node for node in ast.parse(code).body if getattr(node, "name", None) == entry]
@@ -255,7 +261,7 @@ def statements(code, entry):
 
 
 def defines(code, entry):
-    """Whether code that may be incomplete binds this name."""
+    """Returns whether code binds the name `entry` in its top level. Code that does not parse binds no name."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
@@ -270,7 +276,7 @@ def defines(code, entry):
 
 
 def sources(order):
-    """The code to run, one after the other."""
+    """Returns the sources to run, in order."""
     program, start, entry = order["program"], order.get("start"), order.get("entry")
     if start is None:
         return [program]
@@ -278,7 +284,7 @@ def sources(order):
         import textwrap
 
         least = statements(start, entry)
-        # As it is; without its indentation; with that of its first line stripped away.
+        # The body may be complete, lack its indentation, or lack only the indentation of its first line.
         for body in program, textwrap.indent(textwrap.dedent(program), "    "), "    " + program.lstrip():
             whole = f"{start}\n{body}"
             if statements(whole, entry) > least:
@@ -291,12 +297,12 @@ def sources(order):
 
 
 def tested(order):
-    """What the function gives, or None once the asserts hold."""
-    # A module that others find by its name: dataclasses and type hints are looked up there.
+    """Runs the test. Returns the value of the function, or None after asserts that hold."""
+    # Registered under its name, because dataclasses and type hints look up names in `sys.modules`.
     module = sys.modules["program"] = sys.modules[SOLUTION] = types.ModuleType("program")
     names = module.__dict__
     if "function" in order or "Solution" in order["suite"]["names"]:
-        # Beneath the names of the program, so that these alone are its functions.
+        # Defined as builtins, so that the program's namespace contains only its own functions.
         given = {}
         exec(GIVEN, given)
         for name, value in given.items():
@@ -319,7 +325,7 @@ def tested(order):
 
 
 def line():
-    """The next line of the input. Nothing beyond it is read."""
+    """Reads one line of standard input, without buffering beyond it, and parses it as JSON."""
     found = bytearray()
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         found += byte
@@ -327,13 +333,13 @@ def line():
 
 
 def run(order, out):
-    """Runs program and test, and writes what came of it."""
+    """Runs program and test, writes the result as JSON to the file descriptor `out`, and exits."""
     sign, write, leave = order.pop("sign"), os.write, os._exit
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
         found = {"found": tested(order), "sign": sign}
     except Unusable as why:
-        # Without a program, this is what the tests say.
+        # Only in a control run are the tests certainly at fault; otherwise, the program could be.
         found = {"unusable": str(why), "sign": sign} if order.get("control") else {}
     found = json.dumps(found).encode()
     sys.stdout.flush()
@@ -343,7 +349,7 @@ def run(order, out):
 
 
 def forked(order):
-    """Starts a process of its own for program and test; it and the pipe that it writes to."""
+    """Forks a child process for program and test. Returns its process id and the pipe with its result."""
     read, out = os.pipe()
     child = os.fork()
     if child == 0:
@@ -354,7 +360,7 @@ def forked(order):
 
 
 def said(child, read):
-    """What a process says, and how it ended."""
+    """Returns the result of a child process, empty if it failed, and its wait status."""
     with os.fdopen(read, "rb") as pipe:
         found = pipe.read()
     _, status = os.waitpid(child, 0)
@@ -362,7 +368,7 @@ def said(child, read):
 
 
 def stand_in(tree):
-    """A program in which each name of the tests is a function that gives a value of no use."""
+    """Returns a program that defines each name in the tests as a function that returns a bare object."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == SOLUTION:
@@ -372,7 +378,10 @@ def stand_in(tree):
 
 
 def controlled(order, tree):
-    """Why tests cannot be used, or None: they pass without a program, and with one that does nothing."""
+    """Returns why tests are unusable, or None if they fail without a program or with a stand-in.
+
+    Tests that pass both without a program and with functions that do nothing are unusable.
+    """
     for program in "", stand_in(tree):
         told, _ = said(*forked({**order, "program": program}))
         if "sign" not in told or "unusable" in told:
@@ -393,7 +402,7 @@ def main():
     if why is None and order.get("control"):
         why = controlled(order, tree)
     if why is not None or order.get("control"):
-        # No program has run yet, so this process alone knows the token.
+        # The program under test has not started, so only this process can know the token.
         token = line()["token"]
         if why is not None:
             os.write(1, f"\n{token} {UNUSABLE} {why}\n".encode())
@@ -404,7 +413,7 @@ def main():
     expected = line()
     told, status = said(child, read)
     if os.WIFSIGNALED(status):
-        # The limits of the program are those of both.
+        # The child shares this process's limits; ending by the same signal reports a limit that was exceeded.
         os.kill(os.getpid(), os.WTERMSIG(status))
         signal.pause()
     passed = told.get("sign") == sign

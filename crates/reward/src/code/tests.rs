@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::*;
 use crate::testing::evidence;
 
-/// Runs Python without any walls, for these tests' own programs.
+/// Runs trusted Python programs of these tests without a sandbox.
 #[derive(Debug, Default)]
 struct Bare {
     runs: Mutex<usize>,
@@ -59,7 +59,7 @@ async fn values(scorer: &CodeScorer, answer: &str, task: Value) -> Vec<f64> {
 const ADD: &str = "Here:\n```python\na, b = map(int, input().split())\nprint(a + b)\n```\nDone.";
 
 #[tokio::test]
-async fn programs_are_run_on_inputs() {
+async fn program_output_is_compared_for_each_input() {
     let (runner, share) = scorer(Passing::Share);
     let tests = json!({ "answer": "", "row": { "tests": { "inputs": ["1 2", "3 4\n", "0 0"], "outputs": ["3", "7\n", "1"] } } });
     assert_eq!(values(&share, ADD, tests.clone()).await, [2.0 / 3.0, 2.0 / 3.0, 0.0]);
@@ -67,19 +67,19 @@ async fn programs_are_run_on_inputs() {
     let (runner, all) = scorer(Passing::All);
     let pairs = json!({ "tests": [{ "input": "1 2", "output": "3" }, { "input": "1 1", "output": "2" }] });
     assert_eq!(values(&all, ADD, pairs.clone()).await, [1.0, 1.0, 0.0]);
-    // The first failure is the last test.
+    // Testing stops at the first failure.
     assert_eq!(values(&all, "```\nprint(5)\n```", pairs.clone()).await, [0.0, 0.0, 0.0]);
     assert_eq!(*runner.runs.lock().unwrap(), 3);
-    // Without a program nothing is run.
+    // An empty program is not run.
     assert_eq!(values(&all, "```python\n```", pairs).await, [0.0, 0.0, 0.0]);
     assert_eq!(*runner.runs.lock().unwrap(), 3);
-    // As verl has them: JSON as text, in the expected answer.
+    // verl stores tests as JSON text in the expected answer.
     let text = json!({ "answer": tests["row"]["tests"].to_string() });
     assert_eq!(values(&share, ADD, text).await[0], 2.0 / 3.0);
 }
 
 #[tokio::test]
-async fn programs_are_tested_by_code() {
+async fn program_passes_if_test_code_holds() {
     let (_, scorer) = scorer(Passing::Share);
     let add = "```python\ndef add(a, b):\n    return a + b\nif __name__ == '__main__':\n    raise SystemExit(1)\n```";
     let asserts = json!({ "row": { "tests": ["assert add(1, 2) == 3", "assert add(1, 1) == 3"] } });
@@ -92,7 +92,7 @@ async fn programs_are_tested_by_code() {
     assert_eq!(values(&scorer, add, humaneval.clone()).await[0], 1.0);
     let wrong = "```python\ndef add(a, b):\n    return a - b\n```";
     assert_eq!(values(&scorer, wrong, humaneval).await[0], 0.0);
-    // Leaving early, whatever the exit code, is not passing.
+    // A program that exits early does not pass, whatever its exit code.
     for early in ["import sys\nsys.exit(0)", "import os\nos._exit(0)", "def add(a, b):\n    exit(0)", "x ="] {
         assert_eq!(
             values(&scorer, &format!("```python\n{early}\n```"), asserts.clone()).await[0],
@@ -103,7 +103,7 @@ async fn programs_are_tested_by_code() {
 }
 
 #[tokio::test]
-async fn tests_that_test_nothing_leave_a_program_unscored() {
+async fn vacuous_tests_leave_program_unscored() {
     let (_, scorer) = scorer(Passing::All);
     let program = "```python\ndef f(n):\n    return n\n```";
     for (tests, why) in [
@@ -116,9 +116,9 @@ async fn tests_that_test_nothing_leave_a_program_unscored() {
         ("assert (f(1) == 2, 'message')", "assert nothing"),
         ("assert True", "assert nothing"),
         ("\"assert f(1) == 2\"", "assert nothing"),
-        // A table as Python prints it.
+        // A Python dictionary literal.
         ("{'inputs': ['1'], 'outputs': ['2']}", "assert nothing"),
-        // Assertions that fail unseen.
+        // Assertions whose failure is swallowed.
         ("try:\n    assert f(1) == 2\nexcept:\n    print('failed')", "assert nothing"),
         (
             "def test_f():\n    try:\n        assert f(1) == 2\n    except Exception as e:\n        print(e)",
@@ -135,7 +135,7 @@ async fn tests_that_test_nothing_leave_a_program_unscored() {
             "import unittest\nunittest.TextTestRunner().run(unittest.FunctionTestCase(lambda: fail(f)))",
             "pass without",
         ),
-        // Classes without tests, or whose tests do not run.
+        // Classes without tests, or with tests that do not run.
         (
             "import unittest\nclass A(unittest.TestCase):\n    def look(self):\n        assert f(1) == 2",
             "nothing calls",
@@ -162,13 +162,13 @@ async fn tests_that_test_nothing_leave_a_program_unscored() {
             assert!(error.to_string().contains(why), "{tests}: {error}");
         }
     }
-    // A program cannot say so itself.
+    // A program cannot forge the report that its tests are unusable.
     let claim = "```python\nprint('unusable')\nprint('passed 0 unusable x')\n```";
     assert_eq!(values(&scorer, claim, json!({ "tests": ["assert f(1) == 1"] })).await[0], 0.0);
 }
 
 #[tokio::test]
-async fn tests_of_pytest_and_unittest_are_run() {
+async fn pytest_and_unittest_tests_are_run() {
     let (_, scorer) = scorer(Passing::All);
     let case = "import unittest\nclass TestCases(unittest.TestCase):\n    def test_f(self):\n        \
                 self.assertEqual(f(1), 1)\nif __name__ == '__main__':\n    unittest.main()\n";
@@ -178,14 +178,14 @@ async fn tests_of_pytest_and_unittest_are_run() {
         "class TestF:\n    def test_one(self):\n        assert f(1) == 1\n",
         case,
         "def test_one():\n    assert f(1) == 1\ntest_one()\n",
-        // Called where failures are seen, where they are not, and in scripts only.
+        // Tests that are called only in a script, with failures swallowed, or directly.
         "def test_one():\n    assert f(1) == 1\nif __name__ == '__main__':\n    test_one()\n",
         "def test_one():\n    assert f(1) == 1\nfor test in [test_one]:\n    try:\n        test()\n    except:\n        print('failed')\n",
         "def test_one():\n    assert f(2) == 2\ndef test_two():\n    assert f(1) == 1\ntest_one()\n",
         "async def test_one():\n    assert f(1) == 1\n",
         "if f(1) != 1:\n    import sys\n    sys.exit(1)",
         "class TestF:\n    def setup_method(self):\n        self.f = f\n    def test_one(self):\n        assert self.f(1) == 1\n",
-        // The runners of unittest.
+        // The runners of unittest, called in different ways.
         &case.replace("if __name__ == '__main__':\n    ", ""),
         &case.replace("if __name__ == '__main__':\n    unittest.main()", "done = unittest.main(exit=False).result"),
         &case.replace(
@@ -212,7 +212,7 @@ async fn tests_of_pytest_and_unittest_are_run() {
 }
 
 #[tokio::test]
-async fn tests_can_replace_builtins_that_the_program_calls() {
+async fn tests_can_patch_builtins_of_program() {
     let (_, scorer) = scorer(Passing::All);
     let tests = "import unittest\nfrom unittest.mock import patch\nclass A(unittest.TestCase):\n    @patch('builtins.print')\n    \
                  def test_f(self, shown):\n        f(3)\n        shown.assert_called_once_with(3)\n";
@@ -223,7 +223,7 @@ async fn tests_can_replace_builtins_that_the_program_calls() {
 }
 
 #[tokio::test]
-async fn tests_of_primeintellect_and_codecontests_are_read() {
+async fn cases_parse_primeintellect_and_codecontests_formats() {
     let (_, scorer) = scorer(Passing::All);
     let add = "```python\ndef add(a, b):\n    return a + b\n```";
     let call = json!({ "type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3] });
@@ -240,7 +240,7 @@ async fn tests_of_primeintellect_and_codecontests_are_read() {
 }
 
 #[tokio::test]
-async fn numbers_of_other_types_are_those_of_python() {
+async fn decimal_and_fraction_results_compare_as_numbers() {
     let (_, scorer) = scorer(Passing::All);
     let task = |output: Value| json!({ "tests": { "fn_name": "f", "inputs": [[1]], "outputs": [output] } });
     for (value, output, right) in [
@@ -260,11 +260,11 @@ async fn numbers_of_other_types_are_those_of_python() {
 }
 
 #[tokio::test]
-async fn a_program_finds_neither_the_value_that_is_expected_nor_the_token() {
+async fn program_cannot_find_expected_value_or_token() {
     let (_, scorer) = scorer(Passing::Share);
     let task =
         json!({ "tests": { "fn_name": "secret", "inputs": [[1]], "outputs": ["a value to be found"] } });
-    // Looks through all that its process holds, and prints what looks like it.
+    // Searches all objects of its process for the token and the value, and prints what resembles them.
     let search = "import gc, os, sys\n\
         def secret(x):\n    \
             found = [str(o) for o in gc.get_objects()] + [str(f.f_locals) for f in sys._current_frames().values()]\n    \
@@ -284,7 +284,7 @@ async fn a_program_finds_neither_the_value_that_is_expected_nor_the_token() {
 }
 
 #[tokio::test]
-async fn functions_are_called() {
+async fn function_results_are_compared_with_expected_values() {
     let (_, scorer) = scorer(Passing::Share);
     let tests = json!({ "tests": {
         "fn_name": "pair", "inputs": [[1, 2], "3\n4", [0.1, 0.2]], "outputs": [[1, 2], "[3, 4]", [0.1, 0.30000000001]],
@@ -302,7 +302,7 @@ async fn functions_are_called() {
 }
 
 #[tokio::test]
-async fn expected_text_that_looks_like_json_is_text_beside_values() {
+async fn json_string_is_parsed_only_for_text_input() {
     let (_, scorer) = scorer(Passing::All);
     let object = r#"{"$serde_json::private::Number": "5"}"#;
     let text = |output: &str| json!({ "fn_name": "f", "inputs": [[1]], "outputs": [output] });
@@ -327,21 +327,21 @@ async fn expected_text_that_looks_like_json_is_text_beside_values() {
 }
 
 #[tokio::test]
-async fn calls_are_checked_as_the_harnesses_of_their_data_sets_check_them() {
+async fn function_calls_match_data_set_harnesses() {
     let (_, scorer) = scorer(Passing::Share);
     let program = |code: &str| format!("```python\n{code}\n```");
-    // APPS and TACO have the value that is returned in a list.
+    // APPS and TACO wrap the return value in a list.
     let wrapped =
         json!({ "tests": { "fn_name": "halves", "inputs": [[4], [[1]]], "outputs": [[2], [[1]]] } });
     let halves = "def halves(x):\n    return x // 2 if isinstance(x, int) else x";
     assert_eq!(values(&scorer, &program(halves), wrapped.clone()).await[0], 1.0);
     assert_eq!(values(&scorer, &program("def halves(x):\n    return 3"), wrapped).await[0], 0.0);
-    // LiveCodeBench has it as it is.
+    // LiveCodeBench does not wrap it.
     let bare = json!({ "row": {
         "tests": [{ "input": "4", "output": "[2]", "testtype": "functional" }], "fn_name": "halves",
     } });
     assert_eq!(values(&scorer, &program(halves), bare).await[0], 0.0);
-    // The name of the function is among the facts of the row, or of a test.
+    // The metadata of the row, or of a test, contains the name of the function.
     let facts = r#"{"func_name": "pair"}"#;
     let test = json!({ "input": "1\n2", "output": "[1, 2]", "testtype": "functional" });
     let mut with_facts = test.clone();
@@ -350,14 +350,14 @@ async fn calls_are_checked_as_the_harnesses_of_their_data_sets_check_them() {
     for row in [json!({ "tests": [test], "metadata": facts }), json!({ "tests": [with_facts] })] {
         assert_eq!(values(&scorer, &pair, json!({ "row": row })).await[0], 1.0, "{row}");
     }
-    // Names that tests bring along are there for `check(candidate)`, too.
+    // Predefined names such as `List` are also available with `check(candidate)` on a class `Solution`.
     let check = json!({ "row": {
         "tests": "def check(candidate):\n    assert candidate([3, 1]) == [1, 3]\n", "entry_point": "Solution().inorder",
     } });
     let inorder =
         "class Solution:\n    def inorder(self, nums: List[int]) -> List[int]:\n        return sorted(nums)";
     assert_eq!(values(&scorer, &program(inorder), check).await[0], 1.0);
-    // Solutions that use what LeetCode has imported for them; names of it are no solution.
+    // A solution can use LeetCode's imports, but an imported name is not a solution.
     let task = json!({ "tests": { "fn_name": "add", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]] } });
     let leet = "class Solution:\n    def add(self, nums: List[int]) -> Optional[List[int]]:\n        \
                 seen = defaultdict(int)\n        heapify(nums)\n        \
@@ -369,7 +369,7 @@ async fn calls_are_checked_as_the_harnesses_of_their_data_sets_check_them() {
 }
 
 #[tokio::test]
-async fn tests_that_are_code_find_no_names_that_the_program_lacks() {
+async fn test_code_does_not_provide_missing_names() {
     let (_, scorer) = scorer(Passing::All);
     let program = |code: &str| format!("```python\n{code}\n```");
     let check = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n";
@@ -393,14 +393,15 @@ async fn tests_that_are_code_find_no_names_that_the_program_lacks() {
             assert_eq!(values(&scorer, &program(answer), task).await[0], right, "{answer} {row}");
         }
     }
-    // A test that is to fail without `not` is no test that passes without a program.
+    // Both tests are usable: a test of truth passes with a stand-in that returns objects, but fails
+    // without a program.
     let row = json!({ "row": { "tests": ["assert add(1, 2)", "assert not add(2, 1)"] } });
     let right = "def add(a, b):\n    return a < b";
     assert_eq!(values(&scorer, &program(right), row).await[0], 1.0);
 }
 
 #[tokio::test]
-async fn a_program_is_a_module_and_rows_bring_code_for_their_tests() {
+async fn program_is_module_and_row_setup_code_runs() {
     let (_, scorer) = scorer(Passing::Share);
     let program = "```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\nimport typing\n\
         @dataclass\nclass Point:\n    x: int\n    y: typing.ClassVar[int] = 5\n\
@@ -414,7 +415,7 @@ async fn a_program_is_a_module_and_rows_bring_code_for_their_tests() {
 }
 
 #[tokio::test]
-async fn integers_of_any_length_are_exact() {
+async fn integers_of_any_length_compare_exactly() {
     let (_, scorer) = scorer(Passing::All);
     let task = |function: &str, input: &str, output: &str| -> Value {
         let tests = format!(r#"{{"fn_name": "{function}", "inputs": [[{input}]], "outputs": [{output}]}}"#);
@@ -438,7 +439,7 @@ async fn integers_of_any_length_are_exact() {
             "{function} {input}"
         );
     }
-    // Beyond the limit of digits that CPython has by default, read, printed, and after an import from
+    // More digits than CPython's default limit: parsed and printed, also by a program that imports from
     // `__future__`.
     let digits = "7".repeat(6000);
     let tests = json!({ "tests": [{ "input": digits, "output": format!("\n{digits}\n") }] });
@@ -456,17 +457,17 @@ async fn integers_of_any_length_are_exact() {
 }
 
 #[tokio::test]
-async fn program_completes_the_prompt_of_its_row() {
+async fn program_can_complete_prompt_of_row() {
     let (_, scorer) = scorer(Passing::All);
     let row = |prompt: &str, test: &str| json!({ "row": { "prompt": prompt, "tests": test, "entry_point": "twice" } });
     let prompt = "from typing import List\n\ndef half(x):\n    return x // 2\n\ndef twice(x: List) -> List:\n    \"\"\" Doubles. \"\"\"\n";
     let test = "def check(candidate):\n    assert candidate([1]) == [2]\n    assert half(4) == 2\n";
     for (reply, right) in [
-        // The body, with its indentation, without it, and with that of its first line lost.
+        // The body: indented, not indented, and with only its first line not indented.
         ("```python\n    return [2 * y for y in x]\n```", 1.0),
         ("```python\nz = []\nfor y in x:\n    z.append(2 * y)\nreturn z\n```", 1.0),
         ("z = [2 * y for y in x]\n    return z", 1.0),
-        // The whole function, alone and with all that the row has.
+        // The complete function: on its own, and using the imports and functions of the prompt.
         ("```python\ndef twice(x):\n    return [2 * y for y in x]\n```", 1.0),
         (
             "```python\nfrom __future__ import annotations\ndef twice(x: List) -> List:\n    return [y + y for y in x]\n```",
@@ -480,10 +481,10 @@ async fn program_completes_the_prompt_of_its_row() {
     ] {
         assert_eq!(values(&scorer, reply, row(prompt, test)).await[0], right, "{reply}");
     }
-    // A function that does nothing but have its documentation is no answer.
+    // An invalid program does not leave the prompt's function, with only its docstring, as the answer.
     let lenient = "def check(candidate):\n    assert candidate(1) is None\n";
     assert_eq!(values(&scorer, "```python\nx = (\n```", row(prompt, lenient)).await[0], 0.0);
-    // A prompt in words is no code.
+    // A prompt in natural language is not treated as code.
     let words = "Write a function that doubles a list. Call it twice(x).";
     let alone = "def check(candidate):\n    assert candidate([1]) == [2]\n";
     let whole = "```python\ndef twice(x):\n    return [2 * y for y in x]\n```";
@@ -491,7 +492,7 @@ async fn program_completes_the_prompt_of_its_row() {
 }
 
 #[tokio::test]
-async fn packed_tests_are_unpacked_or_refused() {
+async fn packed_tests_are_unpacked_or_rejected() {
     use base64::Engine;
     use std::io::Write;
     let (_, scorer) = scorer(Passing::All);
@@ -510,7 +511,7 @@ async fn packed_tests_are_unpacked_or_refused() {
 }
 
 #[test]
-fn programs_are_found_in_answers() {
+fn program_in_finds_last_code_block() {
     for (text, want) in [
         ("a ```python\nx = 1\n``` b ```\ny = 2\n``` c", Some("x = 1\n")),
         ("```py\nx\n``` and <answer>```python\ny\n```</answer>", Some("y\n")),
@@ -533,7 +534,7 @@ fn programs_are_found_in_answers() {
 }
 
 #[test]
-fn tests_that_make_no_sense_are_named() {
+fn invalid_tests_and_keys_are_rejected() {
     let (_, scorer) = scorer(Passing::All);
     for (task, want) in [
         (json!({}), "the task has no tests, neither in its field \"tests\" nor as its answer"),
@@ -565,12 +566,12 @@ fn tests_that_make_no_sense_are_named() {
 }
 
 #[tokio::test]
-async fn test_code_is_checked_once_by_attempts_at_the_same_time() {
+async fn concurrent_attempts_validate_test_code_once() {
     let (runner, scorer) = scorer(Passing::All);
     let task = json!({ "tests": "def test_f():\n    assert f(1) == 1\n" });
     let attempt = || values(&scorer, "```python\ndef f(n):\n    return n\n```", task.clone());
     let (one, two, three) = tokio::join!(attempt(), attempt(), attempt());
     assert_eq!((one[0], two[0], three[0]), (1.0, 1.0, 1.0));
-    // Three answers and one check.
+    // One run per answer, and one validation of the test.
     assert_eq!(*runner.runs.lock().unwrap(), 4);
 }

@@ -1,14 +1,15 @@
-//! Whether two results of queries are the same.
+//! Compares the results of two queries.
 
 use std::cmp::Ordering;
 
 use super::run::Cell;
 
-/// Most rows that are compared in looking for the order of columns, each comparison counted.
+/// Maximum number of row comparisons in the search for the order of columns; beyond it, results count as
+/// different.
 const MAX_COMPARED: usize = 2_000_000;
 
 impl Cell {
-    /// Returns whether it is a number in floating point.
+    /// Returns whether the value is a floating-point number.
     fn is_real(&self) -> bool {
         matches!(self, Cell::Real(_))
     }
@@ -21,9 +22,11 @@ impl Cell {
         }
     }
 
-    /// Returns whether it is the same value: whole numbers to the last digit, numbers in floating point up to
-    /// four units in the last place, by which the order of operations changes them. An infinity is close to
-    /// no other number.
+    /// Returns whether two values are equal.
+    ///
+    /// Integers must match exactly. Floating-point numbers may have a relative difference of up to four
+    /// machine epsilons, because the order of operations affects rounding. An infinity equals only
+    /// itself.
     fn is_same(&self, other: &Cell) -> bool {
         let close = |a: f64, b: f64| {
             let size = a.abs().max(b.abs());
@@ -38,7 +41,7 @@ impl Cell {
         }
     }
 
-    /// An order of all values.
+    /// Compares two values of any kinds, to sort them.
     fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
             (Cell::Whole(a), Cell::Whole(b)) => a.cmp(b),
@@ -63,20 +66,22 @@ impl Cell {
 
 type Rows = [Vec<Cell>];
 
-/// Two results of equal size, in comparison.
+/// Comparison of two results of equal size.
 struct Comparison<'r> {
     want: &'r Rows,
     found: &'r Rows,
-    /// Whether the order of rows counts.
+    /// Whether the order of rows matters.
     ordered: bool,
-    /// Columns of `found` that a column of `want` may be, each by itself.
+    /// For each column of `want`, the columns of `found` with the same values.
     candidates: Vec<Vec<usize>>,
+    /// Number of row comparisons so far.
     compared: usize,
 }
 
-/// Returns whether two results have the same rows, in the same order if there is one; with `any_order`, after
-/// one exchange of columns that is the same for all rows. Results without rows are the same, whatever their
-/// columns.
+/// Returns whether two results have the same rows.
+///
+/// If `ordered`, the rows must be in the same order. If `any_order`, the columns of `found` may be
+/// permuted, with one permutation for all rows. Results without rows are equal, whatever their columns.
 pub(super) fn same(want: &Rows, found: &Rows, ordered: bool, any_order: bool) -> bool {
     let width = want.first().map_or(0, Vec::len);
     if want.len() != found.len() || want.iter().chain(found).any(|row| row.len() != width) {
@@ -95,14 +100,14 @@ pub(super) fn same(want: &Rows, found: &Rows, ordered: bool, any_order: bool) ->
         columns.iter().copied().filter(fits).collect()
     };
     comparison.candidates = columns.iter().map(candidates).collect();
-    // Columns that may be few others are settled first.
+    // Columns with few candidates are assigned first.
     let mut settled = columns;
     settled.sort_by_key(|at| comparison.candidates[*at].len());
     comparison.search(&settled, &mut Vec::new())
 }
 
 impl Comparison<'_> {
-    /// Returns whether the rows are the same in these columns of both.
+    /// Returns whether the rows are equal in the columns `want` and `found` of the two results.
     fn agrees(&self, want: &[usize], found: &[usize]) -> bool {
         let same_row = |(a, b): (&Vec<Cell>, &Vec<Cell>)| {
             want.iter().zip(found).all(|(at, other)| a[*at].is_same(&b[*other]))
@@ -110,8 +115,8 @@ impl Comparison<'_> {
         if self.ordered {
             return self.want.iter().zip(self.found).all(same_row);
         }
-        // Columns in floating point come last: values that are the same but for rounding must not decide
-        // where a row stands among others.
+        // Floating-point columns are the last sort keys: values that are equal up to rounding must not
+        // decide the position of a row.
         let is_real = |(at, other): &(usize, usize)| {
             self.want.iter().any(|row| row[*at].is_real())
                 || self.found.iter().any(|row| row[*other].is_real())
@@ -123,7 +128,8 @@ impl Comparison<'_> {
         want.into_iter().zip(found).all(same_row)
     }
 
-    /// Finds columns of the found rows for all that are wanted, the first of which are `chosen`.
+    /// Searches for a column of `found` for each column in `want`, by backtracking. `chosen` contains the
+    /// columns for the first of them. Returns whether all were found.
     fn search(&mut self, want: &[usize], chosen: &mut Vec<usize>) -> bool {
         let depth = chosen.len();
         if depth == want.len() {
@@ -150,7 +156,7 @@ impl Comparison<'_> {
     }
 }
 
-/// The rows in the order of these columns.
+/// Returns the rows sorted by `columns`.
 fn sorted<'r>(rows: &'r Rows, columns: &[usize]) -> Vec<&'r Vec<Cell>> {
     let mut rows: Vec<&Vec<Cell>> = rows.iter().collect();
     rows.sort_by(|a, b| {
@@ -176,7 +182,7 @@ mod tests {
         }
     }
 
-    /// A value that is another one by its last digit, sign, size or kind.
+    /// Returns a value that differs in its last digit, sign, size or kind.
     fn changed(cell: &Cell, dice: &mut Dice) -> Cell {
         match cell {
             Cell::Null => Cell::Text("NULL".into()),
@@ -202,10 +208,10 @@ mod tests {
         items
     }
 
-    /// Tables that are the same but for the order of rows and columns, or differ in a value, a row or one
-    /// exchange.
+    /// Compares tables that are equal except for the order of rows and columns, or that differ in a
+    /// value, a row or one exchange.
     #[test]
-    fn generated_tables_are_told_apart() {
+    fn same_distinguishes_generated_tables() {
         let mut dice = Dice::new(3);
         let (mut right, mut found, mut wrong) = (0, 0, 0);
         for _ in 0..4_000 {
@@ -227,24 +233,25 @@ mod tests {
             right += 2;
             found += usize::from(same(&want, &other, false, true));
             found += usize::from(same(&want, &map(&want, &columns), true, true));
-            // One value is another one, in any order of rows and columns.
+            // One value differs, in any order of rows and columns.
             let mut differs = other.clone();
             let (row, column) = (dice.below(height), dice.below(width));
             differs[row][column] = changed(&differs[row][column], &mut dice);
             wrong += 1;
             assert!(!same(&want, &differs, false, true), "{want:?} {differs:?}");
-            // A row less, and a row twice.
+            // A missing row, and a duplicate row.
             wrong += 2;
             assert!(!same(&want, &other[1..], false, true));
             assert!(!same(&want, &[other.clone(), other[..1].to_vec()].concat(), false, true));
-            // In order, only rows that are the same may change places.
+            // If the order matters, only equal rows can be exchanged.
             let mut moved = want.clone();
             moved.swap(0, height - 1);
             if moved != want && !same(&want[..1], &want[height - 1..], true, true) {
                 wrong += 1;
                 assert!(!same(&want, &moved, true, false));
             }
-            // An exchange in one row alone: the columns' values as a whole differ then.
+            // An exchange in only one row makes the result differ if it changes the sorted values of the
+            // columns.
             if width > 1 && height > 1 && want[0][0] != want[0][1] {
                 let mut exchanged = want.clone();
                 exchanged[0].swap(0, 1);
@@ -266,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn many_alike_columns_do_not_hang() {
+    fn similar_columns_are_compared_in_bounded_time() {
         let begun = std::time::Instant::now();
         let bit = |row: usize, at: usize, salt: usize| {
             Cell::Whole(((row.wrapping_mul(0x9E37_79B9).wrapping_add(at * salt) >> 7) & 1) as i64)

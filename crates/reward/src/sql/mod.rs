@@ -1,7 +1,8 @@
-//! Queries, right where they give what the expected query gives (execution accuracy).
+//! Scores SQL queries by execution accuracy: a query is right if its result equals that of the expected
+//! query.
 //!
-//! Both run on the same SQLite file, which is opened for reading alone: no other file can be attached,
-//! nothing written, and time, rows, bytes and sizes of values are bounded.
+//! Both queries run on the same SQLite file, which is opened read-only. They cannot attach another file
+//! or write. Time, the number of rows, the size of the result and the sizes of values are limited.
 
 mod compare;
 mod run;
@@ -20,38 +21,38 @@ use crate::{Component, Evidence, ScoreError, Scorer, blocks};
 use compare::same;
 use run::{Bounds, COLUMNS, Query, VALUE_BYTES};
 
-/// Scores 1 where a query gives the rows that the expected one gives, else 0.
+/// Scorer that gives 1 if a query returns the same rows as the expected query, else 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SqlScorer {
-    /// An SQLite file, or the folder that has those of all tasks.
+    /// An SQLite file, or the directory with the SQLite files of all tasks.
     pub databases: PathBuf,
-    /// Field of a task or its row that names its database: `NAME.sqlite` in the folder, or
-    /// `NAME/NAME.sqlite`, as Spider and BIRD have them.
+    /// Field of a task or its row with the name of its database. The file is `NAME.sqlite` or
+    /// `NAME/NAME.sqlite` in the directory, as in Spider and BIRD. Default: `db_id`.
     #[serde(default = "db_id")]
     pub field: String,
-    /// Longest time of a query, in seconds.
+    /// Timeout for a query, in seconds. Above 0 and at most 1e6. Default: 10.
     #[serde(default = "ten")]
     pub seconds: f64,
-    /// Maximum number of rows of a result.
+    /// Maximum number of rows of a result. At least 1. Default: 10000.
     #[serde(default = "rows")]
     pub rows: usize,
-    /// Maximum size of a result, in MiB.
+    /// Maximum size of a result, in MiB. In 1..=65536. Default: 16.
     #[serde(default = "sixteen")]
     pub result_mb: usize,
-    /// Whether the order of columns counts.
+    /// Order in which the query may return the columns. Default: any order.
     #[serde(default)]
     pub columns: Columns,
 }
 
-/// Order in which a query may give the columns of the expected one.
+/// Order in which a query may return the columns of the expected query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Columns {
-    /// Any order that is the same for all rows, as Spider's evaluation counts it.
+    /// Any order that is the same for all rows, as in Spider's evaluation.
     #[default]
     AnyOrder,
-    /// The order of the expected query, as BIRD's evaluation counts it.
+    /// The order of the expected query, as in BIRD's evaluation.
     InOrder,
 }
 
@@ -71,7 +72,7 @@ fn sixteen() -> usize {
     16
 }
 
-/// Name of the component that says whether the query ran.
+/// Name of the component that is 1 if the query ran without an error, else 0.
 const RUNS: &str = "runs";
 
 #[async_trait]
@@ -95,7 +96,7 @@ impl Scorer for SqlScorer {
             columns: COLUMNS[0],
         };
         let mut want = Query::new(&database, &gold, bounds).run().await;
-        // Its values may be longer, or its tables wider.
+        // The expected query may need longer values or wider tables, so its limits are raised once each.
         for _ in 0..2 {
             match &want {
                 Err(why) if why.contains("too big") => bounds.value = VALUE_BYTES[1],
@@ -105,7 +106,7 @@ impl Scorer for SqlScorer {
             want = Query::new(&database, &gold, bounds).run().await;
         }
         let want = want.map_err(|why| unusable(&gold, &why))?.rows;
-        // One row more than expected is enough to know that the query is wrong.
+        // A query with one row more than expected is wrong, so no further row is read.
         bounds.enough = want.len();
         let found = Query::new(&database, &query, bounds).run().await;
         let runs = f64::from(u8::from(found.is_ok()));
@@ -113,7 +114,7 @@ impl Scorer for SqlScorer {
             Ok(found) if found.is_whole => {
                 let (ordered, any_order) = (is_ordered(&gold), self.columns == Columns::AnyOrder);
                 let same = move || same(&want, &found.rows, ordered, any_order);
-                // Many columns in another order take a while.
+                // The search for an order of many columns can take long.
                 tokio::task::spawn_blocking(same).await.unwrap_or(false)
             }
             _ => false,
@@ -141,13 +142,16 @@ impl SqlScorer {
         Ok(())
     }
 
-    /// The file of a task's database.
+    /// Returns the path of a task's database.
+    ///
+    /// # Errors
+    /// Returns [`ScoreError::Unusable`] if the task names no database, or if its file does not exist.
     fn database(&self, task: &Value) -> Result<PathBuf, ScoreError> {
         if !self.databases.is_dir() {
             return Ok(self.databases.clone());
         }
         let name = task_field(task, &self.field).and_then(Value::as_str).unwrap_or_default();
-        // A name that is a path would lead out of the folder.
+        // A name with path separators could refer to a file outside of the directory.
         let is_name = |c: char| c.is_alphanumeric() || "_- .".contains(c);
         if name.is_empty() || name.starts_with('.') || !name.chars().all(is_name) {
             let what = format!("the field {:?} of the task is {name:?}, which names no database", self.field);
@@ -170,7 +174,10 @@ fn unusable(query: &str, why: &str) -> ScoreError {
     ScoreError::Unusable(format!("the expected query {:?} cannot be run: {why}", crate::scorer::shown(query)))
 }
 
-/// The expected query.
+/// Returns the expected query of a task.
+///
+/// # Errors
+/// Returns [`ScoreError::Unusable`] if the expected answer is empty or not text.
 fn gold(task: &Value) -> Result<String, ScoreError> {
     let gold = expected(task);
     let text = gold.as_str().map(str::trim).filter(|text| !text.is_empty());
@@ -178,7 +185,8 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
         .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is no query")))
 }
 
-/// The query in a text, or in its `<answer>` or `<sql>`: the last block of code in SQL, or all of it.
+/// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code block,
+/// or the complete text. Returns `None` if it is empty.
 fn query_in(text: &str) -> Option<String> {
     let answer = in_tag(text, "answer").or_else(|| in_tag(text, "sql")).unwrap_or(text);
     let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(Cow::from(answer));
@@ -186,7 +194,7 @@ fn query_in(text: &str) -> Option<String> {
     Some(query.to_owned()).filter(|query| !query.is_empty())
 }
 
-/// Whether the rows of a query have an order: `ORDER BY` outside of brackets, texts and comments.
+/// Returns whether a query orders its rows, by `ORDER BY` outside of parentheses, quotes and comments.
 fn is_ordered(query: &str) -> bool {
     let (mut words, mut depth) = (Vec::new(), 0i32);
     let mut chars = query.chars().peekable();

@@ -1,4 +1,4 @@
-//! A query on a database that is read alone, within bounds.
+//! Runs a query on a read-only database, within limits.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
 
-/// Maximum number of bytes of a query.
+/// Maximum size of a query, in bytes.
 const QUERY_BYTES: i32 = 16 << 10;
 
-/// A value of a result.
+/// A value in the result of a query.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Null,
     Whole(i64),
     Real(f64),
-    /// A text as bytes, which may be invalid UTF-8: texts that differ in invalid bytes alone are different.
+    /// Text, as bytes that may be invalid UTF-8. Texts that differ only in invalid bytes are different.
     Text(Vec<u8>),
     Blob(Vec<u8>),
 }
@@ -33,7 +33,7 @@ impl Cell {
         }
     }
 
-    /// Bytes that a value takes.
+    /// Returns the number of bytes that a value takes in memory.
     fn bytes(value: ValueRef<'_>) -> usize {
         size_of::<Cell>()
             + match value {
@@ -43,42 +43,42 @@ impl Cell {
     }
 }
 
-/// Bounds of a result, and of what a query may do for it.
+/// Limits on a query and its result.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// Maximum time.
+    /// Timeout for the query.
     pub time: Duration,
-    /// Maximum number of rows.
+    /// Maximum number of rows. A larger result is an error.
     pub rows: usize,
-    /// Maximum number of bytes of all rows.
+    /// Maximum total size of all rows, in bytes.
     pub bytes: usize,
-    /// Number of rows after which the rest is not read.
+    /// Number of rows after which reading stops without an error.
     pub enough: usize,
-    /// Maximum number of bytes of a text or blob, or of a row of a table.
+    /// Maximum size of a text, a blob or a table row, in bytes.
     pub value: usize,
-    /// Maximum number of columns of a table or of any result within the query.
+    /// Maximum number of columns of a table, or of any result within the query.
     pub columns: usize,
 }
 
-/// Maximum sizes of a value: the first one that suffices for the expected query holds for answers, too.
+/// Maximum sizes of a value, in bytes. The first size that suffices for the expected query applies to
+/// answers.
 pub(super) const VALUE_BYTES: [usize; 2] = [128 << 10, 1 << 20];
 
-/// Maximum numbers of columns, chosen in the same way. A row of a statement is in memory with all of its
-/// values.
+/// Maximum numbers of columns, chosen like [`VALUE_BYTES`]. All values of a row are in memory at once.
 pub(super) const COLUMNS: [usize; 2] = [128, 2000];
 
-/// Functions whose rows SQLite collects in memory without a bound.
+/// Prefixes of functions for which SQLite collects rows in memory without a limit.
 const UNBOUNDED: [&str; 2] = ["json_group_", "jsonb_group_"];
 
-/// Rows of a query.
+/// Rows that a query returned.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Table {
     pub rows: Vec<Vec<Cell>>,
-    /// Whether these are all rows.
+    /// Whether `rows` contains all rows of the result.
     pub is_whole: bool,
 }
 
-/// A query to be run.
+/// A query with its database and limits.
 #[derive(Debug, Clone)]
 pub(super) struct Query {
     database: PathBuf,
@@ -86,13 +86,15 @@ pub(super) struct Query {
     bounds: Bounds,
 }
 
-/// Opens a database for reading alone, with at most so many columns and values of at most so many bytes.
+/// Opens a database read-only. `value` is the maximum size of a value in bytes, and `columns` the maximum
+/// number of columns.
 fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = Connection::open_with_flags(database, flags);
     let connection = opened.map_err(|error| format!("{}: {error}", database.display()))?;
-    // No other file can be read, and none written (`VACUUM INTO` attaches one). The other limits bound the
-    // values that one statement can hold at once: these are in memory, while tables on the way go to files.
+    // Without attached databases, no other file can be read or written (`VACUUM INTO` attaches one). The
+    // other limits bound the values that one statement holds in memory. Intermediate tables are stored in
+    // files.
     let limits = [
         (Limit::SQLITE_LIMIT_ATTACHED, 0),
         (Limit::SQLITE_LIMIT_LENGTH, value as i32),
@@ -106,7 +108,10 @@ fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, Str
     Ok(connection)
 }
 
-/// Returns an error if a query calls a function whose memory no limit of SQLite bounds.
+/// Checks that a query does not call a function with unlimited memory use.
+///
+/// # Errors
+/// Returns a message if the query contains a name that starts with one of [`UNBOUNDED`].
 fn bounded(query: &str) -> Result<(), String> {
     let query = query.to_ascii_lowercase();
     match UNBOUNDED.iter().find(|name| query.contains(**name)) {
@@ -120,10 +125,11 @@ impl Query {
         Query { database: database.to_owned(), text: text.to_owned(), bounds }
     }
 
-    /// Checks that a query fits its database.
+    /// Checks that a query can run on its database, without running it.
     ///
     /// # Errors
-    /// Says so if it does not, or if the database cannot be opened.
+    /// Returns a message if the query is invalid, would write, or has no columns, or if the database
+    /// cannot be opened.
     pub fn check(database: &Path, text: &str) -> Result<(), String> {
         let connection = open(database, VALUE_BYTES[1], COLUMNS[1])?;
         bounded(text)?;
@@ -135,16 +141,16 @@ impl Query {
         }
     }
 
-    /// Runs the query.
+    /// Runs the query on a blocking thread.
     ///
     /// # Errors
-    /// Says why if it fails, writes, or passes one of its bounds.
+    /// Returns a message if the query fails, would write, has no columns, or exceeds one of its limits.
     pub async fn run(self) -> Result<Table, String> {
         let limit = self.bounds.time;
         let (tell, told) = tokio::sync::oneshot::channel();
         let mut running = tokio::task::spawn_blocking(move || {
             let connection = open(&self.database, self.bounds.value, self.bounds.columns)?;
-            // The caller may have stopped waiting.
+            // Sending fails if the caller has stopped waiting.
             let _ = tell.send(connection.get_interrupt_handle());
             self.rows_of(&connection)
         });
@@ -154,7 +160,7 @@ impl Query {
                 if let Ok(handle) = told.await {
                     handle.interrupt();
                 }
-                // Once it is interrupted it ends at the next step.
+                // An interrupted query ends at its next step.
                 let _ = running.await;
                 return Err(format!("it did not end within {limit:?}"));
             }

@@ -36,7 +36,7 @@ fn scorer(folder: &Path) -> SqlScorer {
 }
 
 #[test]
-fn limits_have_defaults() {
+fn missing_keys_have_defaults() {
     let scorer: SqlScorer = serde_json::from_value(json!({ "databases": "shop.sqlite" })).unwrap();
     assert_eq!((scorer.field.as_str(), scorer.seconds), ("db_id", 10.0));
     assert_eq!((scorer.rows, scorer.result_mb, scorer.columns), (10_000, 16, Columns::AnyOrder));
@@ -47,7 +47,7 @@ fn task(gold: &str) -> Value {
 }
 
 #[tokio::test]
-async fn queries_are_compared_by_what_they_give() {
+async fn queries_are_compared_by_results() {
     let folder = folder();
     let scorer = scorer(folder.path());
     let all = "SELECT name, price FROM item";
@@ -69,7 +69,7 @@ async fn queries_are_compared_by_what_they_give() {
         ("SELECT sum(price) FROM item", "SELECT 9.25", 1.0, 1.0),
         ("SELECT count(*) FROM item", "SELECT 4.0", 1.0, 1.0),
         ("SELECT stock FROM item WHERE stock IS NULL", "SELECT NULL", 1.0, 1.0),
-        // Whole numbers are the same to the last digit, wherever their rows stand.
+        // Integers must match exactly, in any order of rows.
         ("SELECT 1732600000", "SELECT 1732600001", 0.0, 1.0),
         ("SELECT 9007199254740993", "SELECT 9007199254740992", 0.0, 1.0),
         (
@@ -78,14 +78,14 @@ async fn queries_are_compared_by_what_they_give() {
             1.0,
             1.0,
         ),
-        // Sums that differ by rounding alone do not decide where a row stands.
+        // Sums that differ only by rounding do not decide the position of a row.
         (
             "SELECT 0.1 + 0.2, 'a' UNION ALL SELECT 0.3, 'b'",
             "SELECT 0.3, 'a' UNION ALL SELECT 0.1 + 0.2, 'b'",
             1.0,
             1.0,
         ),
-        // A whole number in floating point is that number, and no other close to it.
+        // A floating-point number with an integer value equals that integer, and no integer close to it.
         ("SELECT 1732600000", "SELECT 1732600001.0", 0.0, 1.0),
         ("SELECT 9007199254740993", "SELECT 9007199254740992.0", 0.0, 1.0),
         ("SELECT 2451545.12345", "SELECT 2451545.12346", 0.0, 1.0),
@@ -99,16 +99,16 @@ async fn queries_are_compared_by_what_they_give() {
 }
 
 #[tokio::test]
-async fn values_that_look_alike_are_told_apart() {
+async fn similar_values_are_distinguished() {
     let folder = folder();
     let scorer = scorer(folder.path());
     for (gold, answer, score) in [
-        // Texts that are not UTF-8, as old databases have them.
+        // Texts that are not UTF-8, as in old databases.
         ("SELECT CAST(x'e9' AS TEXT)", "SELECT CAST(x'e9' AS TEXT)", 1.0),
         ("SELECT CAST(x'e9' AS TEXT)", "SELECT CAST(x'e8' AS TEXT)", 0.0),
         ("SELECT CAST(x'e9' AS TEXT)", "SELECT char(65533)", 0.0),
         ("SELECT 'a' || char(0) || 'b'", "SELECT 'a' || char(0) || 'c'", 0.0),
-        // An infinity is close to no number.
+        // An infinity equals no other number.
         ("SELECT avg(price) FROM item", "SELECT 9e999", 0.0),
         ("SELECT 9e999", "SELECT avg(price) FROM item", 0.0),
         ("SELECT 9e999", "SELECT -9e999", 0.0),
@@ -120,7 +120,7 @@ async fn values_that_look_alike_are_told_apart() {
 }
 
 #[tokio::test]
-async fn statements_without_columns_do_not_count_as_empty_results() {
+async fn statements_without_columns_are_not_empty_results() {
     let folder = folder();
     let scorer = scorer(folder.path());
     let empty = "SELECT name FROM item WHERE 0";
@@ -136,7 +136,7 @@ async fn statements_without_columns_do_not_count_as_empty_results() {
 }
 
 #[tokio::test]
-async fn order_of_columns_counts_if_the_recipe_says_so() {
+async fn column_order_matters_only_if_in_order() {
     let folder = folder();
     let any = scorer(folder.path());
     let fixed = SqlScorer { columns: Columns::InOrder, ..any.clone() };
@@ -152,12 +152,12 @@ async fn order_of_columns_counts_if_the_recipe_says_so() {
             "SELECT stock, name FROM item ORDER BY price DESC, name",
             0.0,
         ),
-        // One exchange for all rows, and not another one for each.
+        // All rows must have the same order of columns.
         ("SELECT 1, 2 UNION ALL SELECT 3, 4", "SELECT 2, 1 UNION ALL SELECT 4, 3", 1.0),
         ("SELECT 1, 2 UNION ALL SELECT 3, 4", "SELECT 2, 1 UNION ALL SELECT 3, 4", 0.0),
         ("SELECT 1, 2 UNION ALL SELECT 2, 1", "SELECT 1, 2 UNION ALL SELECT 2, 1", 1.0),
         ("SELECT 1, 2 UNION ALL SELECT 2, 3", "SELECT 1, 3 UNION ALL SELECT 2, 2", 0.0),
-        // A column is used once.
+        // Each column is used once.
         ("SELECT name, price FROM item", "SELECT name, name FROM item", 0.0),
         ("SELECT name, name, price FROM item", "SELECT name, price, price FROM item", 0.0),
         ("SELECT name, name, price FROM item", "SELECT price, name, name FROM item", 1.0),
@@ -173,12 +173,12 @@ async fn order_of_columns_counts_if_the_recipe_says_so() {
 }
 
 #[tokio::test]
-async fn results_are_bounded_in_rows_and_bytes() {
+async fn results_are_limited_in_rows_and_bytes() {
     let folder = folder();
     let scorer = scorer(folder.path());
     let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)";
     for (answer, runs) in [
-        // One row more than expected is read, however many there are.
+        // At most one row more than expected is read.
         (format!("{many} SELECT i FROM n"), 1.0),
         (format!("{many} SELECT zeroblob(100000) FROM n"), 1.0),
         ("SELECT hex(zeroblob(1000000))".into(), 0.0),
@@ -196,7 +196,7 @@ async fn results_are_bounded_in_rows_and_bytes() {
         assert_eq!((given[0].value, given[1].value), (0.0, runs), "{shown}");
         assert!(begun.elapsed() < Duration::from_secs(30), "{shown}");
     }
-    // Bytes of all rows, of the expected query and of an answer.
+    // The size of all rows is limited, for the expected query and for an answer.
     let wide =
         format!("{} LIMIT 90", many.replace(" LIMIT 100000000)", ") SELECT hex(zeroblob(50000)) FROM n"));
     let small = SqlScorer { result_mb: 8, ..scorer.clone() };
@@ -206,13 +206,13 @@ async fn results_are_bounded_in_rows_and_bytes() {
     let numbers = format!("{} LIMIT 90", many.replace(" LIMIT 100000000)", ") SELECT i FROM n"));
     let given = small.score(&evidence(&wide, task(&numbers))).await.unwrap();
     assert_eq!((given[0].value, given[1].value), (0.0, 0.0));
-    // Values that the expected query has are read in answers, too.
+    // An answer may contain values as long as those of the expected query.
     let long = "SELECT hex(zeroblob(200000))";
     assert_eq!(scorer.score(&evidence(long, task(long))).await.unwrap()[0].value, 1.0);
 }
 
 #[tokio::test]
-async fn one_row_is_bounded_in_columns_and_functions() {
+async fn row_memory_is_limited_by_columns_and_functions() {
     let folder = folder();
     let scorer = scorer(folder.path());
     let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)";
@@ -232,7 +232,7 @@ async fn one_row_is_bounded_in_columns_and_functions() {
         assert_eq!((given[0].value, given[1].value), (0.0, 0.0), "{}", &answer[..answer.len().min(80)]);
         assert!(begun.elapsed() < Duration::from_secs(5), "{}", &answer[..answer.len().min(80)]);
     }
-    // An expected query that is as wide may be answered.
+    // An answer may be as wide as the expected query.
     let wide = format!("SELECT {columns}");
     assert_eq!(scorer.score(&evidence(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
     let collects = task("SELECT json_group_array(name) FROM item");
@@ -241,7 +241,7 @@ async fn one_row_is_bounded_in_columns_and_functions() {
 }
 
 #[tokio::test]
-async fn a_query_can_harm_nothing() {
+async fn query_cannot_write_attach_or_exceed_limits() {
     let folder = folder();
     let scorer = SqlScorer { seconds: 1.0, ..scorer(folder.path()) };
     let shop = folder.path().join("shop.sqlite");
@@ -270,7 +270,7 @@ async fn a_query_can_harm_nothing() {
 }
 
 #[test]
-fn databases_and_expected_queries_are_checked() {
+fn check_task_rejects_invalid_database_or_query() {
     let folder = folder();
     let scorer = scorer(folder.path());
     let named = |name: &str, gold: &str| json!({ "answer": gold, "db_id": name });
@@ -298,7 +298,7 @@ fn databases_and_expected_queries_are_checked() {
 }
 
 #[test]
-fn an_order_is_seen_where_there_is_one() {
+fn is_ordered_detects_outer_order_by() {
     for (query, ordered) in [
         ("SELECT a FROM t ORDER BY a", true),
         ("select a from t order\n by a limit 1", true),
