@@ -103,7 +103,11 @@ fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreE
 }
 
 fn posted(evidence: &Evidence, rewards: &Value, why: &str) -> Result<Vec<Component>, ScoreError> {
-    let rewards: Vec<Posted> = serde_json::from_value(rewards.clone()).unwrap_or_default();
+    let rewards: Vec<Posted> = match serde_json::from_value(rewards.clone()) {
+        Ok(rewards) => rewards,
+        Err(_) if rewards.is_null() => Vec::new(),
+        Err(error) => return none(evidence, &format!("a reward of the program is invalid: {error}")),
+    };
     if rewards.is_empty() {
         return none(evidence, why);
     }

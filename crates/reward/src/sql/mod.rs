@@ -115,7 +115,15 @@ impl Scorer for SqlScorer {
                 let (ordered, any_order) = (is_ordered(&gold), self.columns == Columns::AnyOrder);
                 let same = move || same(&want, &found.rows, ordered, any_order);
                 // The search for an order of many columns can take long.
-                tokio::task::spawn_blocking(same).await.unwrap_or(false)
+                let same = tokio::task::spawn_blocking(same).await;
+                let undecided = |why: &str| {
+                    let query = crate::scorer::shown(&gold);
+                    ScoreError::Unusable(format!(
+                        "the result cannot be compared with that of {query:?}: {why}"
+                    ))
+                };
+                let same = same.map_err(|error| undecided(&error.to_string()))?;
+                same.ok_or_else(|| undecided("too many of its columns or values are alike"))?
             }
             _ => false,
         };
