@@ -1,4 +1,4 @@
-//! Scorers: compute the score of an attempt from its record.
+//! Scorers: compute the score of an attempt from its recorded data.
 //!
 //! A [`Scorer`] reads the [`Evidence`] of an attempt (its task, outcome, final text and tokens, and data
 //! from its tools) and returns [`Component`]s. It scores attempts individually, or all attempts of a
