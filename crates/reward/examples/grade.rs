@@ -1,11 +1,12 @@
-//! Grades mathematical or numeric answers: from standard input lines of JSON, `{"text": …, "expected": …}`,
-//! to standard output one line each, `{"value": …, "extracted": …, "micros": …}`.
+//! Grades mathematical or numeric answers. Reads JSON lines `{"text": …, "expected": …}` from standard
+//! input, and writes one line `{"value": …, "extracted": …, "micros": …}` per input line to standard
+//! output. `micros` is the grading time in microseconds.
 //!
 //! ```sh
 //! cargo run --release -p levade-reward --example grade -- '{"maths": {"place": "boxed"}}' < answers.jsonl
 //! ```
 //!
-//! The argument is a scorer with its options, as JSON: `maths` or `numeric`. Without it, `maths` is used.
+//! The argument is a `maths` or `numeric` scorer with its options, as JSON. The default is `maths`.
 
 use std::error::Error;
 use std::io::{self, BufRead, Write};

@@ -1,13 +1,14 @@
-//! Scorers: compute the score of an attempt from its record.
+//! Scorers: compute the score of an attempt from its recorded data.
 //!
-//! A [`Scorer`] reads the [`Evidence`] of an attempt (its task, how it ended, its final text, every token,
-//! results that its tools returned) and returns [`Component`]s. It scores attempts one by one, or those of a
-//! group together. All of the evidence is in the record, so scoring can be repeated at any time.
+//! A [`Scorer`] reads the [`Evidence`] of an attempt (its task, outcome, final text and tokens, and data
+//! from its tools) and returns [`Component`]s. It scores attempts individually, or all attempts of a
+//! group together. The store holds all of this input, so scoring can be repeated at any time.
 //!
-//! A [`CommandScorer`] runs a program of the user, a [`PythonScorer`] a function, in processes that get named
-//! environment variables only and end with the scorer. An [`HttpScorer`] calls a service, a [`JudgeScorer`] a
-//! language model, and a [`CodeScorer`] runs tests in a sandbox; the binary passes the client or the sandbox
-//! to them, so this crate knows none. A [`SqlScorer`] runs queries; a [`SchemaScorer`] checks JSON.
+//! A [`CommandScorer`] runs a program of the user, and a [`PythonScorer`] a Python function. Their
+//! processes receive only named environment variables and end with the scorer. An [`HttpScorer`] calls a
+//! service, a [`JudgeScorer`] queries a language model, and a [`CodeScorer`] runs tests in a sandbox. The
+//! binary passes the network client or the sandbox to these scorers, because this crate contains neither.
+//! A [`SqlScorer`] runs queries; a [`SchemaScorer`] validates JSON.
 //!
 //! # Example
 //! ```
@@ -20,16 +21,16 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Model output is never an error.** An expected answer without meaning is one.
-//! - **A scorer that cannot score is an error** and never a score of 0; the recipe decides what happens to
+//! - **Model output never causes an error.** An invalid expected answer does.
+//! - **A scorer that cannot score returns an error**, never a score of 0. The recipe decides what happens to
 //!   the attempt.
-//! - **Scorers that compare the final answer** with the expected one are pure functions: the same text has
-//!   the same score.
+//! - **Answer comparison is pure.** Scorers that compare the final answer with the expected answer give the
+//!   same text the same score.
 //!
-//! [`Rational`] is exact arithmetic, for comparing answers and computing them.
+//! [`Rational`] provides the exact arithmetic that compares and computes answers.
 //!
-//! Out of scope: which tasks a scorer is for, the weights of components, and attempts without a score
-//! (`levade-trainer`).
+//! Out of scope: the assignment of scorers to tasks, the weights of components, and the handling of
+//! attempts without a score (`levade-trainer`).
 
 mod answer;
 mod around;
@@ -93,41 +94,41 @@ pub use scorer::{Evidence, Scorer, task_field};
 pub use short::normalise;
 pub use sql::{Columns, SqlScorer};
 
-/// A scorer as a recipe says it: its kind with its options.
+/// A scorer's configuration in a recipe: its kind and options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScorerKind {
-    /// The final number, right or wrong.
+    /// Compares the final number with the expected number.
     Numeric(NumericScorer),
-    /// A mathematical answer, by what it means.
+    /// Compares mathematical answers by value rather than by notation.
     Maths(MathsScorer),
-    /// A short answer in words.
+    /// Compares short text answers.
     Answer(AnswerScorer),
-    /// An option of several.
+    /// Checks the selected option of a multiple-choice task.
     Choice(ChoiceScorer),
-    /// The form of a reply.
+    /// Checks the format of a completion.
     Form(FormScorer),
-    /// JSON that keeps to a schema.
+    /// Validates JSON against a schema.
     JsonSchema(SchemaScorer),
-    /// A query, by the rows that it gives.
+    /// Compares the rows that a query returns.
     Sql(SqlScorer),
-    /// A program, by tests that it passes in a sandbox.
+    /// Runs the tests of a program in a sandbox.
     Code(CodeKeys),
-    /// Asks a program.
+    /// Runs a program of the user.
     Command(CommandKeys),
-    /// Asks a service.
+    /// Sends a request to a service.
     Http(HttpKeys),
-    /// Asks a language model.
+    /// Queries a language model.
     Judge(JudgeKeys),
-    /// Calls a function in Python.
+    /// Calls a Python function.
     Python(PythonKeys),
-    /// Takes what the agent's own program says.
+    /// Uses the reward that the agent's own program reports.
     Program(ProgramScorer),
-    /// Takes what the environment says that the task comes from.
+    /// Uses the score that the task's environment reports.
     Environment(EnvironmentKeys),
 }
 
-/// Options of what an environment says: none.
+/// Options of [`ScorerKind::Environment`], which has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnvironmentKeys {}
@@ -138,22 +139,23 @@ impl Default for ScorerKind {
     }
 }
 
-/// Worth of an answer.
+/// The score of one answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// 1 for right, 0 for wrong; between them for a scorer that gives parts.
+    /// 1 for a correct and 0 for a wrong answer; a value in between for a scorer that gives partial
+    /// credit.
     pub value: f64,
-    /// Text that was taken to be the answer; `None` if the text has none.
+    /// Text that was extracted as the answer; `None` if none was found.
     pub extracted: Option<String>,
 }
 
-/// Why something cannot be scored.
+/// Reason why an attempt or a task cannot be scored.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ScoreError {
-    /// Whoever scores cannot be asked now, or does not answer.
+    /// The service that scores is unreachable now, or does not respond.
     #[error("{0}")]
     Unavailable(String),
-    /// The evidence makes no sense to a scorer, or its score makes none.
+    /// The scorer cannot use its input or settings, or the result is not a valid score.
     #[error("{0}")]
     Unusable(String),
     /// The expected answer is not a number.
@@ -165,32 +167,32 @@ pub enum ScoreError {
         /// The expected answer, as JSON.
         expected: String,
     },
-    /// The expected answer is neither a text nor a list of texts.
+    /// The expected answer is neither a string nor a list of strings.
     #[error("the expected answer {expected} is neither a text nor a list of them")]
     ExpectedText {
         /// The expected answer, as JSON.
         expected: String,
     },
-    /// A program that scores does not.
+    /// A scoring program failed.
     #[error("the scorer `{command}` {what}")]
     Command {
         /// The program and its arguments.
         command: String,
-        /// Fault in it.
+        /// Description of the failure, as a predicate: "did not load".
         what: String,
     },
-    /// A score is out of range.
+    /// A setting is outside 0..=1.
     #[error("{name} = {value}, but it must be in 0..=1")]
     Range {
-        /// Which one.
+        /// Name of the key.
         name: &'static str,
         /// Value of the key.
         value: f64,
     },
-    /// A tolerance is out of range.
+    /// A tolerance is negative or not finite.
     #[error("{name} tolerance = {value}, but it must be finite and at least 0")]
     Tolerance {
-        /// Which one.
+        /// Kind of tolerance, such as relative.
         name: &'static str,
         /// Value of the key.
         value: f64,
@@ -198,14 +200,14 @@ pub enum ScoreError {
 }
 
 impl ScoreError {
-    /// Whether it may be gone when the scorer is asked again.
+    /// Returns whether the error may be temporary, so that a later call of the scorer can succeed.
     pub fn may_pass(&self) -> bool {
         matches!(self, ScoreError::Unavailable(_) | ScoreError::Command { .. })
     }
 }
 
 impl ScorerKind {
-    /// Name in a recipe.
+    /// Returns the kind's name in a recipe, such as `json_schema`.
     pub fn name(&self) -> &'static str {
         match self {
             ScorerKind::Numeric(_) => "numeric",
@@ -228,7 +230,7 @@ impl ScorerKind {
     /// Checks the scorer's own settings, so that a recipe fails before anything is sampled.
     ///
     /// # Errors
-    /// Names the setting that is out of range.
+    /// Returns an error that names the invalid setting, if there is one.
     pub fn check(&self) -> Result<(), ScoreError> {
         match self {
             ScorerKind::Numeric(scorer) => scorer.check(),
@@ -247,10 +249,13 @@ impl ScorerKind {
         }
     }
 
-    /// The scorer itself. One that asks over a network has to be given a client instead ([`HttpScorer::new`],
-    /// [`JudgeScorer::new`]), one that runs programs a sandbox ([`CodeScorer::new`]): this one scores
-    /// nothing. One that starts processes should be given a [`Supervisor`] ([`CommandScorer::new`],
-    /// [`PythonScorer::new`]), so that they end with this process.
+    /// Creates the scorer.
+    ///
+    /// The kinds `http`, `judge`, `code` and `environment` need a client, a sandbox or an environment.
+    /// For them, this function returns a scorer that always fails; use [`HttpScorer::new`],
+    /// [`JudgeScorer::new`] or [`CodeScorer::new`] instead. Scorers that start processes should be
+    /// created with a [`Supervisor`] ([`CommandScorer::new`], [`PythonScorer::new`]), so that the
+    /// processes end with this process.
     pub fn scorer(&self) -> Arc<dyn Scorer> {
         match self {
             ScorerKind::Numeric(scorer) => Arc::new(*scorer),

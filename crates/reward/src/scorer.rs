@@ -1,4 +1,4 @@
-//! The contract of scorers: whatever says what an attempt is worth.
+//! The [`Scorer`] trait and its input.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,28 +9,29 @@ use serde_json::{Map, Value};
 
 use crate::{Score, ScoreError};
 
-/// All that an attempt is judged by. It is taken before the attempt's sessions close, and is in the record,
-/// so that what was made can be scored at any later time.
+/// Input of a scorer: all data about one attempt. It is collected before the attempt's sessions close and
+/// is kept in the store, so that the attempt can be scored at any later time.
 #[derive(Debug, Clone)]
 pub struct Evidence {
-    /// The attempt.
+    /// Identifier of the attempt.
     pub attempt: AttemptId,
-    /// The task, with all that is known of it, as it is recorded.
+    /// The task with all of its fields, as in the store.
     pub task: Value,
-    /// How it ended.
+    /// How the attempt ended.
     pub outcome: Outcome,
-    /// Every token.
+    /// All tokens of the attempt.
     pub trajectory: Arc<Trajectory>,
 }
 
 impl Evidence {
-    /// The text of the final answer, without thoughts and calls. Empty unless the attempt ended with one.
+    /// Returns the text of the final answer, without reasoning and tool calls. Empty unless the attempt
+    /// ended with an answer.
     pub fn text(&self) -> &str {
         &self.outcome.final_text
     }
 
-    /// The final reply with its thoughts, between `<think>` and `</think>`. Empty unless the attempt ended
-    /// with an answer.
+    /// Returns the final assistant message, with its reasoning between `<think>` and `</think>`. Empty
+    /// unless the attempt ended with an answer.
     pub fn whole(&self) -> String {
         match self.thought().trim() {
             "" => self.text().to_owned(),
@@ -38,63 +39,65 @@ impl Evidence {
         }
     }
 
-    /// The thoughts of the final reply.
+    /// Returns the reasoning of the final assistant message.
     pub fn thought(&self) -> &str {
         &self.outcome.thought
     }
 
-    /// Knowledge that toolboxes handed over before they were closed, by the toolbox's name.
+    /// Returns data that toolboxes provided before they were closed, by toolbox name.
     pub fn handed(&self) -> &Map<String, Value> {
         &self.outcome.evidence
     }
 
-    /// Whether the attempt came to its own end, rather than to a limit.
+    /// Returns whether the attempt ended by itself rather than at a limit.
     pub fn is_answered(&self) -> bool {
         self.outcome.finish.is_whole()
     }
 
-    /// The expected answer; null where the task has none.
+    /// Returns the expected answer; null if the task has none.
     pub fn expected(&self) -> &Value {
         expected(&self.task)
     }
 
-    /// The expected answer for programs and functions: a number that its task has as the text of its digits
-    /// is the number.
+    /// Returns the expected answer for programs and functions. If the task stores a number as the string
+    /// of its digits, this is the number (`answer_number`).
     pub fn expected_value(&self) -> &Value {
         expected_value(&self.task)
     }
 }
 
-/// The expected answer of a task.
+/// Returns the expected answer of a task; null if it has none.
 pub(crate) fn expected(task: &Value) -> &Value {
     task.get("answer").unwrap_or(&Value::Null)
 }
 
-/// The expected answer of a task, for programs and functions.
+/// Returns the expected answer of a task for programs and functions, see [`Evidence::expected_value`].
 pub(crate) fn expected_value(task: &Value) -> &Value {
     task.get("answer_number").filter(|number| number.is_number()).unwrap_or(expected(task))
 }
 
-/// A field of a task, or else of the row that it was read from.
+/// Returns a field of a task. If the task does not have it, or it is null, returns the field of the data
+/// set row that the task was read from.
 pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
     let of_row = || task.get("row")?.get(name);
     task.get(name).filter(|value| !value.is_null()).or_else(of_row)
 }
 
-/// Says what attempts are worth: one by one, or those of a group together.
+/// Scores attempts, individually or all attempts of a group together.
 ///
-/// Nothing that a model wrote is an error. A scorer that cannot score now, because whoever it asks is away,
-/// gives an error that [may pass](ScoreError::may_pass); it never gives 0 for that. It may be asked about the
-/// same evidence again, and about many attempts at once.
+/// Model output never causes an error. If a scorer cannot score now, because a service is unavailable, it
+/// returns an error that [may be temporary](ScoreError::may_pass), never a score of 0. A scorer can be
+/// called repeatedly for the same attempt, and concurrently for many attempts.
 #[async_trait]
 pub trait Scorer: Debug + Send + Sync {
-    /// Whether it scores the attempts of a group together ([`score_group`](Self::score_group)), and none by
-    /// itself.
+    /// Returns whether the scorer scores all attempts of a group together
+    /// ([`score_group`](Self::score_group)), and does not score single attempts.
     fn is_by_group(&self) -> bool {
         false
     }
 
-    /// Whether nobody but the one who led an attempt at this task can say what it is worth.
+    /// Returns whether only the program or environment that ran an attempt at this task can report its
+    /// score.
     fn is_led(&self, _task: &Value) -> bool {
         false
     }
@@ -102,41 +105,43 @@ pub trait Scorer: Debug + Send + Sync {
     /// Checks a task before anything is sampled.
     ///
     /// # Errors
-    /// When the task, such as its expected answer, makes no sense to the scorer.
+    /// Returns an error if the scorer cannot use the task, for example its expected answer.
     fn check_task(&self, _task: &Value) -> Result<(), ScoreError> {
         Ok(())
     }
 
-    /// Finds before anything is sampled whether it could score attempts at this task.
+    /// Checks whether the scorer could score attempts at this task, before anything is sampled.
     ///
     /// # Errors
-    /// When it could not, so that a run does not begin.
+    /// Returns an error if it could not; the run then does not start.
     async fn check_ready(&self, _task: &Value) -> Result<(), ScoreError> {
         Ok(())
     }
 
-    /// Scores an attempt. One component is called [`Component::SCORE`]; others tell more.
+    /// Scores an attempt. One component is named [`Component::SCORE`]; further components are optional.
     ///
     /// # Errors
-    /// When the scorer cannot, for whatever reason but what the model wrote.
+    /// Returns an error if the scorer fails. Model output is never a reason.
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError>;
 
-    /// Scores the attempts of a group, each against the others: the components of each, in their order.
+    /// Scores the attempts of a group relative to each other. Returns the components of each attempt, in
+    /// the order of `group`.
     ///
     /// # Errors
-    /// When the scorer cannot score all of them.
+    /// Returns an error if the scorer cannot score all of the attempts.
     async fn score_group(&self, _group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
         Ok(Vec::new())
     }
 }
 
-/// The score of a scorer that looks at the final answer alone, where `graded` is that of the answer. Without
-/// one it is 0.
+/// Returns the components of a scorer that looks only at the final answer: the grade in `graded`, or 0 if
+/// the attempt ended without an answer.
 pub(crate) fn of_answer(
     evidence: &Evidence,
     graded: Result<Score, ScoreError>,
 ) -> Result<Vec<Component>, ScoreError> {
-    // Graded also without an answer, so that a task that cannot be scored is found whatever the model says.
+    // An error in `graded` is returned even without an answer, so that an invalid task is found whatever
+    // the model writes.
     let Score { value, extracted } = graded?;
     let score = if evidence.is_answered() {
         Component { extracted, ..Component::score(value) }
@@ -146,7 +151,7 @@ pub(crate) fn of_answer(
     Ok(vec![score])
 }
 
-/// Returns the beginning of a text, for a message.
+/// Returns the first 80 characters of a trimmed text, for a message.
 pub(crate) fn shown(text: &str) -> String {
     text.trim().chars().take(80).collect()
 }

@@ -1,9 +1,10 @@
-//! Verdicts that were given before.
+//! A cache of the judge's verdicts.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-/// Replies by prompt, the newest of them. The models and the way to ask are those of one scorer.
+/// A bounded cache of verdicts by prompt, which removes the oldest entries first. Each scorer has its own
+/// cache, because the key contains neither the model nor the sampling parameters.
 #[derive(Debug)]
 pub(super) struct Cache<T> {
     most: usize,
@@ -17,7 +18,7 @@ struct Kept<T> {
     bytes: usize,
 }
 
-/// Most bytes of prompts that are kept.
+/// Maximum total size of the cached prompts, in bytes.
 const BYTES: usize = 64 << 20;
 
 impl<T: Clone> Cache<T> {
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_are_kept_within_bounds() {
+    fn cache_evicts_oldest_prompts_beyond_limits() {
         let cache = Cache::new(2);
         for (number, prompt) in ["a", "b", "a", "c"].into_iter().enumerate() {
             cache.put(prompt.into(), number);

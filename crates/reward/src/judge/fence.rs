@@ -1,10 +1,10 @@
-//! Markers around texts that others wrote, in the prompt of a judge.
+//! Fences: markers in a judge's prompt around text from a model or a data set.
 
 /// Returns a marker that does not occur in `prompt`: `=====`, sixteen hexadecimal digits, `=====`.
 ///
-/// It is a function of the prompt alone, so that the same answer makes the same prompt, which is judged once.
-/// An answer cannot hold its own marker: the digits depend on each byte of it, and digits that occur are
-/// passed over.
+/// The marker depends only on the prompt, so that the same answer yields the same prompt and can be
+/// cached. An answer cannot contain its own marker: the digits depend on each byte of the answer, and
+/// digits that occur in the prompt are skipped.
 pub(super) fn fence(prompt: &str) -> String {
     let mut hash = prompt.bytes().fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
     loop {
@@ -20,7 +20,7 @@ pub(super) fn fence(prompt: &str) -> String {
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0100_0000_01b3;
 
-/// The finalizer of splitmix64, which spreads a small difference over all bits.
+/// Applies the finalizer of splitmix64, so that a small difference changes all bits.
 fn mixed(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -32,11 +32,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fence_occurs_nowhere_and_repeats() {
+    fn fence_is_deterministic_and_absent_from_prompt() {
         let first = fence("5");
         assert_eq!((fence("5"), first.len()), (first.clone(), 26));
         assert_ne!(fence("6"), first);
-        // An answer that holds the markers of its own beginnings.
+        // The answer contains the markers of its own prefixes.
         let mut answer = String::from("5");
         for _ in 0..20 {
             let marker = fence(&answer);
@@ -45,10 +45,10 @@ mod tests {
         }
     }
 
-    /// Known digits that are in the text itself cannot be had from the hash, so the loop is tested by its
-    /// parts.
+    /// No prompt is known that contains the digits of its own hash, so the retry of `fence` is tested
+    /// only through `mixed`, which gives each retry other digits.
     #[test]
-    fn fence_differs_in_digits_for_each_hash() {
+    fn mixed_hashes_are_distinct() {
         let mut all: Vec<u64> = (0..1000u64).map(|more| mixed(OFFSET.wrapping_add(more))).collect();
         all.sort_unstable();
         all.dedup();

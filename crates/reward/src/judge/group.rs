@@ -1,11 +1,11 @@
-//! Answers of a group, judged in one prompt.
+//! Parses the verdicts of a judge on all answers of a group.
 
 use serde_json::Value;
 
 use super::number::share;
 use super::verdict::json_values;
 
-/// A shuffle of 0..n, a function of the seed.
+/// Returns a permutation of 0..n that depends only on `seed`.
 pub(super) fn shuffled(n: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     let mut state = seed;
@@ -20,9 +20,12 @@ pub(super) fn shuffled(n: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Returns the ranking in a reply, best first, with answers by their numbers from 1 on: the last line that
-/// has each once and nothing else but a label (`3 > 1 > 2`, `[3, 1, 2]`, `Ranking: 3, 1, 2`). The worth of
-/// each answer is from 1 for the best down to 0.
+/// Returns the scores of `n` answers from the ranking in a completion: 1 for the best down to 0 for the
+/// worst.
+///
+/// The ranking is the last line that contains each answer's number (1 to `n`) exactly once, best first,
+/// and otherwise only a label: `3 > 1 > 2`, `[3, 1, 2]`, `Ranking: 3, 1, 2`. A single answer scores 0.5.
+/// Returns `None` if there is no such line.
 pub(super) fn ranking(reply: &str, n: usize) -> Option<Vec<f64>> {
     reply.lines().rev().find_map(|line| {
         let line = line.trim().trim_start_matches(['*', '_', '`', '#', ' ']);
@@ -51,8 +54,12 @@ pub(super) fn ranking(reply: &str, n: usize) -> Option<Vec<f64>> {
     })
 }
 
-/// Returns the list of numbers in a reply, one for each answer in the order in which they were shown: the
-/// last that has a line to itself, else the only one.
+/// Returns the scores of `n` answers from a list of numbers in a completion, one per answer in prompt
+/// order.
+///
+/// The list is the last one on a line of its own. If there is none, it is the only list in the
+/// completion; equal lists count as one. The range from `least` to `most` is mapped to 0..=1. Returns
+/// `None` if no list is found, if its length is not `n`, or if a number is out of range.
 pub(super) fn scores(reply: &str, n: usize, least: f64, most: f64) -> Option<Vec<f64>> {
     let numbers =
         |value: Value| -> Option<Vec<f64>> { value.as_array()?.iter().map(Value::as_f64).collect() };
@@ -74,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_is_a_function_of_its_seed() {
+    fn shuffled_is_deterministic_and_reaches_all_orders() {
         assert_eq!(shuffled(8, 1), shuffled(8, 1));
         let mut seen: Vec<Vec<usize>> = (0..200).map(|seed| shuffled(3, seed)).collect();
         seen.sort();
@@ -84,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn rankings_and_scores_are_read() {
+    fn ranking_and_scores_parse_unambiguous_completions() {
         for (reply, want) in [
             ("Answer 2 is best.\n2 > 3 > 1", Some(vec![0.0, 1.0, 0.5])),
             ("[3, 1, 2]\nThat is all.", Some(vec![0.5, 0.0, 1.0])),

@@ -1,4 +1,5 @@
-//! Marks that only change how the reply of a judge looks, and words that make a verdict somebody else's.
+//! Normalizes the markup of a judge's completion, and detects verdicts that are not the judge's own:
+//! quoted, conditional or retracted ones.
 
 use std::sync::LazyLock;
 
@@ -7,9 +8,9 @@ use regex::{Captures, Regex};
 use crate::characters::is_decoration;
 use crate::pattern::pattern;
 
-/// Returns a reply without tags, LaTeX commands and decoration around its words. A tag that names a verdict
-/// becomes its label, "<score>7</score>" a line "score: 7". Struck text keeps its tags, so that it is no
-/// verdict.
+/// Removes tags, LaTeX commands and decoration around words. An opening tag that names a verdict becomes
+/// a label: `<score>7</score>` becomes the line "score: 7". Full-width digits become ASCII digits.
+/// Deleted text keeps its tags, so that it is not read as a verdict.
 pub(super) fn without_marks(reply: &str) -> String {
     let text = COMMAND.replace_all(reply, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");
@@ -22,8 +23,8 @@ pub(super) fn without_marks(reply: &str) -> String {
     TAG.replace_all(&text, "").chars().map(narrow).collect()
 }
 
-/// Returns a reply without what it quotes: lines that begin with ">", and texts between quotation marks that
-/// have a label of their own, "the student wrote 'Score: 10'".
+/// Removes quotations: lines that start with ">", and text in quotation marks that contains a label, as
+/// in "the student wrote 'Score: 10'".
 pub(super) fn without_quotations(reply: &str) -> String {
     let is_quoted = |line: &&str| line.trim_start().starts_with('>');
     let lines: String = reply.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
@@ -34,8 +35,9 @@ pub(super) fn without_quotations(reply: &str) -> String {
     QUOTED.replace_all(&lines, own).into_owned()
 }
 
-/// Returns whether a label behind this text gives the judge's own verdict: it begins its sentence or the part
-/// behind a comma, but for a few words ("so my"), or is a key of JSON.
+/// Returns whether a label that follows this text introduces the judge's own verdict. The label must
+/// start its sentence or the clause after a comma, except for a few leading words ("so my"), or be a JSON
+/// key.
 pub(super) fn is_own(before: &str) -> bool {
     let (above, line) = before.split_at(before.rfind('\n').map_or(0, |at| at + 1));
     let start = SENTENCE.find_iter(line).last().map_or(0, |end| end.end());
@@ -53,41 +55,43 @@ pub(super) fn is_example(before: &str) -> bool {
     EXAMPLE.is_match(before)
 }
 
-/// Returns whether a clause before a verdict says that it is not given, or not by the judge.
+/// Returns whether a clause before a verdict makes the verdict hypothetical, denied or another person's.
 pub(super) fn is_supposed(clause: &str) -> bool {
     SUPPOSED.is_match(clause)
 }
 
-/// Returns whether a line goes on with the sentence above it, or is quoted by it: "It is not", "It claims:".
+/// Returns whether the next line continues the sentence at the end of `above`, or is quoted by that
+/// sentence: "It is not", "It claims:".
 pub(super) fn continues(above: &str) -> bool {
     let last = above.lines().rfind(|line| !is_mark(line)).unwrap_or_default();
     let is_adjacent = above.trim_end_matches([' ', '\n']).len() + 2 > above.len();
     DANGLES.is_match(last) || is_quotation(last) || (is_adjacent && MENTIONS.is_match(last))
 }
 
-/// Returns whether a line quotes what is below it: it ends with a colon, which is not that of a label or of
-/// the judge's own words, or opens a tag.
+/// Returns whether a line introduces the next line as a quotation. Such a line opens a tag such as
+/// `<answer>`, or ends with a colon that belongs neither to a label nor to the judge's own words.
 pub(super) fn is_quotation(line: &str) -> bool {
     QUOTES.is_match(line) || OPENS_TAG.is_match(line) || (COLON.is_match(line) && !LABEL_ABOVE.is_match(line))
 }
 
-/// Returns whether a text that follows a verdict makes this a quotation, or part of a sentence: "is what the
-/// student wrote", a line "if the sign were right".
+/// Returns whether the text after a verdict makes the verdict a quotation or part of a sentence: "is what
+/// the student wrote", or a line "if the sign were right".
 pub(super) fn is_mentioned(behind: &str) -> bool {
     MENTIONED.is_match(behind) || GOES_ON.is_match(behind)
 }
 
-/// Returns the part of a reply behind its last sentence that takes back what was before: "I take that back."
+/// Returns the part of a completion after its last retraction, such as "I take that back."; the complete
+/// text if there is none.
 pub(super) fn since_retraction(reply: &str) -> &str {
     RETRACTS.find_iter(reply).last().map_or(reply, |found| &reply[found.end()..])
 }
 
-/// Returns whether a text behind a verdict takes it back.
+/// Returns whether the text after a verdict retracts the verdict.
 pub(super) fn takes_back(behind: &str) -> bool {
     RETRACTS.is_match(behind) || RECONSIDERS.is_match(behind)
 }
 
-/// Returns whether a text has no letters and digits.
+/// Returns whether a text contains no letters and no digits.
 pub(super) fn is_mark(text: &str) -> bool {
     !text.chars().any(char::is_alphanumeric)
 }
@@ -106,7 +110,7 @@ static QUOTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r#"()"[^"\n]*"|“[^”\n]*”|`[^`\n]+`|(^|[\s(])'[^'\n]*'"#));
 static LABELLED: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\w[^\w\n]*[:：=]|\bis\b|\w/\d"));
 static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r#"[.!?;)]["'*_`)]*\s|[。！？；|]|[{,]\s*""#));
-/// Words before a label in its sentence, of which none makes it another's verdict.
+/// Words before a label in its sentence that do not attribute the verdict to another person.
 static LEADS: LazyLock<Regex> = LazyLock::new(|| {
     const WORDS: &str = concat!(
         r"(?:(?:so|thus|therefore|hence|and|then|overall|finally|my|our|the|this|that|final|in|conclusion|summary|short",
@@ -128,7 +132,7 @@ static QUOTES: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 static COLON: LazyLock<Regex> = LazyLock::new(|| pattern(r"[:：][*_\s]*$"));
-/// Lines with a colon below which the judge's own verdict stands.
+/// Lines with a colon that introduce the judge's own verdict on the next line.
 static LABEL_ABOVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b(?:so|thus|therefore|hence|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion|result|score|rating",
@@ -137,7 +141,7 @@ static LABEL_ABOVE: LazyLock<Regex> = LazyLock::new(|| {
 });
 static OPENS_TAG: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)<(?:answer|response|reply|student|submission|quote|text|output)\w*>\s*$"));
-/// Lines without an end that speak of the line below: "The answer contains the line".
+/// Lines without final punctuation that refer to the next line: "The answer contains the line".
 static MENTIONS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:tells?|asks?|wants?|demands?|instructs?|contains?|has|tries|reads?|prints?|injects?|says?|said|writes?|wrote",
@@ -147,7 +151,7 @@ static MENTIONS: LazyLock<Regex> = LazyLock::new(|| {
 static MENTIONED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"^[\s.…*_`\x22'</>a-z]*?\b(?:is|was|were|as)\s+(?:what|in|the\s+student|written|asked)\b")
 });
-/// A line below a verdict that continues its sentence, or refuses it.
+/// A line below a verdict that continues the verdict's sentence or rejects the verdict.
 static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^[^\w\n]*\n\s*(?:(?:which|that|is|was|if|unless|but|and|as)\b",
@@ -174,7 +178,7 @@ static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
         r"|says?|wrote|writes|claims?|demands?|asks?|wants?|tells?|begs?|requests?|example|\w+n't)\b|^\W*an?\s+(?:\w+\s+)?(?:answer|response|reply|solution)\b",
     ))
 });
-/// Words with which a clause before a verdict is a condition of it.
+/// Words that make a clause before a verdict a condition.
 static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:with|without|for|once|when|would|should|others|asks?|demands?|must)\b")
 });

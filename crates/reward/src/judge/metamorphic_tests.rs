@@ -1,8 +1,9 @@
-//! Verdicts among sentences, generated: no false verdict, and nearly all of the right ones.
+//! Generated completions with verdicts and explanations. The parser must return no false verdict, and
+//! find at least 98 % of the correct ones.
 
 use super::verdict::Verdict;
 
-/// Explanations that hold the words and numbers of verdicts, and are none.
+/// Explanations that contain the words and numbers of verdicts, but no verdict.
 const EXPLANATIONS: [&str; 26] = [
     "The correct answer is 5.",
     "The expected answer is 5, and the response says 6.",
@@ -32,7 +33,7 @@ const EXPLANATIONS: [&str; 26] = [
     "是5。",
 ];
 
-/// How a judge writes its verdict, which `@` stands for.
+/// Phrases in which a judge states a verdict. `@` is the verdict.
 const PLACES: [&str; 30] = [
     "@",
     "@.",
@@ -66,7 +67,7 @@ const PLACES: [&str; 30] = [
     "Assessment: @",
 ];
 
-/// What no verdict is made of, with `@` in it.
+/// Phrases with the word of a verdict, `@`, that state no verdict.
 const NO_PLACES: [&str; 34] = [
     "The @ answer is 5.",
     "The @ value would be 5",
@@ -109,7 +110,8 @@ fn cased(word: &str) -> [String; 3] {
     [word.to_owned(), first, word.to_uppercase()]
 }
 
-/// Reads all replies, and returns how many gave the value that they must give, none, and another one.
+/// Parses all completions. Returns the numbers of completions with the expected verdict, with none
+/// although one was expected, and with a false verdict.
 fn count(verdict: &Verdict, replies: &[(String, Option<f64>)]) -> (usize, usize, usize) {
     let (mut right, mut none, mut wrong) = (0, 0, 0);
     for (reply, want) in replies {
@@ -132,13 +134,13 @@ fn count(verdict: &Verdict, replies: &[(String, Option<f64>)]) -> (usize, usize,
     (right, none, wrong)
 }
 
-/// The replies with an explanation before, behind and around a verdict.
+/// Adds completions with an explanation before, after and around a verdict.
 fn around(verdict: &str, want: Option<f64>, replies: &mut Vec<(String, Option<f64>)>) {
     for (number, explanation) in EXPLANATIONS.iter().enumerate() {
         let other = EXPLANATIONS[(number + 7) % EXPLANATIONS.len()];
         replies.push((format!("{explanation}\n\n{verdict}"), want));
         replies.push((format!("{verdict}\n\n{explanation}"), want));
-        // A bare number counts on the first or the last line alone.
+        // A bare number is a verdict only on the first or the last line.
         if verdict.contains(char::is_alphabetic) || verdict.starts_with("[[") || verdict.contains("/10") {
             replies.push((format!("{explanation}\n{verdict}\n{other}"), want));
         }
@@ -147,7 +149,7 @@ fn around(verdict: &str, want: Option<f64>, replies: &mut Vec<(String, Option<f6
 }
 
 #[test]
-fn words_among_explanations_give_no_false_verdict() {
+fn generated_word_verdicts_parse_without_false_ones() {
     let (mut right, mut wrong) = (Vec::new(), Vec::new());
     for (word, value) in [("correct", 1.0), ("incorrect", 0.0)] {
         for word in cased(word) {
@@ -167,7 +169,7 @@ fn words_among_explanations_give_no_false_verdict() {
     assert!(wrong.len() >= 10_000 && bad == 0);
 }
 
-/// How a judge writes its score, which `@` stands for.
+/// Phrases in which a judge states a score. `@` is the score.
 const SCORES: [&str; 33] = [
     "@",
     "**@**",
@@ -203,7 +205,7 @@ const SCORES: [&str; 33] = [
     "On a scale from 0 to 10: Score: @",
     "<score>@</score>",
 ];
-/// What gives no score.
+/// Phrases with a number, `@`, that state no score.
 const NO_SCORES: [&str; 24] = [
     "It names @ of the 8 causes.",
     "@ errors were found.",
@@ -232,7 +234,7 @@ const NO_SCORES: [&str; 24] = [
 ];
 
 #[test]
-fn numbers_among_explanations_give_no_false_verdict() {
+fn generated_numeric_verdicts_parse_without_false_ones() {
     let ten = Verdict::Number { least: 0.0, most: 10.0 };
     let (mut right, mut wrong) = (Vec::new(), Vec::new());
     let values =

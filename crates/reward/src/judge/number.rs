@@ -1,17 +1,17 @@
-//! Verdicts in numbers.
+//! Parses numeric verdicts.
 //!
-//! A judge explains itself, and its explanation has numbers, too: "it names 2 of 3 causes". So a number
-//! counts only if the reply marks it as the score. The marks are, the strongest first:
+//! A judge's explanation also contains numbers: "it names 2 of 3 causes". A number is therefore the score
+//! only if the completion marks it as such. The marks are, in descending strength:
 //!
-//! 1. a label that begins its sentence ("Score: 7", "the rating is 7", "I give it a 7"); of several labels
-//!    that of the total, else the plain one, and the last of these if their names are the same;
-//! 2. brackets, `[[7]]`;
-//! 3. the end of the scale where it begins its sentence, "7/10" or "so 7 out of 10";
-//! 4. the first or the last line, if it has nothing else, or the beginning of the reply ("7 - names all
+//! 1. a label that starts its sentence ("Score: 7", "the rating is 7", "I give it a 7"). A label for the total
+//!    takes precedence over a plain label. Among labels of the same name, the last one counts;
+//! 2. double brackets, `[[7]]`;
+//! 3. a number with the end of the scale that starts its sentence, "7/10" or "so 7 out of 10";
+//! 4. the first or last line, if it contains only the number, or the start of the completion ("7 - names all
 //!    causes").
 //!
-//! Numbers of the same rank that differ are no verdict, but for labels. The strongest mark decides: if its
-//! number cannot be read or lies outside of the range, the reply has no verdict.
+//! Except for labels of one name, different numbers with marks of the same strength give no verdict. The
+//! strongest mark decides: if its number cannot be parsed or is out of range, there is no verdict.
 
 use std::sync::LazyLock;
 
@@ -23,11 +23,11 @@ use super::marks::{
 };
 use crate::pattern::pattern;
 
-/// Returns the position in `least..=most` of the number that a reply gives as its score, from 0 to 1. `None`
-/// if it gives none.
+/// Returns the score in a completion, mapped linearly from `least..=most` to 0..=1. `None` if there is
+/// none.
 pub(super) fn verdict(reply: &str, least: f64, most: f64) -> Option<f64> {
     let scale = Scale { least, most };
-    // A cross beside a low score decorates it, too.
+    // A low score can be decorated with a cross.
     let reply = without_marks(reply).replace(['❌', '✅', '✔', '✓', '👎'], " ");
     let text = scale.without_ranges(&without_quotations(&reply))?;
     let text = since_retraction(&text);
@@ -41,7 +41,7 @@ pub(super) fn verdict(reply: &str, least: f64, most: f64) -> Option<f64> {
     share(number, least, most)
 }
 
-/// Returns where a number lies in its range, from 0 to 1; `None` outside of it.
+/// Maps a number linearly from `least..=most` to 0..=1. Returns `None` if the number is out of range.
 pub(super) fn share(number: f64, least: f64, most: f64) -> Option<f64> {
     (least..=most).contains(&number).then(|| (number - least) / (most - least))
 }
@@ -52,15 +52,16 @@ struct Scale {
     most: f64,
 }
 
-/// Returns the one value of all candidates; `None` within it if they differ or one cannot be read.
+/// Returns the value that all candidates share. The outer `None` means that there are no candidates, and
+/// the inner `None` that they differ or that one cannot be parsed.
 fn only(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f64>> {
     let first = found.next()?;
     Some(first.filter(|_| found.all(|other| other == first)))
 }
 
 impl Scale {
-    /// Returns the text without the places that only say what its scale is ("from 1 to 10"). `None` if it
-    /// says that the scale is another one.
+    /// Removes phrases that only state the scale ("from 1 to 10"). Returns `None` if the text explicitly
+    /// states a different scale.
     fn without_ranges(&self, reply: &str) -> Option<String> {
         let mut is_other = false;
         let replaced = RANGE.replace_all(reply, |found: &Captures<'_>| {
@@ -74,7 +75,7 @@ impl Scale {
         (!is_other).then(|| replaced.into_owned())
     }
 
-    /// Returns the number behind the label that counts.
+    /// Returns the number after the label with the highest [`Rank`].
     fn labelled(&self, text: &str) -> Option<Option<f64>> {
         let mut labels: Vec<(Rank, String, Option<f64>)> = Vec::new();
         for found in LABEL.captures_iter(text) {
@@ -120,10 +121,14 @@ impl Scale {
         if is_same && rank != Rank::Part { values.next_back() } else { only(values) }
     }
 
-    /// Returns whether the number at the beginning of a text is the only score there: its line has no other
-    /// one before the end of the scale ("10/10 for style, 2/10 for substance"), its sentence none that may be
-    /// a part, a sum or a revision of it ("4 (content) + 3 (style)", "8, reduced to 3"), and no sentence
-    /// behind it, nor a line that continues it, takes it back.
+    /// Returns whether the number at the start of `behind`, whose value is `value`, is the only score
+    /// there:
+    ///
+    /// - its line contains no different number with the end of the scale ("10/10 for style, 2/10 for
+    ///   substance");
+    /// - its sentence contains no number that can be a part, a sum or a revision of the score ("4 (content) +
+    ///   3 (style)", "8, reduced to 3");
+    /// - no later sentence, and no line that continues the sentence, retracts the score.
     fn is_only(&self, behind: &str, value: f64) -> bool {
         let line = behind.trim_start().lines().next().unwrap_or_default();
         let rest = strip(line);
@@ -140,25 +145,26 @@ impl Scale {
             && !TOO.is_match(after)
     }
 
-    /// Returns the numbers before the end of the scale, "7/10", with their offsets.
+    /// Returns the numbers with the end of the scale, as in "7/10", and the byte offsets of their
+    /// phrases.
     fn ends_of_scale(&self, text: &str) -> impl Iterator<Item = (usize, Option<f64>)> {
         OF.captures_iter(text).filter_map(|found| {
             let (number, end, all) = (found.get(1)?, found.get(2)?, found.get(0)?);
             let is_scale = decimal(end.as_str()) == Some(self.most);
             let is_part = PART.is_match(&text[..all.start()]);
-            // "8/10 steps" counts something else.
+            // "8/10 steps" is a count of steps.
             (is_scale && !is_part && AFTER_SCORE.is_match(&text[all.end()..]))
                 .then(|| (all.start(), decimal(number.as_str())))
         })
     }
 
-    /// Returns the number before the end of the scale, if one begins its sentence.
+    /// Returns the number with the end of the scale, as in "7/10", if such a phrase starts its sentence.
     fn of_most(&self, text: &str) -> Option<Option<f64>> {
         self.ends_of_scale(text).find(|(at, _)| is_own(&text[..*at]) && !COUNT.is_match(text))?;
         only(self.ends_of_scale(text).map(|(_, number)| number))
     }
 
-    /// Returns the number on the first or last line, or at the beginning of the reply.
+    /// Returns the number that fills the first or last line, or that starts the completion.
     fn alone(&self, text: &str) -> Option<Option<f64>> {
         let mut lines = text.lines().filter(|line| line.contains(char::is_alphanumeric));
         let first = lines.next()?;
@@ -166,7 +172,7 @@ impl Scale {
             let line = strip(line);
             NUMBER.find(line).map(|number| line[number.end()..].to_owned())
         };
-        // "3 of 10" may count items.
+        // "3 of 10" can be a count of items.
         let is_count = |line: &str| COUNT.is_match(line);
         let is_alone = |rest: String| rest.chars().all(|c| !c.is_alphanumeric() && c != '?');
         // "The expected answer is", "The student wrote:".
@@ -189,8 +195,9 @@ impl Scale {
         })
     }
 
-    /// Returns the number at the beginning of a text, which may have marks before it. `None` if it is none,
-    /// one of several ("7-8", "7 or 8"), or has another scale that cannot be converted.
+    /// Parses the number at the start of a text, after optional marks, and converts it to this scale.
+    /// Returns `None` if there is no number, if there are several ("7-8", "7 or 8"), or if the number is
+    /// on another scale and cannot be converted.
     fn value(&self, text: &str) -> Option<f64> {
         let text = strip(text);
         let found = NUMBER.captures(text)?;
@@ -211,24 +218,24 @@ impl Scale {
     }
 }
 
-/// How much a label says that its number is the score, the least first.
+/// How strongly a label marks its number as the score, in ascending order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// "Style score: 7", one of several.
+    /// A partial score, "Style score: 7".
     Part,
-    /// "A score of 7", "I give it a 7".
+    /// A phrase without a colon or "is": "a score of 7", "I give it a 7".
     Said,
-    /// "The score is 7".
+    /// A statement with "is": "The score is 7".
     Is,
-    /// "Score: 7".
+    /// A label with a colon or a similar sign: "Score: 7".
     Colon,
-    /// "Final score: 7".
+    /// A total or revised score, "Final score: 7".
     Total,
 }
 
 impl Rank {
-    /// Returns the rank of a label with this word before it and this sign behind it; `None` if it names
-    /// another number than the score ("maximum score").
+    /// Returns the rank of a label that follows `word` and precedes `sign`. Returns `None` if the label
+    /// does not name the judge's score ("maximum score").
     fn of(word: &str, sign: Option<&str>, has_colon: bool) -> Option<Rank> {
         let word = word.trim().to_lowercase();
         let plain = match (sign, has_colon) {
@@ -248,8 +255,8 @@ impl Rank {
     }
 }
 
-/// Returns whether the number at the beginning of a text counts nothing ("7." and not "7 errors"), has no
-/// condition ("7 if complete"), is not taken back ("7. No, 5") and is not the number of an item below.
+/// Returns whether the number at the start of a text stands alone: it is not a count ("7 errors"), not
+/// conditional ("7 if complete"), not corrected ("7. No, 5") and not the number of a list item below.
 fn is_apart(text: &str) -> bool {
     let number = strip(text);
     let lead = text.len() - text.trim_end().len() + number.len();
@@ -261,17 +268,17 @@ fn is_apart(text: &str) -> bool {
         })
 }
 
-/// Returns a text from its first character that is no mark.
+/// Removes leading marks, and white space at both ends.
 fn strip(text: &str) -> &str {
     text.trim().trim_start_matches(|c: char| c.is_whitespace() || OPENS.contains(&c))
 }
 
-/// Parses a number as it is written, with a point or a comma before its decimals.
+/// Parses a number with a decimal point or a decimal comma.
 fn decimal(text: &str) -> Option<f64> {
     text.replace(',', ".").replace('−', "-").parse().ok()
 }
 
-/// Words before a label that name something else than the score that is given.
+/// Words before a label that make it name something other than the judge's score.
 const OTHERS: [&str; 48] = [
     "max",
     "maximum",
@@ -322,10 +329,10 @@ const OTHERS: [&str; 48] = [
     "candidate",
     "user",
 ];
-/// Labels that mark a score only at the beginning of a line.
+/// Labels that mark a score only at the start of a line.
 const WEAK: [&str; 9] =
     ["verdict", "point", "total", "overall", "judgement", "judgment", "evaluation", "assessment", "final"];
-/// Marks before a number.
+/// Marks that can precede a number.
 const OPENS: [char; 11] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', ':'];
 
 /// The number of a score, with a percent sign in group 2 or the end of its scale in group 3.
@@ -335,33 +342,33 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\s*(%|\\%|percent\b)|[\s(]*(?:/|\bout\s+of\b|\bof\b)[\s*_${\[(]*(\d+(?:[.,]\d+)?))?",
     ))
 });
-/// What may not follow it: more digits, a letter, the end of a range, another number.
+/// Text after a number that makes it unusable: more digits, a letter, the end of a range, another number.
 static NOT_ONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[*_)\]}\x22'`]*(?:[\p{L}\p{N}^/]|[.,]\d|\s*(?:[-–—~]|\bto\b|\bor\b|\band\b|[×*+/=])\s*\d|[ \t]+\d|\s*±|,\s*(?:maybe\s+|perhaps\s+|or\s+)?\d+(?:\.\d+)?[\])*\s.]*(?:$|\n)",
         r"|\s*(?:/|\bof\b)\s*(?:the|these|those|them|its|all)\b)",
     ))
 });
-/// What makes a number before the end of a scale a part of another one, or one of several.
+/// Text before a number that makes it a part of another number, or one of several numbers.
 static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)[/.,−–-]$|\d\s*(?:\band|\bor|\bto|,)\s*$"));
 static COUNT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*\d+\s+of\s+\d+\W*$"));
 static SIGN_OF_NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r#"^[\s*_"'“`(\[{$:]*[-−]?\d"#));
 static BRACKETS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[\[\s*(?:[A-Za-z]+\s*[:=]\s*)?"));
-/// "7/10", with the number in group 1.
+/// "7/10" or "7 out of 10", with the number in group 1 and the end of the scale in group 2.
 static OF: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)([-−]?\b\d+(?:[.,]\d+)?)[\s*_$)}\]\x22'`]*(?:/|[(\s]*\bout\s+of\b|\s+of\b)[\s*_${\[(]*",
         r"(\d+(?:[.,]\d+)?)\b",
     ))
 });
-/// What may follow a score.
+/// Text that can follow a score.
 static AFTER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[*_$)}\]\x22'`]*(?:\s+(?:points?|pts|marks|stars?))?(?:\s*$|[.,;!)}](?:\s|$)|\s*\n|\s*[–—(|]|\s+-+\s",
         r"|\s+(?:because|since|as|for\s+(?:\w+ing|its|the)|due\s+to|given|overall|in\s+total|based\s+on)\b|\s+(?-i:[A-Z]))",
     ))
 });
-/// What follows a score and limits it or takes it back.
+/// Text after a score that limits or retracts the score.
 static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w.!;]*\b(?:if|unless|only|provided|assuming|when|at\s+(?:best|most|least)|minus",
@@ -370,17 +377,18 @@ static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
         r"|^\W*\b(?:no\s*[,.:;]|(?:wait|actually|rather|correction|make\s+that|or)\b)",
     ))
 });
-/// Labels that replace a score before them.
+/// Labels of a score that replaces an earlier one.
 static REVISED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"^(?:revised|updated|adjusted|corrected|amended|new|penalized|reduced|lowered)\b|\safter\s")
 });
-/// The end of a sentence, or of its line.
+/// The end of a sentence or line.
 static END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?](?:\s|$)|\n"));
-/// What explains a score, and may have numbers of its own.
+/// The start of an explanation, whose numbers are not scores.
 static REASON: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:because|since|as|given|due)\b|\s[-–—]+\s+[a-z]"));
 static REMARK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\([^()]*\)"));
-/// Another number where a score may stand: behind a sign, a comma or a conjunction, and without a noun.
+/// Another number that could be a score: it follows an operator, a comma or a conjunction, and has no
+/// noun.
 static OTHER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:[+−=;,→]|\s[-–—]|\b(?:and|but|so|then|now|or|minus|plus|(?:reduced|lowered|raised|changed|adjusted|down|up)\s+to))",
@@ -403,7 +411,7 @@ static PROBLEM: LazyLock<Regex> = LazyLock::new(|| {
 /// A line that names a score.
 static NAMES_SCORE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:score|rating|grade|points?|verdict|my|i)\b"));
-/// What follows a number that belongs to the problem: "7: the student's answer".
+/// Text after a number that belongs to the problem: "7: the student's answer".
 static VALUE_OF_PROBLEM: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w\n]*(?:(?:this|it)\s+(?:is|was)\s+)?(?:the\s+)?(?:(?:student|model|user|candidate)(?:'s)?|expected|correct|reference|right|true|given)",
@@ -411,13 +419,14 @@ static VALUE_OF_PROBLEM: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 static ITEM: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\d+[.)]\s+\S"));
-/// What may follow a number that begins a reply.
+/// Text that can follow a score at the start of a completion.
 static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^[*_)\]\x22'`]*(?:\s*[–—(]|\s+-+\s|:\s|\s*,?\s*(?:because|since)\b|\s+(?:points?|stars?)\s*(?:[.,;:!()–—-]|$))",
     )
 });
-/// A scale, with the words that say so in group 1; a label before it, in group 2, stays.
+/// A scale, such as "from 1 to 10". Group 1 contains words that identify it as a scale. A label in group
+/// 2 ("score (") is preserved.
 static RANGE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)((?:\bon\s+)?(?:\ba\s+)?\bscale\s*(?:of|from|:)?\s*|\brange\s*(?:of|from|:)?\s*",
@@ -425,7 +434,7 @@ static RANGE: LazyLock<Regex> = LazyLock::new(|| {
         r"(-?\b\d+(?:\.\d+)?)\s*(?:-|–|—|\.\.+|\bto\b|\band\b)\s*(\d+(?:\.\d+)?)\b",
     ))
 });
-/// The label of a score: the word before it, its name, and the sign before its number.
+/// The label of a score: the word before it (group 1), its name (2), and the sign before its number (3).
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?\b(score|评分|得分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
@@ -434,7 +443,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\s+(?-i:an?|only|just)\b)?",
     ))
 });
-/// Words in which a judge gives a score.
+/// Phrases that assign a score: "I give it", "deserves".
 static GIVES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:(?:i|we)(?:\s+would|\s+will|['’]d|['’]ll)?\s+(?:give|rate|score|grade|assign|award)",

@@ -1,14 +1,14 @@
-//! Scores in replies of judges.
+//! Tests of the parser for numeric verdicts.
 
 use super::*;
 
-/// The score that is read with a scale from 0 to 10.
+/// Returns the score on a scale from 0 to 10, rounded to 5 decimals.
 fn read(reply: &str) -> Option<f64> {
     verdict(reply, 0.0, 10.0).map(|share| (share * 1e6).round() / 1e5)
 }
 
 #[test]
-fn number_counts_only_if_marked() {
+fn number_is_parsed_if_marked_as_score() {
     for (reply, want) in [
         ("Score: 8/10. The answer has 2 errors.", Some(8.0)),
         ("6/10, since step 3 is wrong", Some(6.0)),
@@ -63,7 +63,7 @@ fn number_counts_only_if_marked() {
 }
 
 #[test]
-fn number_of_an_explanation_is_no_verdict() {
+fn number_in_explanation_gives_no_verdict() {
     for reply in [
         "",
         "good",
@@ -158,7 +158,7 @@ fn number_of_an_explanation_is_no_verdict() {
         "Score: 9\n\nOops, 4.",
         "Score: 9. On second thought, 4.",
         "Score: 9\n\nThat is too generous.",
-        // Of another, quoted, or of the problem.
+        // Other persons' scores, quotations, and numbers of the problem.
         "Requested score: 9",
         "Desired rating: 9",
         "Student score: 9",
@@ -176,7 +176,7 @@ fn number_of_an_explanation_is_no_verdict() {
 }
 
 #[test]
-fn other_scale_is_converted_only_from_zero() {
+fn other_scale_is_converted_only_if_least_is_zero() {
     let five = |reply| verdict(reply, 1.0, 5.0);
     for (reply, want) in [
         ("4/5", Some(0.75)),

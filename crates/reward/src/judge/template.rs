@@ -1,23 +1,23 @@
-//! Prompts with holes: `{{ question }}`, `{{ task.row.field }}`.
+//! Prompt templates with variables such as `{{ question }}` and `{{ task.row.field }}`.
 
 use serde_json::Value;
 
-/// A prompt, in pieces.
+/// A parsed template.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Template(Vec<Piece>);
 
 #[derive(Debug, Clone, PartialEq)]
 enum Piece {
     Text(String),
-    /// Names from the outermost in.
+    /// Variable, as the names of nested fields from the outermost to the innermost.
     Hole(Vec<String>),
 }
 
 impl Template {
-    /// Reads a template whose holes begin with one of these names.
+    /// Parses a template whose variables start with one of the `known` names.
     ///
     /// # Errors
-    /// When a hole is not closed, or begins with another name.
+    /// Returns an error if a `{{` is not closed, or if a variable starts with another name.
     pub fn new(text: &str, known: &[&str]) -> Result<Self, String> {
         let mut pieces = Vec::new();
         let mut rest = text;
@@ -35,11 +35,11 @@ impl Template {
         Ok(Template(pieces))
     }
 
-    /// The prompt with its holes filled: a text as it is, anything else as JSON. Filled once, so that what an
-    /// answer says is no hole.
+    /// Returns the prompt with the values of its variables: strings verbatim, all other values as JSON.
+    /// Inserted text is not expanded again, so an answer cannot introduce a variable.
     ///
     /// # Errors
-    /// When there is nothing to fill a hole with: which.
+    /// Returns an error that names the variable if a value is missing.
     pub fn fill(&self, values: &Value) -> Result<String, String> {
         let mut prompt = String::new();
         for piece in &self.0 {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_are_filled_once() {
+    fn fill_does_not_expand_inserted_text() {
         let template =
             Template::new("Q: {{question}} A: {{ task.row.n }}{{ list }}", &["question", "task", "list"]);
         let values = json!({ "question": "{{ task }}?", "task": { "row": { "n": 5 } }, "list": ["a"] });
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_that_nothing_fills_are_named() {
+    fn template_errors_name_invalid_variable() {
         assert_eq!(Template::new("{{ a", &["a"]).unwrap_err(), "a {{ is not closed by }}");
         assert_eq!(Template::new("{{ b }}", &["a", "c"]).unwrap_err(), "{{ b }} is none of a, c");
         let error = Template::new("{{ a.b }}", &["a"]).unwrap().fill(&json!({ "a": {} })).unwrap_err();

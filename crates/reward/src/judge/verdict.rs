@@ -1,4 +1,4 @@
-//! From the reply of a judge to a number.
+//! Parses a judge's completion into a score from 0 to 1.
 
 use std::sync::LazyLock;
 
@@ -11,37 +11,41 @@ use super::number::{share, verdict as number};
 use super::word;
 use crate::pattern::pattern;
 
-/// How the reply of a judge is read. A reply that cannot be read so is no verdict.
+/// Rule that parses a judge's completion. If the rule does not apply, the completion has no verdict.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Verdict {
-    /// The words "correct" and "incorrect", in any case, in a place where they are the verdict: 1 or 0.
+    /// The words "correct" (1) and "incorrect" (0), case-insensitive, at a position where they are the
+    /// verdict.
     #[default]
     Correct,
-    /// Whichever of two regular expressions matches last: 1 or 0.
+    /// The last match of two regular expressions: 1 if it is a match of `right`, 0 if it is one of
+    /// `wrong`.
     Pattern {
-        /// Matches a reply that says yes.
+        /// Regular expression for a correct answer.
         right: String,
-        /// Matches a reply that says no.
+        /// Regular expression for a wrong answer. It has priority if both matches end at the same
+        /// position.
         wrong: String,
     },
-    /// The number that the reply marks as its score, between `least` and `most`, which become 0 and 1. "4/5"
-    /// is 8 on a scale from 0 to 10, and no verdict on a scale that starts elsewhere.
+    /// The number that the completion marks as its score. The range from `least` to `most` is mapped to
+    /// 0..=1. A number on another scale is converted only if `least` is 0: with `most = 10`, "4/5" yields
+    /// 8.
     Number {
-        /// The number that is worth 0.
+        /// Number that is mapped to 0.
         least: f64,
-        /// The number that is worth 1.
+        /// Number that is mapped to 1.
         most: f64,
     },
-    /// A field of the first JSON object in the reply that has it: a number between `least` and `most`, also
-    /// as a text, or true or false.
+    /// A field of the first JSON object in the completion that contains the field. The value is a number
+    /// from `least` to `most`, which can also be a string, or true (1) or false (0).
     Json {
         /// Name of the field.
         field: String,
-        /// The number that is worth 0.
+        /// Number that is mapped to 0. The default is 0.
         #[serde(default)]
         least: f64,
-        /// The number that is worth 1.
+        /// Number that is mapped to 1. The default is 1.
         #[serde(default = "one")]
         most: f64,
     },
@@ -55,7 +59,7 @@ impl Verdict {
     /// Checks the settings.
     ///
     /// # Errors
-    /// Names the one that makes no sense.
+    /// Returns a message if a regular expression is invalid, or if `least` and `most` are not a range.
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Verdict::Correct => Ok(()),
@@ -71,8 +75,8 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict of a whole reply, from 0 to 1; `None` if it gives none. What the judge thought
-    /// before, between `<think>` and `</think>`, is not looked at.
+    /// Returns the verdict of a complete completion, from 0 to 1; `None` if it has none. The judge's
+    /// reasoning between `<think>` and `</think>` is ignored.
     pub(super) fn read(&self, reply: &str) -> Option<f64> {
         let reply = without_thought(reply)?;
         match self {
@@ -95,7 +99,7 @@ impl Verdict {
     }
 }
 
-/// Returns a reply from the end of its last thought on; `None` if a thought does not end.
+/// Returns the part of a completion behind its last `</think>`; `None` if a `<think>` is not closed.
 fn without_thought(reply: &str) -> Option<&str> {
     let rest = reply.rsplit_once("</think>").map_or(reply, |(_, rest)| rest);
     (!rest.contains("<think>")).then_some(rest)
@@ -108,7 +112,8 @@ fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
     Ok((of("right", right)?, of("wrong", wrong)?))
 }
 
-/// 1 where `right` matches last, 0 where `wrong` does, also where both end at the same place ("not correct").
+/// Returns 1 if the last match is one of `right`, and 0 if it is one of `wrong`; 0 also if both end at
+/// the same position ("not correct"). Returns `None` if neither matches.
 fn last_of(reply: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
     let end = |expression: &Regex| expression.find_iter(reply).last().map(|found| found.end());
     match (end(right), end(wrong)) {
@@ -117,11 +122,11 @@ fn last_of(reply: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
     }
 }
 
-/// Maximum number of places in a reply at which JSON is looked for.
+/// Maximum number of positions in a completion at which JSON parsing is attempted.
 const MAX_STARTS: usize = 256;
 
-/// Returns all values of JSON in a reply that begin with `open`, the outermost of each place, in their order,
-/// each with its range of bytes.
+/// Returns all outermost JSON values in a completion that start with `open`, in text order. Each comes
+/// with its start and end byte offsets.
 pub(super) fn json_values(reply: &str, open: char) -> Vec<(usize, usize, Value)> {
     let mut found = Vec::new();
     let mut end = 0;
@@ -139,8 +144,8 @@ pub(super) fn json_values(reply: &str, open: char) -> Vec<(usize, usize, Value)>
     found
 }
 
-/// Returns the text with spaces for control characters within strings, which models write and JSON forbids.
-/// Each keeps its offset.
+/// Replaces control characters within JSON strings by spaces. Models write them, but JSON forbids them.
+/// Byte offsets are preserved.
 fn without_control_characters(text: &str) -> String {
     let (mut is_string, mut is_escaped) = (false, false);
     let replace = |c: char| {
@@ -151,8 +156,10 @@ fn without_control_characters(text: &str) -> String {
     text.chars().map(replace).collect()
 }
 
-/// Returns a field of the first object in a reply that has it. An object at another place that gives it
-/// another value leaves open which is meant, unless the reply begins with the first one.
+/// Returns a field of the first JSON object in a completion that contains the field.
+///
+/// Returns `None` if the object is quoted, part of a sentence, or taken back later. Unless the completion
+/// starts with the object, returns `None` also if another object gives the field another value.
 fn field_of(reply: &str, field: &str) -> Option<Value> {
     let mut found = Vec::new();
     let key = pattern(&format!(r#"(?:^|[^\\])"{}"\s*:"#, regex::escape(field)));
@@ -162,7 +169,7 @@ fn field_of(reply: &str, field: &str) -> Option<Value> {
         if all.is_empty() {
             continue;
         }
-        // Its own field, else the only one within it; none if one object has the field twice.
+        // The top-level field, or else the only nested one; none if an object has the field twice.
         let own = value.get(field).or_else(|| {
             all.first().filter(|(_, in_list)| all.len() == 1 && !in_list).map(|(value, _)| *value)
         });
@@ -183,8 +190,9 @@ fn field_of(reply: &str, field: &str) -> Option<Value> {
     (is_first || (!is_quoted && found.iter().all(|(.., other)| *other == first))).then_some(first).flatten()
 }
 
-/// Returns whether words of the same sentence stand right before or behind an object: "It asks for {…}", "{…}
-/// if complete". Behind a colon, a sentence or a comment without letters the object stands by itself.
+/// Returns whether words of the same sentence directly precede or follow a JSON object: "It asks for
+/// {…}", "{…} if complete". After a colon, the end of a sentence or a mark without letters, the object is
+/// separate.
 fn is_within_sentence(before: &str, behind: &str) -> bool {
     let line = before.rsplit('\n').next().unwrap_or_default();
     let line = BRACES.replace_all(line, "");
@@ -195,12 +203,14 @@ fn is_within_sentence(before: &str, behind: &str) -> bool {
     is_led || continues_behind || continues(before) || is_example(&line)
 }
 
-/// Collects the values of a field in a value, and whether they stand in a list.
+/// Collects all values of a field in a JSON value, at any depth. The `bool` is true if the field is in a
+/// list or in an object whose key does not name a verdict; such a field is not the judge's own.
 fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v Value, bool)>) {
     match value {
         Value::Object(map) => {
             found.extend(map.get(field).map(|value| (value, in_list)));
-            // An object within "student_wrote" is as little the judge's own as one of a list.
+            // An object under a key such as "student_wrote" is not the judge's own, like an object in a
+            // list.
             map.iter().for_each(|(key, value)| fields(value, field, in_list || !OWN.is_match(key), found));
         }
         Value::Array(list) => list.iter().for_each(|value| fields(value, field, true, found)),
@@ -208,15 +218,15 @@ fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v
     }
 }
 
-/// An object within a line.
+/// A JSON object within a line.
 static BRACES: LazyLock<Regex> = LazyLock::new(|| pattern(r"\{[^{}]*\}"));
-/// Names of objects within which a field is the judge's own.
+/// Keys of objects whose fields are the judge's own.
 static OWN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^(?:final|overall|my)?[_ ]?(?:verdict|grade|judge?ment|decision|assessment|evaluation|conclusion|result|score|rating|output|data)s?$",
     )
 });
-/// Words before a JSON object that is not the judge's own.
+/// Words before a JSON object that introduce text that is not the judge's own.
 static REPORTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:wrote|writes|says?|said|claims?|claimed|contains?|ends\s+with|begins\s+with|example|such\s+as|if|would)\b[^.!?]*$",
@@ -228,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_are_read() {
+    fn verdict_rules_parse_only_unambiguous_completions() {
         let pattern = Verdict::Pattern { right: r"\[正确\]".into(), wrong: r"\[错误\]".into() };
         let number = Verdict::Number { least: 1.0, most: 5.0 };
         let ten = Verdict::Number { least: 0.0, most: 10.0 };

@@ -1,15 +1,15 @@
-//! Verdicts in the words "correct" and "incorrect".
+//! Parses the verdicts "correct" and "incorrect".
 //!
-//! A judge explains itself, and its explanation has the same words: "the correct answer is 5". So a word
-//! counts only in a place where it is the verdict:
+//! A judge's explanation also contains these words: "the correct answer is 5". A word is therefore the
+//! verdict only at certain positions:
 //!
-//! 1. on a line of its own, as the last sentence of one word, behind a label ("Verdict:"), or as the first
-//!    word of the reply. The last of these counts;
-//! 2. else in a sentence that says nothing but "the answer is correct", if it is the first or the last one
-//!    and nothing in the reply contradicts it.
+//! 1. on a line of its own, as the only word of the last sentence, after a label ("Verdict:"), or as the first
+//!    word of the completion. The last of these counts;
+//! 2. otherwise, in a sentence that only states "the answer is correct", if the sentence is the first or the
+//!    last one and nothing in the completion contradicts it.
 //!
-//! Half verdicts ("partially correct"), denied denials ("not incorrect") and verdicts that a later sentence
-//! takes back are no verdict.
+//! Partial verdicts ("partially correct"), double negations ("not incorrect") and verdicts that a later
+//! sentence retracts give no verdict.
 
 use std::sync::LazyLock;
 
@@ -20,7 +20,7 @@ use super::marks::{
 };
 use crate::pattern::pattern;
 
-/// Returns whether a reply says that the answer is correct, or `None` if it has no verdict.
+/// Returns whether a completion calls the answer correct, or `None` if it has no verdict.
 pub(super) fn verdict(reply: &str) -> Option<bool> {
     let plain = without_quotations(&without_marks(reply));
     let mut explicit = Explicit::default();
@@ -35,7 +35,7 @@ pub(super) fn verdict(reply: &str) -> Option<bool> {
     {
         explicit.add(at, Some(said));
     }
-    // One that begins a line was taken with its line.
+    // A sentence that starts a line has been handled with its line.
     if let Some(&(at, last)) = sentences.last()
         && !plain[..at].trim_end_matches(' ').ends_with('\n')
         && let Some(said) = opening(last, true)
@@ -49,7 +49,7 @@ pub(super) fn verdict(reply: &str) -> Option<bool> {
         .collect();
     if let Some((place, said)) = explicit.last {
         let said = said?;
-        // A later statement of the opposite takes the verdict back.
+        // A later statement of the opposite retracts the verdict.
         let is_denied = statements.iter().any(|(_, at, other)| *at > place && *other != said);
         let rest = &plain[place..];
         let behind = rest.find('\n').map_or("", |end| &rest[end..]);
@@ -68,7 +68,8 @@ pub(super) fn verdict(reply: &str) -> Option<bool> {
     (agree && counts && !is_contradicted).then_some(said)
 }
 
-/// Verdicts in their own place, the last of which counts; `None` in it is one that is no clear verdict.
+/// The last explicit verdict: its byte offset, and the verdict. The inner `None` means that it is
+/// ambiguous.
 #[derive(Default)]
 struct Explicit {
     last: Option<(usize, Option<bool>)>,
@@ -81,7 +82,7 @@ impl Explicit {
         }
     }
 
-    /// Takes a line, which begins at `offset` of the reply.
+    /// Adds the verdicts of a line that starts at byte `offset` of the completion.
     fn take_line(&mut self, line: &str, offset: usize, reply: &str) {
         let text = line.trim();
         let before = reply[..offset].lines().rfind(|line| !is_mark(line)).unwrap_or_default();
@@ -90,7 +91,7 @@ impl Explicit {
             && !is_quotation(before)
             && !continues(&reply[..offset])
         {
-            // Two lines that differ are a list of what a verdict may be.
+            // Two adjacent lines with different verdicts list the possible verdicts.
             let is_list = opening(before.trim(), true).is_some_and(|other| other != said);
             self.add(offset, Some(said).filter(|_| !is_list));
         }
@@ -101,7 +102,7 @@ impl Explicit {
             if is_of_another || !is_own(&reply[..offset + all.start()]) {
                 continue;
             }
-            // The verdict may stand on the next line.
+            // The verdict can be on the next line.
             let behind = &line[all.end()..];
             let behind = match is_mark(behind) {
                 true => reply[offset + all.end()..].lines().find(|line| !is_mark(line)).unwrap_or_default(),
@@ -115,10 +116,10 @@ impl Explicit {
     }
 }
 
-/// Returns the verdict at the beginning of a text, which must be nothing else if it stands `alone`.
+/// Returns the verdict at the start of a text. If `alone`, the text must contain nothing else.
 fn opening(text: &str, alone: bool) -> Option<bool> {
     let start = text.trim_start();
-    // Items of a list and headings.
+    // List items and headings are not verdicts.
     if start.starts_with(['-', '+', '#', '~', '>', '•', '·', '–', '—', '*']) && !start.starts_with("**")
     {
         let word = start.trim_start_matches('*');
@@ -181,7 +182,8 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
     (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(said)
 }
 
-/// Returns the verdict of a sentence that says nothing else. "It" is the answer only in the `first` sentence.
+/// Returns the verdict of a sentence that states nothing else. Pronouns refer to the answer only in the
+/// `first` sentence.
 fn statement(sentence: &str, first: bool) -> Option<bool> {
     let found = STATEMENT.captures(sentence.trim())?;
     if !first && found.get(1).is_some() {
@@ -192,8 +194,8 @@ fn statement(sentence: &str, first: bool) -> Option<bool> {
     (!said || !is_limited).then_some(said)
 }
 
-/// Splits a text into sentences with their offsets: up to a mark before white space, a semicolon or the end
-/// of a line.
+/// Splits a text into sentences with their byte offsets. A sentence ends at a final mark before white
+/// space, at a semicolon or at the end of a line.
 fn sentences(text: &str) -> Vec<(usize, &str)> {
     let mut all = Vec::new();
     let mut start = 0;
@@ -202,7 +204,7 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
         let next = chars.peek().map(|(_, c)| *c);
         let ends = match c {
             '\n' | ';' | '。' | '！' | '？' => true,
-            // The number of an item begins a sentence.
+            // A point after the number of a list item does not end a sentence.
             '.' if text[start..at].trim().parse::<u32>().is_ok() => false,
             '.' | '!' | '?' | '…' => next.is_none_or(|next| next.is_whitespace() || CLOSES.contains(&next)),
             _ => next.is_none(),
@@ -218,16 +220,16 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
     all
 }
 
-/// Marks before and behind a word.
+/// Marks that can precede (`OPENS`) and follow (`CLOSES`) a word.
 const OPENS: [char; 12] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', '«', ':'];
 const CLOSES: [char; 13] = ['*', '_', '"', '\'', '”', '`', ')', ']', '}', '$', '»', '\\', '\u{fe0f}'];
 /// Marks that end a verdict.
 const ENDS: [char; 5] = ['.', '!', '…', '。', '！'];
-/// Signs beside it.
+/// Signs that decorate a verdict "correct" (`YES`) or "incorrect" (`NO`).
 const YES: [char; 4] = ['✅', '✔', '☑', '✓'];
 const NO: [char; 4] = ['❌', '✗', '✘', '✖'];
 
-/// A label, unless it names somebody else's verdict (group 1).
+/// A label of a verdict. If group 1 matches, the verdict is not the judge's.
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b(?:expected|reference|previous|initial|first|original|if\s+the|\w+'s)\s+)?",
@@ -237,7 +239,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// "correct", or a denial of it in group 1 or 2.
+/// The word "correct". Group 1 ("in") or group 2 ("not") negates it.
 static WORD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^(?:(?:completely|totally|absolutely|fully|entirely|clearly|definitely)\s+)?",
@@ -248,21 +250,21 @@ static AGREES: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^(?:(yes)|no)\s*
 static ANY: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)correct|\bwrong\b|\bright\b|\bpartial|\bhalf\b"));
 
-/// What may follow a verdict within its sentence.
+/// Text that can follow a verdict within its sentence.
 static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)^\s*(?:[,;，；]|\(|[-–—]+\s+(?:[^0-9\s])|\b(?:because|since|as|given\s+that)\b)")
 });
-/// Words that make a half verdict of "correct",
+/// Words that limit the verdict "correct".
 const LIMITING: &str = concat!(
     r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost|vs",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
     r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|as\s+(?:far|long)\s+as)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
-/// and that leave "incorrect" open.
+/// Words that leave the verdict "incorrect" open.
 static LEAVES_OPEN: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:otherwise|unless|if|or\s+correct|partial|partially|partly|half)\b"));
-/// Sentences right behind a first word that take it back.
+/// Sentences directly after an initial verdict that retract it.
 static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:but|however|although|though|except|only|partially|partly|mostly|almost|wait|actually|or)\b",
@@ -270,26 +272,26 @@ static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
         r"|^[^.]*\b(?:partially|partly|would\s+be)\b",
     ))
 });
-/// Lines before one that is not what the judge says: "The student wrote:".
+/// Lines that introduce text that is not the judge's own: "The student wrote:".
 static SPEAKS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|would|student|wrote|writes|says?|said|claims?|states?|stated|example|expected|reference|instead",
         r"|given|answer|response|output|question|options?|reply|one\s+of|either)\b[^.!?]*[:：][*_\s]*$",
     ))
 });
-/// What follows "INCORRECT:" and explains it.
+/// An explanation after "INCORRECT:".
 static EXPECTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)^:\s*(?:the\s+)?(?:correct|expected|reference)\s+(?:answer|value)\b"));
-/// A sentence behind "correct" that says the opposite.
+/// A sentence after "correct" that states the opposite.
 static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)[.!?;\n][\s*_(]*(?:(?:it|this|that|the\s+(?:answer|student|response)(?:'s\s+\w+)?)(?:\s+is|'s|\s+was)\s+(?:not\s+(?:correct|right)|wrong|incorrect|false)",
         r"|(?:only\s+)?except\b|(?:however|but|incorrect|wrong|false|mismatch)\b|(?:they\s+(?:do\s+)?|does\s+|do\s+)?not\s+(?:match\w*|correct|equal|the\s+same)\b)",
     ))
 });
-/// A line right below "Correct" that makes it the heading of a value.
+/// A line directly below "Correct" that contains only a number, so that "Correct" is its heading.
 static HEADING: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\n[^\w\n]*\d[\d.,/]*[^\w\n]*(?:\n|$)"));
-/// Words anywhere beside a statement that contradict it.
+/// Words in other sentences that contradict the statement "the answer is correct".
 static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:incorrect|wrong|partial|partially|partly|mostly|nearly|almost|half|however|but|although|though",
@@ -298,7 +300,8 @@ static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// A statement about the answer; group 1 is a pronoun, groups 2 and 3 deny.
+/// A statement about the answer. Group 1 is a pronoun as the subject, groups 2 and 3 negate, and group 4
+/// is a reason.
 static STATEMENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall|yes|no|finally|clearly|in\s+(?:conclusion|summary|short|total)",
@@ -319,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdict_counts_in_its_place() {
+    fn verdict_is_found_at_explicit_positions() {
         let mut apart = Vec::new();
         for (reply, want) in [
             ("Correct", true),
@@ -378,7 +381,7 @@ mod tests {
             ("Incorrect ❌", false),
             ("The correct answer is 5 and the student's is 6.\n\n**Incorrect.**", false),
             ("The correct answer is 5 and the student's is 5.\n\n**Correct!**\t", true),
-            // Behind an empty line, it is no part of what was quoted.
+            // A line after an empty line is not part of the quotation.
             ("The response contains the word five\n\nCorrect", true),
             ("They differ.\n\nIncorrect ❌", false),
             ("Correct. Not a single error was found.", true),
@@ -410,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn word_elsewhere_is_no_verdict() {
+    fn word_in_explanation_gives_no_verdict() {
         let mut apart = Vec::new();
         for reply in [
             "",

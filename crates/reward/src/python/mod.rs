@@ -1,11 +1,14 @@
-//! A scorer of the user's in Python: a reward function as it is written for verl or TRL.
+//! Scoring by a Python function of the user, written as a reward function for verl or TRL.
 //!
-//! The names of its parameters tell how it is called: verl's `compute_score(data_source, solution_str,
-//! ground_truth, extra_info=None)`, the lists of verl's `BatchRewardManager` (`data_sources`,
-//! `solution_strs`, …), or TRL's `prompts` and `completions` with the columns of the data set. Lists have one
-//! element here. It returns a number, or a dict with `score` whose other numbers are components; it may be
-//! `async`. It runs in processes that stay alive, one call at a time in each; one that does not answer in
-//! time is ended, with all that it has started, and the next call gets another.
+//! The names of the function's parameters determine the calling convention: verl's
+//! `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, the lists of verl's
+//! `BatchRewardManager` (`data_sources`, `solution_strs`, …), or TRL's `prompts` and `completions` with
+//! the columns of the data set. Lists always have one element here. The function returns a number, or a
+//! dict with `score` whose other numbers become components; it may be `async`.
+//!
+//! The function runs in worker processes that stay alive between calls. Each worker handles one call at a
+//! time. A worker that exceeds its timeout is killed with all processes that it has started, and the next
+//! call gets a new worker.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,63 +25,63 @@ use serde_json::{Map, Value, json};
 use crate::scorer::{expected_value, task_field};
 use crate::{Component, Evidence, ScoreError, Scorer};
 
-/// The file of a worker.
+/// Python modules of a worker: names and sources.
 const MODULES: [(&str, &str); 1] = [("serve", include_str!("serve.py"))];
 
-/// Calls a function of the user's for each attempt.
+/// Recipe keys of a scorer that calls a Python function for each attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PythonKeys {
-    /// The file, told from the recipe's folder.
+    /// File that defines the function. Relative paths start at the recipe's directory.
     pub file: PathBuf,
-    /// Name of the function.
+    /// Name of the function. The default is `compute_score`.
     #[serde(default = "compute_score")]
     pub function: String,
-    /// Keyword arguments that it gets besides those of the attempt.
+    /// Additional keyword arguments of the function. Arguments from the attempt must not be in here.
     #[serde(default)]
     pub arguments: Map<String, Value>,
-    /// Text that it gets as `solution_str`, or in `completions`.
+    /// Text that is passed as `solution_str` or in `completions`.
     #[serde(default)]
     pub solution: Solution,
-    /// Form of `prompts` and `completions`, for a function of TRL's.
+    /// Type of `prompts` and `completions` for a TRL function.
     #[serde(default)]
     pub completions: Completions,
-    /// The interpreter.
+    /// Python interpreter. The default is `python3`.
     #[serde(default = "python3")]
     pub python: String,
-    /// Processes at most.
+    /// Maximum number of worker processes, in 1..=256. The default is 2.
     #[serde(default = "two")]
     pub workers: usize,
-    /// Longest wait for a call, in seconds,
+    /// Timeout for a call, in seconds. The default is 60.
     #[serde(default = "minute")]
     pub seconds: f64,
-    /// and for the file to load.
+    /// Timeout for loading the file, in seconds. The default is 60.
     #[serde(default = "minute")]
     pub start_seconds: f64,
-    /// Names of environment variables that the processes get besides the usual ones.
+    /// Names of environment variables that are passed to the workers in addition to the usual ones.
     #[serde(default)]
     pub environment: Vec<String>,
 }
 
-/// Text of an attempt that is looked at.
+/// Text of an attempt that is passed to the function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Solution {
-    /// The final answer, without thoughts.
+    /// The final answer, without reasoning.
     #[default]
     Answer,
-    /// The final reply, with its thoughts between `<think>` and `</think>`.
+    /// The final assistant message, with its reasoning between `<think>` and `</think>`.
     Whole,
 }
 
-/// Form in which a function of TRL's gets prompts and completions.
+/// Type in which a TRL function receives prompts and completions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Completions {
-    /// Messages if the file reads their `"content"`, else texts.
+    /// Lists of messages if the file contains the string literal `"content"`, otherwise strings.
     #[default]
     Auto,
-    /// Texts.
+    /// Strings.
     Text,
     /// Lists of messages.
     Messages,
@@ -95,7 +98,7 @@ impl Completions {
 }
 
 impl Solution {
-    /// The text of an attempt; empty unless it ended with an answer.
+    /// Returns the text of an attempt; empty unless the attempt ended with an answer.
     pub(crate) fn of(self, evidence: &Evidence) -> String {
         match self {
             Solution::Answer => evidence.text().to_owned(),
@@ -134,11 +137,11 @@ const USUAL: [&str; 10] = [
     "completions",
 ];
 
-/// Most processes.
+/// Upper bound of `workers`.
 const WORKERS: usize = 256;
 
 impl PythonKeys {
-    /// A function `compute_score` in a file.
+    /// Creates the keys of a function `compute_score` in `file`, with the default settings.
     pub fn new(file: impl Into<PathBuf>) -> Self {
         PythonKeys {
             file: file.into(),
@@ -174,16 +177,16 @@ impl PythonKeys {
     }
 }
 
-/// The expected answer as verl hands it over: where it was taken from within `reward_model.ground_truth`, as
-/// Search-R1's `target` is, all of that.
+/// Returns the expected answer as verl passes it. If the answer equals `reward_model.ground_truth.target`
+/// of the row, as in Search-R1, this is the complete `ground_truth` object.
 fn ground_truth(evidence: &Evidence) -> &Value {
     let expected = evidence.expected_value();
     let whole = task_field(&evidence.task, "reward_model").and_then(|model| model.get("ground_truth"));
     whole.filter(|whole| whole.get("target").is_some_and(|target| target == expected)).unwrap_or(expected)
 }
 
-/// Returns the columns of a task's row, with its question and its expected answer, but those that TRL takes
-/// away.
+/// Returns the columns of a task's row, plus `question` and `answer` if the row has no such columns.
+/// Columns that TRL removes are omitted.
 fn columns(task: &Value) -> Map<String, Value> {
     let mut columns = task.get("row").and_then(Value::as_object).cloned().unwrap_or_default();
     columns.retain(|name, _| !["prompt", "completion", "completion_ids"].contains(&name.as_str()));
@@ -196,20 +199,19 @@ fn columns(task: &Value) -> Map<String, Value> {
     columns
 }
 
-/// The scorer with its processes.
+/// A scorer that calls a Python function in a pool of worker processes.
 #[derive(Debug)]
 pub struct PythonScorer {
     keys: PythonKeys,
     workers: Pool,
-    /// Columns of the data set that the function must get, as the last worker that became ready reported
-    /// them.
+    /// Columns of the data set that the function requires, as reported by the worker that started last.
     columns: Arc<Mutex<Vec<String>>>,
 }
 
 impl PythonScorer {
-    /// Creates a scorer whose processes `supervisor` starts as they are needed.
+    /// Creates a scorer whose worker processes are started by `supervisor` on demand.
     pub fn new(keys: PythonKeys, supervisor: Supervisor) -> Arc<Self> {
-        // The process can run in another directory than this one.
+        // The worker runs in the file's directory, so the path must be absolute.
         let file = std::path::absolute(&keys.file).unwrap_or_else(|_| keys.file.clone());
         let first = json!({
             "key": "id",
@@ -241,14 +243,14 @@ impl PythonScorer {
             id_key: "id",
             max_workers: keys.workers.min(WORKERS),
             max_requests: 1,
-            // A function that is late is ended at once: nothing of the process is worth keeping.
+            // A function that exceeds its timeout is killed at once: the process holds nothing worth
+            // keeping.
             cancel_grace: Duration::ZERO,
         });
         Arc::new(PythonScorer { keys, workers, columns })
     }
 
-    /// Returns what is known of an attempt, by the names that verl has for it, with the columns that TRL
-    /// hands over.
+    /// Returns the data of an attempt by verl's argument names, and the columns that TRL passes.
     fn attempt(&self, evidence: &Evidence) -> Value {
         let task = &evidence.task;
         let source =
@@ -256,7 +258,8 @@ impl PythonScorer {
         let extra = task_field(task, "extra_info").filter(|extra| !extra.is_null());
         let mut extra = extra.cloned().unwrap_or_else(|| json!({}));
         if let Value::Object(extra) = &mut extra {
-            // verl counts the prompt, replies, and what tools answered: 2 T where T replies end in an answer.
+            // verl counts the prompt, the assistant messages and the tool results: 2 T for T model calls,
+            // the last of which is the answer.
             extra.entry("num_turns").or_insert(json!(2 * evidence.outcome.turns));
             extra.entry("rollout_reward_scores").or_insert(json!({}));
         }
@@ -322,7 +325,7 @@ impl Scorer for PythonScorer {
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        // Also where there is no answer: what that is worth, the function says.
+        // The function also scores attempts without an answer; it receives an empty text.
         self.ask(self.attempt(evidence)).await
     }
 }

@@ -1,10 +1,10 @@
-"""Runs a scoring function of the user's, call after call.
+"""Runs a scoring function of the user, one call at a time.
 
-The first line has the file, the name of the function, the names of the recipe's own arguments, and the form of
-completions. The report back has the columns that the function must get. Each request has what is known of an attempt;
-its answer has `score` and numbers besides, or `error`.
+The first input line contains the file, the name of the function, the names of the recipe's own arguments, and the type
+of completions. The worker then reports the columns that the function requires. Each request contains the data of an
+attempt; its response contains `score` and further numbers, or `error`.
 
-The names of the function's parameters tell who calls it elsewhere, and so how it is called here:
+The names of the function's parameters determine for which library it was written, and thus how it is called:
 
 - verl, one attempt at a time: `data_source`, `solution_str`, `ground_truth`, `extra_info`.
 - verl's BatchRewardManager: `data_sources`, `solution_strs`, `ground_truths`, `extra_infos`, lists of one element.
@@ -26,7 +26,7 @@ from levade_worker.protocol import shown
 
 
 def number(value):
-    """The number that a value is, or None: Python's, NumPy's, and tensors of one element."""
+    """Returns a value as a float, or None. Accepts numbers of Python and NumPy, and tensors of one element."""
     if isinstance(value, (bool, numbers.Real, decimal.Decimal)):
         return float(value)
     if not isinstance(value, (str, bytes, dict, list, tuple)) and hasattr(value, "item"):
@@ -38,7 +38,7 @@ def number(value):
 
 
 def answer(result):
-    """The reply that says what the function returned."""
+    """Returns the response for a result of the function: `score` and `extra`, or `error`."""
     extra = {}
     if isinstance(result, dict):
         if "score" not in result:
@@ -60,11 +60,11 @@ TRL = ("prompts", "completions", "completion_ids", "trainer_state")
 
 
 class Unscored(Exception):
-    """What a function returned is no score of the attempt."""
+    """The function's result contains no score for the attempt."""
 
 
 class Call:
-    """How a function is called: which arguments it gets of an attempt, and which of them it cannot do without."""
+    """Calling convention of a function: the arguments that it receives, and the columns that it requires."""
 
     def __init__(self, function, own, reads_messages):
         self.reads_messages = reads_messages
@@ -84,7 +84,7 @@ class Call:
             self.style, usual = "batch", set(BATCH)
         else:
             self.style, usual = "single", set(SINGLE)
-        # Columns of the data set are known only with a task.
+        # Columns of the data set can be checked only when a task is known.
         self.columns = sorted(required - usual) if self.style == "trl" else []
         self.refusal = None
         other = sorted(required - usual) if self.style != "trl" else []
@@ -105,7 +105,7 @@ class Call:
             self.refusal = "must have `completion_ids`, which is not known here: give it a default"
 
     def arguments(self, attempt):
-        """The keyword arguments of a call."""
+        """Returns the keyword arguments of a call."""
         own = attempt["arguments"]
         if self.style == "single":
             usual = {name: attempt[name] for name in SINGLE}
@@ -123,7 +123,10 @@ class Call:
         return {**{name: value for name, value in usual.items() if self.takes_all or name in self.names}, **own}
 
     def score(self, result):
-        """The result for the one attempt."""
+        """Returns the result for the single attempt of a call.
+
+        Raises Unscored if the function returned no list with exactly one score.
+        """
         if self.style == "single":
             return result
         if not isinstance(result, (list, tuple)) and hasattr(result, "tolist"):
@@ -138,7 +141,7 @@ class Call:
 
 
 def raised(error, path):
-    """The error as a message, with the line of the file that it came from."""
+    """Returns the message of an exception, with the line of the user's file that raised it."""
     place = protocol.where(error, lambda file: file == path)
     where = f" (line {place[1]})" if place else ""
     if isinstance(error, SystemExit):
@@ -162,7 +165,7 @@ def main(first, line):
             return line.failed(f"defines no function `{name}`{way_out}")
         if inspect.isclass(function):
             return line.failed(f"defines `{name}` as a class, not as a function")
-        # In TRL the data set decides whether completions are messages; here the file, which reads their content or not.
+        # In TRL, the data set determines whether completions are messages. Here, the file does, by reading "content".
         with open(path, encoding="utf-8", errors="replace") as file:
             reads_content = re.search(r"""["']content["']""", file.read()) is not None
         call = Call(function, own, reads_content if form == "auto" else form == "messages")

@@ -35,7 +35,7 @@ impl Script {
 const HEAD: &str = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):\n";
 
 #[tokio::test]
-async fn a_function_as_verl_has_it_scores() {
+async fn verl_compute_score_returns_components() {
     let text = format!(
         "import sys\nprint('loading')\n{HEAD}    print('noise', flush=True)\n    assert data_source == 'openai/gsm8k'\n    \
          assert extra_info == {{'index': 7, 'num_turns': 2, 'rollout_reward_scores': {{}}}}\n    assert more == {{'scale': 2}}\n    \
@@ -47,7 +47,7 @@ async fn a_function_as_verl_has_it_scores() {
     assert_eq!(given, [Component::score(2.0), Component::new("acc", 1.0)]);
     assert_eq!(scorer.score("71").await.unwrap()[0].value, 0.0);
 
-    // One that is awaited, of another name, that looks at thoughts; and plain numbers of all kinds.
+    // An async function with another name, which reads the reasoning; and numbers of several types.
     let text = "import asyncio, fractions\nasync def worth(solution_str, **rest):\n    await asyncio.sleep(0.01)\n    \
                 return fractions.Fraction(1, 2) if solution_str.startswith('<think>\\nHm.\\n</think>') else -1\n";
     let scorer = script(text, |keys| {
@@ -62,7 +62,7 @@ async fn a_function_as_verl_has_it_scores() {
     assert_eq!(given, [Component::score(0.25), Component::new("n", 3.0)]);
 }
 
-/// Scores the text "72" with a function of this name; the row has `solution` and a prompt of messages.
+/// Scores the text "72" with the named function. The row has `solution` and a prompt of messages.
 async fn ported(text: &str, function: &str, change: impl FnOnce(&mut PythonKeys)) -> Result<f64, String> {
     let scorer = script(text, |keys| {
         keys.function = function.into();
@@ -82,7 +82,7 @@ async fn ported(text: &str, function: &str, change: impl FnOnce(&mut PythonKeys)
 }
 
 #[tokio::test]
-async fn functions_of_verl_and_trl_score_unchanged() {
+async fn verl_and_trl_functions_score_unchanged() {
     for (name, text) in [
         (
             "batch",
@@ -122,7 +122,7 @@ async fn functions_of_verl_and_trl_score_unchanged() {
             "class Array(list):\n    pass\nclass Scores:\n    def tolist(self): return [1.0]\n\
              def array(completions, **kwargs):\n    return Scores()\n",
         ),
-        // verl's, with fewer parameters than verl needs.
+        // A verl function with fewer parameters than verl requires.
         ("few", "def few(solution_str, ground_truth):\n    return float(solution_str == ground_truth)\n"),
         (
             "partial",
@@ -141,7 +141,7 @@ async fn functions_of_verl_and_trl_score_unchanged() {
 }
 
 #[tokio::test]
-async fn function_that_cannot_be_called_is_refused_at_check() {
+async fn incompatible_function_or_result_is_rejected() {
     for (text, want) in [
         ("def f(text, expected): return 1", "check: "),
         (
@@ -176,10 +176,10 @@ async fn function_that_cannot_be_called_is_refused_at_check() {
     assert!(error.await.unwrap_err().contains("does not take `scale` of `arguments`"));
 }
 
-/// A task has digits that a number would lose as a text beside the number.
+/// A task stores the digits as a string beside the number, because the number could lose digits.
 #[tokio::test]
-async fn numbers_are_expected_as_numbers() {
-    // Python compares a float and an integer to the last digit.
+async fn numeric_ground_truth_is_passed_as_number() {
+    // Python compares a float and an integer exactly.
     let text = format!(
         "{HEAD}    assert type(ground_truth) in (int, float)\n    return float(type(ground_truth)(solution_str) == ground_truth)\n"
     );
@@ -194,7 +194,7 @@ async fn numbers_are_expected_as_numbers() {
 }
 
 #[tokio::test]
-async fn the_ground_truth_is_the_one_of_the_row() {
+async fn ground_truth_comes_from_row_if_answer_matches() {
     let text = format!("{HEAD}    return int(solution_str in ground_truth['target'])\n");
     let scorer = script(&text, |_| ());
     let row =
@@ -203,13 +203,13 @@ async fn the_ground_truth_is_the_one_of_the_row() {
     let evidence = |answer| testing::evidence("Paris", task(answer));
     let given = scorer.scorer.score(&evidence(json!(["Paris", "paris"]))).await.unwrap();
     assert_eq!(given, [Component::score(1.0)]);
-    // A recipe that takes the answer from elsewhere means that.
+    // If the recipe takes the answer from another field, that answer is passed.
     let other = script(&format!("{HEAD}    return int(ground_truth == 'Rome')\n"), |_| ());
     assert_eq!(other.scorer.score(&evidence("Rome".into())).await.unwrap(), [Component::score(1.0)]);
 }
 
 #[tokio::test]
-async fn a_worker_is_kept_and_sees_only_named_variables() {
+async fn worker_is_reused_and_receives_only_named_variables() {
     let text = format!(
         "import os\ncalls = 0\n{HEAD}    global calls\n    calls += 1\n    return calls + ('CARGO_PKG_NAME' in os.environ)\n"
     );
@@ -222,7 +222,7 @@ async fn a_worker_is_kept_and_sees_only_named_variables() {
 }
 
 #[tokio::test]
-async fn trouble_is_named_and_the_next_call_is_answered() {
+async fn failed_call_is_described_and_next_call_succeeds() {
     let text = format!(
         "import os, sys, time\n{HEAD}    \
          if solution_str == 'raise': raise ValueError('oh no')\n    \
@@ -265,7 +265,7 @@ async fn trouble_is_named_and_the_next_call_is_answered() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_loaded_is_found_before_anything_is_sampled() {
+async fn check_ready_reports_file_that_does_not_load() {
     for (text, want) in [
         ("def other(): pass", "defines no function `compute_score`"),
         ("x = 1\nimport no_such_module_at_all", "raised ModuleNotFoundError"),
@@ -284,7 +284,7 @@ async fn what_cannot_be_loaded_is_found_before_anything_is_sampled() {
 }
 
 #[tokio::test]
-async fn calls_run_at_once_in_as_many_processes_as_may() {
+async fn calls_run_concurrently_in_all_workers() {
     let text = format!("import time\n{HEAD}    time.sleep(0.5)\n    return 1\n");
     let scorer = script(&text, |keys| keys.workers = 4);
     for _ in 0..2 {
@@ -293,7 +293,7 @@ async fn calls_run_at_once_in_as_many_processes_as_may() {
         for call in futures(calls).await {
             call.unwrap();
         }
-        // Loading takes time only at first; four after another take two seconds.
+        // The first round also loads the workers. Four sequential calls would take two seconds.
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
     let begun = Instant::now();
@@ -301,7 +301,7 @@ async fn calls_run_at_once_in_as_many_processes_as_may() {
     assert!(begun.elapsed() < Duration::from_millis(1900), "{:?}", begun.elapsed());
 }
 
-/// Waits for all.
+/// Polls all futures concurrently, and returns their outputs in order.
 async fn futures<T>(calls: Vec<impl Future<Output = T>>) -> Vec<T> {
     let mut calls: Vec<_> = calls.into_iter().map(Box::pin).collect();
     let mut done: Vec<Option<T>> = calls.iter().map(|_| None).collect();
@@ -322,7 +322,7 @@ async fn futures<T>(calls: Vec<impl Future<Output = T>>) -> Vec<T> {
 }
 
 #[test]
-fn keys_are_checked() {
+fn check_rejects_invalid_keys() {
     let keys = || PythonKeys::new("score.py");
     let mut named = keys();
     named.arguments.insert("ground_truth".into(), 1.into());
@@ -337,7 +337,7 @@ fn keys_are_checked() {
 }
 
 #[tokio::test]
-async fn replies_of_forked_processes_are_not_taken_for_scores() {
+async fn response_of_forked_process_is_ignored() {
     let text = format!("import os\n{HEAD}    return 1 if os.fork() else 0\n");
     let scorer = script(&text, |keys| keys.workers = 1);
     for _ in 0..5 {
