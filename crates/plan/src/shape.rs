@@ -216,7 +216,7 @@ impl Shape {
         2.0 * self.active() as f64 + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
     }
 
-    /// Describes the shape on one line, for example "llama, 135M parameters, 30 layers of 576, 49k
+    /// Describes the shape on one line, for example "llama, 134.5 M parameters, 30 layers of 576, 49152
     /// tokens".
     pub fn describe(&self) -> String {
         let (parameters, active) = (self.parameters(), self.active());

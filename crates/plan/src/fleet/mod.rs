@@ -4,7 +4,8 @@
 //! fleets that are not available for a measurement. It processes discrete events with the times of
 //! [`Service`]:
 //!
-//! - In every pass, a sampler generates one token for each of its sequences. It computes the prompt of a group once.
+//! - In every pass, a sampler generates one token for each of its sequences. It computes the prompt of a
+//!   group once.
 //! - A tool call takes a fixed time.
 //! - The learner trains on a step when all attempts of the step are done. Meanwhile, attempts of at most
 //!   `ahead` later steps run.

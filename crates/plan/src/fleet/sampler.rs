@@ -39,7 +39,7 @@ pub(super) struct Sampler {
     waiting: VecDeque<(usize, f64)>,
     /// Number of changes to the running sequences. An event scheduled before the last change is ignored.
     pub changes: u64,
-    /// Seconds without running sequences.
+    /// Seconds in which the sampler was neither paused nor had running sequences.
     pub idle: f64,
     /// Unfinished attempts that are assigned to this sampler.
     pub attempts: usize,
