@@ -32,10 +32,11 @@
 //! ```
 //!
 //! # Guarantees
-//! - **An index is complete or does not open.** [`Index::open`] rejects an index if its schema is not supported or its
-//!   files have changed since they were written.
-//! - **Results depend only on the index and the query.** Passages with equal scores are in the order of the corpus, and vector
-//!   search is exact, not approximate.
+//! - **An index is complete or does not open.** [`Index::open`] rejects an index if its schema is not
+//!   supported, or if its files have changed since they were written. Files are compared by size, and also by
+//!   checksum if the index is small or the caller requests it.
+//! - **Results depend only on the index and the query.** Passages with equal scores are in the order of the
+//!   corpus, and vector search is exact, not approximate.
 //!
 //! Out of scope: embedding models (`levade-engine`), and the search tool that an agent calls.
 
