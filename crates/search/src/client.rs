@@ -65,7 +65,7 @@ impl Client {
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(unfit("must begin with http:// or https:// and name a host".into()));
         }
-        // The user configured this server, so every host is allowed, also in a private network.
+        // The user configured this server, so every host is allowed, including private addresses.
         let http = Http::new(Hosts::any(), None).map_err(|error| SearchError::Internal(error.to_string()))?;
         Ok(Client { http, url: parsed, key, retries })
     }
@@ -109,7 +109,7 @@ impl Client {
             headers.insert(AUTHORIZATION, value.map_err(|error| self.failure(error.to_string(), false))?);
         }
         let ask = Ask { method: Method::POST, url: self.url.to_string(), headers, body };
-        // The caller's timeout excludes pauses of this process, which `levade_http` does not know about.
+        // The timeout in `retrieve` excludes pauses of this process, which `levade_http` does not detect.
         // The deadline here is only a safety net.
         let bounds = Bounds { deadline: self.retries.deadline * 4, bytes: MOST_BYTES, redirects: 0 };
         let Reply { status, body: answer, .. } = self.http.ask(ask, bounds).await.map_err(|error| {

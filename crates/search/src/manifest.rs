@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Analyzer, SearchError};
 
-/// Schema of new indices. Since schema 2, each character of Chinese and Japanese text is a term of its
-/// own.
+/// Schema of new indices. Since schema 2, each Han or Hiragana character is a term of its own.
 pub const SCHEMA: u64 = 2;
 /// Oldest schema that can be read.
 const FIRST: u64 = 1;
@@ -119,7 +118,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Returns whether each character of Chinese and Japanese text is a term of its own.
+    /// Returns whether each Han or Hiragana character is a term of its own, as since schema 2.
     pub fn divides(&self) -> bool {
         self.schema > 1
     }

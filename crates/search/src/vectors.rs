@@ -36,7 +36,7 @@ const WORTH_A_THREAD: usize = 1 << 20;
 const ROUNDING: f32 = 1e-5;
 /// Maximum number of queries per scan. Each query has candidates on every thread, which take memory.
 const TOGETHER: usize = 256;
-/// Number of candidates of a query from which those below the current threshold are dropped.
+/// Minimum number of candidates of a query before those below the current threshold are dropped.
 const MANY: usize = 4096;
 
 /// Writes the vectors of an index to files.
