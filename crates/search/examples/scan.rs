@@ -1,9 +1,9 @@
 //! Measures the throughput of searches, for `bench/search.py`.
 //!
-//! - `scan bm25 FOLDER QUERIES THREADS` prints the queries per second of the index in `FOLDER`. `QUERIES` is a
-//!   JSONL file with a `question` per line.
-//! - `scan vectors COUNT DIMENSIONS THREADS` generates random vectors, and prints the times of writing them, of a single
-//!   query and of a batch of 32 queries.
+//! - `scan bm25 FOLDER QUERIES THREADS` prints the queries per second of the index in `FOLDER`. `QUERIES` is
+//!   a JSONL file with a `question` per line.
+//! - `scan vectors COUNT DIMENSIONS THREADS` generates random vectors, and prints the times of writing them,
+//!   of a single query and of a batch of 32 queries.
 
 use std::path::Path;
 use std::time::Instant;

@@ -70,7 +70,7 @@ fn chinese_words_are_found_since_schema_2() {
         index.bm25(&[query.into()], 5, 1).unwrap()[0].iter().map(|(row, _)| *row).collect::<Vec<_>>()
     };
     assert_eq!((found("第一个程序"), found("机器")), (vec![0, 1], vec![1]));
-    // An index of schema 1 has complete sentences as terms, and its queries are split in the same way.
+    // If the manifest has schema 1, queries are split as in schema 1: a run of characters is one term.
     let path = made.index.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 1")).unwrap();

@@ -58,7 +58,7 @@ async fn retrieve_matches_search_r1_format() {
         [document("a", engine, "Engine", "An engine of difference.")],
     ] });
     assert_eq!(answer, wanted);
-    // Search-R1's clients read keys by name. The order of keys is only checked here.
+    // Search-R1's clients depend on the names of keys at every level, but not on their order.
     assert!(answer.to_string().starts_with(r#"{"result":[[{"document":{"id":"7","contents":"#));
 
     // Without scores, documents are not wrapped. If topk is null, 0 or missing, the default number is
