@@ -45,9 +45,9 @@ pub const MAX_TOKENS: u64 = 1 << 24;
 /// Checks that the model can be split by the parallelism keys of the learner.
 ///
 /// # Errors
-/// Returns a message with the key and its value if the model has fewer layers than pipeline stages, if
-/// the key does not divide the number of heads or experts, or if experts are split in a model without
-/// any.
+/// Returns a message with the key and its value if the model has fewer layers than pipeline stages, or
+/// the key does not divide the number of heads or experts. The same holds if `ep` is set for a model
+/// without experts.
 pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     let (tp, ep, pp) = (u64::from(keys.tp), u64::from(keys.ep), u64::from(keys.pp));
     if pp > shape.layers {

@@ -60,7 +60,7 @@ impl Shape {
     ///
     /// # Errors
     /// Returns a message if the text is not JSON, a number is missing or out of range, or the model has
-    /// layers of an unknown kind.
+    /// attention or layers of an unsupported kind.
     pub fn read(text: &str) -> Result<Self, String> {
         // In a family that the engine supports, missing keys have the defaults of that family.
         match ModelConfig::from_hf_json(Path::new("config.json"), text.as_bytes()) {
@@ -247,8 +247,8 @@ mod tests {
         assert_eq!(Shape { head_dim: of.head_dim, kv_heads: of.kv_heads, ..read }, of);
     }
 
-    /// Published numbers of parameters: SmolLM2-135M 134,515,008; Qwen2.5-7B 7.62 B; Qwen3-30B-A3B 30.5
-    /// B, of which 3.3 B are active per token.
+    /// Published parameter counts: 134,515,008 of SmolLM2-135M, 7.62 B of Qwen2.5-7B, and 30.5 B of
+    /// Qwen3-30B-A3B (3.3 B active per token).
     #[test]
     fn parameters_match_published_models() {
         let smol = r#"{"model_type":"llama","hidden_size":576,"num_hidden_layers":30,"num_attention_heads":9,

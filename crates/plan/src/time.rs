@@ -54,7 +54,7 @@ pub struct Attempts {
 pub struct Passes {
     /// Attempts per task.
     pub group: u64,
-    /// Optimizer steps per step of the run, over all epochs.
+    /// Optimizer steps per training step, over all epochs.
     pub updates: u64,
     /// Passes over all attempts of a step.
     pub epochs: u64,
@@ -71,7 +71,8 @@ pub fn turns(shape: &Shape, moved: u64) -> f64 {
 pub struct Step {
     /// Sampled tokens.
     pub sampled: u64,
-    /// Tokens that the learner computes. A prompt counts once for all attempts of its group.
+    /// Tokens that the learner computes, over all epochs. In each epoch, a prompt counts once for all
+    /// attempts of its group.
     pub learnt: u64,
     /// Seconds of sampling, including prefill.
     pub sampling: f64,

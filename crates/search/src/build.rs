@@ -55,8 +55,9 @@ pub struct DenseModel<'a> {
 /// Builds the index of a corpus in `folder`, which must be absent or empty. Blocks the thread.
 ///
 /// # Errors
-/// Returns an error if a row of the corpus is invalid, `folder` is not empty, another process is building
-/// the same index, the model fails, or a file cannot be written. A failed build leaves no files.
+/// Returns an error if a row of the corpus is invalid, `folder` is not empty or cannot be replaced,
+/// another process is building the same index, the model fails, or a file cannot be written. If the index
+/// cannot be completed, its files are removed.
 pub fn build(
     corpus: &Path,
     folder: &Path,

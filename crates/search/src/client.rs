@@ -24,8 +24,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub struct Retries {
     /// Maximum number of requests, including the first. 0 means 1. Defaults to 3.
     pub tries: u32,
-    /// Wait before the first retry. It doubles with each further retry, up to 5 seconds. Defaults to 250
-    /// ms.
+    /// Wait before the first retry. It doubles with each further retry, up to 5 seconds. Defaults to
+    /// 0.25 seconds.
     pub pause: Duration,
     /// Timeout for each request. Defaults to 10 seconds.
     pub deadline: Duration,

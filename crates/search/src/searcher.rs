@@ -133,9 +133,10 @@ impl Searcher {
     /// Returns the `count` best passages for each query, best first.
     ///
     /// # Errors
-    /// Returns an error if more than [`MOST_QUERIES`] queries or [`MOST_RESULTS`] passages are requested,
-    /// `count` is 0, a query is longer than [`LONGEST_QUERY`] bytes, the passages found exceed 256 MiB,
-    /// the model fails, the index is damaged, or no permit becomes available within a minute.
+    /// Returns [`SearchError::Query`] if more than [`MOST_QUERIES`] queries or [`MOST_RESULTS`] passages
+    /// are requested, `count` is 0, a query is longer than [`LONGEST_QUERY`] bytes, or the passages found
+    /// exceed 256 MiB. Returns [`SearchError::Busy`] if no permit becomes available within a minute.
+    /// Returns another error if the model fails or the index is damaged.
     pub async fn search(&self, queries: Vec<String>, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
         check(&queries, count)?;
         if queries.is_empty() {
