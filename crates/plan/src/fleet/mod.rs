@@ -73,9 +73,9 @@ impl Service {
 /// A fleet of devices and the workload of the run that it executes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fleet {
-    /// Number of samplers.
+    /// Devices that sample. Each is simulated as one sampler.
     pub samplers: usize,
-    /// Devices that only train. If 0, the samplers also train, alternately (colocated).
+    /// Devices that only train. If 0, the sampling devices also train, alternately (colocated).
     pub learners: usize,
     /// Maximum number of sequences that a sampler runs concurrently. More sequences wait.
     pub rows: usize,
