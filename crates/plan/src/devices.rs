@@ -1,15 +1,15 @@
-//! Devices, with the peaks that their makers publish (dense, without sparsity).
+//! Known devices and the peak rates that their vendors publish (dense, without sparsity).
 
-/// A device.
+/// A GPU model and its published peak rates.
 #[derive(Debug, PartialEq)]
 pub struct Device {
-    /// Name that `--device` takes.
+    /// Name of the device as `--device` takes it, in lower case.
     pub name: &'static str,
-    /// Operations a second in bf16.
+    /// Peak bf16 rate, in floating-point operations per second.
     pub flops: f64,
-    /// Bytes a second from its memory.
+    /// Peak memory bandwidth, in bytes per second.
     pub bandwidth: f64,
-    /// Bytes of its memory.
+    /// Memory size, in bytes.
     pub memory: u64,
 }
 
@@ -23,10 +23,10 @@ const ALL: [Device; 6] = [
 ];
 
 impl Device {
-    /// The device of this name.
+    /// Returns the device called `name`, ignoring ASCII case.
     ///
     /// # Errors
-    /// When there is none: which there are.
+    /// Returns a message that lists the known devices if none has this name.
     pub fn named(name: &str) -> Result<&'static Device, String> {
         let found = ALL.iter().find(|device| device.name.eq_ignore_ascii_case(name));
         found.ok_or_else(|| {
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_have_names() {
+    fn named_ignores_case_and_lists_devices() {
         assert_eq!(Device::named("H100").unwrap().memory, 80 << 30);
         assert!(Device::named("h1").unwrap_err().contains("known are a100, h100"));
     }

@@ -1,12 +1,13 @@
-//! Plans runs: computes memory and time before anything is started.
+//! Estimates the memory and time of a run before it starts.
 //!
-//! A plan needs the shape of the model ([`Shape`], from its `config.json`), not the weights. [`Learner`] has
-//! the memory of each process of a PyTorch learner by purpose; [`time::Work`] the time of a step, from the
-//! peaks of a [`Device`] and the fractions of them that are usual; [`fleet::Fleet`] simulates a run on many
-//! devices: staleness, idle times, and the part that limits it.
+//! An estimate needs the shape of the model ([`Shape`], from its `config.json`), but not the weights.
+//! [`Learner`] computes the memory of each process of a PyTorch learner, by purpose. [`time::Work`]
+//! computes the time of a step from the peak rates of a [`Device`] and the fractions of them that are
+//! usually reached. [`fleet::Fleet`] simulates a run on many devices, and reports its staleness, its idle
+//! times and its bottleneck.
 //!
 //! # Example
-//! Memory of a process of 8 that train a model together.
+//! The memory of one of 8 processes that train a model together:
 //! ```
 //! use levade_plan::{Learner, Shape, memory};
 //!
@@ -20,13 +21,13 @@
 //!     tokens: 8192, lora: None, reference: false, critic: false, on_gpu: true,
 //! };
 //! let plan = learner.plan(&shape);
-//! // More than its eighth of the weights and of the optimizer's state, in f32.
+//! // More than an eighth of the weights, gradients and optimizer moments, in f32.
 //! assert!(memory::total(&plan) > 16 * shape.parameters() / 8, "{plan:?}");
 //! # Ok::<(), String>(())
 //! ```
 //!
 //! Out of scope: the memory of the embedded engine, which the engine itself plans
-//! ([`Planned`](levade_run::policies::Planned)), and printing (the binary).
+//! ([`Planned`](levade_run::policies::Planned)), and printing, which the binary does.
 
 pub mod devices;
 pub mod fleet;

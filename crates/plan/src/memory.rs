@@ -1,51 +1,53 @@
-//! Memory of a process of the learner on PyTorch.
+//! Estimates the memory of one process of the PyTorch learner.
 
 use levade_recipe::{Phase, Recipe, RlKeys, TorchKeys};
 
 use super::shape::Shape;
 
-/// Bytes.
+/// Number of bytes.
 pub type Bytes = u64;
 
-/// Weights that are trained, their gradients and moments are f32.
+/// Bytes of an f32. Trained weights, their gradients and the optimizer moments are f32.
 const F32: u64 = 4;
 
-/// A group of processes, as it will be started.
+/// The layout and settings of the learner's process group, as the recipe starts it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Learner {
-    /// Processes, one for each device.
+    /// Number of processes, one per device.
     pub processes: u64,
-    /// Ranks that share a tensor.
+    /// Tensor-parallel size: ranks that split a tensor. 1 disables it.
     pub tensor: u64,
-    /// Ranks that share a path.
+    /// Context-parallel size: ranks that split a sequence. 1 disables it.
     pub context: u64,
-    /// Stages that share the layers.
+    /// Pipeline-parallel size: stages that split the layers. 1 disables it.
     pub pipeline: u64,
-    /// Bytes of a number that is computed with.
+    /// Bytes per number of the compute dtype: 2 for bf16, 4 for f32.
     pub compute: u64,
-    /// Whether activations are computed again in the backward pass.
+    /// Whether the backward pass recomputes activations (activation checkpointing).
     pub recompute: bool,
-    /// Rows of the head at a time.
+    /// Rows for which the output head computes logits at a time.
     pub head_rows: u64,
-    /// Packed tokens of a micro-batch.
+    /// Packed tokens per micro-batch.
     pub tokens: u64,
-    /// Rank of the adapter that is trained in place of all weights.
+    /// Rank of the LoRA adapter. `None` if all weights are trained.
     pub lora: Option<u64>,
-    /// Whether a frozen reference is held.
+    /// Whether the learner also holds a frozen reference model.
     pub reference: bool,
-    /// Whether a critic is trained.
+    /// Whether the learner also trains a critic.
     pub critic: bool,
     /// Whether the devices are GPUs.
     pub on_gpu: bool,
 }
 
-/// Maximum tokens of a micro-batch that is planned for.
+/// Maximum number of tokens per micro-batch in an estimate. Larger values are clamped.
 pub const MAX_TOKENS: u64 = 1 << 24;
 
-/// Checks that a learner's keys divide the model.
+/// Checks that the model can be split by the parallelism keys of the learner.
 ///
 /// # Errors
-/// Returns an error that names the key and what it does not divide.
+/// Returns a message with the key and its value if the model has fewer layers than pipeline stages, or
+/// the key does not divide the number of heads or experts. The same holds if `ep` is set for a model
+/// without experts.
 pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     let (tp, ep, pp) = (u64::from(keys.tp), u64::from(keys.ep), u64::from(keys.pp));
     if pp > shape.layers {
@@ -71,7 +73,7 @@ pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     }
 }
 
-/// Rows of the head at a time, from the arguments of the processes.
+/// Returns the value of the last `--head-rows` in the process arguments, or the default of 512.
 fn head_rows(args: &[String]) -> u64 {
     let given = args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
         Some("") => args.get(at + 1),
@@ -82,35 +84,35 @@ fn head_rows(args: &[String]) -> u64 {
     given.and_then(number).unwrap_or(512)
 }
 
-/// Memory of a device that CUDA's context and NCCL's buffers keep for a process of the learner.
+/// Device memory that the CUDA context and NCCL buffers take per learner process, in bytes (assumed).
 pub const CONTEXT: Bytes = 1800 << 20;
 
-/// Bytes of all purposes.
+/// Returns the total bytes of all purposes, saturating.
 pub fn total(plan: &[(&str, Bytes)]) -> Bytes {
     plan.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }
 
-/// Purposes of memory that a learner leaves with, where it has its devices by turns.
+/// Purposes of memory that a colocated learner offloads when it hands its devices to the sampler.
 const MOVED: [&str; 4] =
     ["weights, f32", "gradients and moments, f32", "frozen reference", "critic with its optimiser"];
 
-/// Bytes of a process that move to the host's memory and back.
+/// Returns the bytes per process that a device handoff offloads to host memory and loads back.
 pub fn moved(plan: &[(&str, Bytes)]) -> Bytes {
     plan.iter().filter(|(purpose, _)| MOVED.contains(purpose)).map(|(_, bytes)| bytes).sum()
 }
 
-/// Part of the model that a stage of a pipeline holds.
+/// The part of the model that a pipeline stage holds.
 struct Stage {
     layers: u64,
-    /// Parameters of the embedding, the final norm and the head, as far as they are here.
+    /// Parameters of the embedding, the final norm and the head, if they are on this stage.
     ends: u64,
-    /// Micro-batches that have activations at the same time, at most.
+    /// Maximum number of micro-batches that have activations at the same time.
     under_way: u64,
     has_head: bool,
 }
 
 impl Learner {
-    /// Returns the learner that a recipe starts.
+    /// Creates the description of the learner that `recipe` starts with `keys`.
     pub fn of(recipe: &Recipe, keys: &TorchKeys) -> Self {
         let needs = |needs: fn(&RlKeys) -> bool| {
             recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
@@ -132,15 +134,15 @@ impl Learner {
         }
     }
 
-    /// Bytes of a process by purpose, of the stage that takes the most.
+    /// Returns the bytes of a process by purpose, for the pipeline stage that needs the most memory.
     pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
         let total = |plan: &Vec<(&'static str, Bytes)>| total(plan);
         let stages = self.ends(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
         stages.max_by_key(total).unwrap_or_default()
     }
 
-    /// The stages that can take the most: the first, which has layers that are left over and the most
-    /// micro-batches under way, and the last, which has the head.
+    /// Returns the stages that can need the most memory: the first, which gets the remainder of the
+    /// layers and has the most micro-batches in flight, and the last, which has the head.
     fn ends(&self, shape: &Shape) -> Vec<Stage> {
         let (stages, embedding) = (self.pipeline, shape.vocabulary * shape.hidden);
         if stages == 1 {
@@ -169,14 +171,14 @@ impl Learner {
             let wide = 3 * (shape.hidden + shape.wide());
             layers * rank * (block + wide)
         });
-        // What is learnt has a gradient and two moments; an adapter is whole on every rank.
+        // Trained weights have a gradient and two moments. An adapter is replicated on every rank.
         let (learnt, whole) = match adapter {
             Some(adapter) => (3 * F32 * adapter + F32 * adapter, true),
             None => (3 * F32 * parameters, false),
         };
         let optimiser = if whole { learnt } else { share(learnt) };
-        // What is sharded is gathered block by block; the ends stay gathered. Each has its weights and their
-        // gradient.
+        // Sharded weights are gathered block by block; the embedding, final norm and head stay gathered.
+        // Each gathered part has its weights and their gradient.
         let gathered = match ranks / tensor {
             1 if compute == F32 => 0,
             _ => 2 * compute * (ends + shape.block()).div_ceil(tensor),
@@ -184,11 +186,12 @@ impl Learner {
         let rows = self.tokens.div_ceil(context);
         let kept = if self.recompute { 1 } else { under_way * layers };
         let inputs = if self.recompute { under_way * layers } else { 0 };
-        // Of a block PyTorch keeps: both norms' inputs (in f32, and as they are), queries, keys and values
-        // before and after their rotation, attention, and four of the feed-forward part.
+        // Per block, PyTorch keeps the inputs of both norms (in f32 and in the compute dtype), the
+        // queries, keys and values before and after RoPE, the attention output, and four tensors of the
+        // feed-forward part.
         let of_block = 6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
         let of_block = of_block + 4 * shape.wide() / tensor;
-        // Products of what nobody has are no numbers of bytes: they end at the largest.
+        // The conversion from f64 saturates if the product of absurdly large keys exceeds a u64.
         let product = |factors: &[u64]| factors.iter().map(|factor| *factor as f64).product::<f64>() as Bytes;
         let activations = product(&[compute, rows, kept, of_block])
             .saturating_add(product(&[compute, rows, inputs, shape.hidden]))
@@ -197,8 +200,8 @@ impl Learner {
         let head = if has_head { product(&[4, F32, self.head_rows.min(rows), shape.vocabulary]) } else { 0 };
         let frozen = if self.reference { share(compute * parameters) } else { 0 };
         let critic = if self.critic { share(4 * F32 * parameters) } else { 0 };
-        // Measured: PyTorch with transformers, gloo and what its allocator keeps (`bench/plan_memory.py`).
-        // Assumed: CUDA's context with NCCL's buffers.
+        // On CPUs, measured by `bench/plan_memory.py`: PyTorch with transformers, gloo and the memory
+        // that the allocator keeps. On GPUs, assumed: the CUDA context with NCCL buffers.
         let runtime = if self.on_gpu { CONTEXT } else { 1000 << 20 };
         vec![
             ("weights, f32", share(F32 * parameters)),
@@ -213,7 +216,7 @@ impl Learner {
     }
 }
 
-/// GiB, with a digit that tells.
+/// Formats `bytes` in GiB with two decimals.
 pub fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / f64::from(1 << 30))
 }
@@ -250,15 +253,15 @@ mod tests {
     }
 
     #[test]
-    fn what_shares_takes_less() {
+    fn sharding_and_adapters_reduce_memory() {
         let one = total(&Learner { processes: 1, ..learner() });
         let eight = total(&learner());
-        // 16 bytes for each parameter, shared by eight.
+        // 16 bytes per parameter, sharded over eight processes.
         assert!((one - eight) as f64 > 0.8 * 14.0 * 7.6e9, "{one} {eight}");
         assert!(total(&Learner { recompute: false, ..learner() }) > eight + (20 << 30));
         assert!(total(&Learner { tokens: 16384, ..learner() }) > eight);
         assert!(total(&Learner { lora: Some(16), ..learner() }) < eight);
-        // 2 bytes for each parameter of a frozen copy and 16 of a critic, shared likewise.
+        // 2 bytes per parameter of the reference model and 16 of the critic, sharded likewise.
         let more = total(&Learner { reference: true, critic: true, ..learner() }) - eight;
         assert!(more.abs_diff(shape().parameters() * 18 / 8) < 8, "{more}");
         assert_eq!(head_rows(&["--head-rows".into(), "64".into()]), 64);
@@ -267,25 +270,25 @@ mod tests {
     }
 
     #[test]
-    fn a_learner_leaves_with_all_but_what_it_works_with() {
+    fn moved_is_16_bytes_per_parameter() {
         let plan = learner().plan(&shape());
         let share = moved(&plan) as f64 * 8.0 / shape().parameters() as f64;
         assert!((share - 16.0).abs() < 1e-3, "16 bytes a parameter: {share}");
     }
 
     #[test]
-    fn a_stage_holds_its_layers_and_the_end_where_it_is() {
+    fn pipeline_stage_holds_its_layers_and_ends() {
         let shape = shape();
         let staged = Learner { pipeline: 4, ..learner() };
         let weights = |learner: &Learner| learner.plan(&shape)[0].1;
-        // Two processes share a stage of 7 layers, with the embedding or the head.
+        // Two processes shard a stage of 7 layers, which also has the embedding or the head.
         let end = shape.vocabulary * shape.hidden;
         let stage = 4 * (7 * shape.block() + end) / 2;
         assert!(weights(&staged).abs_diff(stage) <= 2 * shape.hidden, "{} {stage}", weights(&staged));
-        // Layers that are left over fall to the first stages: 6, 6, 6, 5 and 5 of 28.
+        // The first stages get the remainder of the layers: 28 are split into 6, 6, 6, 5 and 5.
         let five = Learner { processes: 5, pipeline: 5, head_rows: 1, ..learner() };
         assert_eq!(weights(&five), 4 * (6 * shape.block() + end));
-        // The first stage has activations of as many micro-batches as there are stages.
+        // The first stage holds activations of one micro-batch per stage.
         let kept = |pipeline: u64| {
             let plan = Learner { processes: pipeline, pipeline, recompute: false, head_rows: 1, ..learner() };
             plan.plan(&shape)[3].1 as f64
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_cannot_be_shared_out_is_told_by_the_key() {
+    fn check_split_names_key_that_does_not_divide() {
         let shape = |experts: &str| {
             let text = format!(
                 r#"{{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":4,

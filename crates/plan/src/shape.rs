@@ -1,4 +1,4 @@
-//! The shape of a model, from its `config.json`.
+//! Reads the shape of a model from its `config.json`, and counts its parameters and operations.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use levade_run::display;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A decoder-only transformer with a gated feed-forward part, dense or of experts.
+/// The dimensions of a decoder-only transformer with a gated feed-forward part, dense or
+/// mixture-of-experts.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Shape {
     #[serde(default)]
@@ -25,16 +26,16 @@ pub struct Shape {
     kv_heads: Option<u64>,
     #[serde(default)]
     head_dim: Option<u64>,
-    /// Width of the feed-forward part.
+    /// Width of the dense feed-forward part.
     #[serde(rename = "intermediate_size")]
     pub intermediate: u64,
-    /// Number of tokens.
+    /// Number of tokens in the vocabulary.
     #[serde(rename = "vocab_size")]
     pub vocabulary: u64,
-    /// Longest sequence, in tokens.
+    /// Maximum sequence length, in tokens. 4096 if the configuration does not set it.
     #[serde(rename = "max_position_embeddings", default = "usual_context")]
     pub context: u64,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the weights of the embedding.
     #[serde(rename = "tie_word_embeddings", default)]
     pub tied: bool,
     #[serde(rename = "num_experts", alias = "num_local_experts", alias = "n_routed_experts", default)]
@@ -45,9 +46,9 @@ pub struct Shape {
     expert_intermediate: Option<u64>,
 }
 
-/// Most of layers, heads and experts, and widest rows, of any model.
+/// Maximum accepted number of heads and experts, and maximum width.
 const MOST: u64 = 1 << 24;
-/// Most parameters of one.
+/// Maximum accepted number of parameters.
 const MOST_PARAMETERS: u128 = 1 << 50;
 
 fn usual_context() -> u64 {
@@ -55,19 +56,20 @@ fn usual_context() -> u64 {
 }
 
 impl Shape {
-    /// Reads a configuration of Hugging Face's; of a model that also sees or hears, its part for text.
+    /// Parses a Hugging Face `config.json`. For a multimodal model, reads its `text_config`.
     ///
     /// # Errors
-    /// Names the number that is missing or makes no sense, or the kind of layers that is not known here.
+    /// Returns a message if the text is not JSON, a number is missing or out of range, or the model has
+    /// attention or layers of an unsupported kind.
     pub fn read(text: &str) -> Result<Self, String> {
-        // Of a family that runs here absent keys have the defaults of its kind.
+        // In a family that the engine supports, missing keys have the defaults of that family.
         match ModelConfig::from_hf_json(Path::new("config.json"), text.as_bytes()) {
             Ok(config) => Self::of(&config).checked(),
             Err(_) => Self::read_any(text)?.checked(),
         }
     }
 
-    /// Reads a configuration of any family.
+    /// Parses a configuration of a family that the engine does not support.
     fn read_any(text: &str) -> Result<Self, String> {
         let mut config: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if let Some(Value::Object(inner)) = config.get_mut("text_config").map(Value::take) {
@@ -86,7 +88,7 @@ impl Shape {
         serde_json::from_value(config).map_err(|error| error.to_string())
     }
 
-    /// The shape, unless its numbers make no sense.
+    /// Returns the shape if its numbers are in range, and an error otherwise.
     fn checked(self) -> Result<Self, String> {
         let given = |of: Option<u64>| of.unwrap_or(1);
         for (name, value, most) in [
@@ -116,7 +118,7 @@ impl Shape {
         Ok(self)
     }
 
-    /// The shape of a model on this machine, whatever kind of file it is.
+    /// Creates the shape from the configuration of a model on this machine, in any file format.
     pub fn of(config: &ModelConfig) -> Self {
         Shape {
             model_type: serde_json::to_value(config.family)
@@ -138,32 +140,32 @@ impl Shape {
         }
     }
 
-    /// Width of a head.
+    /// Returns the width of an attention head.
     pub fn head_dim(&self) -> u64 {
         self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
-    /// Heads of keys and values.
+    /// Returns the number of key-value heads. It equals [`Shape::heads`] without grouped-query attention.
     pub fn kv_heads(&self) -> u64 {
         self.kv_heads.unwrap_or(self.heads)
     }
 
-    /// Experts of a layer, where it has any.
+    /// Returns the number of experts per layer, or `None` for a dense model.
     pub fn experts(&self) -> Option<u64> {
         self.experts
     }
 
-    /// Width of all keys of a layer.
+    /// Returns the width of all keys of a layer, and of all values.
     pub fn keys(&self) -> u64 {
         self.kv_heads() * self.head_dim()
     }
 
-    /// Width of all queries of a layer.
+    /// Returns the width of all queries of a layer.
     pub fn queries(&self) -> u64 {
         self.heads * self.head_dim()
     }
 
-    /// Width of the feed-forward part that a token goes through.
+    /// Returns the feed-forward width that is active for a token, over all experts that it is routed to.
     pub fn wide(&self) -> u64 {
         match (self.experts, self.experts_of_token) {
             (Some(_), Some(active)) => active * self.expert_intermediate.unwrap_or(self.intermediate),
@@ -175,7 +177,7 @@ impl Shape {
         self.hidden * (2 * self.queries() + 2 * self.keys())
     }
 
-    /// Parameters of one block.
+    /// Returns the number of parameters of one block, including all experts and both norms.
     pub fn block(&self) -> u64 {
         let feed_forward = match self.experts {
             Some(experts) => {
@@ -187,32 +189,35 @@ impl Shape {
         self.attention() + feed_forward + 2 * self.hidden
     }
 
-    /// Parameters of the embedding and, where it is apart, the head.
+    /// Returns the number of parameters outside the blocks: the embedding, the final norm and, unless
+    /// tied, the head.
     pub fn ends(&self) -> u64 {
         self.vocabulary * self.hidden * if self.tied { 1 } else { 2 } + self.hidden
     }
 
-    /// All parameters.
+    /// Returns the number of all parameters.
     pub fn parameters(&self) -> u64 {
         self.layers * self.block() + self.ends()
     }
 
-    /// Parameters that a token is multiplied by, the head's included.
+    /// Returns the number of parameters that are active for a token, including the head.
     pub fn active(&self) -> u64 {
         self.layers * (self.attention() + 3 * self.hidden * self.wide()) + self.vocabulary * self.hidden
     }
 
-    /// Bytes of the keys and values of a token, with so many for a number.
+    /// Returns the bytes of the KV cache per token, at `bytes` per number.
     pub fn cache_of_token(&self, bytes: u64) -> u64 {
         (2 * self.layers * self.keys()).saturating_mul(bytes)
     }
 
-    /// Operations of the forward pass of a token that sees so many.
+    /// Returns the floating-point operations of the forward pass of a token that attends to `seen`
+    /// tokens.
     pub fn forward(&self, seen: u64) -> f64 {
         2.0 * self.active() as f64 + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
     }
 
-    /// On one line.
+    /// Describes the shape on one line, for example "llama, 134.5 M parameters, 30 layers of 576, 49152
+    /// tokens".
     pub fn describe(&self) -> String {
         let (parameters, active) = (self.parameters(), self.active());
         let experts = match self.experts {
@@ -234,18 +239,18 @@ impl Shape {
 mod tests {
     use super::*;
 
-    /// Parameters as they are published: SmolLM2-135M 134,515,008; Qwen2.5-7B 7.62 B; Qwen3-30B-A3B 30.5 B,
-    /// of which 3.3 B for a token.
     #[test]
-    fn a_model_on_this_machine_has_the_shape_of_its_configuration() {
+    fn of_matches_shape_read_from_config_json() {
         let config = levade_engine::testing::tiny_config();
         let read = Shape::read(&config.to_hf_json().to_string()).unwrap();
         let of = Shape::of(&config);
         assert_eq!(Shape { head_dim: of.head_dim, kv_heads: of.kv_heads, ..read }, of);
     }
 
+    /// Published parameter counts: 134,515,008 of SmolLM2-135M, 7.62 B of Qwen2.5-7B, and 30.5 B of
+    /// Qwen3-30B-A3B (3.3 B active per token).
     #[test]
-    fn parameters_are_those_of_published_models() {
+    fn parameters_match_published_models() {
         let smol = r#"{"model_type":"llama","hidden_size":576,"num_hidden_layers":30,"num_attention_heads":9,
             "num_key_value_heads":3,"intermediate_size":1536,"vocab_size":49152,"tie_word_embeddings":true}"#;
         let smol = Shape::read(smol).unwrap();
@@ -262,7 +267,7 @@ mod tests {
         let (all, active) = (experts.parameters() as f64, experts.active() as f64);
         assert!((all / 30.5e9 - 1.0).abs() < 0.01 && (active / 3.3e9 - 1.0).abs() < 0.1, "{all} {active}");
         assert!(Shape::read("{}").unwrap_err().contains("hidden_size"));
-        // Gemma 3 of 4B says no more than this of its part for text: 3.88 B.
+        // The text_config of Gemma 3 4B sets only these keys. Its text model has 3.88 B parameters.
         let gemma = r#"{"model_type":"gemma3","text_config":{"model_type":"gemma3_text","hidden_size":2560,
             "intermediate_size":10240,"num_hidden_layers":34,"sliding_window":1024,
             "rope_scaling":{"factor":8.0,"rope_type":"linear"}}}"#;
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_no_model_has_are_named() {
+    fn read_rejects_impossible_shapes_by_key() {
         let base = serde_json::json!({
             "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "intermediate_size": 128, "vocab_size": 7, "max_position_embeddings": 1u64 << 30,
@@ -281,7 +286,7 @@ mod tests {
             config[key] = value;
             Shape::read(&config.to_string())
         };
-        // A tiny vocabulary, a huge context, one expert of one.
+        // Unusual but valid: a tiny vocabulary, a huge context, a single expert.
         assert_eq!(read("tie_word_embeddings", true.into()).unwrap().ends(), 7 * 64 + 64);
         assert_eq!(read("num_experts", 1.into()).unwrap().experts, Some(1));
         for (key, value) in [

@@ -1,90 +1,92 @@
-//! Tokens a second of sampling and of training, from the peaks of a device.
+//! Estimates the time of sampling and of training from the peak rates of a device.
 
 use super::devices::Device;
 use super::fleet::Service;
 use super::shape::Shape;
 
-/// Share of the peak that training reaches: FSDP2 on dense models of 7B and more, as published.
+/// Fraction of the peak FLOP/s that training reaches: published for FSDP2 on dense models of 7B and more.
 const TRAINING: f64 = 0.38;
-/// Share of the peak that prompts are computed at.
+/// Fraction of the peak FLOP/s that prefill reaches.
 const PREFILL: f64 = 0.5;
-/// Share of the bandwidth that sampling reaches.
+/// Fraction of the memory bandwidth that sampling reaches.
 const DRAWING: f64 = 0.6;
-/// Bytes of weights a second on their way to a sampler: a link of 100 Gbit/s.
+/// Rate at which weights are sent to a sampler, in bytes per second: a link of 100 Gbit/s.
 const LINK: f64 = 12.5e9;
 
-/// Bytes a second between a device and the host's memory, as PCIe 4.0 reaches them.
+/// Rate between a device and host memory, in bytes per second, as PCIe 4.0 reaches it.
 const HOST: f64 = 25e9;
 
-/// Work of a phase, and who does it.
+/// The workload of a phase and the devices that it runs on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
-    /// Tokens of a prompt, with all that tools say.
+    /// Context tokens of an attempt: the prompt and all tool results.
     pub prompt: u64,
-    /// Tokens that an attempt samples.
+    /// Tokens sampled per attempt.
     pub reply: u64,
-    /// Sequences that run together on a server,
+    /// Sequences that a server runs concurrently.
     pub running: u64,
-    /// devices of each server,
+    /// Devices per server (tensor parallelism).
     pub tensor: u32,
-    /// and servers.
+    /// Number of servers.
     pub samplers: u32,
-    /// Devices that learn; 0 where those that sample do.
+    /// Devices that only train. 0 if the sampling devices also train.
     pub learners: u32,
-    /// Stages of the learner's pipeline.
+    /// Pipeline-parallel stages of the learner.
     pub stages: u64,
-    /// Tokens of the micro-batches that its ranks work on at the same time.
+    /// Tokens in one round of micro-batches, which the learner's ranks process in parallel.
     pub round: u64,
-    /// Seconds of a step in which devices change hands.
+    /// Seconds that device handoffs take per step.
     pub turns: f64,
 }
 
-/// Attempts of a step.
+/// Numbers of attempts per step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attempts {
-    /// Attempts that are sampled, also those that only others are compared with and those beyond the size of
-    /// a group.
+    /// Sampled attempts, including those that only serve as a baseline for other attempts and the
+    /// oversampled ones beyond the group size.
     pub sampled: u64,
-    /// Attempts that are learnt from.
+    /// Attempts that the learner trains on.
     pub learnt: u64,
 }
 
-/// How a step goes through what was sampled.
+/// How often a step passes over the sampled attempts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Passes {
-    /// Attempts at each task.
+    /// Attempts per task.
     pub group: u64,
-    /// Steps of the optimiser over all of it,
+    /// Optimizer steps per training step, over all epochs.
     pub updates: u64,
-    /// and how often it is gone through.
+    /// Passes over all attempts of a step.
     pub epochs: u64,
 }
 
-/// Seconds in which devices change hands twice: a learner leaves with so many bytes of each and comes back,
-/// and servers read weights.
+/// Computes the seconds of the two device handoffs of a step. The learner offloads `moved` bytes of each
+/// device to host memory and loads them back, and servers load the new weights in bf16.
 pub fn turns(shape: &Shape, moved: u64) -> f64 {
     2.0 * moved as f64 / HOST + 2.0 * shape.parameters() as f64 / LINK
 }
 
-/// One step.
+/// Estimated tokens and times of one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// Tokens that are sampled.
+    /// Sampled tokens.
     pub sampled: u64,
-    /// Tokens that go through the model to learn, prompts that attempts share once.
+    /// Tokens that the learner computes, over all epochs. In each epoch, a prompt counts once for all
+    /// attempts of its group.
     pub learnt: u64,
-    /// Seconds of sampling.
+    /// Seconds of sampling, including prefill.
     pub sampling: f64,
-    /// Seconds of learning.
+    /// Seconds of training.
     pub learning: f64,
-    /// The share of these in which a stage of a pipeline waits for others.
+    /// Fraction of `learning` in which a pipeline stage waits for other stages.
     pub bubble: f64,
-    /// Seconds in which devices change hands.
+    /// Seconds of device handoffs.
     pub turns: f64,
 }
 
 impl Step {
-    /// Seconds of a step; the longer of the two where one runs ahead of the other.
+    /// Returns the seconds of the step. If sampling and training overlap, this is the longer of the two;
+    /// otherwise it is their sum plus the device handoffs.
     pub fn seconds(&self, overlaps: bool) -> f64 {
         match overlaps {
             true => self.sampling.max(self.learning),
@@ -94,13 +96,14 @@ impl Step {
 }
 
 impl Work {
-    /// A step of so many attempts.
+    /// Estimates a step that samples and trains on `attempts`.
     pub fn step(&self, shape: &Shape, device: &Device, attempts: Attempts, passes: Passes) -> Step {
         let Work { prompt, reply, running, tensor, samplers, learners, stages, round, turns } = *self;
         let (samplers, running, tensor) = (samplers.max(1), running.max(1), f64::from(tensor.max(1)));
         let seen = prompt + reply / 2;
         let (flops, bandwidth) = (tensor * device.flops, tensor * device.bandwidth);
-        // Every token that is drawn reads the weights, shared by those that run together, and its own path.
+        // A decoding pass reads the weights once for all running sequences, and the KV cache of each
+        // sequence.
         let cache = running as f64 * seen as f64 * shape.cache_of_token(2) as f64;
         let read = 2.0 * shape.parameters() as f64 + cache;
         let computed = running as f64 * shape.forward(seen) / (PREFILL * flops);
@@ -114,10 +117,11 @@ impl Work {
             .saturating_mul(reply)
             .saturating_add(prompts)
             .saturating_mul(passes.epochs.max(1));
-        // Forward and backward.
+        // Forward and backward: three times the operations of a forward pass.
         let operations = 3.0 * learnt as f64 * shape.forward(seen);
         let devices = if learners > 0 { f64::from(learners) } else { f64::from(samplers) * tensor };
-        // The first stage waits for the last of its micro-batches, and the last for the first.
+        // The pipeline bubble: the first stage is idle while the last one finishes its micro-batches, and
+        // the last one is idle until the first micro-batch arrives.
         let rounds = (learnt / passes.updates.max(1)).div_ceil(round.max(1)).max(1) as f64;
         let bubble = stages.saturating_sub(1) as f64;
         let bubble = bubble / (rounds + bubble);
@@ -126,8 +130,9 @@ impl Work {
     }
 }
 
-/// Seconds of one device, of which `tensor` share the passes of a server, for paths of a prompt and a reply;
-/// devices change hands in `turns`.
+/// Computes the service times of one device for sequences of `prompt` context tokens and `reply` sampled
+/// tokens. `tensor` is the number of devices per server. `turns` is the seconds of device handoffs per
+/// step; if 0, weights are sent over the network instead.
 pub fn service(
     shape: &Shape,
     device: &Device,
@@ -148,7 +153,8 @@ pub fn service(
     }
 }
 
-/// The assumptions behind these numbers.
+/// Describes the assumptions behind the estimates. `shares` is whether sampling and training use the same
+/// devices.
 pub fn assumptions(device: &Device, shares: bool, stages: u64) -> String {
     let turns = match shares {
         true => {
@@ -179,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_devices_take_less_time() {
+    fn step_estimates_scale_with_devices_and_tokens() {
         let text = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
             "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064}"#;
         let (shape, device) = (Shape::read(text).unwrap(), Device::named("h100").unwrap());
@@ -198,7 +204,8 @@ mod tests {
         let attempts = Attempts { sampled: 512, learnt: 512 };
         let step = work.step(&shape, device, attempts, passes);
         assert_eq!((step.sampled, step.learnt), (512_000, 512_000 + 64 * 500));
-        // A 7B model draws some thousands of tokens a second on one H100 and learns from more.
+        // Per second, one H100 samples 5 to 30 thousand tokens of a 7B model and trains on 5 to 12
+        // thousand.
         let drawn = step.sampled as f64 / step.sampling / 4.0;
         let learnt = step.learnt as f64 / step.learning / 4.0;
         assert!((5_000.0..30_000.0).contains(&drawn), "{drawn}");
@@ -209,11 +216,11 @@ mod tests {
         let spare = work.step(&shape, device, Attempts { sampled: 640, ..attempts }, passes);
         assert_eq!((spare.sampled, spare.learnt, spare.learning), (640_000, step.learnt, step.learning));
         assert!(spare.sampling > 1.1 * step.sampling);
-        // Two devices to a server read as fast as two servers, and the weights once.
+        // One server of two devices has the bandwidth of two servers, but reads the weights only once.
         let shared = Work { tensor: 2, samplers: 2, running: 256, ..work.clone() };
         let shared = shared.step(&shape, device, attempts, passes);
         assert!(shared.sampling <= step.sampling && shared.sampling > 0.5 * step.sampling);
-        // 544 k tokens are 17 rounds of 32 k: of 20 times a stage works in 17.
+        // 544 k tokens are 17 rounds of 32 k: with 4 stages, each works in 17 of 20 time slots.
         let staged = |updates| {
             let passes = Passes { updates, ..passes };
             Work { stages: 4, ..work.clone() }.step(&shape, device, attempts, passes)
@@ -221,7 +228,7 @@ mod tests {
         assert!((staged(1).bubble - 3.0 / 20.0).abs() < 1e-9, "{}", staged(1).bubble);
         assert!((staged(1).learning / step.learning - 20.0 / 17.0).abs() < 1e-9);
         assert!(staged(8).bubble > 0.4, "fewer micro-batches fill it less");
-        // By turns a step takes all three.
+        // With handoffs, a step takes sampling, training and handoffs one after another.
         let by_turns = Work { turns: turns(&shape, 14 << 30), ..work }.step(&shape, device, attempts, passes);
         assert!((by_turns.seconds(false) - step.seconds(false) - by_turns.turns).abs() < 1e-9);
         assert!((2.0..4.0).contains(&by_turns.turns), "{}", by_turns.turns);

@@ -1,7 +1,9 @@
-//! Throughput of an index, for `bench/search.py`.
+//! Measures the throughput of searches, for `bench/search.py`.
 //!
-//! `scan bm25 FOLDER QUERIES THREADS`: queries (a JSONL file with `question`) a second. `scan vectors COUNT
-//! DIMENSIONS THREADS`: made-up vectors, and the time of one search and of a batch of 32.
+//! - `scan bm25 FOLDER QUERIES THREADS` prints the queries per second of the index in `FOLDER`. `QUERIES` is
+//!   a JSONL file with a `question` per line.
+//! - `scan vectors COUNT DIMENSIONS THREADS` generates random vectors, and prints the times of writing them,
+//!   of a single query and of a batch of 32 queries.
 
 use std::path::Path;
 use std::time::Instant;
@@ -43,11 +45,11 @@ fn bm25(folder: &str, queries: &str, threads: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Made-up vectors of length 1, from one seed.
+/// A deterministic generator of random vectors of length 1. The field is the state.
 struct MadeUp(u64);
 
 impl MadeUp {
-    /// A roughly normal number: the sum of four uniform ones (splitmix64).
+    /// Returns an approximately normal number: the sum of four uniform numbers from splitmix64.
     fn number(&mut self) -> f32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -1,8 +1,8 @@
-//! Building an index: all of it, or nothing that opens.
+//! Builds an index atomically: either the complete index exists, or none that opens.
 //!
-//! Files are written into a folder beside the index, `.NAME.building`, the manifest last; then that folder
-//! gets the index's name. A process that dies on the way leaves a folder that is no index, and that the next
-//! one of the same name removes.
+//! All files are written into a directory next to the index, `.NAME.building`, with the manifest last.
+//! Then that directory is renamed to the index. If the process is killed in between, it leaves a
+//! directory that is not an index. The next build of an index of this name clears that directory.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -18,45 +18,46 @@ use crate::manifest::{Dense, FileEntry, MANIFEST, Manifest, SCHEMA, checksum};
 use crate::vectors::VectorWriter;
 use crate::{Analyzer, Passage, SearchError};
 
-/// Passages that are embedded together.
+/// Number of passages per embedding batch.
 const BATCH: usize = 256;
-/// Longest wait for a batch of vectors.
+/// Timeout for embedding a batch.
 const LONGEST_BATCH: Duration = Duration::from_secs(600);
-/// File that the process at work holds.
+/// Name of the file that the building process locks.
 const LOCK: &str = ".lock";
 
-/// How far the building of an index has come.
+/// Progress of building an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// Work at hand, for people.
+    /// Description of the current stage, for people: `indexing`, `writing the index`, ….
     pub stage: &'a str,
-    /// Bytes of the corpus that were read.
+    /// Bytes of the corpus read so far.
     pub done: u64,
-    /// Bytes of the corpus.
+    /// Size of the corpus, in bytes.
     pub total: u64,
-    /// Passages so far.
+    /// Passages indexed so far.
     pub passages: u64,
 }
 
-/// Model whose vectors an index gets.
+/// The embedding model for the vectors of a new index.
 pub struct DenseModel<'a> {
-    /// Source of the model, by which queries will find it.
+    /// Source of the model, from which it is loaded again to embed queries.
     pub source: String,
-    /// Text that its user puts before queries, which the model then does, where it is not the model's own.
+    /// Text that `embedder` puts before queries. `None` if it is the model's own prefix.
     pub query_prefix: Option<String>,
-    /// Text put before passages, likewise.
+    /// Text that `embedder` puts before passages. `None` if it is the model's own prefix.
     pub passage_prefix: Option<String>,
-    /// The model.
+    /// The loaded model.
     pub embedder: &'a dyn Embedder,
-    /// Runtime that waits for it.
+    /// Tokio runtime on which the build waits for `embedder`.
     pub runtime: Handle,
 }
 
-/// Builds the index of a corpus in a folder that is not there yet, or empty. Blocks the thread.
+/// Builds the index of a corpus in `folder`, which must be absent or empty. Blocks the thread.
 ///
 /// # Errors
-/// When a row of the corpus cannot be used, the folder holds something, another process builds it, the model
-/// fails, or the disk is full. Nothing is left of an index that could not be completed.
+/// Returns an error if a row of the corpus is invalid, `folder` is not empty or cannot be replaced,
+/// another process is building the same index, the model fails, or a file cannot be written. If the index
+/// cannot be completed, its files are removed.
 pub fn build(
     corpus: &Path,
     folder: &Path,
@@ -66,13 +67,13 @@ pub fn build(
 ) -> Result<Manifest, SearchError> {
     let is_taken = match folder.exists() {
         true => std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_some()),
-        // A link that leads nowhere.
+        // A dangling symbolic link.
         false => folder.is_symlink(),
     };
     if is_taken {
         return Err(SearchError::Exists(folder.to_owned()));
     }
-    // Where a link leads: the index takes the place of an empty folder, not of the link.
+    // Resolve a symbolic link, so that the index replaces the empty directory and not the link.
     let folder = &folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let mut corpus = Corpus::open(corpus)?;
     let site = Site::begin(folder)?;
@@ -88,7 +89,7 @@ pub fn build(
     Ok(manifest)
 }
 
-/// The folder of an index that is being built, held by this process.
+/// The temporary directory of an index that is being built, locked by this process.
 struct Site {
     place: PathBuf,
     _lock: File,
@@ -106,7 +107,7 @@ impl Site {
             Err(TryLockError::WouldBlock) => return Err(SearchError::Locked(folder.to_owned())),
             Err(TryLockError::Error(error)) => return Err(SearchError::io("lock", &path)(error)),
         }
-        // Left by a process that is gone.
+        // Remove the files of an earlier process that was killed.
         for entry in std::fs::read_dir(&place).map_err(SearchError::io("list", &place))? {
             let path = entry.map_err(SearchError::io("list", &place))?.path();
             if path.is_dir() {
@@ -125,7 +126,7 @@ impl Site {
         }
     }
 
-    /// Gives the folder the name of the index.
+    /// Renames the temporary directory to the index, and flushes the parent directory.
     fn end(self, folder: &Path) -> Result<(), SearchError> {
         let lock = self.place.join(LOCK);
         std::fs::remove_file(&lock).map_err(SearchError::io("remove", &lock))?;
@@ -136,13 +137,14 @@ impl Site {
     }
 
     fn clear(self) {
-        // The fault that led here is the one to report; what is left is removed at the next try.
+        // Only the original error is reported. Files that cannot be removed now are removed by the next
+        // build.
         let _ = std::fs::remove_dir_all(&self.place);
     }
 }
 
-/// Puts another empty folder in the place of one that is there, as the index will be: a folder that cannot
-/// give way, such as one where something is mounted, is found out before hours of work.
+/// Tests that an existing empty directory can be replaced, by replacing it with another empty directory.
+/// A directory that cannot be replaced, such as a mount point, thus fails before hours of work.
 fn give_way(folder: &Path) -> std::io::Result<()> {
     if !folder.exists() {
         return Ok(());
@@ -151,17 +153,17 @@ fn give_way(folder: &Path) -> std::io::Result<()> {
     let other = folder.with_file_name(format!(".{name}.empty"));
     std::fs::create_dir_all(&other)?;
     std::fs::rename(&other, folder).inspect_err(|_| {
-        // The error is the one to report.
+        // Only the error of the rename is reported.
         let _ = std::fs::remove_dir(&other);
     })
 }
 
-/// Flushes a file or the entries of a folder to the disk.
+/// Flushes a file or the entries of a directory to the disk.
 fn flush(path: &Path) -> Result<(), SearchError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(SearchError::io("flush", path))
 }
 
-/// Vectors of an index that is being built.
+/// Embeds passages in batches and writes their vectors.
 struct DenseWriter<'a> {
     model: DenseModel<'a>,
     writer: VectorWriter,
@@ -198,7 +200,7 @@ impl<'a> DenseWriter<'a> {
     }
 }
 
-/// Writes all files of an index.
+/// Writes all files of an index into `place`, the manifest last.
 fn write(
     corpus: &mut Corpus,
     place: &Path,
@@ -242,7 +244,7 @@ fn write(
     Ok(manifest)
 }
 
-/// Flushes and describes all files of an index, in the order of their names.
+/// Flushes all files of an index and returns their manifest entries, sorted by name.
 fn files(place: &Path) -> Result<Vec<FileEntry>, SearchError> {
     let mut found = Vec::new();
     for (folder, prefix) in [(place.to_owned(), String::new()), (place.join(LEXICAL), format!("{LEXICAL}/"))]
@@ -250,7 +252,7 @@ fn files(place: &Path) -> Result<Vec<FileEntry>, SearchError> {
         for entry in std::fs::read_dir(&folder).map_err(SearchError::io("list", &folder))? {
             let path = entry.map_err(SearchError::io("list", &folder))?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            // Locks are of whoever writes.
+            // Lock files belong to the writing process, not to the index.
             if path.is_dir() || name.ends_with(".lock") {
                 continue;
             }

@@ -12,7 +12,7 @@ fn some() -> Vec<Passage> {
 }
 
 #[test]
-fn a_corpus_becomes_an_index_whose_progress_is_told() {
+fn build_creates_index_and_reports_progress() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
     write_corpus(&corpus, &some());
@@ -24,7 +24,7 @@ fn a_corpus_becomes_an_index_whose_progress_is_told() {
     let manifest = manifest.unwrap();
     assert_eq!(told, [("indexing".into(), 256), ("indexing".into(), 512), ("writing the index".into(), 600)]);
     assert_eq!(manifest, *Index::open(&index, true).unwrap().manifest());
-    // Nothing but the index is left.
+    // Only the corpus and the index remain.
     let names: Vec<_> =
         fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
@@ -33,7 +33,7 @@ fn a_corpus_becomes_an_index_whose_progress_is_told() {
 }
 
 #[test]
-fn what_cannot_be_built_leaves_nothing() {
+fn failed_build_leaves_no_files() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
     let build = |contents: &str| {
@@ -51,7 +51,7 @@ fn what_cannot_be_built_leaves_nothing() {
 }
 
 #[test]
-fn another_schema_is_refused_with_the_way_out() {
+fn open_rejects_unsupported_schema_with_advice() {
     let made = try_make(&some()[..3], Analyzer::English, false).unwrap();
     let path = made.index.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
@@ -62,7 +62,7 @@ fn another_schema_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn sentences_without_spaces_are_found_but_in_an_index_of_before() {
+fn chinese_words_are_found_since_schema_2() {
     let passages = [passage("a", "", "埃达写了第一个程序。"), passage("b", "", "程序在机器上运行。")];
     let made = try_make(&passages, Analyzer::English, false).unwrap();
     let found = |query: &str| {
@@ -70,7 +70,7 @@ fn sentences_without_spaces_are_found_but_in_an_index_of_before() {
         index.bm25(&[query.into()], 5, 1).unwrap()[0].iter().map(|(row, _)| *row).collect::<Vec<_>>()
     };
     assert_eq!((found("第一个程序"), found("机器")), (vec![0, 1], vec![1]));
-    // Its terms are those of its time: whole sentences.
+    // If the manifest has schema 1, queries are split as in schema 1: a run of characters is one term.
     let path = made.index.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 1")).unwrap();
@@ -78,7 +78,7 @@ fn sentences_without_spaces_are_found_but_in_an_index_of_before() {
 }
 
 #[test]
-fn folders_that_are_no_index_are_named() {
+fn open_names_path_that_is_no_index() {
     let folder = tempfile::tempdir().unwrap();
     let error = |path: &Path| Index::open(path, false).err().unwrap().to_string();
     assert!(error(&folder.path().join("absent")).contains("does not exist"));
@@ -90,7 +90,7 @@ fn folders_that_are_no_index_are_named() {
 
 #[test]
 #[cfg(unix)]
-fn an_index_comes_to_lie_where_a_link_leads() {
+fn build_follows_symlink_to_empty_directory() {
     use std::os::unix::fs::symlink;
     let folder = tempfile::tempdir().unwrap();
     let (corpus, disk, link) =
@@ -107,9 +107,9 @@ fn an_index_comes_to_lie_where_a_link_leads() {
     assert!(matches!(error, SearchError::Exists(_)), "{error}");
 }
 
-/// Every file of an index, cut short, with a byte changed, or gone.
+/// Truncates, changes and removes each file of an index in turn.
 #[test]
-fn damaged_files_are_refused_by_name() {
+fn open_names_damaged_file() {
     let made = try_make(&some()[..40], Analyzer::English, true).unwrap();
     let manifest = Manifest::read(&made.index).unwrap();
     let names = manifest.files.iter().map(|entry| entry.name.as_str()).chain([MANIFEST]);
@@ -133,9 +133,9 @@ fn damaged_files_are_refused_by_name() {
     Index::open(&made.index, true).unwrap();
 }
 
-/// Without their checksums, damaged files give errors or other results, and end nothing.
+/// Damaged files whose checksums match may cause errors or different results, but no crash.
 #[test]
-fn searching_damaged_files_ends_nothing() {
+fn search_survives_damaged_files() {
     let made = try_make(&some()[..300], Analyzer::English, false).unwrap();
     let mut manifest = Manifest::read(&made.index).unwrap();
     for at in 0..manifest.files.len() {
@@ -159,7 +159,7 @@ fn searching_damaged_files_ends_nothing() {
 }
 
 #[test]
-fn names_of_files_never_lead_out_of_the_folder() {
+fn manifest_rejects_file_names_outside_index() {
     let made = try_make(&some()[..3], Analyzer::English, false).unwrap();
     for name in ["../corpus.jsonl", "/etc/passwd", "", "a/../../b"] {
         let mut manifest = Manifest::read(&made.index).unwrap();
@@ -170,10 +170,11 @@ fn names_of_files_never_lead_out_of_the_folder() {
     }
 }
 
-/// Dies at each named place, as a child of itself; nothing opens then, and the next try builds the index.
+/// Runs itself as a child process that is killed at each crash point. Afterwards, no index opens, and the
+/// next build succeeds.
 #[test]
 #[cfg(unix)]
-fn a_killed_indexing_leaves_no_index_that_opens() {
+fn killed_build_leaves_no_index_that_opens() {
     use std::os::unix::process::ExitStatusExt;
     const CHILD: &str = "LEVADE_TEST_SEARCH_CHILD";
     let corpus_of = |folder: &Path| folder.join("c.jsonl");
@@ -186,7 +187,7 @@ fn a_killed_indexing_leaves_no_index_that_opens() {
         let folder = tempfile::tempdir().unwrap();
         write_corpus(&corpus_of(folder.path()), &some());
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "build::tests::a_killed_indexing_leaves_no_index_that_opens"])
+            .args(["--exact", "build::tests::killed_build_leaves_no_index_that_opens"])
             .env(CHILD, folder.path())
             .env(levade_policy::CRASH_AT, place)
             .output()
@@ -204,7 +205,7 @@ fn a_killed_indexing_leaves_no_index_that_opens() {
 }
 
 #[test]
-fn two_processes_do_not_build_the_same() {
+fn concurrent_builds_of_index_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
     write_corpus(&corpus, &some());
@@ -216,7 +217,7 @@ fn two_processes_do_not_build_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn searches_at_once_answer_as_one_by_one() {
+async fn concurrent_searches_match_sequential_searches() {
     let (made, index) = tokio::task::spawn_blocking(|| make(&some(), true)).await.unwrap();
     let hybrid = Searcher::new(index, Mode::Hybrid, Some(letters()), 2).unwrap();
     let queries: Vec<String> = (0..40).map(|at| format!("what follows the number {at}")).collect();
@@ -236,7 +237,7 @@ async fn searches_at_once_answer_as_one_by_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn modes_need_what_they_search_by() {
+async fn dense_modes_require_vectors_and_their_model() {
     let plain = || tokio::task::spawn_blocking(|| make(&some()[..3], false));
     let refused = |index, mode, model| Searcher::new(index, mode, model, 1).err().unwrap().to_string();
     let (_made, index) = plain().await.unwrap();

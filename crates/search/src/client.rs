@@ -1,4 +1,4 @@
-//! Asking a retrieval server: ours, Search-R1's, or another that speaks its `/retrieve`.
+//! A client of retrieval servers: Levade's, Search-R1's, or any other with a compatible `/retrieve`.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,21 +12,22 @@ use serde_json::{Value, json};
 
 use crate::{Hit, Passage, SearchError};
 
-/// Most bytes of an answer.
+/// Maximum size of a response, in bytes.
 const MOST_BYTES: usize = 64 << 20;
-/// Characters of a server's own words that are shown.
+/// Maximum number of characters of a response that an error message quotes.
 const MOST_SHOWN: usize = 300;
-/// Longest wait between two tries.
+/// Maximum wait before a retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How often, and for how long, a server is asked.
+/// Retry policy and timeout of requests to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retries {
-    /// Tries, at least one.
+    /// Maximum number of requests, including the first. 0 means 1. Defaults to 3.
     pub tries: u32,
-    /// Wait before the second try; it doubles with each further one.
+    /// Wait before the first retry. It doubles with each further retry, up to 5 seconds. Defaults to
+    /// 0.25 seconds.
     pub pause: Duration,
-    /// Longest time for one try.
+    /// Timeout for each request. Defaults to 10 seconds.
     pub deadline: Duration,
 }
 
@@ -36,7 +37,7 @@ impl Default for Retries {
     }
 }
 
-/// A retrieval server.
+/// A client of one retrieval server.
 #[derive(Clone)]
 pub struct Client {
     http: Http,
@@ -52,11 +53,11 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of the server at `url`, its path included (`http://host:8000/retrieve`), which sends `key`
-    /// where there is one.
+    /// Creates a client of the server at `url`, which includes the path (`http://host:8000/retrieve`).
+    /// The client sends `key` as bearer token, if set.
     ///
     /// # Errors
-    /// When the address cannot be used, or TLS cannot be set up.
+    /// Returns an error if `url` is not an HTTP or HTTPS URL with a host, or TLS cannot be set up.
     pub fn new(url: &str, key: Option<String>, retries: Retries) -> Result<Self, SearchError> {
         let unfit =
             |why: String| SearchError::Query(format!("the address {url:?} of a retrieval server {why}"));
@@ -64,16 +65,16 @@ impl Client {
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(unfit("must begin with http:// or https:// and name a host".into()));
         }
-        // Whoever names a server may ask it, wherever it is.
+        // The user configured this server, so every host is allowed, including private addresses.
         let http = Http::new(Hosts::any(), None).map_err(|error| SearchError::Internal(error.to_string()))?;
         Ok(Client { http, url: parsed, key, retries })
     }
 
-    /// The `count` best passages for each query, and how many tries failed before. Failures that may pass are
-    /// tried again: searching changes nothing, so twice is as good as once.
+    /// Requests the `count` best passages for each query. Returns the number of retries and the result.
+    /// Transient failures are retried, which is safe because a search changes nothing on the server.
     ///
     /// # Errors
-    /// When no try gave an answer: the last failure.
+    /// The result is the last error if all requests failed, or the first error that is not transient.
     pub async fn retrieve(
         &self,
         queries: &[String],
@@ -108,7 +109,8 @@ impl Client {
             headers.insert(AUTHORIZATION, value.map_err(|error| self.failure(error.to_string(), false))?);
         }
         let ask = Ask { method: Method::POST, url: self.url.to_string(), headers, body };
-        // By the clock of this process, which `levade_http` does not know: the bound there is only a net.
+        // The timeout in `retrieve` excludes pauses of this process, which `levade_http` does not detect.
+        // The deadline here is only a safety net.
         let bounds = Bounds { deadline: self.retries.deadline * 4, bytes: MOST_BYTES, redirects: 0 };
         let Reply { status, body: answer, .. } = self.http.ask(ask, bounds).await.map_err(|error| {
             let way_out =
@@ -136,8 +138,8 @@ impl Client {
     }
 }
 
-/// Reads `{"result": [[{"document", "score"}]]}`, one list a query. Servers of rerankers give documents as
-/// texts, and some give them without scores.
+/// Parses `{"result": [[{"document", "score"}]]}`, with one list per query. Reranker servers return
+/// documents as strings, and some servers return documents without scores.
 fn read(answer: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
     let lists = answer.get("result").and_then(Value::as_array).ok_or("it has no list `result`")?;
     if lists.len() != queries {
@@ -170,14 +172,14 @@ fn hit(value: &Value) -> Result<Hit, String> {
     Ok(Hit { passage, score })
 }
 
-/// The message of an error in JSON (`error.message`, or `detail`), or else the beginning of the answer.
+/// Returns the message of a JSON error (`error.message` or `detail`), or else the start of the response.
 fn said(answer: &[u8]) -> String {
     let value: Value = serde_json::from_slice(answer).unwrap_or_default();
     let message = value["error"]["message"].as_str().or_else(|| value["detail"].as_str());
     message.map_or_else(|| shown(answer), |message| shown(message.as_bytes()))
 }
 
-/// The beginning of a text that a server sent.
+/// Returns the first characters of a response, followed by "…" if it was truncated.
 fn shown(answer: &[u8]) -> String {
     let text = String::from_utf8_lossy(answer);
     match text.char_indices().nth(MOST_SHOWN) {

@@ -13,10 +13,11 @@ fn quick() -> Retries {
     Retries { tries: 3, pause: Duration::from_millis(5), deadline: Duration::from_millis(400) }
 }
 
-/// What a made-up server has yet to answer: status and body.
+/// The remaining responses of a mock server: status and body.
 type Answers = Arc<Mutex<Vec<(u16, String)>>>;
 
-/// Answers of a made-up server, one after the other, the last one again and again.
+/// Starts a mock server that returns `answers` in order and repeats the last one. A status of 0 never
+/// responds. Returns its URL.
 async fn server(answers: Vec<(u16, String)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/retrieve", listener.local_addr().unwrap());
@@ -41,7 +42,7 @@ fn good() -> (u16, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn our_own_server_is_asked() {
+async fn retrieve_matches_searcher_of_own_server() {
     let passages = [passage("1", "Engine", "It runs."), passage("2", "", "No title here.")];
     let (_made, index) = tokio::task::spawn_blocking(move || make(&passages, false)).await.unwrap();
     let searcher = Searcher::new(index, Mode::Bm25, None, 1).unwrap();
@@ -61,7 +62,7 @@ async fn our_own_server_is_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failures_that_may_pass_are_tried_again() {
+async fn transient_failures_are_retried() {
     let busy = || (503, String::from("later"));
     let url = server(vec![busy(), (429, String::new()), good()]).await;
     let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
@@ -82,7 +83,7 @@ async fn failures_that_may_pass_are_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_that_cannot_be_used_are_told_at_once() {
+async fn unusable_responses_fail_without_retry() {
     for (status, body, why) in [
         (422, r#"{"detail": [{"loc": ["topk"]}]}"#, "422"),
         (200, "<html>", "no JSON"),
@@ -99,7 +100,7 @@ async fn answers_that_cannot_be_used_are_told_at_once() {
 }
 
 #[test]
-fn documents_of_every_server_are_read() {
+fn hit_parses_documents_of_all_servers() {
     let of = |value: Value| hit(&value).unwrap();
     let plain = |id: &str, title: &str, text: &str, score| Hit { passage: passage(id, title, text), score };
     let document = json!({ "document": { "id": 7, "contents": "\"T\"\nx" }, "score": 1.5 });
@@ -110,7 +111,7 @@ fn documents_of_every_server_are_read() {
 }
 
 #[test]
-fn addresses_that_cannot_be_used_are_refused() {
+fn new_rejects_invalid_urls() {
     for url in ["", "localhost:8000/retrieve", "ftp://x/y", "/retrieve", "http://", "http://a b"] {
         let error = Client::new(url, None, quick()).unwrap_err().to_string();
         assert!(error.contains(&format!("{url:?}")), "{error}");

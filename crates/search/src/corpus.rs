@@ -1,7 +1,7 @@
-//! Corpora: JSONL files, a passage a line, read one by one.
+//! Reads corpora: JSONL files with one passage per line.
 //!
-//! A row has an `id` (`_id` in BEIR's files), and either `text` with an optional `title`, or `contents` as in
-//! Search-R1's files. Blank lines are passed over. The first row that cannot be used ends the reading, with
+//! A row has an `id` (`_id` in BEIR's files), and either `text` with an optional `title`, or `contents`
+//! as in Search-R1's files. Blank lines are skipped. The first invalid row results in an error that names
 //! its line.
 
 use std::collections::HashSet;
@@ -15,24 +15,25 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{Passage, SearchError};
 
-/// Longest line, in bytes: what is longer is no passage, and would fill the memory.
+/// Maximum length of a line, in bytes. Longer lines are rejected, because they would fill the memory.
 const LONGEST_LINE: u64 = 64 << 20;
 
-/// A corpus that is being read.
+/// An iterator over the passages of a corpus file.
 pub struct Corpus {
     path: PathBuf,
     file: BufReader<File>,
-    /// Line that was read last, from 1.
+    /// Number of the line read last, from 1. 0 before the first line.
     line: u64,
-    /// Bytes read so far, and of the whole file.
+    /// Bytes read so far.
     read: u64,
+    /// Size of the file, in bytes.
     bytes: u64,
     buffer: Vec<u8>,
-    /// Hashes of the ids so far: of 128 bits, so that two ids never have the same.
+    /// Hashes of the ids so far. At 128 bits, collisions are negligible.
     ids: HashSet<u128>,
 }
 
-/// Fields of a row; others are left alone.
+/// Fields of a row. Other fields are ignored.
 #[derive(Deserialize)]
 struct Row {
     #[serde(default)]
@@ -48,10 +49,10 @@ struct Row {
 }
 
 impl Corpus {
-    /// Opens a corpus.
+    /// Opens the corpus at `path`.
     ///
     /// # Errors
-    /// When the file cannot be opened.
+    /// Returns an error if the file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, SearchError> {
         let file = File::open(path).map_err(SearchError::io("open", path))?;
         let facts = file.metadata().map_err(SearchError::io("read", path))?;
@@ -66,12 +67,12 @@ impl Corpus {
         })
     }
 
-    /// Where it lies.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes that were read, and bytes that there are.
+    /// Returns the bytes read so far and the size of the file.
     pub fn progress(&self) -> (u64, u64) {
         (self.read, self.bytes)
     }
@@ -121,10 +122,10 @@ impl Iterator for Corpus {
     }
 }
 
-/// Reads a row.
+/// Parses a row.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// Returns a message that describes why the row is invalid.
 fn parse(line: &[u8]) -> Result<Passage, String> {
     let line = std::str::from_utf8(line).map_err(|error| match compressed(line) {
         Some(unpack) => format!("it is compressed; unpack the file first ({unpack})"),
@@ -154,7 +155,7 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
         (Some(text), _) => Passage { id, title, text },
         (None, Some(contents)) => {
             let read = Passage::of_contents(id, contents);
-            // The title may stand in the contents and beside them.
+            // The title may be in `contents`, in `title`, or in both.
             match title.is_empty() || read.title == title {
                 true => read,
                 false => Passage { text: read.contents(), title, ..read },
@@ -168,7 +169,7 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
     Ok(passage)
 }
 
-/// The program that unpacks a file which begins so, where it is a compressed one.
+/// Returns the program that decompresses a file with this start, or `None` if the file is not compressed.
 fn compressed(start: &[u8]) -> Option<&'static str> {
     let kinds: [(&[u8], &str); 4] = [
         (b"\x1f\x8b", "gunzip"),
@@ -179,12 +180,12 @@ fn compressed(start: &[u8]) -> Option<&'static str> {
     kinds.into_iter().find_map(|(magic, unpack)| start.starts_with(magic).then_some(unpack))
 }
 
-/// An error of JSON without the line that it names, which is always the first.
+/// Replaces the position in a JSON error. Its line is always 1, so only the byte remains.
 fn without_line(error: &str) -> String {
     error.replace(" at line 1 column ", " at byte ")
 }
 
-/// The beginning of a text, for an error.
+/// Returns the first 60 characters of a text for an error message.
 fn start(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -192,7 +193,7 @@ fn start(text: &str) -> String {
     }
 }
 
-/// The beginning of a value, for an error.
+/// Returns the start of a JSON value for an error message.
 fn shown(value: &Value) -> String {
     start(&value.to_string())
 }
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_every_form_are_read() {
+    fn corpus_reads_rows_of_all_formats() {
         let rows = "\u{feff}{\"id\": \"a\", \"title\": \"T\", \"text\": \"x\"}\r\n\n\
             {\"_id\": \"b\", \"text\": \"y\", \"metadata\": {}}\n  \n\
             {\"id\": 7, \"contents\": \"\\\"T\\\"\\nz\"}\n\
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_named_with_their_line() {
+    fn invalid_rows_are_reported_with_line() {
         let good = "{\"id\": \"a\", \"text\": \"x\"}\n\n";
         for (row, why) in [
             (&b"{\"id\": \"b\"}"[..], "it has neither `text` nor `contents`"),

@@ -1,4 +1,4 @@
-//! Errors of retrieval. Each names the file, row or value, and the way out.
+//! The error type of retrieval. Messages name the file, row or value, and suggest what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,112 +6,112 @@ use std::time::Duration;
 
 use levade_policy::PolicyError;
 
-/// Errors of indices and searches.
+/// An error of building, opening, searching or calling an index.
 #[derive(Debug, thiserror::Error)]
 pub enum SearchError {
-    /// The operating system refused.
+    /// A file operation failed.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {
-        /// Action that was tried: `read`, `write`, ….
+        /// Operation that failed, as a verb: `read`, `write`, ….
         action: &'static str,
-        /// On which file.
+        /// File or directory of the operation.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         cause: io::Error,
     },
-    /// A row of a corpus cannot be used.
+    /// A row of a corpus is invalid.
     #[error("{}, line {line}: {why}", path.display())]
     Row {
-        /// The corpus.
+        /// The corpus file.
         path: PathBuf,
-        /// Line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Fault, and the way out.
+        /// Reason, and what to do about it.
         why: String,
     },
-    /// A corpus without passages.
+    /// The corpus has no passages.
     #[error(
         "{} holds no passage; give a file with a JSON object a line: id, title, text (or id, contents)",
         .0.display()
     )]
     Empty(PathBuf),
-    /// The folder of a new index holds something already.
+    /// The directory of a new index already exists and is not empty.
     #[error("{} exists already; remove it, or give the index another folder", .0.display())]
     Exists(PathBuf),
-    /// The empty folder in the place of a new index cannot be replaced.
+    /// The directory of a new index exists and is empty, but cannot be replaced.
     #[error(
         "the empty folder {} cannot give way to an index ({cause}); it may be a mount: give a folder within it \
          that does not exist yet",
         path.display()
     )]
     Stays {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// Error of the replacement.
         cause: io::Error,
     },
-    /// Another process builds an index in the same place.
+    /// Another process is building an index in the same directory.
     #[error("another process is building {}; wait for its end, or give another folder", .0.display())]
     Locked(PathBuf),
-    /// A folder is no index.
+    /// A directory is not an index.
     #[error("{} {why}; build an index with `levade search index CORPUS --out FOLDER`", path.display())]
     NotAnIndex {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
-        /// Why, as the rest of a sentence that begins with the path.
+        /// Reason, as the rest of a sentence that starts with the path.
         why: String,
     },
-    /// An index of another version.
+    /// An index has a schema that this version of Levade does not read.
     #[error(
         "{} is an index of schema {found}, and this version of Levade reads schema {wanted}\n\
          build it again from its corpus: levade search index CORPUS --out FOLDER",
         path.display()
     )]
     Schema {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// Schema of the index.
         found: u64,
-        /// Schema that is read.
+        /// Newest schema that this version reads.
         wanted: u64,
     },
-    /// An index whose files contradict its manifest or their formats.
+    /// A file of an index contradicts the manifest or its own format.
     #[error("{} is damaged or cut short: {why}\nbuild the index again from its corpus", path.display())]
     Damaged {
-        /// The file.
+        /// The damaged file or directory.
         path: PathBuf,
-        /// Which part, and what was found there.
+        /// The damage: the part and what was found there.
         why: String,
     },
-    /// A dense search of an index without vectors, or without a model that embeds queries.
+    /// A dense or hybrid search lacks the vectors of the passages or the model that embedded them.
     #[error("{0}")]
     NoVectors(String),
-    /// A request that cannot be answered as it stands.
+    /// A request is invalid: it will fail again unless it is changed.
     #[error("{0}")]
     Query(String),
-    /// A model could not embed texts.
+    /// The model failed to embed texts.
     #[error("the texts could not be embedded: {0}")]
     Embed(#[from] PolicyError),
-    /// Too many searches wait.
+    /// No permit to search became available in time, because too many searches are waiting.
     #[error("waited {0:?} for a turn to search; ask again later, or ask less at once")]
     Busy(Duration),
-    /// A retrieval server that could not be asked, or whose answer cannot be used.
+    /// A retrieval server could not be reached, or its response cannot be used.
     #[error("{url}: {why}")]
     Server {
-        /// The server.
+        /// URL of the server.
         url: String,
-        /// Fault of the request or of its answer.
+        /// What is wrong with the request or its response.
         why: String,
-        /// Whether the same request may pass later.
+        /// Whether the same request may succeed later.
         may_pass: bool,
     },
-    /// A fault inside.
+    /// An internal error, such as a panic in a search thread.
     #[error("the search failed: {0}")]
     Internal(String),
 }
 
 impl SearchError {
-    /// For `map_err` on an operation on `path`.
+    /// Returns a function for `map_err` that wraps the error of an operation on `path`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| SearchError::Io { action, path, cause }
@@ -121,7 +121,8 @@ impl SearchError {
         SearchError::Damaged { path: path.to_path_buf(), why: why.into() }
     }
 
-    /// Whether the user can put it right.
+    /// Returns whether the user can fix the cause, such as a missing file, an invalid corpus or a full
+    /// disk.
     pub fn is_user_error(&self) -> bool {
         match self {
             SearchError::Io { cause, .. } => matches!(

@@ -1,12 +1,13 @@
-//! Reciprocal-rank fusion (Cormack, Clarke and Büttcher 2009): a row's score is Σ 1 / (60 + rank) over the
-//! lists that have it.
+//! Combines ranked lists by reciprocal-rank fusion (Cormack, Clarke and Büttcher 2009). The score of a
+//! row is Σ 1 / (60 + rank) over the lists that contain the row, with ranks from 1.
 
 use std::collections::HashMap;
 
-/// Constant of the paper, which keeps the first ranks of one list from deciding alone.
+/// The constant of the paper. It prevents the first ranks of a single list from dominating the result.
 const K: f32 = 60.0;
 
-/// The `count` best rows of several lists, each best first. Equal scores are in the order of rows.
+/// Fuses `lists`, each of which is sorted best first, and returns the `count` best rows with their
+/// scores. Rows with equal scores are in ascending order.
 pub fn fuse(lists: &[&[(u32, f32)]], count: usize) -> Vec<(u32, f32)> {
     let mut scores: HashMap<u32, f32> = HashMap::new();
     for list in lists {
@@ -25,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_both_lists_have_come_first() {
+    fn fuse_ranks_rows_of_both_lists_first() {
         let (one, other) = ([(7, 9.0), (3, 8.0)], [(3, 0.5), (5, 0.4)]);
         let fused = fuse(&[&one, &other], 3);
         assert_eq!(fused.iter().map(|(row, _)| *row).collect::<Vec<_>>(), [3, 7, 5]);

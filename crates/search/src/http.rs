@@ -1,7 +1,7 @@
 //! The HTTP service: Search-R1's `/retrieve`, Agent-R1's `/search`, and `/health`.
 //!
-//! Answers are those that the clients of either expect. Whatever is wrong with a request is said as JSON:
-//! `{"error": {"code", "message"}, "detail"}`, the last of which FastAPI's clients read.
+//! Responses have the formats that clients of Search-R1 and Agent-R1 expect. Errors are returned as JSON,
+//! `{"error": {"code", "message"}, "detail"}`; `detail` is for clients that expect FastAPI's format.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,19 +21,20 @@ use tracing::debug;
 
 use crate::{Hit, Mode, SearchError, Searcher};
 
-/// Seconds after which a server that is busy is worth another try.
+/// Value of the `Retry-After` header of a busy server, in seconds.
 const RETRY_AFTER: u64 = 1;
 
-/// How the service answers.
+/// Options of the HTTP service.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// Keys, one of which every request must bear; none where this is empty.
+    /// API keys, one of which each request except `/health` must carry. If empty, no key is required.
     pub keys: Vec<String>,
-    /// Hosts that the service answers as if it asks for no key, and origins whose pages can call it.
+    /// Host names that the service accepts if it requires no key, and origins whose web pages can call
+    /// it.
     pub access: Access,
-    /// Passages for a query where a request does not say.
+    /// Number of passages per query if the request does not set it. Defaults to 3.
     pub top_k: usize,
-    /// Most bytes of a body.
+    /// Maximum size of a request body, in bytes. Defaults to 16 MiB.
     pub body_bytes: usize,
 }
 
@@ -50,7 +51,7 @@ struct Service {
 
 type Shared = Arc<Service>;
 
-/// A request that is not answered.
+/// An error response to a rejected or failed request.
 struct Refusal {
     status: StatusCode,
     message: String,
@@ -65,7 +66,7 @@ impl Refusal {
         Refusal::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// The name of what went wrong.
+    /// Returns the error code of the JSON body.
     fn code(&self) -> &'static str {
         match self.status {
             StatusCode::BAD_REQUEST => "invalid",
@@ -109,7 +110,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Request of Search-R1.
+/// A request of Search-R1's `/retrieve`.
 #[derive(Deserialize)]
 struct Retrieve {
     queries: Vec<String>,
@@ -119,7 +120,7 @@ struct Retrieve {
     return_scores: bool,
 }
 
-/// Request of Agent-R1.
+/// A request of Agent-R1's `/search`. Exactly one of `query` and `queries` must be set.
 #[derive(Deserialize)]
 struct Search {
     #[serde(default)]
@@ -130,7 +131,8 @@ struct Search {
     top_k: Option<usize>,
 }
 
-/// A passage as Search-R1 returns it: its dense server has the contents alone, that of BM25 the parts, too.
+/// A passage in Search-R1's format. Its dense server returns only `contents`; its BM25 server also
+/// returns the title and the text.
 #[derive(Serialize)]
 struct Document {
     id: String,
@@ -150,7 +152,7 @@ impl Service {
         Document { id: hit.passage.id, contents, title, text }
     }
 
-    /// Rejects a request that bears no key where one is needed.
+    /// Rejects a request without a valid key if a key is required.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         match service::admits(&self.options.keys, service::key_of(headers)) {
             true => Ok(()),
@@ -158,7 +160,7 @@ impl Service {
         }
     }
 
-    /// Reads the body of a request that bears a key, as JSON.
+    /// Checks the key of a request, and parses its body as JSON.
     async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, Refusal> {
         self.admit(request.headers())?;
         let (parts, body) = request.into_parts();
@@ -167,13 +169,14 @@ impl Service {
         service::read_json(&body).map_err(|malformed| Refusal::invalid(malformed.message))
     }
 
-    /// Passages for queries; 0 asks for the default number, as it does in Search-R1.
+    /// Finds passages for `queries`. A `top_k` of `None` or 0 requests the default number, as in
+    /// Search-R1.
     async fn find(&self, queries: Vec<String>, top_k: Option<usize>) -> Result<Vec<Vec<Hit>>, Refusal> {
         let count = top_k.filter(|count| *count > 0).unwrap_or(self.options.top_k);
         Ok(self.searcher.search(queries, count).await?)
     }
 
-    /// Answers a request of Agent-R1.
+    /// Runs a request of Agent-R1 and returns its response body.
     async fn search(&self, search: Search) -> Result<Json<Value>, Refusal> {
         let begun = Instant::now();
         let queries = match (search.queries, search.query) {
@@ -248,7 +251,7 @@ async fn health(State(service): State<Shared>) -> Json<Value> {
     }))
 }
 
-/// The service of an index.
+/// Creates the HTTP routes that serve `searcher`.
 pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
     let (access, needs_key) = (options.access.clone(), !options.keys.is_empty());
     let routes = Router::new()
@@ -265,10 +268,10 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
     service::with_manners(routes, access, move |_| needs_key, reject).with_state(service)
 }
 
-/// Serves an index until `stop` ends, and the answers under way with it.
+/// Serves `searcher` on `listener` until `stop` resolves, then finishes the requests in flight.
 ///
 /// # Errors
-/// When the listener fails.
+/// Returns an error if the listener fails.
 pub async fn serve(
     searcher: Searcher,
     mut options: HttpOptions,

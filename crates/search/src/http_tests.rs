@@ -41,7 +41,7 @@ impl Bench {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn retrieve_answers_as_search_r1_does() {
+async fn retrieve_matches_search_r1_format() {
     let bench = bench(Mode::Bm25, HttpOptions::default()).await;
     let body = r#"{"queries": ["first program", "engine"], "topk": 1, "return_scores": true}"#;
     let (status, mut answer) = bench.post("/retrieve", body).await;
@@ -58,10 +58,11 @@ async fn retrieve_answers_as_search_r1_does() {
         [document("a", engine, "Engine", "An engine of difference.")],
     ] });
     assert_eq!(answer, wanted);
-    // Their clients go by the order of keys nowhere, but by the names at every level.
+    // Search-R1's clients depend on the names of keys at every level, but not on their order.
     assert!(answer.to_string().starts_with(r#"{"result":[[{"document":{"id":"7","contents":"#));
 
-    // Bare documents without scores; the default number where topk is null, 0 or left out.
+    // Without scores, documents are not wrapped. If topk is null, 0 or missing, the default number is
+    // returned.
     for body in [
         r#"{"queries": ["program engine"]}"#,
         r#"{"queries": ["program engine"], "topk": null, "return_scores": false}"#,
@@ -77,7 +78,7 @@ async fn retrieve_answers_as_search_r1_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dense_documents_have_their_contents_alone() {
+async fn dense_documents_contain_only_contents() {
     let bench = bench(Mode::Dense, HttpOptions::default()).await;
     let body = r#"{"queries": ["Programs run on engines."], "topk": 1, "return_scores": true}"#;
     let (_, answer) = bench.post("/retrieve", body).await;
@@ -89,7 +90,7 @@ async fn dense_documents_have_their_contents_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn search_answers_as_agent_r1_does() {
+async fn search_matches_agent_r1_format() {
     let bench = bench(Mode::Bm25, HttpOptions::default()).await;
     let ada = "\"Ada Lovelace\"\nShe wrote the first program.";
     for (status, mut answer) in [
@@ -111,7 +112,7 @@ async fn search_answers_as_agent_r1_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_wrong_with_a_request_is_said() {
+async fn invalid_requests_return_json_errors() {
     let bench = bench(Mode::Bm25, HttpOptions { body_bytes: 300_000, ..HttpOptions::default() }).await;
     let many = json!({ "queries": vec!["x"; crate::MOST_QUERIES + 1] }).to_string();
     let long = json!({ "queries": ["x".repeat(crate::LONGEST_QUERY + 1)] }).to_string();
@@ -148,7 +149,7 @@ async fn what_is_wrong_with_a_request_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_key_nothing_is_answered_but_health() {
+async fn only_health_responds_without_key() {
     let options = HttpOptions { keys: vec!["secret".into(), "other".into()], ..HttpOptions::default() };
     let bench = bench(Mode::Bm25, options).await;
     for path in ["/retrieve", "/search"] {
@@ -171,7 +172,7 @@ async fn without_a_key_nothing_is_answered_but_health() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_of_other_origins_are_kept_out_without_keys() {
+async fn foreign_origins_are_rejected_without_keys() {
     let origins = ["http://localhost:3000".to_owned()];
     let keyed = HttpOptions { keys: vec!["secret".into()], ..HttpOptions::default() };
     let allowing = HttpOptions { access: Access::new(&[], &origins).unwrap(), ..HttpOptions::default() };

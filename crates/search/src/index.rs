@@ -1,4 +1,4 @@
-//! An index on disk that is searched.
+//! Opens an index on disk and ranks its passages.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,13 @@ use crate::manifest::Manifest;
 use crate::vectors::Vectors;
 use crate::{Hit, SearchError};
 
-/// Folder of the inverted index within that of the index.
+/// Subdirectory of an index with the inverted index.
 pub(crate) const LEXICAL: &str = "bm25";
-/// Indices up to this size are compared with their checksums whenever they are opened; that takes a second.
+/// Maximum size, in bytes, of an index whose checksums are verified at every opening. This takes about a
+/// second.
 const ALWAYS_CHECKED: u64 = 1 << 30;
 
-/// An index that is open. Any number of threads may search it at once.
+/// An open index. Any number of threads can search it concurrently.
 pub struct Index {
     folder: PathBuf,
     manifest: Manifest,
@@ -21,11 +22,11 @@ pub struct Index {
 }
 
 impl Index {
-    /// Opens an index. The sizes of its files are compared with the manifest; so are the checksums of a small
-    /// index, and with `verify` of any.
+    /// Opens the index in `folder`, and compares the sizes of its files with the manifest. Checksums are
+    /// also compared if `verify` is true or the index has at most 1 GiB.
     ///
     /// # Errors
-    /// When the folder is no index, or one of another schema, or damaged.
+    /// Returns an error if `folder` is not an index, its schema is not supported, or a file is damaged.
     pub fn open(folder: &Path, verify: bool) -> Result<Self, SearchError> {
         let manifest = Manifest::read(folder)?;
         manifest.check(folder, verify || manifest.bytes() <= ALWAYS_CHECKED)?;
@@ -39,20 +40,21 @@ impl Index {
         Ok(Index { folder: folder.to_owned(), manifest, lexical, vectors })
     }
 
-    /// Manifest of the index.
+    /// Returns the manifest of the index.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Where it lies.
+    /// Returns the directory of the index.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Rows and BM25 scores of the `count` best passages for each query, on up to `threads` threads.
+    /// Returns rows and BM25 scores of the `count` best passages for each query, best first. Uses up to
+    /// `threads` threads.
     ///
     /// # Errors
-    /// When the index is damaged.
+    /// Returns an error if the index is damaged.
     pub fn bm25(
         &self,
         queries: &[String],
@@ -78,11 +80,11 @@ impl Index {
         })
     }
 
-    /// Rows and cosines of the `count` best passages for the vector of each query, on up to `threads`
-    /// threads.
+    /// Returns rows and inner products of the `count` best passages for each query vector, best first.
+    /// The inner product is the cosine if the model normalizes its vectors. Uses up to `threads` threads.
     ///
     /// # Errors
-    /// When the index has no vectors, or those of another model.
+    /// Returns an error if the index has no vectors, or vectors of another number of dimensions.
     pub fn dense(
         &self,
         queries: &[Vec<f32>],
@@ -98,10 +100,10 @@ impl Index {
         self.vectors.as_ref().ok_or_else(none)?.search(queries, count, threads)
     }
 
-    /// The passages of rows that were found.
+    /// Loads the passages of `rows`, which [`Index::bm25`] or [`Index::dense`] returned.
     ///
     /// # Errors
-    /// When the index is damaged.
+    /// Returns an error if the index is damaged.
     pub fn hits(&self, rows: &[(u32, f32)]) -> Result<Vec<Hit>, SearchError> {
         let hit = |(row, score): &(u32, f32)| Ok(Hit { passage: self.lexical.passage(*row)?, score: *score });
         rows.iter().map(hit).collect()

@@ -1,10 +1,10 @@
-//! Inner products of vectors, for the instructions of the processor.
+//! Computes inner products of vectors with the SIMD instructions of the processor.
 //!
-//! The 8-bit product is exact in integers, and the one in f32 adds up in sixteen fixed lanes: neither depends
-//! on the processor.
+//! The 8-bit product is computed exactly in integers. The f32 product is accumulated in sixteen fixed
+//! lanes. Neither result depends on the processor.
 
-/// Compiles a function for wider vectors where the processor has them. Its body is plain Rust that the
-/// compiler vectorises.
+/// Defines a function that is also compiled for AVX2 and FMA, and selects that version if the processor
+/// supports them. The body is plain Rust that the compiler vectorizes.
 macro_rules! widened {
     ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $body:block) => {
         $(#[$meta])*
@@ -20,7 +20,7 @@ macro_rules! widened {
 
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                // SAFETY: the processor has these instructions, as the line above found.
+                // SAFETY: the condition above has checked that the processor has these instructions.
                 return unsafe { avx2($($arg),*) };
             }
             body($($arg),*)
@@ -28,18 +28,18 @@ macro_rules! widened {
     };
 }
 
-/// Partial sums of the product in f32.
+/// Number of partial sums of the f32 product.
 const LANES: usize = 16;
 
 widened! {
-    /// Σ cᵢ qᵢ of 8-bit codes, given as bytes, with a query that was widened.
+    /// Returns Σ cᵢ qᵢ for 8-bit codes c, passed as bytes, and a query q widened to 16 bits.
     fn dot_codes(codes: &[u8], query: &[i16]) -> i32 {
         codes.iter().zip(query).map(|(code, q)| i32::from(*code as i8) * i32::from(*q)).sum()
     }
 }
 
 widened! {
-    /// Σ xᵢ qᵢ of a vector of little-endian f32.
+    /// Returns Σ xᵢ qᵢ for a vector x of little-endian f32 and a query q.
     fn dot(x: &[u8], query: &[f32]) -> f32 {
         let mut sums = [0f32; LANES];
         let mut rows = x.chunks_exact(4 * LANES);
@@ -56,7 +56,7 @@ widened! {
     }
 }
 
-/// The number at a place of an array of little-endian f32.
+/// Returns the number at index `at` of an array of little-endian f32.
 #[inline(always)]
 fn number(bytes: &[u8], at: usize) -> f32 {
     f32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]])
@@ -70,7 +70,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn products_are_those_of_f64(pairs in prop::collection::vec((-1f32..1.0, -1f32..1.0), 0..200)) {
+        fn dot_matches_f64_reference(pairs in prop::collection::vec((-1f32..1.0, -1f32..1.0), 0..200)) {
             let (x, q): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
             let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
             let exact: f64 = x.iter().zip(&q).map(|(x, q)| f64::from(*x) * f64::from(*q)).sum();
@@ -78,7 +78,7 @@ mod tests {
         }
 
         #[test]
-        fn products_of_codes_are_exact(pairs in prop::collection::vec((-127i8..=127, -127i16..=127), 0..900)) {
+        fn dot_codes_is_exact(pairs in prop::collection::vec((-127i8..=127, -127i16..=127), 0..900)) {
             let (codes, q): (Vec<i8>, Vec<i16>) = pairs.into_iter().unzip();
             let bytes: Vec<u8> = codes.iter().map(|code| *code as u8).collect();
             let exact: i32 = codes.iter().zip(&q).map(|(c, q)| i32::from(*c) * i32::from(*q)).sum();

@@ -1,9 +1,10 @@
-//! BM25 over an inverted index (tantivy).
+//! Ranks passages by BM25 over an inverted index (tantivy).
 //!
-//! Scores are Robertson and Zaragoza's BM25 with k₁ = 1.2 and b = 0.75 and Lucene's never negative
-//! idf = ln(1 + (N − n + ½) / (n + ½)), over title and text as one field. Lengths of passages are rounded
-//! down to one of 256 values (exact up to 40 terms). A passage's row in the corpus is its number in the
-//! index; equal scores are in the order of rows.
+//! Scores are Robertson and Zaragoza's BM25 with k₁ = 1.2 and b = 0.75, over title and text as one field.
+//! The idf is Lucene's, which is never negative: ln(1 + (N − n + ½) / (n + ½)) for a term in n of N
+//! passages. Passage lengths are rounded down to one of 256 values, which are exact up to 40 terms. The
+//! document number of a passage in the index is its row in the corpus. Passages with equal scores are in
+//! the order of their rows.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,27 +25,27 @@ use tantivy::{
 use crate::words::Words;
 use crate::{Passage, SearchError};
 
-/// Name of the analyzer within the inverted index: the one that indices have had since the project had this
-/// name.
+/// Name of the analyzer in the inverted index. It is a former name of the project, which stored indices
+/// contain.
 const ANALYZER: &str = "dressage";
-/// Bytes of postings that are held before they are written, a segment each time.
+/// Memory for postings, in bytes. When it is full, they are written as a segment.
 const MEMORY: usize = 256 << 20;
-/// Longest term, in bytes.
+/// Maximum length of a term, in bytes. Longer words are dropped.
 const LONGEST_TERM: usize = 64;
 
-/// How a text becomes terms.
+/// Method of splitting a text into terms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Analyzer {
-    /// Words in lower case, without English stop words, stemmed by Porter's second algorithm.
+    /// Lower-case words without English stop words, stemmed by Porter's second algorithm.
     #[default]
     English,
-    /// Words in lower case.
+    /// Lower-case words.
     Plain,
 }
 
 impl Analyzer {
-    /// The analyzer, whose words are divided as `divides` says.
+    /// Creates the analyzer. If `divides` is true, each Han or Hiragana character is a word of its own.
     fn build(self, divides: bool) -> TextAnalyzer {
         let words = TextAnalyzer::builder(Words::new(divides))
             .filter(RemoveLongFilter::limit(LONGEST_TERM))
@@ -57,7 +58,7 @@ impl Analyzer {
         }
     }
 
-    /// The terms of a text, in its order.
+    /// Returns the terms of a text, in the order of the text.
     pub fn terms(self, text: &str) -> Vec<String> {
         terms(&mut self.build(true), text)
     }
@@ -98,7 +99,7 @@ impl Fields {
     }
 }
 
-/// An inverted index that is being written.
+/// Writes an inverted index.
 pub struct LexicalWriter {
     writer: IndexWriter,
     fields: Fields,
@@ -106,16 +107,16 @@ pub struct LexicalWriter {
 }
 
 impl LexicalWriter {
-    /// Begins one in a folder, which must be empty.
+    /// Creates an inverted index in `folder`, which must be empty.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if the index cannot be created.
     pub fn create(folder: &Path, analyzer: Analyzer) -> Result<Self, SearchError> {
         let fault = fault(folder);
         let (schema, fields) = Fields::schema();
         let index = Index::create_in_dir(folder, schema).map_err(&fault)?;
         index.tokenizers().register(ANALYZER, analyzer.build(true));
-        // Segments of one thread are rows in their order.
+        // With one thread, each segment is a range of rows in order.
         let writer: IndexWriter = index.writer_with_num_threads(1, MEMORY).map_err(&fault)?;
         writer.set_merge_policy(Box::new(NoMergePolicy));
         Ok(LexicalWriter { writer, fields, rows: 0 })
@@ -124,7 +125,7 @@ impl LexicalWriter {
     /// Adds the passage of the next row.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// Returns an error if a file cannot be written.
     pub fn add(&mut self, passage: &Passage) -> Result<(), TantivyError> {
         let mut document = TantivyDocument::default();
         document.add_text(self.fields.id, &passage.id);
@@ -137,10 +138,10 @@ impl LexicalWriter {
         Ok(())
     }
 
-    /// Writes what is left, and makes one segment of all.
+    /// Writes the remaining passages, and merges all segments into one.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// Returns an error if a file cannot be written.
     pub fn finish(mut self) -> Result<(), TantivyError> {
         self.writer.commit()?;
         let index = self.writer.index().clone();
@@ -165,7 +166,7 @@ fn reader(index: &Index) -> Result<IndexReader, TantivyError> {
     index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()
 }
 
-/// An inverted index that is searched.
+/// An inverted index, opened for searching.
 pub struct Lexical {
     reader: IndexReader,
     analyzer: TextAnalyzer,
@@ -174,10 +175,11 @@ pub struct Lexical {
 }
 
 impl Lexical {
-    /// Opens the inverted index in a folder, whose words were divided as `divides` says.
+    /// Opens the inverted index in `folder`. `divides` is whether its analyzer made each Han or Hiragana
+    /// character a word of its own.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or it has another number of passages than `passages`.
+    /// Returns an error if a file is missing or damaged, or the number of passages is not `passages`.
     pub fn open(
         folder: &Path,
         analyzer: Analyzer,
@@ -205,11 +207,11 @@ impl Lexical {
         Ok(Lexical { reader, analyzer, fields, folder: folder.to_owned() })
     }
 
-    /// Rows and scores of the `count` best passages for a text, best first. A text without terms finds none;
-    /// a term counts as often as the text has it.
+    /// Returns rows and scores of the `count` best passages for `text`, best first. A term that occurs n
+    /// times in `text` has weight n. If `text` has no terms, the result is empty.
     ///
     /// # Errors
-    /// When the index is damaged.
+    /// Returns an error if the index is damaged.
     pub fn search(&self, text: &str, count: usize) -> Result<Vec<(u32, f32)>, SearchError> {
         let mut weights: BTreeMap<String, u32> = BTreeMap::new();
         for term in terms(&mut self.analyzer.clone(), text) {
@@ -232,10 +234,10 @@ impl Lexical {
         Ok(found.into_iter().map(|(score, address)| (address.doc_id, score)).collect())
     }
 
-    /// The passage of a row.
+    /// Loads the passage of `row`.
     ///
     /// # Errors
-    /// When there is none, or the index is damaged.
+    /// Returns an error if the row does not exist, or the index is damaged.
     pub fn passage(&self, row: u32) -> Result<Passage, SearchError> {
         let found = caught(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
         let found = found.map_err(|panic| SearchError::damaged(&self.folder, panic))?;
@@ -252,7 +254,7 @@ impl Lexical {
     }
 }
 
-/// Errors of the inverted index in a folder, in our words.
+/// Returns a function that converts errors of tantivy, for the inverted index in `folder`.
 pub(crate) fn fault(folder: &Path) -> impl Fn(TantivyError) -> SearchError + use<> {
     let folder = folder.to_owned();
     move |error| match error {

@@ -5,14 +5,15 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{make, passage, try_make};
 
-/// A length as the index has it: exact up to 40, then one of a table whose steps double every eight entries.
+/// Rounds a passage length as the index does: exact up to 40, then down to a table whose steps double
+/// every eight entries.
 fn rounded(length: u32) -> f64 {
     f64::from(tantivy::fieldnorm::FieldNormReader::id_to_fieldnorm(
         tantivy::fieldnorm::FieldNormReader::fieldnorm_to_id(length),
     ))
 }
 
-/// BM25 in f64, straight from its formula.
+/// Computes BM25 scores in f64, directly by the formula.
 fn naive(passages: &[Passage], query: &str, analyzer: Analyzer) -> Vec<f64> {
     let (k, b) = (1.2, 0.75);
     let terms: Vec<Vec<String>> =
@@ -35,7 +36,8 @@ fn naive(passages: &[Passage], query: &str, analyzer: Analyzer) -> Vec<f64> {
 }
 
 fn corpus() -> impl Strategy<Value = Vec<Passage>> {
-    // Few words, so that they meet; long and short passages, so that lengths are rounded.
+    // Few distinct words, so that passages share some. Short and long passages, so that lengths are
+    // rounded.
     let words = || prop::collection::vec("[abcdefgh]{1,2}", 1..120);
     let row = ("[a-d ]{0,6}", words());
     prop::collection::vec(row, 1..25).prop_map(|rows| {
@@ -50,7 +52,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn ranks_are_those_of_the_formula(
+    fn bm25_matches_formula_in_f64(
         passages in corpus(),
         query in prop::collection::vec("[abcdefgh]{1,2}", 0..6),
     ) {
@@ -71,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn passages_come_back_as_they_were(
+    fn stored_passages_round_trip(
         rows in prop::collection::vec(("\\PC{0,12}", "[\\PC\n\"]{0,40}"), 1..12),
     ) {
         let passages: Vec<Passage> = rows
@@ -88,7 +90,7 @@ proptest! {
 }
 
 #[test]
-fn analyzer_name_is_that_of_stored_indices() {
+fn analyzer_name_matches_stored_indices() {
     let folder = tempfile::tempdir().unwrap();
     let mut writer = LexicalWriter::create(folder.path(), Analyzer::Plain).unwrap();
     writer.add(&passage("a", "", "words")).unwrap();
@@ -98,7 +100,7 @@ fn analyzer_name_is_that_of_stored_indices() {
 }
 
 #[test]
-fn words_are_stemmed_and_stop_words_left_out() {
+fn english_analyzer_stems_and_drops_stop_words() {
     assert_eq!(Analyzer::English.terms("The Movies were released"), ["movi", "were", "releas"]);
     assert_eq!(Analyzer::Plain.terms("The Movies, RELEASED"), ["the", "movies", "released"]);
     let counts: BTreeMap<_, _> =
@@ -111,13 +113,13 @@ fn words_are_stemmed_and_stop_words_left_out() {
 }
 
 #[test]
-fn many_rows_in_many_segments_keep_their_order() {
+fn merged_segments_preserve_row_order() {
     let folder = tempfile::tempdir().unwrap();
     let mut writer = LexicalWriter::create(folder.path(), Analyzer::Plain).unwrap();
     for row in 0..50 {
         writer.add(&passage(&row.to_string(), "", "same words")).unwrap();
         if row % 7 == 0 {
-            // What a full memory does.
+            // Writes a segment, as the writer does when its memory is full.
             writer.writer.commit().unwrap();
         }
     }

@@ -1,9 +1,10 @@
-//! Local retrieval: indices of passages on disk, and their HTTP service.
+//! Local retrieval: search indices of passages on disk, and an HTTP service for them.
 //!
-//! [`build()`] turns a JSONL file into an index: BM25 over an inverted index, and vectors of the passages if
-//! it gets a model. [`Index::open`] opens an index; a [`Searcher`] answers queries from async code by BM25,
-//! by vectors, or by both with their ranks fused. [`router`] serves it over HTTP in the forms of Search-R1's
-//! `/retrieve` and Agent-R1's `/search`; a [`Client`] calls such a server.
+//! [`build()`] builds an index from a JSONL file: an inverted index for BM25 and, if it is passed a
+//! model, the embedding vectors of the passages. [`Index::open`] opens an index. A [`Searcher`] runs
+//! queries from async code: by BM25, by vectors, or by both with reciprocal-rank fusion. [`router`]
+//! serves a searcher over HTTP with the request and response formats of Search-R1's `/retrieve` and
+//! Agent-R1's `/search`. A [`Client`] calls a `/retrieve` server.
 //!
 //! # Example
 //! ```
@@ -31,12 +32,13 @@
 //! ```
 //!
 //! # Guarantees
-//! - **An index is complete or does not open.** It is rejected if its schema differs or its files are not
-//!   those that were written.
-//! - **Results are a function of index and query.** Equal scores have the order of the corpus, and vectors
-//!   are compared exactly, not approximately.
+//! - **An index is complete or does not open.** [`Index::open`] rejects an index if its schema is not
+//!   supported, or if its files have changed since they were written. Files are compared by size, and also by
+//!   checksum if the index is small or the caller requests it.
+//! - **Results depend only on the index and the query.** Passages with equal scores are in the order of the
+//!   corpus, and vector search is exact, not approximate.
 //!
-//! Out of scope: models that embed (`levade-engine`), and the tool that an agent searches with.
+//! Out of scope: embedding models (`levade-engine`), and the search tool that an agent calls.
 
 mod build;
 mod client;

@@ -1,5 +1,6 @@
-//! The manifest of an index: what it holds, by which rules, and the size and checksum of each of its files.
-//! It is the last file that is written, so a folder without one is no index.
+//! The manifest of an index: its schema, analyzer and model, and the size and checksum of each file.
+//!
+//! The manifest is the last file to be written, so a directory without a manifest is not an index.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,61 +10,62 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Analyzer, SearchError};
 
-/// Schema of what is written. From 2 on, characters that are written without spaces are a term each.
+/// Schema of new indices. Since schema 2, each Han or Hiragana character is a term of its own.
 pub const SCHEMA: u64 = 2;
-/// The earliest schema that is read.
+/// Oldest schema that can be read.
 const FIRST: u64 = 1;
-/// Name of the file.
+/// File name of the manifest.
 pub const MANIFEST: &str = "search.json";
 
-/// An index, described.
+/// Description of an index, stored as `search.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Schema of the folder.
+    /// Schema of the index directory.
     pub schema: u64,
     /// Number of passages.
     pub passages: u64,
-    /// How texts become terms.
+    /// Analyzer that splits passages and queries into terms.
     pub analyzer: Analyzer,
-    /// Vectors of the passages, where it has them.
+    /// Description of the passage vectors. `None` if the index has no vectors.
     pub dense: Option<Dense>,
-    /// All other files.
+    /// All files except the manifest itself.
     pub files: Vec<FileEntry>,
 }
 
-/// Vectors of an index, described.
+/// Description of the vectors of an index.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Dense {
-    /// Source of the model that embedded the passages, which must embed the queries, too.
+    /// Source of the model that embedded the passages. The same model must embed the queries.
     pub model: String,
-    /// Fingerprint of its weights and tokenizer.
+    /// Fingerprint of the model's weights and tokenizer.
     pub fingerprint: String,
-    /// Text put before queries, where its user chose another one than the model's.
+    /// Text to put before queries. `None` if the model's own prefix is used.
     pub query_prefix: Option<String>,
-    /// Text put before passages, likewise.
+    /// Text that was put before passages. `None` if the model's own prefix was used.
     pub passage_prefix: Option<String>,
-    /// Numbers of a vector.
+    /// Numbers per vector.
     pub dimensions: usize,
-    /// Largest distance of a vector from its 8-bit form.
+    /// Maximum distance between a vector and its 8-bit quantization.
     pub residual: f32,
 }
 
-/// A file of an index.
+/// A file of an index, with its size and checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Path within the folder, with `/` between its parts.
+    /// Path relative to the index directory, with `/` as separator.
     pub name: String,
-    /// Length.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Checksum (CRC-32C).
+    /// CRC-32C checksum of the contents.
     pub crc32c: u32,
 }
 
 impl Manifest {
-    /// Reads the manifest of an index.
+    /// Reads the manifest of the index in `folder`.
     ///
     /// # Errors
-    /// When there is none, it cannot be read, or it is of another schema.
+    /// Returns [`SearchError::NotAnIndex`] if there is no manifest, [`SearchError::Schema`] if its schema
+    /// is not supported, and another error if the manifest cannot be read or parsed.
     pub fn read(folder: &Path) -> Result<Self, SearchError> {
         let path = folder.join(MANIFEST);
         let none = |why: &str| SearchError::NotAnIndex { path: folder.to_owned(), why: why.into() };
@@ -90,10 +92,11 @@ impl Manifest {
         serde_json::from_slice(&text).map_err(damaged)
     }
 
-    /// Compares files with what the manifest says of them: their sizes, and with `whole` their bytes.
+    /// Compares the sizes of the files in `folder` with the manifest and, if `whole` is true, also their
+    /// checksums.
     ///
     /// # Errors
-    /// Names the first file that is missing or another one.
+    /// Returns an error that names the first file that is missing, unreadable or different.
     pub fn check(&self, folder: &Path, whole: bool) -> Result<(), SearchError> {
         for entry in &self.files {
             let path = inside(folder, &entry.name)?;
@@ -115,18 +118,18 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether characters that are written without spaces are a term each.
+    /// Returns whether each Han or Hiragana character is a term of its own, as since schema 2.
     pub fn divides(&self) -> bool {
         self.schema > 1
     }
 
-    /// Bytes of all files.
+    /// Returns the total size of all files, in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|entry| entry.bytes).sum()
     }
 }
 
-/// The place of a file of an index. Names never lead out of its folder.
+/// Returns the path of a file of an index, and an error if `name` leads out of the index directory.
 fn inside(folder: &Path, name: &str) -> Result<PathBuf, SearchError> {
     let plain = |part: std::path::Component| matches!(part, std::path::Component::Normal(_));
     if name.is_empty() || !Path::new(name).components().all(plain) {
@@ -136,10 +139,10 @@ fn inside(folder: &Path, name: &str) -> Result<PathBuf, SearchError> {
     Ok(folder.join(name))
 }
 
-/// CRC-32C of a file.
+/// Computes the CRC-32C of a file.
 ///
 /// # Errors
-/// When it cannot be read.
+/// Returns an error if the file cannot be read.
 pub fn checksum(path: &Path) -> Result<u32, SearchError> {
     let mut file = File::open(path).map_err(SearchError::io("open", path))?;
     let (mut sum, mut buffer) = (0, vec![0; 1 << 20]);

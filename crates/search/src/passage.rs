@@ -1,22 +1,22 @@
-//! Passages: what is indexed and found.
+//! Passages, the units of text that an index stores and a search returns.
 
 use serde::{Deserialize, Serialize};
 
-/// A passage of a corpus.
+/// A passage of a corpus: a short text, usually from a page with a title.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passage {
-    /// Name, unique in its corpus.
+    /// Identifier, unique in its corpus.
     pub id: String,
-    /// Title of the page that it is from; empty where it has none.
+    /// Title of the page that the passage is from. Empty if there is none.
     pub title: String,
-    /// The text itself.
+    /// Text, without the title.
     pub text: String,
 }
 
 impl Passage {
-    /// A passage of a corpus in Search-R1's form, whose `contents` are the title in quotes on a line of its
-    /// own and the text after it. Contents of another form are text without a title, so that
-    /// [`Passage::contents`] is what it was read from in either case.
+    /// Creates a passage from `contents` in Search-R1's format: the title in quotes on the first line,
+    /// followed by the text. In any other format, all of `contents` becomes the text, without a title. In
+    /// both cases, [`Passage::contents`] returns `contents` unchanged.
     pub fn of_contents(id: String, contents: String) -> Self {
         let titled = contents.split_once('\n').and_then(|(first, text)| {
             let title = first.strip_prefix('"')?.strip_suffix('"')?;
@@ -28,7 +28,7 @@ impl Passage {
         }
     }
 
-    /// Title and text in Search-R1's form, which is also what is indexed.
+    /// Returns title and text in Search-R1's format. This string is what is indexed and embedded.
     pub fn contents(&self) -> String {
         match self.title.is_empty() {
             true => self.text.clone(),
@@ -37,12 +37,13 @@ impl Passage {
     }
 }
 
-/// A passage that was found.
+/// A passage found by a search, with its score.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hit {
-    /// The passage.
+    /// The passage that was found.
     pub passage: Passage,
-    /// Score: of BM25, the cosine of dense retrieval, or the sum of reciprocal ranks. Higher is better.
+    /// Score; higher is better. Depending on the mode, the BM25 score, the cosine similarity or the sum
+    /// of reciprocal ranks.
     pub score: f32,
 }
 
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn titles_are_taken_from_contents_of_search_r1() {
+    fn of_contents_parses_search_r1_titles() {
         let of = |contents: &str| {
             let passage = Passage::of_contents("1".into(), contents.into());
             (passage.title, passage.text)
@@ -66,7 +67,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn contents_are_what_they_were_read_from(contents in "[a\"\n ]{0,12}") {
+        fn contents_round_trip_through_of_contents(contents in "[a\"\n ]{0,12}") {
             let passage = Passage::of_contents("1".into(), contents.clone());
             prop_assert_eq!(passage.contents(), contents);
         }

@@ -1,4 +1,4 @@
-//! Searching from async code: an index, the model of its vectors, and turns for whoever asks.
+//! Searches an index from async code, with the embedding model and a limit on concurrent requests.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,34 +11,36 @@ use tokio::sync::Semaphore;
 use crate::fuse::fuse;
 use crate::{Hit, Index, SearchError};
 
-/// Most queries of one request: two and a half times those of a step of Search-R1 (512 prompts, 5 attempts).
+/// Maximum number of queries per request: 2.5 times those of a Search-R1 step (512 prompts, 5 attempts
+/// each).
 pub const MOST_QUERIES: usize = 6_400;
-/// Most passages for a query.
+/// Maximum number of passages per query.
 pub const MOST_RESULTS: usize = 1_000;
-/// Longest query, in bytes: what is longer is no query, and every term of it would be looked up.
+/// Maximum length of a query, in bytes. Every term of a query is looked up, so longer texts are rejected.
 pub const LONGEST_QUERY: usize = 64 << 10;
-/// Most bytes of the passages of one answer, which is in memory as a whole, and then once more as JSON.
+/// Maximum bytes of the passages in one response, which is held in memory completely, and then again as
+/// JSON.
 const MOST_BYTES: usize = 256 << 20;
-/// Length of the lists that are fused, at least.
+/// Minimum length of the ranked lists that are fused.
 const FUSED: usize = 100;
-/// Longest wait for a turn.
+/// Maximum wait for a permit to search.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// Longest wait for the vectors of a request.
+/// Timeout for embedding the queries of a request.
 const LONGEST_EMBEDDING: Duration = Duration::from_secs(120);
 
-/// How passages are found.
+/// Method of ranking passages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// By their words.
+    /// BM25, by terms.
     Bm25,
-    /// By their vectors.
+    /// Dense retrieval, by embedding vectors.
     Dense,
-    /// By both, with ranks fused.
+    /// Both, combined by reciprocal-rank fusion.
     Hybrid,
 }
 
 impl Mode {
-    /// The name.
+    /// Returns the name: `bm25`, `dense` or `hybrid`.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Bm25 => "bm25",
@@ -64,7 +66,8 @@ impl FromStr for Mode {
     }
 }
 
-/// An index that answers one way. Clones are the same.
+/// A handle to an index that is searched in one [`Mode`]. Clones share the index and the limit on
+/// threads.
 #[derive(Clone)]
 pub struct Searcher(Arc<Inner>);
 
@@ -77,11 +80,13 @@ struct Inner {
 }
 
 impl Searcher {
-    /// Searches an index on up to `threads` threads at once, 0 for one on each core. Dense and hybrid modes
-    /// need the model that its passages were embedded with.
+    /// Creates a searcher over `index`. Up to `threads` requests are searched at once, each on up to
+    /// `threads` threads; 0 means the number of cores. Dense and hybrid modes require the `embedder` that
+    /// embedded the passages.
     ///
     /// # Errors
-    /// When the index has no vectors, or the model is another one.
+    /// In dense and hybrid mode, returns [`SearchError::NoVectors`] if the index has no vectors, or if
+    /// `embedder` is missing or a different model.
     pub fn new(
         index: Index,
         mode: Mode,
@@ -115,21 +120,23 @@ impl Searcher {
         Ok(Searcher(Arc::new(Inner { index, mode, embedder, threads, turns })))
     }
 
-    /// The index.
+    /// Returns the index that is searched.
     pub fn index(&self) -> &Index {
         &self.0.index
     }
 
-    /// How it answers.
+    /// Returns the mode that ranks passages.
     pub fn mode(&self) -> Mode {
         self.0.mode
     }
 
-    /// The `count` best passages for each query, best first.
+    /// Returns the `count` best passages for each query, best first.
     ///
     /// # Errors
-    /// When there are too many queries or passages asked for, a query is too long, the model fails, the index
-    /// is damaged, or no turn came in time.
+    /// Returns [`SearchError::Query`] if more than [`MOST_QUERIES`] queries or [`MOST_RESULTS`] passages
+    /// are requested, `count` is 0, a query is longer than [`LONGEST_QUERY`] bytes, or the passages found
+    /// exceed 256 MiB. Returns [`SearchError::Busy`] if no permit becomes available within a minute.
+    /// Returns another error if the model fails or the index is damaged.
     pub async fn search(&self, queries: Vec<String>, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
         check(&queries, count)?;
         if queries.is_empty() {
@@ -144,7 +151,7 @@ impl Searcher {
         let Some(Ok(turn)) = turn else { return Err(SearchError::Busy(LONGEST_WAIT)) };
         let inner = Arc::clone(inner);
         let work = move || {
-            // Held to the end of the work, also where nobody waits for it any more.
+            // Held until the search ends, even if the caller has been cancelled.
             let _turn = turn;
             inner.find(&queries, &vectors, count)
         };
@@ -153,7 +160,7 @@ impl Searcher {
     }
 }
 
-/// Checks the bounds of a request.
+/// Checks that the numbers of queries and passages and the query lengths are within the limits.
 fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
     if queries.len() > MOST_QUERIES {
         let found = queries.len();
@@ -186,7 +193,7 @@ async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f3
 }
 
 impl Inner {
-    /// The passages for some queries; blocks the thread.
+    /// Returns the passages for `queries`. Blocks the thread.
     fn find(
         &self,
         queries: &[String],
@@ -207,10 +214,10 @@ impl Inner {
     }
 }
 
-/// The passages of rows that were found.
+/// Loads the passages of the rows that were found.
 ///
 /// # Errors
-/// When they have more than `most` bytes together, or the index is damaged.
+/// Returns an error if the passages have more than `most` bytes in total, or the index is damaged.
 fn hits(index: &Index, rows: &[Vec<(u32, f32)>], most: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
     let mut bytes = 0;
     let mut found = Vec::with_capacity(rows.len());
@@ -234,7 +241,7 @@ mod tests {
     use crate::testing::{make, passage};
 
     #[test]
-    fn answers_have_a_size_at_most() {
+    fn hits_rejects_passages_above_size_limit() {
         let (_made, index) = make(&[passage("a", "T", "12345"), passage("b", "", "12345")], false);
         let rows = [vec![(0, 1.0), (1, 0.5)], vec![(0, 1.0)]];
         assert_eq!(hits(&index, &rows, 20).unwrap().iter().map(Vec::len).sum::<usize>(), 3);

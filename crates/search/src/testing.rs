@@ -1,4 +1,4 @@
-//! Indices for tests.
+//! Builds small indices for tests.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
@@ -12,24 +12,24 @@ use tokio::runtime::Runtime;
 
 use crate::{Analyzer, DenseModel, Index, Passage, SearchError, build};
 
-/// A passage.
+/// Creates a passage.
 pub fn passage(id: &str, title: &str, text: &str) -> Passage {
     Passage { id: id.into(), title: title.into(), text: text.into() }
 }
 
-/// Writes passages as a corpus.
+/// Writes passages to a corpus file, one JSON object per line.
 pub fn write_corpus(path: &Path, passages: &[Passage]) {
     let lines: Vec<String> = passages.iter().map(|passage| serde_json::to_string(passage).unwrap()).collect();
     std::fs::write(path, lines.join("\n")).unwrap();
 }
 
-/// A folder with a corpus and its index.
+/// A temporary directory with a corpus and its index. Dropping it removes both.
 pub struct Made {
     _folder: TempDir,
     pub index: PathBuf,
 }
 
-/// Builds the index of passages, with vectors of [`Letters`] where `dense`.
+/// Builds an index of `passages`, with vectors of [`Letters`] if `dense` is true.
 pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result<Made, SearchError> {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, index) = (folder.path().join("corpus.jsonl"), folder.path().join("index"));
@@ -46,14 +46,14 @@ pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result
     Ok(Made { _folder: folder, index })
 }
 
-/// Opens the index of passages, built as by [`try_make`].
+/// Builds an English index with [`try_make`], and opens it.
 pub fn make(passages: &[Passage], dense: bool) -> (Made, Index) {
     let made = try_make(passages, Analyzer::English, dense).unwrap();
     let index = Index::open(&made.index, true).unwrap();
     (made, index)
 }
 
-/// A model whose vectors count letters.
+/// An embedding model whose vectors are normalized counts of the letters a to z.
 pub struct Letters;
 
 #[async_trait]
@@ -79,7 +79,7 @@ impl Embedder for Letters {
     }
 }
 
-/// [`Letters`], shared.
+/// Returns [`Letters`] as a shared embedder.
 pub fn letters() -> Arc<dyn Embedder> {
     Arc::new(Letters)
 }

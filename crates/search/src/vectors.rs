@@ -1,13 +1,14 @@
-//! Vectors on disk, and the exact scan over them.
+//! Stores vectors on disk, and finds the best inner products by an exact scan.
 //!
-//! A vector lies in memory-mapped files twice: as f32, and as 8-bit codes with one scale. A search goes over
-//! the codes of all vectors, a quarter of the bytes, and then looks at the f32 of those that may be among
-//! the best. How far a product of codes can be from the one in f32 is bounded (Cauchy–Schwarz):
+//! Memory-mapped files hold each vector twice: in f32, and as 8-bit codes with one scale. A search scans
+//! the codes of all vectors, which are a quarter of the bytes. Then it rescores in f32 the vectors that
+//! may be among the best. Let q be a query, x a vector, and q̂ and x̂ their 8-bit quantizations. The
+//! error of a product of codes is bounded (Cauchy–Schwarz):
 //!
 //! |q·x − q̂·x̂| ≤ |q − q̂| |x| + |q̂| |x − x̂|
 //!
-//! so the scan finds exactly what a scan in f32 finds, in the same order: higher scores first, and equal
-//! scores by row.
+//! The result is therefore exactly that of a scan in f32, in the same order: higher scores first, and
+//! equal scores by row.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,24 +22,24 @@ use memmap2::Mmap;
 use crate::SearchError;
 use crate::kernel::{dot, dot_codes};
 
-/// Names of the files: f32, row after row; 8-bit codes; a scale a row.
+/// File names: f32 values row by row, 8-bit codes row by row, and one f32 scale per row.
 const VALUES: &str = "vectors.f32";
 const CODES: &str = "vectors.i8";
 const SCALES: &str = "vectors.scale";
-/// Largest code.
+/// Maximum absolute value of a code.
 const MOST_CODE: f32 = 127.0;
-/// Rows that all queries go over before the next ones: their codes stay in the cache.
+/// Rows per block. All queries scan a block before the next one, so that its codes stay in the cache.
 const BLOCK: usize = 128;
-/// Products, in bytes of codes, that are worth a thread.
+/// Minimum work per thread: rows × dimensions × queries, in bytes of codes.
 const WORTH_A_THREAD: usize = 1 << 20;
-/// Share of |q| |x| that rounding in f32 may come to.
+/// Bound on the error of rounding in f32, as a fraction of |q| |x|.
 const ROUNDING: f32 = 1e-5;
-/// Queries that go over the vectors together: each has candidates on every thread, which take memory.
+/// Maximum number of queries per scan. Each query has candidates on every thread, which take memory.
 const TOGETHER: usize = 256;
-/// Candidates of a query after which those that have fallen behind are dropped.
+/// Minimum number of candidates of a query before those below the current threshold are dropped.
 const MANY: usize = 4096;
 
-/// Vectors that are being written.
+/// Writes the vectors of an index to files.
 pub struct VectorWriter {
     values: BufWriter<File>,
     codes: BufWriter<File>,
@@ -49,10 +50,10 @@ pub struct VectorWriter {
 }
 
 impl VectorWriter {
-    /// Begins the files in a folder.
+    /// Creates the vector files in `folder`, for vectors of `dimensions` numbers.
     ///
     /// # Errors
-    /// When they cannot be made.
+    /// Returns an error if a file cannot be created.
     pub fn create(folder: &Path, dimensions: usize) -> Result<Self, SearchError> {
         let file = |name: &str| {
             let path = folder.join(name);
@@ -62,10 +63,11 @@ impl VectorWriter {
         Ok(VectorWriter { values, codes, scales, folder: folder.to_owned(), dimensions, residual: 0.0 })
     }
 
-    /// Adds the vector of the next row.
+    /// Appends the vector of the next row.
     ///
     /// # Errors
-    /// When it has another length or numbers that are not finite, or the disk is full.
+    /// Returns an error if the vector has a different length, a number is not finite, or a file cannot be
+    /// written, for example because the disk is full.
     pub fn add(&mut self, vector: &[f32]) -> Result<(), SearchError> {
         if vector.len() != self.dimensions || !vector.iter().all(|x| x.is_finite()) {
             return Err(SearchError::Internal(format!(
@@ -85,10 +87,11 @@ impl VectorWriter {
             .map_err(SearchError::io("write vectors to", &self.folder))
     }
 
-    /// Flushes the files. Returns the largest distance of a vector from its 8-bit form.
+    /// Flushes the files. Returns the maximum distance |x − x̂| between a vector and its 8-bit
+    /// quantization.
     ///
     /// # Errors
-    /// When the disk is full.
+    /// Returns an error if a file cannot be written, for example because the disk is full.
     pub fn finish(mut self) -> Result<f32, SearchError> {
         for file in [&mut self.values, &mut self.codes, &mut self.scales] {
             file.flush().map_err(SearchError::io("write vectors to", &self.folder))?;
@@ -97,11 +100,11 @@ impl VectorWriter {
     }
 }
 
-/// A vector in 8 bits: x̂ᵢ = scale · cᵢ.
+/// The 8-bit quantization of a vector: x̂ᵢ = scale · cᵢ, with codes cᵢ.
 struct Quantised {
     codes: Vec<i16>,
     scale: f32,
-    /// |x − x̂|.
+    /// Quantization error |x − x̂|.
     residual: f32,
 }
 
@@ -109,7 +112,8 @@ impl Quantised {
     fn new(vector: &[f32]) -> Self {
         let largest = vector.iter().fold(0f32, |most, x| most.max(x.abs()));
         let scale = largest / MOST_CODE;
-        // A vector of zeros, or one so small that its scale underflows, is that of its residual.
+        // If the vector is zero, or so small that its scale underflows, all codes are 0 and the residual
+        // is |x|.
         let inverse = if scale > f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
         let codes: Vec<i16> =
             vector.iter().map(|x| (x * inverse).round().clamp(-MOST_CODE, MOST_CODE) as i16).collect();
@@ -123,35 +127,36 @@ fn norm(vector: &[f32]) -> f32 {
     vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32
 }
 
-/// Vectors that are searched.
+/// The vectors of an index, opened for searching.
 pub struct Vectors {
     values: Mmap,
     codes: Mmap,
     scales: Vec<f32>,
     dimensions: usize,
     residual: f32,
-    /// Largest |x̂|.
+    /// Maximum |x̂| of all rows.
     longest: f32,
 }
 
-/// A query as the scan has it.
+/// A query, prepared for the scan.
 struct Query<'a> {
     exact: &'a [f32],
     quantised: Quantised,
-    /// Bound of the difference between a product of codes and the exact one.
+    /// Bound on the difference between a product of codes and the product in f32.
     bound: f32,
 }
 
-/// Rows that may be among the best for a query, as far as a thread has come.
+/// Rows that may be among the best for a query, of those that a thread has scanned so far.
 struct Best {
     count: usize,
-    /// The best products of codes so far, the least of them first.
+    /// The `count` best products of codes so far, as a heap with the smallest on top.
     top: BinaryHeap<Reverse<Ordered>>,
-    /// Rows within twice the bound of the least of these, and more.
+    /// Candidate rows with their products of codes. They include every row within twice the bound of the
+    /// smallest product in `top`, and rows that were within it when they were added.
     near: Vec<(u32, f32)>,
 }
 
-/// A finite f32 with its order.
+/// A totally ordered `f32`.
 #[derive(Clone, Copy, PartialEq)]
 struct Ordered(f32);
 
@@ -174,7 +179,7 @@ impl Best {
         Best { count, top: BinaryHeap::with_capacity(count + 1), near: Vec::new() }
     }
 
-    /// Least product that a row may have and still be among the best.
+    /// Returns the minimum product of codes with which a row can still be among the best.
     fn least(&self, bound: f32) -> f32 {
         match self.top.peek() {
             Some(Reverse(Ordered(least))) if self.top.len() == self.count => least - 2.0 * bound,
@@ -203,18 +208,19 @@ impl Best {
 }
 
 impl Vectors {
-    /// Opens the vectors in a folder: `rows` of `dimensions` numbers, none further than `residual` from its
-    /// 8-bit form.
+    /// Opens the vectors in `folder`: `rows` vectors of `dimensions` numbers. `residual` is the maximum
+    /// distance between a vector and its 8-bit quantization, as [`VectorWriter::finish`] returned it.
     ///
     /// # Errors
-    /// When a file is missing or has another size.
+    /// Returns an error if a file is missing or has an unexpected size, `dimensions` is 0 or `residual`
+    /// is not finite.
     pub fn open(folder: &Path, rows: u64, dimensions: usize, residual: f32) -> Result<Self, SearchError> {
         let mapped = |name: &str, width: usize| {
             let path = folder.join(name);
             let file = File::open(&path).map_err(SearchError::io("open", &path))?;
-            // SAFETY: the map is private and read-only, and Levade never writes to a file of an index in
-            // place; another program that shrinks one meanwhile would end the process with a bus error, as it
-            // would for every program that maps its files.
+            // SAFETY: the map is read-only, and Levade never writes to a file of an index in place. If
+            // another program truncates the file meanwhile, this process ends with a bus error, like any
+            // program that maps its files.
             let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;
             let wanted = rows.checked_mul(width as u64);
             match wanted == Some(bytes.len() as u64) {
@@ -233,7 +239,8 @@ impl Vectors {
         let scales = mapped(SCALES, 4)?;
         let scales: Vec<f32> =
             scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        // |x̂| ≤ scale · 127 · √d, which is coarse; the length itself takes a pass over the codes.
+        // The bound |x̂| ≤ scale · 127 · √d would be coarse, so the exact norms are computed in one pass
+        // over the codes.
         let longest = scales.iter().zip(codes.chunks_exact(dimensions)).fold(0f32, |most, (scale, codes)| {
             let sum: i64 = codes.iter().map(|code| i64::from(*code as i8).pow(2)).sum();
             most.max(scale * (sum as f32).sqrt())
@@ -241,16 +248,16 @@ impl Vectors {
         Ok(Vectors { values, codes, scales, dimensions, residual, longest })
     }
 
-    /// Numbers of a vector.
+    /// Returns the number of dimensions of a vector.
     pub fn dimensions(&self) -> usize {
         self.dimensions
     }
 
-    /// Rows and inner products of the `count` best vectors for each query, best first, on up to `threads`
-    /// threads.
+    /// Returns the rows and inner products of the `count` best vectors for each query, best first. Uses
+    /// up to `threads` threads.
     ///
     /// # Errors
-    /// When a query has another number of dimensions.
+    /// Returns an error if a query has a different number of dimensions.
     pub fn search(
         &self,
         queries: &[Vec<f32>],
@@ -276,7 +283,7 @@ impl Vectors {
         Ok(found)
     }
 
-    /// Rows and inner products for some queries, which go over the vectors together.
+    /// Returns rows and inner products for `queries`, which are answered in one scan over the vectors.
     fn together(
         &self,
         queries: &[Vec<f32>],
@@ -317,7 +324,7 @@ impl Vectors {
         Query { exact, quantised, bound }
     }
 
-    /// Goes over the codes of some rows.
+    /// Scans the codes of `rows` and returns the candidates of each query.
     fn scan(&self, queries: &[Query], rows: Range<usize>, count: usize) -> Vec<Best> {
         let mut best: Vec<Best> = queries.iter().map(|_| Best::new(count)).collect();
         let width = self.dimensions;
@@ -334,7 +341,7 @@ impl Vectors {
         best
     }
 
-    /// The best of the rows that are near, by their f32.
+    /// Computes the f32 products of the candidate rows and returns the best rows, best first.
     fn rescore(&self, query: &Query, best: Best) -> Vec<(u32, f32)> {
         let (least, width) = (best.least(query.bound), 4 * self.dimensions);
         let near = best.near.iter().filter(|(_, product)| *product >= least);

@@ -10,7 +10,7 @@ fn written(folder: &Path, vectors: &[Vec<f32>]) -> Vectors {
     Vectors::open(folder, vectors.len() as u64, dimensions, residual).unwrap()
 }
 
-/// The best rows of a scan in f32.
+/// Returns the best rows of a scan in f32, as reference.
 fn exact(vectors: &[Vec<f32>], query: &[f32], count: usize) -> Vec<(u32, f32)> {
     let bytes = |vector: &Vec<f32>| vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let mut all: Vec<(u32, f32)> =
@@ -20,7 +20,8 @@ fn exact(vectors: &[Vec<f32>], query: &[f32], count: usize) -> Vec<(u32, f32)> {
     all
 }
 
-/// Vectors in clusters, some of them equal, of very different lengths: where rounding decides the most.
+/// Generates clustered vectors, some of them equal, with differences of very different sizes. Rounding
+/// affects their order the most.
 fn vectors() -> impl Strategy<Value = Vec<Vec<f32>>> {
     (1usize..40).prop_flat_map(|dimensions| {
         let centre = prop::collection::vec(-1f32..1.0, dimensions);
@@ -41,7 +42,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_scan_finds_what_a_scan_in_f32_finds(
+    fn search_matches_f32_scan(
         vectors in vectors(), at in any::<prop::sample::Index>(), count in 1usize..20, scale in 1e-4f32..1e3,
     ) {
         let folder = tempfile::tempdir().unwrap();
@@ -57,8 +58,8 @@ proptest! {
 }
 
 #[test]
-fn threads_share_the_rows() {
-    // As many rows as are worth several threads, and equal ones in different parts.
+fn search_is_independent_of_thread_count() {
+    // Enough rows for several threads, with equal rows in the ranges of different threads.
     let width = 64;
     let mut state = 1u32;
     let mut next = || {
@@ -79,7 +80,7 @@ fn threads_share_the_rows() {
 }
 
 #[test]
-fn more_queries_than_go_together_are_answered_in_their_order() {
+fn search_preserves_order_across_query_chunks() {
     let vectors: Vec<Vec<f32>> = (0..40).map(|row| vec![(row as f32).cos(), (row as f32).sin()]).collect();
     let folder = tempfile::tempdir().unwrap();
     let found = written(folder.path(), &vectors);
@@ -92,7 +93,7 @@ fn more_queries_than_go_together_are_answered_in_their_order() {
 }
 
 #[test]
-fn vectors_that_do_not_fit_are_refused() {
+fn vectors_of_wrong_size_or_nan_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let found = written(folder.path(), &[vec![1.0, 0.0], vec![0.0, 1.0]]);
     let error = found.search(&[vec![1.0]], 1, 1).unwrap_err().to_string();

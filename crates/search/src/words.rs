@@ -1,24 +1,26 @@
-//! Words of a text: runs of letters and digits. Characters of Chinese and Japanese, which are written without
-//! spaces, are a word each, as in Lucene's standard tokenizer: whole sentences would be words otherwise.
+//! Splits a text into words: runs of letters and digits.
+//!
+//! Each Han or Hiragana character is a word of its own, as in Lucene's standard tokenizer. Chinese and
+//! Japanese are written without spaces, so complete sentences would otherwise be single words.
 
 use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 
-/// Finds words.
+/// A tokenizer that splits texts into words.
 #[derive(Clone)]
 pub struct Words {
-    /// Whether characters that need no spaces are a word each.
+    /// Whether each Han or Hiragana character is a word of its own.
     divides: bool,
     token: Token,
 }
 
 impl Words {
-    /// A finder, which `divides` runs of characters that need no spaces.
+    /// Creates a tokenizer. If `divides` is true, each Han or Hiragana character is a word of its own.
     pub fn new(divides: bool) -> Self {
         Words { divides, token: Token::default() }
     }
 }
 
-/// Words of a text that are still to come.
+/// An iterator over the remaining words of a text.
 pub struct Stream<'a> {
     text: &'a str,
     at: usize,
@@ -66,7 +68,7 @@ impl TokenStream for Stream<'_> {
     }
 }
 
-/// Whether a character is of Han or Hiragana.
+/// Returns whether `c` is a Han or Hiragana character.
 fn needs_no_spaces(c: char) -> bool {
     matches!(
         c,
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_without_spaces_are_words() {
+    fn han_and_hiragana_characters_are_words() {
         let words = |text: &str| -> Vec<String> {
             tokens(Words::new(true), text).into_iter().map(|token| token.text).collect()
         };
@@ -106,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn undivided_words_are_those_of_tantivy(text in "[a模い1 ,é]{0,20}") {
+        fn undivided_words_match_tantivy_simple_tokenizer(text in "[a模い1 ,é]{0,20}") {
             prop_assert_eq!(tokens(Words::new(false), &text), tokens(SimpleTokenizer::default(), &text));
         }
     }

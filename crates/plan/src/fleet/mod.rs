@@ -1,13 +1,18 @@
-//! A fleet, simulated: samplers, a learner, and attempts that run ahead of it.
+//! Simulates a run on a fleet: samplers, a learner, and attempts that run ahead of the learner.
 //!
-//! Discrete events over service times. A sampler draws a token for each of its sequences in every pass, and
-//! computes the prompt of a group once; tools take their time; a step is learnt from when all of its attempts
-//! are done, and attempts of at most `ahead` later steps run meanwhile; then the samplers read the new
-//! weights. Out come staleness, idle shares and what the gateway and the store have to do, for fleets that
-//! nobody has at hand.
+//! The simulation estimates staleness, idle fractions and the load on the gateway and the store, for
+//! fleets that are not available for a measurement. It processes discrete events with the times of
+//! [`Service`]:
 //!
-//! Not here: failures, the network, evaluations, checkpoints, and what processors of the learner lose to each
-//! other.
+//! - In every pass, a sampler generates one token for each of its sequences. It computes the prompt of a
+//!   group once.
+//! - A tool call takes a fixed time.
+//! - The learner trains on a step when all attempts of the step are done. Meanwhile, attempts of at most
+//!   `ahead` later steps run.
+//! - After each step, the samplers load the new weights.
+//!
+//! Out of scope: failures, the network, evaluations, checkpoints, and the communication overhead between
+//! the learner's devices.
 
 mod sampler;
 mod sizes;
@@ -21,29 +26,30 @@ use serde::Deserialize;
 use sampler::{Key, Sampler};
 pub use sizes::{GATEWAY, STORE, Sizes};
 
-/// How long things take, in seconds.
+/// Service times of a fleet, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {
-    /// Each token of a prompt.
+    /// Prefill time per prompt token.
     pub prompt: f64,
-    /// Each pass of a sampler, in which all of its sequences draw a token,
+    /// Fixed time per decoding pass of a sampler, in which each running sequence samples one token.
     pub batch: f64,
-    /// and in it each sequence.
+    /// Additional time per decoding pass for each running sequence.
     pub sequence: f64,
-    /// Each token that is learnt from, on one device.
+    /// Training time per token on one device.
     pub learn: f64,
-    /// Each step of the optimiser.
+    /// Additional time per step of the learner, for the optimizer.
     pub update: f64,
-    /// Weights on their way to the samplers.
+    /// Time in which the samplers wait for new weights, per step.
     pub publish: f64,
 }
 
 impl Service {
-    /// Checks that times can pass.
+    /// Checks that the times are valid.
     ///
     /// # Errors
-    /// Names the first that cannot.
+    /// Returns a message that names the first time outside of 0 to 1e6 seconds, or an error if a decoding
+    /// pass takes no time.
     pub fn check(&self) -> Result<(), String> {
         let Service { prompt, batch, sequence, learn, update, publish } = *self;
         let all = [
@@ -64,85 +70,87 @@ impl Service {
     }
 }
 
-/// A fleet, and what a run asks of it.
+/// A fleet of devices and the workload of the run that it executes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fleet {
-    /// Devices that sample.
+    /// Devices that sample. Each is simulated as one sampler.
     pub samplers: usize,
-    /// Devices that learn; with 0 those that sample do, by turns.
+    /// Devices that only train. If 0, the sampling devices also train, alternately (colocated).
     pub learners: usize,
-    /// Most sequences that run together on a sampler.
+    /// Maximum number of sequences that a sampler runs concurrently. More sequences wait.
     pub rows: usize,
-    /// Groups of a step.
+    /// Groups per step.
     pub groups: usize,
-    /// Attempts of a group.
+    /// Attempts per group.
     pub group_size: usize,
-    /// Steps by which attempts may be ahead of the learner.
+    /// Maximum number of steps by which attempts may be ahead of the learner. 0 if sampling waits for
+    /// training.
     pub ahead: usize,
-    /// Replies of an attempt.
+    /// Completions (model calls) per attempt.
     pub turns: usize,
-    /// Tokens of a prompt, with all that tools say.
+    /// Context tokens of an attempt: the prompt and all tool results.
     pub prompt: f64,
-    /// Tokens that an attempt samples, on average.
+    /// Mean number of tokens sampled per attempt, over all of its completions.
     pub reply: f64,
-    /// Standard deviation of these over their mean.
+    /// Standard deviation of the sampled tokens per attempt, divided by their mean.
     pub spread: f64,
-    /// Seconds between two replies of an attempt.
+    /// Seconds between two completions of an attempt, for the tool call.
     pub tool: f64,
-    /// Tokens that are learnt from, over those that are sampled and the prompts of groups.
+    /// Trained tokens as a fraction of the sampled tokens plus one prompt per group.
     pub learnt: f64,
-    /// Seconds that the parts take.
+    /// Service times of the parts.
     pub service: Service,
 }
 
-/// Findings of a simulation, over the steps after those that fill the pipeline.
+/// Results of a simulation, over the steps after those that fill the pipeline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Found {
-    /// Seconds of a step.
+    /// Mean seconds per step.
     pub step: f64,
-    /// Tokens that are sampled a second.
+    /// Sampled tokens per second.
     pub tokens: f64,
-    /// Attempts a second.
+    /// Completed attempts per second.
     pub attempts: f64,
-    /// Calls of the model a second.
+    /// Model calls per second.
     pub calls: f64,
-    /// The share of their time in which samplers have nothing to do.
+    /// Fraction of time in which samplers are idle, averaged over all samplers.
     pub samplers_idle: f64,
-    /// The share in which the learner has not.
+    /// Fraction of time in which the learner is idle.
     pub learner_idle: f64,
-    /// Versions between the weights that ended a reply and those that learn from it, mean over tokens.
+    /// Off-policy lag: versions between the weights at the end of a completion and the weights that train
+    /// on it. Mean over sampled tokens.
     pub age: f64,
 }
 
-/// Most replies that are simulated, which takes less than a minute and a gigabyte.
+/// Maximum number of completions to simulate, which takes less than a minute and a gigabyte.
 pub const MOST_REPLIES: usize = 10_000_000;
-/// Steps that are simulated after the pipeline is full.
+/// Steps to simulate after the pipeline is full.
 const STEPS: usize = 6;
 
-/// Stream of the lengths of replies.
+/// Random stream of the completion lengths.
 const LENGTHS: u64 = 1;
 
 enum Event {
-    /// A reply of this sampler is done, unless it has changed since.
+    /// A completion ends on this sampler, unless the sampler's count of changes has increased since.
     Reply(usize, u64),
-    /// The tool of this attempt has answered.
+    /// The tool call of this attempt has ended.
     Tool(usize),
-    /// The step is learnt.
+    /// The learner has finished its step.
     Learnt,
 }
 
-/// An attempt under way.
+/// An attempt that has started.
 #[derive(Debug, Clone, Copy)]
 struct Attempt {
     step: usize,
     sampler: usize,
-    /// Replies to come.
+    /// Completions that have not ended.
     left: usize,
-    /// Tokens of each.
+    /// Tokens of each completion.
     tokens: f64,
 }
 
-/// Sums so far.
+/// Totals since the start. Times are in seconds; `ages` is the sum of tokens times off-policy lag.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     time: f64,
@@ -157,31 +165,32 @@ struct Sums {
 struct Simulation<'a> {
     fleet: &'a Fleet,
     now: f64,
-    /// Places in `kept`, by their times and then as they were added.
+    /// Times of future events with their indices in `kept`. Events at equal times are in the order in
+    /// which they were added.
     events: BinaryHeap<Reverse<(Key, usize)>>,
     kept: Vec<Event>,
     samplers: Vec<Sampler>,
     attempts: Vec<Attempt>,
-    /// Attempts of each step that are not done.
+    /// Unfinished attempts of each step.
     left: Vec<usize>,
-    /// Tokens of each step.
+    /// Sampled tokens of each step.
     drawn: Vec<f64>,
-    /// Steps that are learnt.
+    /// Number of steps that the learner has finished.
     version: usize,
-    /// Since when it learns.
+    /// Time at which the learner started its step, or `None` if the learner is idle.
     learning: Option<f64>,
     sums: Sums,
 }
 
 impl Fleet {
-    /// Replies that a simulation is made of.
+    /// Returns the number of completions that a simulation of the fleet processes.
     pub fn replies(&self) -> usize {
         let attempts = self.groups.saturating_mul(self.group_size);
         let steps = self.ahead.saturating_add(1 + STEPS);
         attempts.saturating_mul(steps).saturating_mul(self.turns.max(1))
     }
 
-    /// Lets the fleet work for some steps.
+    /// Simulates the fleet for the steps that fill the pipeline and six more, and measures the latter.
     pub fn simulate(&self) -> Found {
         let filling = self.ahead + 1;
         let steps = filling + STEPS;
@@ -210,7 +219,8 @@ impl Fleet {
         }
     }
 
-    /// Tokens of an attempt's reply: of a log-normal distribution with this mean and spread.
+    /// Samples the number of tokens of an attempt from a log-normal distribution with mean `reply` and
+    /// relative standard deviation `spread`. Returns at least 1.
     fn length(&self, attempt: usize) -> f64 {
         let [a, b] = [0, 1].map(|i| uniform(0, LENGTHS, 2 * attempt as u64 + i));
         let normal = (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos();
@@ -236,7 +246,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Sums up to now.
+    /// Returns the totals up to the current time.
     fn measured(&mut self) -> Sums {
         let (now, service) = (self.now, &self.fleet.service);
         self.samplers.iter_mut().for_each(|sampler| sampler.advance(now, service));
@@ -249,7 +259,7 @@ impl<'a> Simulation<'a> {
         self.events.push(Reverse((Key(time), place)));
     }
 
-    /// Tells of the next reply of a sampler whose sequences have changed.
+    /// Schedules the end of the next completion of a sampler whose running sequences have changed.
     fn changed(&mut self, place: usize) {
         let sampler = &mut self.samplers[place];
         sampler.changes += 1;
@@ -259,7 +269,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Begins all attempts that may begin: a group goes where the fewest attempts are.
+    /// Starts all attempts that `ahead` permits. A group goes to the sampler with the fewest attempts.
     fn begin(&mut self) {
         let (fleet, of_step) = (self.fleet, self.fleet.groups * self.fleet.group_size);
         let last = self.left.len().min(self.version + fleet.ahead + 1);
@@ -282,7 +292,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The next event: whether a step was learnt by it; `None` where there is none.
+    /// Processes the next event. Returns whether the learner finished a step, or `None` if no event is
+    /// left.
     fn next(&mut self) -> Option<bool> {
         let Reverse((Key(time), place)) = self.events.pop()?;
         self.now = time;
@@ -300,7 +311,7 @@ impl<'a> Simulation<'a> {
         Some(false)
     }
 
-    /// Asks for the next reply of an attempt.
+    /// Requests the next completion of an attempt from its sampler.
     fn ask(&mut self, attempt: usize) {
         let (fleet, Attempt { sampler: place, tokens, .. }) = (self.fleet, self.attempts[attempt]);
         let sampler = &mut self.samplers[place];
@@ -309,7 +320,7 @@ impl<'a> Simulation<'a> {
         self.changed(place);
     }
 
-    /// Replies of a sampler are done.
+    /// Processes the completions that have ended on a sampler.
     fn replied(&mut self, place: usize) {
         let fleet = self.fleet;
         self.samplers[place].advance(self.now, &fleet.service);
@@ -331,7 +342,7 @@ impl<'a> Simulation<'a> {
         self.learn();
     }
 
-    /// Begins to learn from a step that is done.
+    /// Starts to train on the next step if the learner is idle and the attempts of that step are done.
     fn learn(&mut self) {
         let fleet = self.fleet;
         if self.learning.is_some() || self.left.get(self.version) != Some(&0) {
@@ -357,7 +368,7 @@ impl<'a> Simulation<'a> {
         self.learn();
     }
 
-    /// Lets all samplers draw nothing for so long.
+    /// Pauses all samplers for `seconds`.
     fn hold_all(&mut self, seconds: f64) {
         for place in 0..self.samplers.len() {
             self.samplers[place].advance(self.now, &self.fleet.service);
@@ -396,9 +407,9 @@ mod tests {
     }
 
     #[test]
-    fn a_step_takes_what_its_parts_take_one_after_the_other() {
+    fn step_time_without_overlap_is_sum_of_parts() {
         let found = fleet().simulate();
-        // Two groups on each sampler: their prompts, then 200 passes of 16 sequences.
+        // Two groups on each sampler: two prompts, then 200 passes of 16 sequences.
         let sampling = 2.0 * 0.1 + 200.0 * (0.02 + 16.0 * 0.001);
         let learning = (32.0 * 200.0 + 4.0 * 100.0) * 0.002 + 0.5;
         close(found.step, sampling + learning + 1.0);
@@ -411,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_learns_on_the_same_devices_needs_no_weights_sent() {
+    fn colocated_fleet_publishes_no_weights() {
         let alone = Fleet { learners: 0, ..fleet() };
         let learning = (32.0 * 200.0 + 4.0 * 100.0) * 0.002 / 2.0 + 0.5;
         let sampling = 2.0 * 0.1 + 200.0 * 0.036;
@@ -421,10 +432,10 @@ mod tests {
     }
 
     #[test]
-    fn attempts_that_run_ahead_hide_the_shorter_of_the_two() {
+    fn running_ahead_hides_shorter_phase() {
         let found = Fleet { ahead: 1, ..fleet() }.simulate();
         let learning = (32.0 * 200.0 + 4.0 * 100.0) * 0.002 + 0.5;
-        // Learning takes longer, and never waits.
+        // Training takes longer than sampling, so the learner never waits.
         close(found.step, learning);
         close(found.learner_idle, 0.0);
         close(found.age, 1.0);
@@ -432,34 +443,34 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_are_not_learnt_from_take_no_time_to_learn() {
+    fn untrained_tokens_take_no_training_time() {
         let found = Fleet { learnt: 0.25, ..fleet() }.simulate();
         close(fleet().simulate().step - found.step, 0.75 * (32.0 * 200.0 + 4.0 * 100.0) * 0.002);
     }
 
     #[test]
-    fn tools_take_their_time_between_replies_alone() {
+    fn tool_time_is_added_between_completions() {
         let found = Fleet { turns: 4, tool: 3.0, ..fleet() }.simulate();
         close(found.step, fleet().simulate().step + 9.0);
         close(found.calls, 4.0 * found.attempts);
     }
 
     #[test]
-    fn sequences_beyond_the_rows_wait() {
+    fn sequences_beyond_max_concurrency_wait() {
         let found = Fleet { rows: 8, ..fleet() }.simulate();
         let sampling = 2.0 * 0.1 + 2.0 * 200.0 * (0.02 + 8.0 * 0.001);
         close(found.step, sampling + (32.0 * 200.0 + 400.0) * 0.002 + 0.5 + 1.0);
     }
 
     #[test]
-    fn lengths_have_their_mean_and_their_spread() {
+    fn lengths_match_mean_and_spread() {
         let fleet = Fleet { spread: 0.5, ..fleet() };
         let lengths: Vec<f64> = (0..20_000).map(|at| fleet.length(at)).collect();
         let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;
         let variance = lengths.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / lengths.len() as f64;
         assert!((mean / 200.0 - 1.0).abs() < 0.02, "{mean}");
         assert!((variance.sqrt() / mean - 0.5).abs() < 0.02, "{}", variance.sqrt() / mean);
-        // The longest of a step holds up all of it.
+        // The longest attempt delays its step.
         assert!(fleet.simulate().step > 1.1 * Fleet { spread: 0.0, ..fleet }.simulate().step);
     }
 }

@@ -1,11 +1,11 @@
-//! A simulated sampler, whose sequences draw a token each in every pass.
+//! A simulated sampler, which generates one token for each running sequence in every pass.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::Service;
 
-/// A number by which something is kept in order.
+/// A totally ordered `f64`, as key of a heap.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Key(pub f64);
 
@@ -23,34 +23,35 @@ impl Ord for Key {
     }
 }
 
-/// One sampler. Times are in seconds since the beginning.
+/// One sampler. Times are in seconds since the start of the simulation.
 #[derive(Debug, Default)]
 pub(super) struct Sampler {
-    /// Tokens that a sequence which ran all the time would have drawn.
+    /// Tokens that a sequence would have sampled if it had run since the start.
     drawn: f64,
-    /// The moment that `drawn` is of.
+    /// Time at which `drawn` was updated.
     since: f64,
-    /// Until when it draws nothing, since it computes prompts, or learns, or reads new weights.
+    /// Time until which the sampler generates nothing because it computes prompts, trains or loads new
+    /// weights.
     held: f64,
-    /// Sequences that run, by what `drawn` is when they end, with their attempts.
+    /// Attempts with a running sequence, ordered by the value of `drawn` at which the sequence ends.
     running: BinaryHeap<Reverse<(Key, usize)>>,
-    /// Attempts that wait for a place, with the tokens that they ask for.
+    /// Attempts that wait until a running sequence ends, with the number of tokens that they request.
     waiting: VecDeque<(usize, f64)>,
-    /// Changes of what runs: an event that was made before the last is of no account.
+    /// Number of changes to the running sequences. An event scheduled before the last change is ignored.
     pub changes: u64,
-    /// Seconds without anything to do.
+    /// Seconds in which the sampler was neither paused nor had running sequences.
     pub idle: f64,
-    /// Attempts that are asked here.
+    /// Unfinished attempts that are assigned to this sampler.
     pub attempts: usize,
 }
 
 impl Sampler {
-    /// Seconds of a pass.
+    /// Returns the seconds of one decoding pass.
     fn pass(&self, service: &Service) -> f64 {
         service.batch + service.sequence * self.running.len() as f64
     }
 
-    /// Lets time pass.
+    /// Advances the time to `now`.
     pub(super) fn advance(&mut self, now: f64, service: &Service) {
         let free = now - self.since.max(self.held);
         if free > 0.0 {
@@ -62,12 +63,12 @@ impl Sampler {
         self.since = now;
     }
 
-    /// Draws nothing for so long.
+    /// Pauses the sampler for another `seconds`, after any pause in effect.
     pub(super) fn hold(&mut self, now: f64, seconds: f64) {
         self.held = self.held.max(now) + seconds;
     }
 
-    /// Begins a reply of so many tokens, or lets it wait for a place.
+    /// Starts a completion of `tokens` tokens. It waits if `rows` sequences are running.
     pub(super) fn begin(&mut self, attempt: usize, tokens: f64, rows: usize) {
         if self.running.len() < rows {
             self.running.push(Reverse((Key(self.drawn + tokens), attempt)));
@@ -76,7 +77,7 @@ impl Sampler {
         }
     }
 
-    /// Attempts whose replies are done by now; others take their places.
+    /// Removes and returns the attempts whose completions have ended. Waiting attempts take over.
     pub(super) fn ended(&mut self, rows: usize) -> Vec<usize> {
         let mut ended = Vec::new();
         while let Some(Reverse((Key(end), attempt))) = self.running.peek().copied()
@@ -91,7 +92,8 @@ impl Sampler {
         ended
     }
 
-    /// When the next reply is done, if nothing changes.
+    /// Returns the time at which the next completion ends if nothing changes, or `None` if no sequence
+    /// runs.
     pub(super) fn next(&self, service: &Service) -> Option<f64> {
         let Reverse((Key(end), _)) = self.running.peek()?;
         Some(self.since.max(self.held) + (end - self.drawn).max(0.0) * self.pass(service))

@@ -1,39 +1,41 @@
-//! One run on fleets of several sizes.
+//! Simulates one run on fleets of several sizes, and finds the bottleneck.
 
 use super::{Fleet, Found};
 
-/// Calls a second that one core of the gateway answers: `bench/log/2026-11-26-gateway.md`, on two slow cores.
+/// API calls per second that one core of the gateway serves, measured on two slow cores
+/// (`bench/log/2026-11-26-gateway.md`).
 pub const GATEWAY: f64 = 1675.0;
-/// Attempts a second that the store writes: `bench/log/2026-11-26-open-house.md`, on two slow cores.
+/// Attempts per second that the store writes, measured on two slow cores
+/// (`bench/log/2026-11-26-open-house.md`).
 pub const STORE: f64 = 980.0;
 
-/// Shares of a fleet that are tried for the learner, in eighths.
+/// Fractions of a fleet to try for the learner, in eighths.
 const EIGHTHS: [usize; 6] = [1, 2, 3, 4, 5, 6];
 
-/// A run on fleets of these sizes, in devices.
+/// A run to simulate on fleets of several sizes.
 pub struct Sizes<'a> {
-    /// Devices of each fleet.
+    /// Number of devices of each fleet.
     pub devices: &'a [usize],
-    /// The run on the smallest fleet; a larger one has as many more groups.
+    /// The run on the smallest fleet. A larger fleet has proportionally more groups.
     pub fleet: Fleet,
-    /// Whether devices of their own learn: then as many as make steps shortest.
+    /// Whether separate devices train (disaggregated). Their number is then chosen for the shortest step.
     pub apart: bool,
 }
 
 impl Sizes<'_> {
-    /// Groups of a step on so many devices.
+    /// Returns the number of groups per step on a fleet of `devices` devices.
     fn groups(&self, devices: usize) -> usize {
         let least = self.devices.iter().copied().min().unwrap_or(1).max(1);
         (self.fleet.groups.saturating_mul(devices) / least).max(1)
     }
 
-    /// Replies that the largest fleet is simulated with.
+    /// Returns the number of completions that a simulation of the largest fleet processes.
     pub fn replies(&self) -> usize {
         let groups = self.groups(self.devices.iter().copied().max().unwrap_or(1));
         Fleet { groups, ..self.fleet.clone() }.replies()
     }
 
-    /// The fleet of so many devices, with what comes of it.
+    /// Returns the fleet of `devices` devices with the results of its simulation.
     pub fn of(&self, devices: usize) -> (Fleet, Found) {
         let groups = self.groups(devices);
         let with = |learners: usize| {
@@ -53,7 +55,7 @@ impl Sizes<'_> {
 }
 
 impl Found {
-    /// Describes the part that limits the run.
+    /// Describes the bottleneck of the run: the gateway, the store, the learner or the samplers.
     pub fn bottleneck(&self) -> String {
         let (gateway, store) = (self.calls / GATEWAY, self.attempts / STORE);
         let parts = [
@@ -80,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_busiest_is_at_its_end_first() {
+    fn bottleneck_names_busiest_part() {
         assert!(found(4000.0, 100.0, 0.0, 0.0).bottleneck().starts_with("the gateway: it needs 2.4 cores"));
         assert!(found(100.0, 1960.0, 0.0, 0.0).bottleneck().contains("are 200 % of it"));
         assert!(found(1.0, 1.0, 0.5, 0.1).bottleneck().starts_with("the learner"));
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_learner_gets_the_share_that_makes_steps_shortest() {
+    fn learner_fraction_minimizes_step_time() {
         let service =
             Service { prompt: 0.0, batch: 0.01, sequence: 0.0001, learn: 0.004, update: 0.0, publish: 0.0 };
         let fleet = Fleet {
