@@ -52,7 +52,7 @@ pub(super) fn is_operand(text: &str, negative: bool) -> bool {
         "\\div", "^", " x",
     ];
     let Some(left) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
-    // Markdown marks before a number are not operators.
+    // Markdown marks before a number are not operators, but the hyphen of a range such as 12-13 is.
     let before = left.trim_end_matches(['*', ' ']);
     let is_mark =
         text.ends_with("**") && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
