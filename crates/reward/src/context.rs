@@ -1,9 +1,12 @@
 //! Determines how the text around a number changes its value, in prose and in formulas.
 //!
-//! A magnitude word multiplies the number, and a sign word negates it. The number has no value of its own
-//! if it is bounded (at least 5), one of several guesses (5 or 6), an operand of an unevaluated
-//! expression (3 × 4), or a part of a pair, a matrix, a ratio or a time of day. Units and directions are
-//! also collected.
+//! A magnitude word multiplies the number, and a sign word negates it. Units and directions are
+//! collected. The number has no value of its own if it is
+//!
+//! - bounded (at least 5),
+//! - one of several guesses (5 or 6),
+//! - an operand of an unevaluated expression (3 × 4), or
+//! - a part of a pair, a matrix, a ratio or a time.
 
 mod operations;
 
@@ -449,8 +452,8 @@ impl Place<'_> {
         self.chars[end..self.chars.len().min(end + 4 * REACH)].iter().collect()
     }
 
-    /// Returns whether a comma or a point without a space joins the number to digits before it (`side` =
-    /// -1) or after it (`side` = 1): a decimal comma, a list or a version.
+    /// Returns whether a comma or a point without a space joins the number to other digits: a decimal
+    /// comma, a list or a version. `side` is -1 for digits before the number and 1 for digits after it.
     fn is_joined(&self, side: isize) -> bool {
         let edge = if side < 0 { self.range.start } else { self.range.end.saturating_sub(1) };
         let beside = |steps: isize| self.at(edge.checked_add_signed(steps * side)?);

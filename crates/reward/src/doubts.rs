@@ -344,7 +344,8 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
         let list = words(clause);
         let reason = |word: &&str| !["because", "since", "as", "so"].contains(word);
         let list: Vec<&str> = list.iter().map(String::as_str).take_while(reason).collect();
-        // The clause after `5 (wrong)` is complete, but that of `5, not 6` is not.
+        // The clause `(wrong)` of `5 (wrong)` is complete; in `5, not 6`, another number truncates the
+        // clause.
         let is_complete = !is_cut || at + 1 < clauses.len();
         // In English, "12 wrong" can be the number of wrong answers; "12 неверно" cannot.
         let is_beside = list.len() == 1
