@@ -1,8 +1,8 @@
-//! Whether a text states a short answer somewhere.
+//! Checks whether a text states a short answer.
 //!
-//! The answer must stand there as words of its own, with its numbers and symbols: "ice" is neither in "nice"
-//! nor "C" in "C#", nor 5 in 5-6. Where the words around it deny it ("not Paris", "Paris is wrong"), it is
-//! not stated.
+//! The answer must occur as separate words, with its numbers and symbols: the text "nice" does not
+//! contain "ice", "C#" does not contain "C", and 5-6 does not contain 5. An occurrence does not count if
+//! the words around it deny the answer ("not Paris", "Paris is wrong").
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -15,8 +15,8 @@ use crate::retraction::{REJECTIONS, takes_back};
 use crate::short::{Short, normalise};
 use crate::{Rational, doubts, numbers};
 
-/// Returns whether a text states an answer, in at least one place without a denial. An answer without words
-/// or digits is in none.
+/// Returns whether a text states an answer at least once without a denial. Returns false if the answer
+/// contains neither words nor digits.
 pub(crate) fn contains(text: &str, want: &Short) -> bool {
     let words = want.text.split(' ').count();
     if !want.has_words {
@@ -38,7 +38,7 @@ pub(crate) fn contains(text: &str, want: &Short) -> bool {
         if !(want.text.starts_with(&begins) || is_article) || (begins.is_empty() && want.symbols.is_empty()) {
             return false;
         }
-        // Articles and marks that stand alone are no words.
+        // Articles and separate marks are not counted as words, so more tokens than `words` are tried.
         let ends = tokens[first..].iter().take(2 * words + 4).map(|(_, end)| *end);
         let mut fits = ends.take_while(|end| {
             let has_initials = INITIALS.is_match(&text[*start..*end]);
@@ -70,22 +70,23 @@ pub(crate) fn contains(text: &str, want: &Short) -> bool {
     })
 }
 
-/// Returns the value of the only number that starts in a place of a text, as the rules of numbers read it: 5
-/// million is no 5, and neither is "fewer than 5".
+/// Returns the value of the number that starts in a byte range of a text, according to [`numbers`]. Thus
+/// "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does not contain
+/// exactly one number.
 fn value(text: &str, place: Range<usize>) -> Option<Rational> {
     let digit = place.start + text[place.clone()].find(|c: char| c.is_ascii_digit())?;
     let is_only = numbers::count(&text[place]) == 1;
     numbers::at(text, digit).filter(|_| is_only)?.value
 }
 
-/// Returns whether a text has an answer in a script that writes words without spaces.
+/// Returns whether a text states an answer in a script that is written without spaces between words.
 fn is_in_joined_script(text: &str, want: &Short) -> bool {
     let own = Short::new(text, false);
     let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
         && want.symbols.iter().all(|symbol| own.symbols.contains(symbol));
     let is_letter = |c: Option<char>| c.is_some_and(char::is_lowercase);
     let (first, last) = (want.text.chars().next(), want.text.chars().next_back());
-    // Sentences end a denial: 不，是巴黎.
+    // The end of a clause ends a denial: 不，是巴黎.
     let parted = normalise(&MARKS.replace_all(text, " "));
     let within = if parted.contains(&want.text) { &parted } else { &own.text };
     let mut places =
@@ -102,7 +103,7 @@ fn is_in_joined_script(text: &str, want: &Short) -> bool {
         })
 }
 
-/// Returns whether what stands around an answer denies it or takes it back.
+/// Returns whether the text before or after an answer denies or retracts the answer.
 fn is_denied(before: &str, after: &str) -> bool {
     let start = before.char_indices().rev().nth(100).map_or(0, |(at, _)| at);
     let near = BUT.replace_all(&before[start..], "except");
@@ -126,25 +127,25 @@ fn is_denied(before: &str, after: &str) -> bool {
 
 static TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"[^\s\u2014]+"));
 static POSSESSIVE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:'|\u2019)s?[.,;:!?)]*$"));
-/// Han, Kana, and the scripts of South-East Asia.
+/// Scripts that are written without spaces between words: Han, Kana, and scripts of Southeast Asia.
 static JOINED_SCRIPT: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"));
 static DENIED_JOINED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:不是|不为|并非|並非|不在|而非|没有|沒有|不选|不叫|不可能[是为])$"));
-/// Marks of sentences in these scripts.
+/// Punctuation in these scripts.
 static MARKS: LazyLock<Regex> = LazyLock::new(|| pattern(r"[，。；：！？、]|[,;:!?]"));
-/// A link of Markdown, with its text in group 1.
+/// A Markdown link, with its text in group 1.
 static LINK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[([^\]\n]*)\]\([^()\s]*\)"));
 static INITIALS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[A-Z]\.\s+[A-Z]\."));
-/// What follows a "no" that is an answer, and not part of "no idea".
+/// Text after a "no" that is an answer, and not part of "no idea".
 static STANDS_ALONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r#"(?i)^\W*$|^['"*_`]*\s*[.,;:!\n)–—-]|^\s+(?:it|they|he|she|we|i|this|that|there|because|since)\b"#,
     )
 });
-/// A "but" that excepts what follows: anything but Paris.
+/// A "but" that excludes the word after it: `anything but Paris`.
 static BUT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\banything\s+but\b"));
-/// What ends a clause; a comma does if a subject follows.
+/// The end of a clause. A comma ends a clause only if a subject follows.
 static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)[.!?;:\n\u{3002}]\s*|\s[-–—]+\s+|\b(?:but|however|instead,|so|therefore|because|sondern|mais|sino)\s",
@@ -152,7 +153,7 @@ static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\bdespite\b[^,]*,",
     ))
 });
-/// Denials that deny nothing: "no doubt it is Paris", "not only Paris", "none other than Paris".
+/// Negations that deny nothing: "no doubt it is Paris", "not only Paris", "none other than Paris".
 static SURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:there\s+is\s+)?(?:no|without(?:\s+a)?|not\s+any)\s+doubt\b|\bnot\s+only\b",
@@ -160,17 +161,17 @@ static SURE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\bif\s+i(?:['\u{2019}]m|\s+am)\s+not\s+(?:mistaken|wrong)\b",
     ))
 });
-/// A "no" that answers the question: "No, Paris".
+/// A "no" that answers the question, before the answer itself: "No, Paris".
 static NO: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*(?:no|non|nein|não|nee|нет)\s*,"));
-/// A denial within the subject: "the city that is not in Spain is",
+/// A denial within the subject: "the city that is not in Spain is". It does not deny the answer.
 static RELATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:that|which|who)\s+(?:\w+\s+not|\w+n['\u{2019}]t)\s[^.!?,;:]*\s(?:is|was|are)\s*$")
 });
-/// unless it denies the answer itself: "the one that is not correct is".
+/// Words in such a subject with which it does deny the answer: "the one that is not correct is".
 static HOLDS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:right|correct|true|valid|fits?|works?|match(?:es)?|holds?|answers?|possible)\b")
 });
-/// A denial in a clause, at most six words before its end.
+/// A denial in the clause before the answer. Most denials must be at most six words before the answer.
 static DENIES: LazyLock<Regex> = LazyLock::new(|| {
     let expression = concat!(
         r"(?i)(?:\b(?:not|cannot|never|nothing|nobody|hardly|scarcely|whether|doubt(?:s|ed)?|wrong|incorrect|false|unlikely|impossible",
@@ -182,7 +183,7 @@ static DENIES: LazyLock<Regex> = LazyLock::new(|| {
     );
     pattern(&expression.replace("REJECTIONS", REJECTIONS))
 });
-/// What follows an answer that is called wrong.
+/// Text after an answer that calls the answer wrong.
 static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w.!?;]*(?:(?:is|was|are|were|would\s+be|seems)\s+(?:\w+ly\s+)?(?:not\s+(?:it|right|correct|true|the\s+(?:\w+\s+)?(?:answer|one))\b)",
@@ -195,7 +196,7 @@ static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?;]+\s+|\n"));
-/// A later sentence that gives another answer: "Actually, it is London".
+/// A later sentence that states another answer: "Actually, it is London".
 static CORRECTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^\W*(?:actually|in\s+fact)\b,?\s+(?:it|that|the\s+answer)(?:['\u{2019}]s|\s+(?:is|was|should|must))\b",
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_finds_words_of_their_own() {
+    fn contains_finds_only_separate_words() {
         for (answer, text) in [
             ("Paris", "It is Paris."),
             ("Paris", "Paris's mayor"),
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_leaves_out_what_is_denied() {
+    fn contains_ignores_denied_answers() {
         for text in [
             "It is not Paris.",
             "It isn't really Paris",
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn contained_number_has_its_value_there() {
+    fn contains_compares_value_of_number_in_context() {
         for text in [
             "about 7 million",
             "7 thousand people",
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_leaves_out_what_is_taken_back_or_rejected() {
+    fn contains_ignores_retracted_and_rejected_answers() {
         let mut apart = Vec::new();
         for (want, text) in [
             (false, "It is Oslo. Wait, Bergen."),
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_reads_long_texts_in_linear_time() {
+    fn contains_handles_long_texts_in_linear_time() {
         let begun = std::time::Instant::now();
         for piece in ["not ", "a ", "Paris is wrong. ", "no, ", "x", "'s ", "- ", "5,"] {
             states(&piece.repeat(50_000 / piece.len()), "Paris in the spring");

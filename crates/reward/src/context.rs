@@ -1,8 +1,12 @@
-//! What stands around a number in prose or in a formula, and what it makes of the number.
+//! Determines how the text around a number changes its value, in prose and in formulas.
 //!
-//! A word of magnitude multiplies the number and a word of sign negates it. The number has no value of its
-//! own where it is bounded (at least 5), one of several guesses (5 or 6), an operand of something that is not
-//! worked out (3 × 4), or a part of a pair, a matrix, a ratio or a time. Units and directions are noted.
+//! A magnitude word multiplies the number, and a sign word negates it. Units and directions are
+//! collected. The number has no value of its own if it is
+//!
+//! - bounded (at least 5),
+//! - one of several guesses (5 or 6),
+//! - an operand of an unevaluated expression (3 × 4), or
+//! - a part of a pair, a matrix, a ratio or a time.
 
 mod operations;
 
@@ -22,26 +26,26 @@ use crate::languages::{self, Effect};
 use crate::pattern::pattern;
 use crate::words::{self, About};
 
-/// How many characters are looked at on either side.
+/// Number of characters that are inspected on either side of a number.
 const REACH: usize = 80;
 
-/// A number in its place.
+/// A number and its position in a text.
 pub(crate) struct Place<'t> {
     pub chars: &'t [char],
-    /// Characters of the number, with its sign and currency.
+    /// Character range of the number, including its sign and currency.
     pub range: Range<usize>,
-    /// Whether the text is one formula.
+    /// Whether the text is a single formula.
     pub formula: bool,
 }
 
-/// What the surroundings make of a number.
+/// Effect of the surrounding text on a number.
 #[derive(Debug)]
 pub(crate) struct Change {
-    /// The factor; `None` if the number has no value of its own.
+    /// Factor of the number's value, 1 by default; `None` if the number has no value of its own.
     pub factor: Option<Rational>,
-    /// The base of its digits.
+    /// Base of the digits, from a subscript; `None` for base 10.
     pub base: Option<u32>,
-    /// Characters with the words of sign and magnitude.
+    /// Character range of the number, including words of sign and magnitude.
     pub range: Range<usize>,
     pub about: About,
 }
@@ -50,38 +54,38 @@ pub(crate) struct Change {
 const JOINS: [&str; 10] =
     ["times", "plus", "minus", "divided", "to", "or", "over", "versus", "choose", "modulo"];
 
-/// A quotient, before its remainder: 3 R 42, 3 remainder 42.
+/// A quotient before its remainder: the `3 R` of `3 R 42`, `3 remainder 42`.
 static QUOTIENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\d[\s$,*)]*(?:(?:with|and)?\s*(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+of)?|r|rem\.?|余|余り|あまり)[\s$:]*$",
     )
 });
 
-/// A remainder, behind its quotient.
+/// A remainder after its quotient.
 static REMAINDER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^[\s$,*)\\]*(?:(?:with\s+)?(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+(?:of|is|von|de))?|r|rem\.?|余|余り|あまり|⋯⋯|……)[\s$:=]*([1-9])",
     )
 });
 
-/// A measure in a larger unit, before one in a smaller unit: 1 hour and, $1 and.
+/// A measure in a larger unit, before one in a smaller unit: `1 hour and`, `$1 and`.
 static MEASURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?:([$€£])\s*\d[\d.,]*|\d[\d.,]*\s*(\p{L}+|°))[$*]*\s*,?\s*(?:and|und|et|y|e|и|又)?\s*$")
 });
 
-/// An equation for a function of one unknown: log x =, sqrt(x) =.
+/// The left side of an equation for a function of one unknown: `log x =`, `sqrt(x) =`.
 static FUNCTION_OF: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?:log|ln|lg|exp|sin|cos|tan|cot|sqrt|√)(?:_\S+)?\s*[({]?\s*[a-zA-Z]\s*[)}]?\s*=$")
 });
 
-/// A larger number word behind a hyphen: 42 ten-thousands.
+/// A number word with a hyphen or a space: the `ten-thousands` of `42 ten-thousands`.
 static LARGE_PART: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)^\s*(?:ten|hundred)[- ](?:thousand|million|billion)"));
 
-/// A part in words: 42 hundredths.
+/// A word directly after a number, which can be a fraction: the `hundredths` of `42 hundredths`.
 static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s]*(\p{L}+)"));
 
-/// One of several solutions: the solutions are 43 and.
+/// Text before the last of several solutions: `the solutions are 43 and`.
 static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:solutions|roots|zeros|zeroes|answers|values|lösungen|soluciones|racines)\b[^.;!?\n]*\d[\s$\\)*]*,?",
@@ -89,15 +93,15 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Marks that close what a number stands in, behind it: **42** million.
+/// Closing marks after a number: the second `**` of `**42** million`.
 const CLOSERS: [&str; 14] = ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
 
-/// Returns whether text behind a number only closes marks that its text before opened, and how many
-/// characters it takes.
+/// Returns the number of characters at the start of `after` that close marks opened in `before`; 0 if
+/// there are none.
 fn closing_marks(before: &str, after: &str) -> usize {
     let (mut rest, mut before) = (after, before);
     loop {
-        // A tag of HTML.
+        // An HTML tag.
         if let Some(tag) = rest.strip_prefix("</")
             && let Some((name, more)) = tag.split_once('>')
             && name.chars().all(|c| c.is_ascii_alphanumeric())
@@ -116,7 +120,7 @@ fn closing_marks(before: &str, after: &str) -> usize {
             "』" => "『",
             same => same,
         };
-        // The sign of a formula may have been read as that of a currency.
+        // The opening `$` of a formula can have been parsed as a currency sign, so it is not required.
         if opener != "$" {
             let Some(at) = before.rfind(opener).filter(|at| before.len() - at < 40) else { break };
             before = &before[..at];
@@ -126,13 +130,13 @@ fn closing_marks(before: &str, after: &str) -> usize {
     after[..after.len() - rest.len()].chars().count()
 }
 
-/// Returns whether the number after a text is one of several solutions: "the solutions are 43 and".
+/// Returns whether the number after `before` is one of several solutions: "the solutions are 43 and".
 pub(crate) fn is_one_of_several(before: &str) -> bool {
     SEVERAL.is_match(before)
 }
 
 impl Place<'_> {
-    /// Returns what the surroundings make of the number.
+    /// Returns the effect of the surrounding text on the number.
     pub fn change(&self) -> Change {
         let mut change = Change {
             factor: Some(Rational::from(1)),
@@ -156,7 +160,7 @@ impl Place<'_> {
         self.chars[self.range.clone()].iter().collect()
     }
 
-    /// Notes what stands before; whether the number keeps a value.
+    /// Applies the text before the number to `change`. Returns whether the number keeps a value.
     fn before(&self, change: &mut Change) -> bool {
         let start = self.range.start.saturating_sub(REACH);
         let line: String = self.chars[start..self.range.start].iter().collect();
@@ -178,7 +182,7 @@ impl Place<'_> {
         if QUOTIENT.is_match(line) || self.continues_measure(line) {
             return false;
         }
-        // A part of a ratio or a time: 3 : 42, 3:42, but not "3: 42".
+        // A part of a ratio or a time: `3 : 42`, `3:42`, but not "3: 42".
         let ends_in_digit = |text: &str| text.ends_with(|c: char| c.is_ascii_digit());
         if line.trim_end().strip_suffix(" :").is_some_and(ends_in_digit)
             || (line.ends_with(':') && ends_in_digit(line.trim_end_matches(':')))
@@ -198,7 +202,7 @@ impl Place<'_> {
             Some(Effect::Negates) => change.factor = change.factor.take().map(Rational::negate),
             None => {}
         }
-        // Behind other marks than spaces, words do not belong to the number.
+        // Words belong to the number only if spaces, quotes, brackets or hyphens separate them from it.
         if !sentence.is_empty() && !sentence.ends_with([' ', '*', '(', '"', '\'', '-']) {
             return true;
         }
@@ -216,7 +220,7 @@ impl Place<'_> {
             })
         };
         if ["minus", "negative"].contains(last) {
-            // 5 minus 3 is not worked out.
+            // `5 minus 3` is an unevaluated expression.
             if is_number(rest.last()) {
                 return false;
             }
@@ -238,11 +242,11 @@ impl Place<'_> {
         if JOINS.contains(last) && is_number(rest.last()) {
             return false;
         }
-        // 5 to the 42.
+        // `5 to the 42` is a power.
         if *last == "the" && rest.ends_with(&["to"]) && is_number(rest.iter().rev().nth(1)) {
             return false;
         }
-        // 5 or maybe 6; 4, 5, or 6.
+        // Guesses: `5 or maybe 6`; `4, 5, or 6`.
         let line_words: Vec<&str> = plain.split_whitespace().collect();
         let is_guess = |pair: &[&str]| {
             pair[1].trim_end_matches(',').eq_ignore_ascii_case("or")
@@ -266,7 +270,7 @@ impl Place<'_> {
         if !is_number(rest.last()) {
             return true;
         }
-        // 1 in 6, the sum of 3 and 5
+        // A ratio or an operand: `1 in 6`, `the sum of 3 and 5`.
         let is_operation =
             |word: &&str| ["sum", "product", "difference", "quotient", "ratio", "lcm", "gcd"].contains(word);
         let reach = lower.len().saturating_sub(6);
@@ -274,7 +278,7 @@ impl Place<'_> {
         *last != "in" && !is_operand
     }
 
-    /// Notes what stands behind; whether the number keeps a value.
+    /// Applies the text after the number to `change`. Returns whether the number keeps a value.
     fn after(&self, change: &mut Change) -> bool {
         let mut end = self.range.end;
         if self.at(end) == Some('_') && self.at(end + 1).is_some_and(|c| c.is_ascii_digit() || c == '{') {
@@ -285,13 +289,13 @@ impl Place<'_> {
             return change.base.is_some();
         }
         let number = self.number();
-        // In $42$ the sign is that of a formula.
+        // In `$42$`, the sign marks a formula.
         let is_formula = self.at(end) == Some('$');
         let currency = number.chars().find(|c| "$€£¥₹".contains(*c)).filter(|_| !is_formula);
         if let Some(units) = currency.and_then(|sign| words::units(&sign.to_string())) {
             units.into_iter().for_each(|(unit, power)| change.about.add_unit(unit, power));
         }
-        // 5k, $5M
+        // Suffixes of magnitude: `5k`, `$5M`.
         if let Some(letter) = self.at(end).filter(|c| "kKMBmbT".contains(*c))
             && !self.at(end + 1).is_some_and(|c| c.is_alphanumeric() || c == '^')
         {
@@ -315,7 +319,7 @@ impl Place<'_> {
         if REMAINDER.is_match(&line) || (!self.formula && is_ordinal(&line)) {
             return false;
         }
-        // What closes the marks around the number does not part it from its words.
+        // Closing marks do not separate the number from the words after it.
         let opened: String =
             self.chars[self.range.start.saturating_sub(REACH)..self.range.end].iter().collect();
         end += closing_marks(&opened, &line);
@@ -378,7 +382,8 @@ impl Place<'_> {
                     next.starts_with(|c: char| c.is_ascii_digit()) || words::number_word(next).is_some()
                 })
         };
-        // 5 or more, 5 people at least; behind a noun, a word alone may be of what follows.
+        // Bounds: `5 or more`, `5 people at least`. A single word after a noun is ignored, because it can
+        // belong to the text that follows.
         let reach = sentence.split([',', ';', '(', ':', '=']).next().unwrap_or_default();
         let reach =
             reach.split(|c: char| !c.is_alphanumeric() && c != '\'').filter(|word| !word.is_empty()).count();
@@ -403,12 +408,13 @@ impl Place<'_> {
         !bounds && !times && !is_function && !is_half
     }
 
-    /// The text before the number, up to what a sentence and the one before it have.
+    /// Returns up to 320 characters before the number, enough for its sentence and the previous one.
     fn text_before(&self) -> String {
         self.chars[self.range.start.saturating_sub(4 * REACH)..self.range.start].iter().collect()
     }
 
-    /// Whether the number is the argument of a function of one letter, or a factor in brackets: f(42), 2(42).
+    /// Returns whether the number is the argument of a function with a one-letter name, or a factor in
+    /// brackets: `f(42)`, `2(42)`.
     fn is_argument(&self) -> bool {
         let mut at = self.range.start;
         while at > 0 && matches!(self.chars[at - 1], ' ' | '$') {
@@ -421,7 +427,7 @@ impl Place<'_> {
         closes && (is_letter || before(1) == ')' || before(1).is_ascii_digit())
     }
 
-    /// Whether the number goes on a measure in a larger unit: 1 hour and 42 minutes.
+    /// Returns whether the number continues a measure in a larger unit: `1 hour and 42 minutes`.
     fn continues_measure(&self, line: &str) -> bool {
         let found = MEASURE.captures(line);
         let Some(large) = found
@@ -433,7 +439,7 @@ impl Place<'_> {
             self.chars[self.range.end..].iter().take(REACH).take_while(|c| **c != '\n').collect();
         let after = without_latex(&after);
         let after = after.trim_start_matches([' ', '*']);
-        // 1°42'
+        // Degrees and minutes of arc, such as 1°42'.
         if large == "°" && after.starts_with(['\'', '"']) {
             return true;
         }
@@ -441,13 +447,13 @@ impl Place<'_> {
         words::is_part(&small, &large)
     }
 
-    /// The text behind a position.
+    /// Returns up to 320 characters from the index `end`.
     fn text_after(&self, end: usize) -> String {
         self.chars[end..self.chars.len().min(end + 4 * REACH)].iter().collect()
     }
 
-    /// Whether a comma or a point without a space joins the number to digits before it (-1) or behind it (1):
-    /// a decimal comma, a list or a version.
+    /// Returns whether a comma or a point without a space joins the number to other digits: a decimal
+    /// comma, a list or a version. `side` is -1 for digits before the number and 1 for digits after it.
     fn is_joined(&self, side: isize) -> bool {
         let edge = if side < 0 { self.range.start } else { self.range.end.saturating_sub(1) };
         let beside = |steps: isize| self.at(edge.checked_add_signed(steps * side)?);
@@ -460,7 +466,8 @@ impl Place<'_> {
         change.factor.is_some()
     }
 
-    /// The word behind a position and spaces, and where it ends.
+    /// Returns the word at or after the index `at`, and the index of its end. Spaces, hyphens and LaTeX
+    /// markup before the word are skipped.
     fn word_at(&self, at: usize) -> Option<(String, usize)> {
         let rest: String = self.chars[at..self.chars.len().min(at + REACH)].iter().collect();
         let mut text = rest.as_str();
@@ -475,14 +482,15 @@ impl Place<'_> {
                 break;
             }
         }
-        // Nukta and virama belong to a word in Hindi.
+        // In Hindi, nukta and virama are parts of a word.
         let is_letter = |c: &char| c.is_alphabetic() || matches!(c, '\u{93c}' | '\u{94d}');
         let word: String = text.chars().take_while(is_letter).collect();
         let skipped = rest.chars().count() - text.chars().count();
         (!word.is_empty()).then(|| (word.clone(), at + skipped + word.chars().count()))
     }
 
-    /// Whether the number is one of several in brackets: a pair, an interval, a set, a pair like (1,234).
+    /// Returns whether the number is one of several in brackets: a pair (also `(1,234)`), an interval or
+    /// a set.
     fn is_in_tuple(&self) -> bool {
         let inner = |c: &char| c.is_ascii_digit() || " .,;-−+/\\{}$^_∞πfractdqopi".contains(*c);
         let before = self.chars[..self.range.start].iter().rev().take(REACH);
@@ -495,14 +503,14 @@ impl Place<'_> {
         let (Some((back, open)), Some((ahead, close))) = (open, close) else { return false };
         let is_bracket = matches!((open, close), ('(' | '[', ')' | ']') | ('{', '}'));
         let (from, to) = (self.range.start - back, self.range.end + ahead);
-        // Braces of a set, and not those around an argument.
+        // The braces enclose a set, not an argument.
         let is_braced = || from < 2 || self.chars[from - 2] == '\\' || self.chars[from - 2] == ' ';
         let is_set = *open != '{' || is_braced();
         let inside: String = self.chars[from..to].iter().collect();
         is_bracket && is_set && inside.contains([',', ';'])
     }
 
-    /// Whether the number is a cell among others.
+    /// Returns whether the number is an element of a matrix, next to `&` or `\\`.
     fn is_in_matrix(&self) -> bool {
         let before: String = self.chars[..self.range.start].iter().rev().take(REACH).collect();
         let before = before.trim_start();
@@ -521,7 +529,7 @@ mod tests {
     use crate::numbers::last;
 
     #[test]
-    fn surroundings_of_a_number_change_its_value() {
+    fn context_changes_or_removes_number_value() {
         for (text, want) in [
             ("**42** million", Some("42000000")),
             ("<b>42</b> thousand", Some("42000")),

@@ -1,37 +1,37 @@
-//! Whether a sentence states the number in it, or bounds, denies, supposes or doubts it.
+//! Detects whether a sentence states a number, or bounds, denies, supposes or doubts the number.
 //!
-//! The words before a number govern it if nothing but words that say nothing of their own stand between: "it
-//! can't be 5", "at least about 5". A doubt or a supposition governs its clause: "maybe she has 5". What
-//! follows a number takes it back ("5 is wrong", "5. No, that is wrong"), and whoever says that a problem was
-//! not worked out has no answer ("I cannot compute it. Maybe 5.").
+//! Words before a number govern the number if only filler words are in between: "it can't be 5", "at
+//! least about 5". A doubt or a supposition governs its complete clause: "maybe she has 5". Words after a
+//! number can retract the number ("5 is wrong", "5. No, that is wrong"). A text that states that the
+//! problem was not solved gives no answer ("I cannot compute it. Maybe 5.").
 
 use crate::bounds::{bound, joined_before};
 use crate::retraction::retracts;
 
-/// Words between a bound and its number that say nothing.
+/// Filler words between a bound and its number.
 const FILLERS: &str = "a an the about around roughly approximately exactly only just simply some of to be equal \
     equals equal-to even quite precisely actually really das der die den dem le la les el los il lo o os een het etwa \
     genau environ exactement exactamente circa около ровно";
 
-/// Words between a denial and its number that say nothing: not true that the answer is 5.
+/// Additional filler words between a denial and its number: not true that the answer is 5.
 const CARRIERS: &str = "is are was were been being that it this he she they we you i answer result value solution \
     total sum number correct right true case possibly really necessarily say write conclude claim think believe \
     possible way es ist sind est es son é são è sono jest это será";
 
-/// Words that begin another statement within a clause.
+/// Words that start another statement within a clause.
 const RESETS: &str = "so then therefore hence thus but because since sondern sino mais mas ma а но while whereas \
     which leaving giving making";
 
-/// Verbs before "up to" that do not bound.
+/// Verbs before "up to" that form no bound: `adds up to 5`.
 const SUMS: &str = "add adds added adding sum sums summing";
 
-/// Words before a "but" that excepts a number: all but 5.
+/// Words before a "but" that excludes a number: all but 5.
 const EXCEPTED: &str = "all anything everything any none nothing everyone every";
 
-/// Signs and words behind which a clause begins.
+/// Characters after which a clause starts.
 const STOPS: [char; 9] = ['.', ';', '!', '?', ',', ':', '=', '\n', '('];
 
-/// Phrases that say that a problem was not worked out.
+/// Phrases, separated by `|`, which state that a problem was not solved.
 const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be computed|can't be computed|\
     no idea|impossible to say|impossible to tell|impossible to know|impossible to determine|impossible to compute|\
     hard to say|hard to tell|hard to compute|hard to know|is not known|is unknown|not enough information|\
@@ -42,20 +42,21 @@ const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be comp
     nie wiem|bilmiyorum|hesaplayamıyorum|weet het niet|नहीं पता|पता नहीं|لا أعرف|لا أدري|不知道|\
     无法计算|无法确定|无法求|无法得出|无法回答|无法解|不确定|我猜|猜测|わからない|分からない|わかりません|分かりません|모르|알 수 없";
 
-/// Phrases that say so of whoever replies: I cannot find, but not "she cannot find".
+/// Phrases that state the same only if their subject is the model: I cannot find, but not "she cannot
+/// find".
 const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|couldn't compute|cannot solve|can't solve|\
     cannot determine|can't determine|cannot calculate|can't calculate|cannot find|can't find|cannot answer|\
     can't answer|could not determine|couldn't determine|could not find|couldn't find|could not solve|\
     couldn't solve|cannot work|can't work|cannot figure|can't figure|unable to|don't know|do not know|\
     not sure|unsure|not certain|give up";
 
-/// Words before such a phrase.
+/// Words before a phrase of `OWN_GIVING_UP` whose subject is the model.
 const OWN: &str = "i we i'm we're and but so";
 
-/// Words between these and such a phrase.
+/// Words between a word of `OWN` and a phrase of `OWN_GIVING_UP`.
 const OWN_VERBS: &str = "am was were are honestly simply just really";
 
-/// Words that say that a statement does not hold.
+/// Words that call a statement wrong.
 const WRONG: &str = "wrong incorrect false untrue mistaken mistake error impossible excluded eliminated rejected invalid out guess falsch inkorrekt faux fausse \
     incorrecte incorrecto incorrecta falso falsa errado errada sbagliato sbagliata fout onjuist неверно неправильно \
     błędne yanlış değil गलत नहीं خطأ";
@@ -63,21 +64,21 @@ const WRONG: &str = "wrong incorrect false untrue mistaken mistake error impossi
 /// Verbs between a number and the word that denies it.
 const COPULAS: &str = "is was be seems looks that's it's ist wäre est n'est es é è está jest это";
 
-/// Verbs with a denial.
+/// Negated verbs.
 const SHORT_DENIALS: &str =
     "isn't wasn't can't cannot couldn't doesn't won't wouldn't shouldn't isnt cant doesnt wont";
 
-/// Words between a denial and what it denies.
+/// Words between a denial and the denied word.
 const LIGHT: &str = "the a la le die be even really es quite est ist è é está";
 
-/// Words that a denial turns against the number before it: is not right.
+/// Words that deny the number before them if they are negated: is not right.
 const HOLDS: &str = "right correct true possible valid answer exactly antwort réponse respuesta risposta resposta richtig möglich correcte juste exacte correcto correcta \
     posible certo certa correto correta corretto giusto juist верно правильно doğru सही";
 
-/// Verbs that a denial right behind a number turns against it: doesn't work.
+/// Verbs that deny the number directly before them if they are negated: doesn't work.
 const ACTS: &str = "work fit match hold make satisfy count";
 
-/// Verbs before a "not" of two words: does not work.
+/// Auxiliary verbs before a separate "not": does not work.
 const AUXILIARIES: &str = "does would can could will did";
 
 /// Words that answer a question with no.
@@ -86,10 +87,10 @@ const NO: &str = "no nope not nein non não нет nee wrong";
 /// Words that answer a question with yes.
 const YES: &str = "yes yeah yep correct right indeed ja oui sí sim да tak evet 是 对 是的 对的 はい 네";
 
-/// Words that say that a number is beyond what it can be: 5 is too low.
+/// Words for "too": `5 is too low`.
 const TOO: [&str; 5] = ["too", "zu", "trop", "demasiado", "слишком"];
 
-/// Maximum number of characters before or behind a number that are looked at.
+/// Maximum number of characters before or after a number that are inspected.
 const REACH: usize = 300;
 
 fn has(list: &str, word: &str) -> bool {
@@ -103,7 +104,8 @@ fn words(text: &str) -> Vec<String> {
     parts.map(word).filter(|word| !word.is_empty()).collect()
 }
 
-/// Whether a character is a vowel sign of Hindi or a mark of Arabic or Thai, which belong to their word.
+/// Returns whether a character is a vowel sign of Hindi, or a mark of Arabic or Thai. These are parts of
+/// words.
 fn is_mark(c: char) -> bool {
     matches!(c, '\u{900}'..='\u{903}' | '\u{93a}'..='\u{94f}' | '\u{64b}'..='\u{65f}' | '\u{e31}'..='\u{e4e}')
 }
@@ -117,12 +119,13 @@ fn first_chars(text: &str, count: usize) -> &str {
     &text[..text.char_indices().nth(count).map_or(text.len(), |(at, _)| at)]
 }
 
-/// Returns what the words before a number make of it: the sign of a bound, "≠", "maybe" or "supposed".
+/// Returns the effect of the words before a number: the sign of a bound, "≠", "maybe" or "supposed", or
+/// another effect of the table in [`bounds`](crate::bounds). Returns `None` if the number is stated.
 pub(crate) fn governing(before: &str) -> Option<&'static str> {
     let before = last_chars(before, REACH);
     let clause = before.rsplit(STOPS).next().unwrap_or_default();
     let earlier = &before[..before.len() - clause.len()];
-    // "max. 5" and "Wrong: 5": a stop behind the word that governs.
+    // In "max. 5" and "Wrong: 5", a stop follows the governing word.
     let clause = match clause.trim().trim_matches(['*', '_', '$', '"', '`']).is_empty() {
         true => {
             let rest = before.trim_end().trim_end_matches(|c: char| "*_$\"` ".contains(c));
@@ -147,7 +150,7 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
         return Some(sign);
     }
     let all = words(clause);
-    // "mais de" is more than in Portuguese, "mais" but in French.
+    // In Portuguese, "mais de" means `more than`; in French, "mais" means `but`.
     let is_compared =
         |at: usize| all.get(at + 1).is_some_and(|next| ["de", "do", "que"].contains(&next.as_str()));
     let is_reset = |at: &usize| {
@@ -181,7 +184,7 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
     None
 }
 
-/// Returns whether a text ends in a clause that is nothing but a supposition or a doubt: "Angenommen, ".
+/// Returns whether the last clause of a text consists only of a supposition or a doubt: "Angenommen, ".
 pub(crate) fn is_supposed(before: &str) -> bool {
     let before = last_chars(before, REACH).trim_end().trim_end_matches([',', ':']);
     let clause = words(before.rsplit(STOPS).next().unwrap_or_default());
@@ -191,30 +194,30 @@ pub(crate) fn is_supposed(before: &str) -> bool {
             .is_some_and(|(sign, length)| ["supposed", "maybe"].contains(&sign) && length == clause.len())
 }
 
-/// Words at the beginning of a clause that suppose what it says of a variable or of a number alone: let x =
+/// Words at the start of a clause that suppose the value of a variable, or try a single number: let x =
 /// 5, try 5.
 const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test check consider when whenever say take wenn sei \
     seien angenommen setze si soit soient supposons supongamos sea sean se sia supponiamo suponha seja als stel если пусть jeśli";
 
-/// The same in scripts without spaces.
+/// Like `SUPPOSES`, in scripts that are written without spaces.
 const JOINED_SUPPOSES: [&str; 11] =
     ["假设", "假如", "如果", "假定", "若", "设", "令", "当", "もし", "仮に", "만약"];
 
-/// Words that begin a condition, which ends with a comma or with one of the words behind it.
+/// Words that start a condition (`CONDITIONS`), which ends with a comma or with a word of `CONCLUDES`.
 const CONDITIONS: &str = "if when wenn falls si quando se если jeśli eğer";
 const CONCLUDES: &str = "then dann alors entonces então allora то wtedy 则 那么 就";
 
-/// Words before such a word in its clause.
+/// Words that can precede a word of `SUPPOSES` at the start of a clause.
 const CLAUSE_STARTS: &str = "and so but now then also again next first finally und aber et mais y pero e ma";
 
-/// Returns whether a number is supposed: in a condition ("if the answer is 5, then") or as the value of a
-/// variable that is tried ("let x = 5", "try 5").
+/// Returns whether the number between `before` and `after` is supposed: it is in a condition ("if the
+/// answer is 5, then"), or it is a trial value ("let x = 5", "try 5").
 pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let before = last_chars(before, REACH);
     let clause =
         before.rsplit(['.', ';', '!', '?', ',', ':', '\n', '。', '，', '；']).next().unwrap_or_default();
     let trimmed = clause.trim_start_matches([' ', '$', '(', '*']);
-    // Angenommen, x = 5.
+    // For example `Angenommen, x = 5`.
     let earlier = &before[..before.len() - clause.len()];
     if earlier.ends_with(',') && is_name_before(trimmed) && is_supposed(earlier) {
         return true;
@@ -228,7 +231,7 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let list: Vec<&str> =
         list.iter().map(String::as_str).skip_while(|word| has(CLAUSE_STARTS, word)).collect();
     let own = &after[..sentence_end(after)];
-    // It would be 5 if it rained.
+    // For example `It would be 5 if it rained`.
     let conditional = ["would", "wäre", "serait", "sería", "seria"].iter().any(|word| list.contains(word));
     if conditional {
         let rest = words(own);
@@ -239,7 +242,7 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     if !has(SUPPOSES, first) {
         return false;
     }
-    // What stands behind the word, as it is written.
+    // The text after the word, with its punctuation.
     let lower = clause.to_lowercase().replace('’', "'");
     let behind = lower.find(first).map_or("", |at| &lower[at + first.len()..]);
     let behind = behind.trim_start();
@@ -248,7 +251,7 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     if is_name_before(behind) {
         return true;
     }
-    // A number alone is tried, but "check: 5" was parted at the colon.
+    // A single number is a trial value. In "check: 5", the clause starts only after the colon.
     if rest.is_empty() || (rest.len() == 1 && rest[0] == "try") {
         return !has("say take se", first) && !clause.contains('{');
     }
@@ -264,7 +267,8 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     is_subjunctive || behind.contains([',', '，']) || words(behind).iter().any(|word| has(CONCLUDES, word))
 }
 
-/// Whether a text is the name of one variable and an equals sign: x =, $x_1 =.
+/// Returns whether a text consists of the name of one variable and an equals sign, `be` or `is`: x =,
+/// $x_1 =.
 fn is_name_before(text: &str) -> bool {
     let text = text.trim_matches([' ', '$', '\\', '(']);
     let name =
@@ -279,8 +283,8 @@ fn is_name_before(text: &str) -> bool {
     })
 }
 
-/// Returns whether what stands before a number says that the problem was not worked out: in its sentence, or
-/// in the one before if its own says nothing else.
+/// Returns whether the text before a number states that the problem was not solved. The sentence of the
+/// number counts, and the previous sentence too if at most two words precede the number in its own.
 pub(crate) fn gives_up(before: &str) -> bool {
     let before = last_chars(before, REACH).to_lowercase().replace('’', "'");
     let is_stop = |c: char| matches!(c, '.' | '!' | '?' | '\n');
@@ -307,8 +311,8 @@ pub(crate) fn gives_up(before: &str) -> bool {
     is_bare && previous.is_some_and(has_phrase)
 }
 
-/// Returns whether what stands behind a number denies or takes back what it says; or asks, if the words
-/// before it do.
+/// Returns whether the text after a number denies or retracts the number. If `asks`, a question without
+/// another number also counts, unless its answer is yes.
 pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);
@@ -323,7 +327,7 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
             return false;
         }
         let is_no = answer.first().is_some_and(|word| has(NO, word));
-        // "5, isn't it?" states 5.
+        // A tag question, as in "5, isn't it?", states 5.
         let asks = asks && !own.contains([',', '(']);
         if is_no || (asks && !own.contains(|c: char| c.is_ascii_digit())) {
             return true;
@@ -340,9 +344,10 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
         let list = words(clause);
         let reason = |word: &&str| !["because", "since", "as", "so"].contains(word);
         let list: Vec<&str> = list.iter().map(String::as_str).take_while(reason).collect();
-        // 5 (wrong), but not 5, not 6
+        // The clause `(wrong)` of `5 (wrong)` is complete; in `5, not 6`, another number truncates the
+        // clause.
         let is_complete = !is_cut || at + 1 < clauses.len();
-        // "12 wrong" may be a number of wrong answers, "12 неверно" is none.
+        // In English, "12 wrong" can be the number of wrong answers; "12 неверно" cannot.
         let is_beside = list.len() == 1
             && is_complete
             && (has(WRONG, list[0]) || list[0] == "not")
@@ -351,7 +356,7 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
     };
     let is_own_wrong = clauses.iter().enumerate().take(3).any(is_wrong);
     let no_wait = words(own).windows(2).any(|pair| pair[0] == "no" && pair[1] == "wait");
-    // "5 — no.", "5. No, wait.", "5. That can't be right."
+    // Examples: "5 — no.", "5. No, wait.", "5. That can't be right."
     let is_no = clauses.len() > 1
         && !is_cut
         && clauses
@@ -374,8 +379,8 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
         || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
 }
 
-/// Returns whether the words at an index deny the number before them: is wrong, isn't right, doesn't work.
-/// The verb is in the singular: 12 answers are wrong.
+/// Returns whether the words at index `at` deny the number before them: is wrong, isn't right, doesn't
+/// work. Plural verbs do not count, because the subject is then a noun: 12 answers are wrong.
 fn is_denial(words: &[&str], at: usize) -> bool {
     let word = words[at];
     let before = |by: usize| at.checked_sub(by).map(|at| words[at]);
@@ -398,7 +403,7 @@ fn is_denial(words: &[&str], at: usize) -> bool {
     let held = next(1 + skipped);
     let holds = has(HOLDS, held) && held != "answer" || (held == "answer" && skipped > 0);
     let is_long = word == "not" && at == 1 && before(1).is_some_and(|word| has(AUXILIARIES, word));
-    // 5 is not an integer solution.
+    // For example `5 is not an integer solution`.
     let is_solution = word == "not"
         && follows_verb
         && (1..5).any(|by| ["solution", "answer", "root", "option"].contains(&next(by)))
@@ -414,7 +419,8 @@ fn is_denial(words: &[&str], at: usize) -> bool {
         || (TOO.contains(&word) && before(1).is_some_and(is_verb))
 }
 
-/// Returns the index of the stop that ends the sentence that a text starts in.
+/// Returns the byte index of the stop that ends the first sentence of a text; the text's length if there
+/// is none.
 fn sentence_end(text: &str) -> usize {
     let bytes = text.as_bytes();
     let ends = |at: &usize| match bytes[*at] {
@@ -430,7 +436,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_before_a_number_govern_it() {
+    fn governing_returns_effect_of_preceding_words() {
         for (before, want) in [
             ("It takes at least about ", Some("≥")),
             ("The answer can't be ", Some("≠")),
@@ -456,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_were_not_worked_out_give_up() {
+    fn gives_up_detects_unsolved_problem() {
         for (before, want) in [
             ("I cannot compute it. Maybe ", true),
             ("I don't know, so I say ", true),
@@ -472,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn words_behind_a_number_take_it_back() {
+    fn is_taken_back_detects_denial_after_number() {
         for (after, want) in [
             (" is wrong", true),
             ("?", false),

@@ -1,4 +1,4 @@
-//! Evidence for tests.
+//! Scorer input and random numbers for tests.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::Evidence;
 
-/// Evidence of an attempt at a task that ended with this answer.
+/// Returns the input of a scorer for an attempt at `task` that ended with the answer `text`.
 pub(crate) fn evidence(text: &str, task: Value) -> Evidence {
     let outcome = Outcome { turns: 1, ..Outcome::demonstrated(text) };
     let trajectory = Arc::new(Trajectory::default());
     Evidence { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory }
 }
 
-/// Random choices of generated tests, the same in every run.
+/// A deterministic random number generator for generated tests.
 pub(crate) struct Dice(u64);
 
 impl Dice {
@@ -22,7 +22,7 @@ impl Dice {
         Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// A number below `bound`.
+    /// Returns a random number in 0..`bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         // xorshift64* (Vigna 2016).
         self.0 ^= self.0 >> 12;
@@ -31,7 +31,7 @@ impl Dice {
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound.max(1)
     }
 
-    /// Digits of an integer of at most so many, without leading zeros.
+    /// Returns an integer of 1 to `most` random digits, without leading zeros.
     pub fn digits(&mut self, most: usize) -> String {
         let count = 1 + self.below(most);
         let first = char::from(b'1' + self.below(9) as u8);
@@ -39,7 +39,8 @@ impl Dice {
         std::iter::once(first).chain(rest).collect()
     }
 
-    /// An integer or a decimal, half of the time with a sign.
+    /// Returns a random integer or decimal, with a minus sign in half of the cases. The integer part has
+    /// at most `most` digits, and the decimal part at most 6.
     pub fn number(&mut self, most: usize) -> String {
         let sign = if self.below(2) == 0 { "-" } else { "" };
         let whole = self.digits(most);
@@ -52,8 +53,8 @@ impl Dice {
         }
     }
 
-    /// Another number: a last digit one higher or lower, another sign, ten times as much, or a digit
-    /// exchanged.
+    /// Returns a different number: with the last digit one higher or lower, with the opposite sign, or
+    /// ten times as large.
     pub fn changed(&mut self, number: &str) -> String {
         let (sign, size) = number.strip_prefix('-').map_or(("", number), |size| ("-", size));
         let last = size.len() - 1;
@@ -74,7 +75,7 @@ impl Dice {
     }
 }
 
-/// A number with commas between groups of three digits.
+/// Returns a number with commas between groups of three digits.
 pub(crate) fn thousands(number: &str) -> String {
     let (whole, decimals) =
         number.split_once('.').map_or((number, None), |(whole, decimals)| (whole, Some(decimals)));

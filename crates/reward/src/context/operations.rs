@@ -1,8 +1,8 @@
-//! Operations, relations and units that make a number a part of something else.
+//! Operations, relations and units that make a number a part of a larger expression.
 
 use super::*;
 
-/// Whether a text ends in a sign by which what follows is compared. An arrow and a tag are none.
+/// Returns whether a text ends with a relation sign, a root or a logarithm. Arrows and tags do not count.
 pub(crate) fn is_relation(text: &str) -> bool {
     let ends = [
         "≤",
@@ -44,14 +44,15 @@ pub(crate) fn is_relation(text: &str) -> bool {
     !is_tag && !before.trim_end().is_empty() && !before.ends_with(['-', '=', '>'])
 }
 
-/// Whether a text ends in an operand and an operator.
+/// Returns whether a text ends with an operand and an operator. `negative` is whether the number after
+/// the text has a minus sign; the result is then false.
 pub(super) fn is_operand(text: &str, negative: bool) -> bool {
     let operators = [
         "+", "-", "−", "—", "..", "...", "…", "~", "〜", "*", "×", "·", "÷", "/", "\\times", "\\cdot",
         "\\div", "^", " x",
     ];
     let Some(left) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
-    // Marks of Markdown around a number, and a range such as 12-13.
+    // Markdown marks before a number are not operators, but the hyphen of a range such as 12-13 is.
     let before = left.trim_end_matches(['*', ' ']);
     let is_mark =
         text.ends_with("**") && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
@@ -64,15 +65,16 @@ pub(super) fn is_operand(text: &str, negative: bool) -> bool {
     !negative && !is_mark && (before.ends_with(|c: char| c.is_ascii_digit()) || is_variable(left))
 }
 
-/// Whether a text ends in the name of a function, whose value at the number is another number.
+/// Returns whether a text ends with the name of a function, such as `log`. The number is then its
+/// argument.
 pub(super) fn is_function(text: &str) -> bool {
     let name = text.rsplit(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
     ["log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sqrt", "arcsin", "arccos", "arctan"]
         .contains(&name)
 }
 
-/// Whether a text ends in an equation for an expression of one unknown, which is not worked out: `2x =`,
-/// `x/2 =`, `-x =`. An unknown alone (`x =`, `x_1 =`, `f(2) =`) is.
+/// Returns whether a text ends with the left side of an equation that is not solved for its only unknown:
+/// `2x =`, `x/2 =`, `-x =`. Returns false if the left side is only an unknown: `x =`, `x_1 =`, `f(2) =`.
 pub(super) fn is_multiple(text: &str) -> bool {
     let Some(left) = text.strip_suffix('=') else { return false };
     let left =
@@ -81,7 +83,7 @@ pub(super) fn is_multiple(text: &str) -> bool {
         token.as_bytes().windows(2).any(|pair| pair.iter().all(u8::is_ascii_alphabetic))
             || token.contains('(')
     };
-    // Exponents and subscripts in braces are of the unknown before them.
+    // Exponents and subscripts in braces belong to the unknown before them.
     let left = without_groups(left);
     let terms: Vec<&str> = left.split_whitespace().rev().take_while(|token| !is_word(token)).collect();
     let terms: Vec<char> = terms.into_iter().rev().collect::<Vec<_>>().join(" ").chars().collect();
@@ -90,19 +92,19 @@ pub(super) fn is_multiple(text: &str) -> bool {
     let mut is_changed = false;
     for (place, &c) in terms.iter().enumerate() {
         let (before, next) = (at(place.checked_sub(1)), at(Some(place + 1)));
-        // 3 x 4, 3x4 and "8 parts x 2" have a sign of multiplication.
+        // In `3 x 4`, `3x4` and "8 parts x 2", the x is a multiplication sign.
         let is_spaced = before == ' ' && next == ' ' && "0123456789.$(".contains(at(Some(place + 2)));
         let is_sign = c == 'x' && (is_spaced || before.is_ascii_digit() && next.is_ascii_digit());
         if "xyzn".contains(c) && !is_sign && !unknowns.contains(&c) {
             unknowns.push(c);
         }
-        // Subscripts are names.
+        // Digits of subscripts belong to a name.
         is_changed |= (c.is_ascii_digit() && !matches!(before, '_' | '{')) || matches!(c, '-' | '^' | '/');
     }
     unknowns.len() == 1 && is_changed
 }
 
-/// Returns a text without what stands in braces.
+/// Removes braces and the text in them.
 fn without_groups(text: &str) -> String {
     let mut depth = 0usize;
     let is_outside = |c: &char| {
@@ -114,12 +116,13 @@ fn without_groups(text: &str) -> String {
     text.chars().filter(is_outside).collect()
 }
 
-/// Whether a text starts with what a number right before it is multiplied with, or with the sign of a bound.
+/// Returns whether a text starts with a factor of the number directly before it, or with the `+` of a
+/// bound (`5+`).
 pub(crate) fn starts_factor(text: &str) -> bool {
     let symbols = ["π", "√", "\\pi", "\\sqrt"];
     let mut chars = text.chars();
     let is_letter = chars.next().is_some_and(|c| "xyznieabcfoqruvw".contains(c));
-    // 42 x, 42\,n, 42 ab, 42C2
+    // Examples: `42 x`, `42\,n`, `42 ab`, `42C2`.
     let spaced = text.trim_start_matches([' ', '~', '\\', ',', ';', '$']);
     let word: String = spaced.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     let is_variable = ["x", "y", "z", "n", "q", "ab", "bc", "ac", "xy", "yz", "xz", "pq"]
@@ -136,24 +139,25 @@ pub(crate) fn starts_factor(text: &str) -> bool {
         || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
 }
 
-/// Returns the denominator of a fraction in words, such as 100 for "hundredths". "Seconds" is a unit of time.
+/// Returns the denominator of a fraction in words, such as 100 for "hundredths". Only words in `ths`
+/// count, because "seconds" is a unit of time.
 pub(super) fn small_part(word: &str) -> Option<i64> {
     let bottom = words::denominator(word).filter(|_| word.ends_with("ths"))?;
     i64::try_from(bottom).ok()
 }
 
-/// Returns whether a text starts with the suffix of an ordinal number and a noun: "nd term" of
-/// "the 42nd term".
+/// Returns whether a text starts with the suffix of an ordinal number and a word: the "nd term" of "the
+/// 42nd term".
 pub(super) fn is_ordinal(text: &str) -> bool {
     ["st", "nd", "rd", "th"].iter().any(|ending| {
-        // "The 42nd" alone may be a day of the month.
+        // Without a word after it, "The 42nd" can be a day of the month.
         text.strip_prefix(ending)
             .and_then(|rest| rest.strip_prefix(' '))
             .is_some_and(|rest| rest.starts_with(char::is_alphabetic))
     })
 }
 
-/// Whether a text starts with an operator and a number.
+/// Returns whether a text starts with an operator and a number or variable.
 pub(crate) fn starts_operation(text: &str) -> bool {
     let text = text.trim_start_matches([' ', '$', ')']);
     let signs = [
@@ -193,14 +197,14 @@ pub(crate) fn starts_operation(text: &str) -> bool {
     is_variable || rest.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Whether a text starts with a sign by which the number before it is compared: 5 < x.
+/// Returns whether a text starts with a relation sign, such as the `<` of `5 < x`.
 pub(crate) fn starts_relation(text: &str) -> bool {
     let text = text.trim_start_matches([' ', '$']);
     let signs = ["≤", "≥", "≠", "<=", ">=", "!=", "< ", "> ", "\\le", "\\ge", "\\ne", "\\lt", "\\gt"];
     signs.iter().any(|sign| text.starts_with(sign)) && !text.starts_with("\\left")
 }
 
-/// A text without the commands of LaTeX around words.
+/// Replaces LaTeX commands around words, spacing commands, `$`, `~` and braces by spaces.
 pub(crate) fn without_latex(text: &str) -> String {
     let marks = [
         "\\text{",
@@ -220,7 +224,7 @@ pub(crate) fn without_latex(text: &str) -> String {
     marks.iter().fold(text.to_owned(), |text, mark| text.replace(mark, " "))
 }
 
-/// Adds the units that a text starts with: `cm^2`, `square miles per hour`, `m/s`.
+/// Adds the units at the start of a text to `about`: `cm^2`, `square miles per hour`, `m/s`.
 pub(super) fn note_units(text: &str, about: &mut About) {
     let mut rest = text.trim_start();
     let (mut sign, mut square) = (1, 1);

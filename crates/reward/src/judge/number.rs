@@ -3,8 +3,8 @@
 //! A judge's explanation also contains numbers: "it names 2 of 3 causes". A number is therefore the score
 //! only if the completion marks it as such. The marks are, in descending strength:
 //!
-//! 1. a label that starts its sentence ("Score: 7", "the rating is 7", "I give it a 7"). A label for the total
-//!    takes precedence over a plain label. Among labels of the same name, the last one counts;
+//! 1. a label that starts its sentence ("Score: 7", "the rating is 7", "I give it a 7"). A label for the
+//!    total takes precedence over a plain label. Among labels of the same name, the last one counts;
 //! 2. double brackets, `[[7]]`;
 //! 3. a number with the end of the scale that starts its sentence, "7/10" or "so 7 out of 10";
 //! 4. the first or last line, if it contains only the number, or the start of the completion ("7 - names all
@@ -354,7 +354,7 @@ static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)[/.,−–-]$|\d\s
 static COUNT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*\d+\s+of\s+\d+\W*$"));
 static SIGN_OF_NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r#"^[\s*_"'“`(\[{$:]*[-−]?\d"#));
 static BRACKETS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[\[\s*(?:[A-Za-z]+\s*[:=]\s*)?"));
-/// "7/10" or "7 out of 10", with the number in group 1 and the end of the scale in group 2.
+/// "7/10", with the number in group 1 and the end of the scale in group 2.
 static OF: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)([-−]?\b\d+(?:[.,]\d+)?)[\s*_$)}\]\x22'`]*(?:/|[(\s]*\bout\s+of\b|\s+of\b)[\s*_${\[(]*",
@@ -425,8 +425,8 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)^[*_)\]\x22'`]*(?:\s*[–—(]|\s+-+\s|:\s|\s*,?\s*(?:because|since)\b|\s+(?:points?|stars?)\s*(?:[.,;:!()–—-]|$))",
     )
 });
-/// A scale, such as "from 1 to 10". Group 1 contains words that identify it as a scale. A label in group
-/// 2 ("score (") is preserved.
+/// A scale, such as `from 1 to 10`. Group 1 contains words that identify it as a scale. A label in group
+/// 2, such as `score (`, is preserved.
 static RANGE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)((?:\bon\s+)?(?:\ba\s+)?\bscale\s*(?:of|from|:)?\s*|\brange\s*(?:of|from|:)?\s*",
@@ -443,7 +443,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\s+(?-i:an?|only|just)\b)?",
     ))
 });
-/// Phrases that assign a score: "I give it", "deserves".
+/// Phrases that assign a score, such as `I give it` or `deserves`.
 static GIVES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:(?:i|we)(?:\s+would|\s+will|['’]d|['’]ll)?\s+(?:give|rate|score|grade|assign|award)",

@@ -99,7 +99,7 @@ impl Verdict {
     }
 }
 
-/// Returns the part of a completion behind its last `</think>`; `None` if a `<think>` is not closed.
+/// Returns the part of a completion after its last `</think>`; `None` if a `<think>` is not closed.
 fn without_thought(reply: &str) -> Option<&str> {
     let rest = reply.rsplit_once("</think>").map_or(reply, |(_, rest)| rest);
     (!rest.contains("<think>")).then_some(rest)

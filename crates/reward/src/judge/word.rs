@@ -3,8 +3,8 @@
 //! A judge's explanation also contains these words: "the correct answer is 5". A word is therefore the
 //! verdict only at certain positions:
 //!
-//! 1. on a line of its own, as the only word of the last sentence, after a label ("Verdict:"), or as the first
-//!    word of the completion. The last of these counts;
+//! 1. on a line of its own, as the only word of the last sentence, after a label ("Verdict:"), or as the
+//!    first word of the completion. The last of these counts;
 //! 2. otherwise, in a sentence that only states "the answer is correct", if the sentence is the first or the
 //!    last one and nothing in the completion contradicts it.
 //!
@@ -239,7 +239,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// The word "correct". Group 1 ("in") or group 2 ("not") negates it.
+/// "correct". A match of group 1 (`in`) or group 2 (`not`) negates the word.
 static WORD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^(?:(?:completely|totally|absolutely|fully|entirely|clearly|definitely)\s+)?",
@@ -289,9 +289,9 @@ static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
         r"|(?:only\s+)?except\b|(?:however|but|incorrect|wrong|false|mismatch)\b|(?:they\s+(?:do\s+)?|does\s+|do\s+)?not\s+(?:match\w*|correct|equal|the\s+same)\b)",
     ))
 });
-/// A line directly below "Correct" that contains only a number, so that "Correct" is its heading.
+/// A line directly below "Correct" that contains only a number, so that the word is a heading.
 static HEADING: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\n[^\w\n]*\d[\d.,/]*[^\w\n]*(?:\n|$)"));
-/// Words in other sentences that contradict the statement "the answer is correct".
+/// Words in other sentences that contradict the statement that the answer is correct.
 static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:incorrect|wrong|partial|partially|partly|mostly|nearly|almost|half|however|but|although|though",
