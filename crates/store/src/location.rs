@@ -21,7 +21,7 @@ const FILE: &str = "run.db";
 ///
 /// let location: Location = "sqlite:/records/sums.db".parse()?;
 /// assert_eq!(location, Location::Sqlite("/records/sums.db".into()));
-/// // An empty text names the default.
+/// // An empty string selects the default.
 /// assert_eq!("".parse::<Location>()?, "sqlite:run.db".parse()?);
 /// assert!("http://records:9000".parse::<Location>().is_err());
 /// # Ok::<(), String>(())
@@ -53,10 +53,10 @@ impl Location {
     /// # Errors
     /// - Returns [`StoreError::NotKept`] if the location is [`Memory`](Self::Memory) and `access` is not
     ///   [`Start`](Access::Start).
-    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the file does not
-    ///   exist, and otherwise the errors of [`Sqlite::open_existing`].
-    /// - For [`Resume`](Access::Resume), returns the errors of [`Sqlite::resume`] if the file exists, and those
-    ///   of [`Sqlite::open`] if it does not.
+    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the file does
+    ///   not exist, and otherwise the errors of [`Sqlite::open_existing`].
+    /// - For [`Resume`](Access::Resume), returns the errors of [`Sqlite::resume`] if the file exists, and the
+    ///   errors of [`Sqlite::open`] if it does not.
     /// - For [`Start`](Access::Start), returns the errors of [`Sqlite::open`], including
     ///   [`StoreError::OtherRun`] if the file belongs to another run.
     pub async fn open(&self, run_dir: &Path, access: Access<'_>) -> Result<Arc<dyn Store>, StoreError> {
