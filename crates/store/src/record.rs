@@ -18,7 +18,7 @@ pub enum Status {
     Unscored,
     /// Something outside the model broke. The outcome contains the error.
     Failed,
-    /// The attempt was unusable and was replaced by another try in the same slot.
+    /// The attempt produced nothing usable and was replaced by another try in the same slot.
     Superseded,
     /// The process exited before the attempt ended, or the attempt broke together with every other
     /// attempt of its batch, so that the cause lies outside the run. An abandoned attempt is never
