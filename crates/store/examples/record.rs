@@ -139,7 +139,7 @@ async fn ticking<T>(work: impl Future<Output = T>) -> (T, Duration) {
 enum Way {
     /// One call records the complete attempt.
     Whole,
-    /// The attempt was begun before; one call appends the segments and another one records the end.
+    /// The attempt was started before; one call appends the segments and another one records the end.
     Grown,
     /// The async worker blocks until the disk has the data, one attempt at a time.
     Blocking,

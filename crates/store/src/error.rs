@@ -177,7 +177,8 @@ pub enum StoreError {
         /// First field in which the stored and the new value differ.
         field: &'static str,
     },
-    /// The attempt has ended: no segment can be appended, and its end cannot be changed.
+    /// The attempt has ended: no segment can be appended, and its end cannot be changed. An abandoned
+    /// attempt cannot be started again.
     #[error("{key} in {place} is {} and takes nothing more; make another try", status.name())]
     Over {
         /// Location of the store.

@@ -13,11 +13,10 @@
 //!   can neither be resumed nor read by another process ([`StoreError::NotKept`]).
 //!
 //! # Life of an attempt
-//! An attempt is begun, its segments are appended as they are generated, and it ends once. An attempt
-//! that waits for its score first ends as [`Unscored`](Status::Unscored) and ends again with its score;
-//! its tokens do not change. An attempt whose process exited is [`Abandoned`](Status::Abandoned): it is
-//! never trained on, and the next try is another attempt. A complete attempt can also be recorded in one
-//! call.
+//! An attempt starts, its segments are appended as they are generated, and it ends once. An attempt that
+//! waits for its score first ends as [`Unscored`](Status::Unscored) and ends again with its score; its
+//! tokens do not change. An attempt whose process exited is [`Abandoned`](Status::Abandoned): it is never
+//! trained on, and the next try is another attempt. A complete attempt can also be recorded in one call.
 //!
 //! # Example
 //! ```

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// The attempt was begun and has not ended.
+    /// The attempt has started and not ended.
     Running,
     /// The attempt ended by itself or at a limit of the recipe, and has its score.
     Completed,
@@ -148,7 +148,7 @@ pub struct End {
     pub score: Option<f64>,
     /// Total reward that training reinforces. `None` if the attempt must not be trained on.
     pub reward: Option<f64>,
-    /// Parts of the reward that are credited to single actions or agents.
+    /// Parts of the reward that were credited before the end of the attempt.
     pub earned: Vec<Earned>,
     /// Status after the end. Must not be [`Status::Running`].
     pub status: Status,
@@ -157,7 +157,7 @@ pub struct End {
 /// The number of tries in an attempt slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tries {
-    /// Index of the next try: one more than the index of the last try that was begun, or 0.
+    /// Index of the next try: one more than the index of the last started try, or 0.
     pub next: u32,
     /// Number of superseded tries. Abandoned tries are not counted: this number selects the random number
     /// stream of the next try, so that a run that was killed and resumed samples the same tokens as an
@@ -165,11 +165,11 @@ pub struct Tries {
     pub failed: u32,
 }
 
-/// A part of an attempt's reward, credited to one action or agent.
+/// A part of an attempt's reward, credited to one segment, turn or agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Earned {
-    /// Action or agent that the reward is credited to.
+    /// Segment, turn or agent that the reward is credited to.
     pub by: Earner,
     /// Amount of the reward. Must be finite; negative for a penalty.
     pub reward: f64,
@@ -351,7 +351,7 @@ pub struct PolicyPlan {
     pub policy: String,
     /// Version of the policy's weights before the step.
     pub version: u64,
-    /// KL penalty that was applied to the rewards. `None` if there was none.
+    /// KL penalty that was applied to the rewards. `None` if the rewards were not penalized.
     pub kl: Option<ChargedKl>,
     /// Selection of high-entropy tokens. `None` if all tokens kept their advantages.
     pub high_entropy: Option<HighEntropy>,

@@ -102,7 +102,7 @@ pub trait Store: Debug + Send + Sync {
     /// Returns an error if reading fails.
     async fn tries(&self, placement: &Placement) -> Result<Tries, StoreError>;
 
-    /// Returns the distinct tasks of all attempts begun for `purpose`.
+    /// Returns the distinct tasks of all attempts started for `purpose`, including running ones.
     ///
     /// # Errors
     /// Returns an error if reading fails.

@@ -1,7 +1,7 @@
 //! Kills a writing process at a random moment. All data that it reported as recorded must be complete,
 //! and no other write may be stored in part.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+#![allow(clippy::unwrap_used)] // clippy exempts #[test] functions, but not their helpers
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};

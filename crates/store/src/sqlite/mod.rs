@@ -70,10 +70,11 @@ impl Sqlite {
     /// earlier build. If the migration fails, the file stays unchanged.
     ///
     /// # Errors
-    /// Returns [`StoreError::Open`] if the file cannot be opened, [`StoreError::Foreign`] if it belongs
-    /// to another program, [`StoreError::OtherRun`] if it belongs to another run, [`StoreError::Version`]
-    /// if this build cannot read its schema version, and another error if the migration fails or opening
-    /// takes longer than an hour.
+    /// - Returns [`StoreError::Open`] if the file cannot be opened.
+    /// - Returns [`StoreError::Foreign`] if the file belongs to another program, and
+    ///   [`StoreError::OtherRun`] if it belongs to another run.
+    /// - Returns [`StoreError::Version`] if this build cannot read the schema version of the file.
+    /// - Returns another error if the migration fails or if opening takes longer than an hour.
     pub async fn open(file: &Path, run: &RunId) -> Result<Self, StoreError> {
         let wanted = run.clone();
         let store = Self::writing(file, move |file| opening::open(file, &wanted)).await?;
@@ -103,10 +104,12 @@ impl Sqlite {
     /// build wrote the file, a copy is migrated and read. Every write returns [`StoreError::ReadOnly`].
     ///
     /// # Errors
-    /// Returns [`StoreError::Open`] if the file does not exist or cannot be opened, [`StoreError::Empty`]
-    /// if it has no tables, [`StoreError::Foreign`] if it belongs to another program,
-    /// [`StoreError::Version`] if this build cannot read its schema version, and
-    /// [`StoreError::Unwritable`] if a copy is needed but cannot be made.
+    /// - Returns [`StoreError::Open`] if the file does not exist or cannot be opened.
+    /// - Returns [`StoreError::Empty`] if the file has no tables, and [`StoreError::Foreign`] if it belongs
+    ///   to another program.
+    /// - Returns [`StoreError::Version`] if this build cannot read the schema version of the file.
+    /// - Returns [`StoreError::Unwritable`] if a copy is needed but cannot be made.
+    /// - Returns another error if the migration of the copy fails or if opening takes longer than an hour.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
         let (reader, run) = started(file, "levade-read", opening::open_existing, worker::read).await?;
         Ok(Self::of(file, run, None, reader))

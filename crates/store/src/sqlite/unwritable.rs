@@ -4,7 +4,8 @@
 //! next to the database. There are three cases if the reader cannot create that file:
 //! - The `-shm` file exists. SQLite then reads with a private index. The caller tries this first; it is how a
 //!   run in progress is read.
-//! - Neither the `-shm` file nor a log exists. The database file is then complete, and is read as immutable.
+//! - Neither the `-shm` file nor a log exists, or the log is empty. The database file is then complete, and
+//!   is read as immutable.
 //! - Only a log exists. The database and the log are then copied to a temporary directory, in which the index
 //!   can be created.
 
@@ -16,7 +17,7 @@ use std::time::SystemTime;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tempfile::TempDir;
 
-/// Maximum number of attempts to copy the files while another process writes to them.
+/// Maximum number of times that the files are copied, if another process writes to them meanwhile.
 const TRIES: u32 = 5;
 
 /// Returns whether a file could not be opened because it cannot be written to.
