@@ -1,5 +1,4 @@
-//! Errors of a store. Each has a code from which a caller chooses its reaction and a service its
-//! response.
+//! Errors of a store. Callers handle an error by its code, and a service can map the code to a response.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -82,8 +82,8 @@ pub struct Attempt {
     /// Total reward that training reinforces: the score after reward shaping. `None` if the attempt must
     /// not be trained on.
     pub reward: Option<f64>,
-    /// Parts of the reward that are credited to single actions or agents. The remainder is credited to
-    /// the outcome.
+    /// Parts of the reward that were credited before the end of the attempt, each to one segment, turn or
+    /// agent. The remainder is credited to the outcome.
     pub earned: Vec<Earned>,
     /// State of the attempt.
     pub status: Status,
@@ -235,8 +235,10 @@ impl PerToken {
         PerToken(vec![(value, 0)])
     }
 
-    /// Creates a list from one value per token, in as few runs as possible. If all values are equal, or
-    /// there are none, the list applies to a sequence of any length; without values, every token gets 0.
+    /// Creates a list from one value per token, in as few runs as possible.
+    ///
+    /// If all values are equal, the list applies to a sequence of any length. If `values` is empty, every
+    /// token gets 0.
     pub fn new(values: impl IntoIterator<Item = f32>) -> Self {
         let mut runs: Vec<(f32, u32)> = Vec::new();
         for value in values {

@@ -43,7 +43,7 @@ const OPENING: Duration = Duration::from_secs(3600);
 /// A store in an SQLite file. Several handles, in one process or many, may read and write at the same
 /// time.
 ///
-/// Dropping a handle blocks until all queued jobs are done and the file is closed, for at most 120
+/// Dropping a handle blocks until all queued jobs are done and the file is closed, but no longer than 120
 /// seconds per thread.
 pub struct Sqlite {
     file: PathBuf,
@@ -66,11 +66,13 @@ impl fmt::Debug for Sqlite {
 pub(crate) type Opened = (Connection, Option<TempDir>);
 
 impl Sqlite {
-    /// Opens the store of `run` for writing. Creates it if it does not exist, and migrates a file of an
-    /// earlier build. If the migration fails, the file stays unchanged.
+    /// Opens the store of `run` for writing.
+    ///
+    /// Creates the file if it does not exist, and migrates a file of an earlier build. If the migration
+    /// fails, the file keeps its earlier schema and all its data.
     ///
     /// # Errors
-    /// - Returns [`StoreError::Open`] if the file cannot be opened.
+    /// - Returns [`StoreError::Open`] if the file cannot be opened or is not an SQLite database.
     /// - Returns [`StoreError::Foreign`] if the file belongs to another program, and
     ///   [`StoreError::OtherRun`] if it belongs to another run.
     /// - Returns [`StoreError::Version`] if this build cannot read the schema version of the file.
@@ -104,7 +106,8 @@ impl Sqlite {
     /// build wrote the file, a copy is migrated and read. Every write returns [`StoreError::ReadOnly`].
     ///
     /// # Errors
-    /// - Returns [`StoreError::Open`] if the file does not exist or cannot be opened.
+    /// - Returns [`StoreError::Open`] if the file does not exist, cannot be opened, or is not an SQLite
+    ///   database.
     /// - Returns [`StoreError::Empty`] if the file has no tables, and [`StoreError::Foreign`] if it belongs
     ///   to another program.
     /// - Returns [`StoreError::Version`] if this build cannot read the schema version of the file.
