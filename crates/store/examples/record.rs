@@ -1,14 +1,16 @@
-//! Measures the record: how long async workers are blocked while attempts end at once, and what a long
-//! attempt costs.
+//! Measures the store: the time for which async workers are blocked when many attempts end at the same
+//! time, and the cost of a long attempt.
 //!
 //! ```sh
 //! cargo run --release -p levade-store --features testing --example record
 //! ```
 //!
-//! Of the two, `-- ends` alone has 64 attempts of 8k tokens end at once, `-- long` makes an attempt of 100
-//! turns and 128k tokens with a fork each.
+//! Without an argument, both measurements run. `-- ends` runs only the first, in which 64 attempts of 8k
+//! tokens end at the same time. `-- long` runs only the second, with an attempt of up to 100 turns and
+//! 128k tokens, and a fork in each turn.
 //!
-//! Each figure of `long` is of a process of its own, so that its peak of memory is its own.
+//! Each stage of `long` runs in its own process, so that the peak memory of the stages is measured
+//! separately.
 #![allow(clippy::unwrap_used, reason = "a measurement ends where something fails")]
 
 use std::path::Path;
@@ -27,18 +29,18 @@ use levade_tree::{
 };
 use serde_json::json;
 
-/// Attempts that end at once.
+/// Number of attempts that end at the same time.
 const ATTEMPTS: u32 = 64;
-/// Tokens of each.
+/// Number of tokens per attempt.
 const TOKENS: u32 = 8192;
-/// Rounds of which the worst counts.
+/// Number of rounds. The latencies are the maxima over the rounds; the rate is the median.
 const ROUNDS: u32 = 5;
 
-/// Tokens of the long attempt at its last turn, forks left out.
+/// Number of tokens in the context of the long attempt at its last turn, without forks.
 const LONG: u32 = 128 << 10;
-/// Turns of the long attempt.
+/// Maximum number of turns of the long attempt.
 const TURNS: u32 = 100;
-/// Sampled tokens of a turn; and of the fork beside it.
+/// Number of sampled tokens in a turn, and also in its fork.
 const SAMPLED: u32 = 256;
 
 fn main() {
@@ -68,7 +70,7 @@ fn sampled(parent: Option<SegmentId>, tokens: u32, turn: u32) -> Segment {
     }
 }
 
-/// Token ids that differ from turn to turn.
+/// Creates token ids that differ between turns.
 fn words(tokens: u32, turn: u32) -> Vec<u32> {
     (0..tokens).map(|i| (i ^ turn << 16).wrapping_mul(2_654_435_761) % 50_000).collect()
 }
@@ -96,7 +98,7 @@ fn attempt(group: u32, sample: u32) -> Attempt {
     }
 }
 
-/// A future, and the longest that a worker was in it at a stretch.
+/// A future that records the maximum duration of a single poll, in nanoseconds.
 struct Timed<F> {
     inner: Pin<Box<F>>,
     longest: Arc<AtomicU64>,
@@ -113,7 +115,8 @@ impl<F: Future> Future for Timed<F> {
     }
 }
 
-/// The worst lateness of a task that wants to run once a millisecond, while `work` runs.
+/// Runs `work` and returns its output, with the maximum delay of a task that should run once per
+/// millisecond in the meantime.
 async fn ticking<T>(work: impl Future<Output = T>) -> (T, Duration) {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
@@ -131,14 +134,14 @@ async fn ticking<T>(work: impl Future<Output = T>) -> (T, Duration) {
     (done, ticks.await.unwrap())
 }
 
-/// Ways to record an attempt that has ended.
+/// A way to record an attempt that has ended.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
-    /// A call of the trait.
+    /// One call records the complete attempt.
     Whole,
-    /// Begun before; segments and end as calls of their own.
+    /// The attempt was started before; one call appends the segments and another one records the end.
     Grown,
-    /// A worker that waits for the disk, one at a time.
+    /// The async worker blocks until the disk has the data, one attempt at a time.
     Blocking,
 }
 
@@ -226,7 +229,8 @@ fn ends() {
     }
 }
 
-/// Segments that a turn adds: an observation, a reply, and beside it a fork that leaves the reply half-way.
+/// Adds the segments of a turn: an observation, a completion, and a fork from the middle of the
+/// completion. Returns the id of the completion.
 fn turn_of_long(trajectory: &mut Trajectory, turn: u32, parent: Option<SegmentId>) -> SegmentId {
     let given = words(LONG / TURNS - SAMPLED, turn);
     let given = trajectory.push(Segment::given(parent, given, turn)).unwrap();
@@ -256,7 +260,7 @@ fn long() {
     }
 }
 
-/// Peak resident memory so far, in bytes.
+/// Returns the peak resident memory of the process so far, in bytes. 0 if it is unknown.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -291,7 +295,8 @@ fn one_of_long(stage: &str, turns: u32, file: &Path) {
             let owners = trajectory.owners();
             assert_eq!(owners.len(), trajectory.segments().len());
             if stage == "paths" {
-                // As a learner is given them: every path with all its tokens, which they share.
+                // In the form that a learner gets: every sequence with all its tokens, which the
+                // sequences share.
                 let tokens_of = |segment: &Segment| Arc::from(segment.tokens.as_slice());
                 let shared: Vec<Arc<[u32]>> = trajectory.segments().iter().map(tokens_of).collect();
                 let input = |path: Vec<Part<'_>>| {

@@ -1,11 +1,11 @@
-//! Rules of the record that hold whatever the backend.
+//! Checks that every backend applies to the values of a write.
 
 use levade_tree::{AttemptId, Placement, RunId, Segment, SegmentId, Trajectory};
 
 use crate::error::Failure;
 use crate::{Attempt, Begun, Earned, End, PerToken, PlannedPath, Recorded, Status, StepPlan};
 
-/// Checks that an attempt has the name of its try.
+/// Checks that the id of an attempt is derived from its run, slot and try.
 pub(crate) fn name(run: &RunId, id: &AttemptId, placement: &Placement, number: u32) -> Result<(), Failure> {
     if *id == AttemptId::new(run, placement, number) {
         return Ok(());
@@ -13,7 +13,7 @@ pub(crate) fn name(run: &RunId, id: &AttemptId, placement: &Placement, number: u
     Err(Failure::Unstorable(format!("{id} is not the name of its try {number} in run {run}")))
 }
 
-/// Finds numbers of an attempt that cannot be stored.
+/// Checks that the score, the reward and its parts are finite.
 fn numbers(score: Option<f64>, reward: Option<f64>, earned: &[Earned]) -> Result<(), Failure> {
     let numbers = [("score", score), ("reward", reward)];
     let earned = earned.iter().map(|earned| ("part of a reward", Some(earned.reward)));
@@ -27,7 +27,7 @@ fn numbers(score: Option<f64>, reward: Option<f64>, earned: &[Earned]) -> Result
     Ok(())
 }
 
-/// Checks how an attempt is to end.
+/// Checks that an attempt can have this end.
 pub(crate) fn end(end: &End) -> Result<(), Failure> {
     if !end.status.is_end() {
         return Err(Failure::Unstorable(format!("no attempt ends as {}", end.status.name())));
@@ -35,14 +35,14 @@ pub(crate) fn end(end: &End) -> Result<(), Failure> {
     numbers(end.score, end.reward, &end.earned)
 }
 
-/// Checks an attempt that is recorded at once.
+/// Checks an attempt that is recorded in one call.
 pub(crate) fn attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
     name(run, &attempt.id, &attempt.placement, attempt.number)?;
     numbers(attempt.score, attempt.reward, &attempt.earned)?;
     attempt.trajectory.segments().iter().try_for_each(segment)
 }
 
-/// Finds numbers of a segment that cannot be stored.
+/// Checks that the temperature of a segment is finite.
 fn segment(segment: &Segment) -> Result<(), Failure> {
     if segment.temperature.is_finite() {
         return Ok(());
@@ -50,7 +50,7 @@ fn segment(segment: &Segment) -> Result<(), Failure> {
     Err(Failure::Unstorable(format!("segment {} has temperature {}", segment.id.0, segment.temperature)))
 }
 
-/// Outcome of beginning an attempt again.
+/// Checks a repeated start of an attempt against the stored attempt.
 pub(crate) fn begun_again(stored: &Attempt, begun: &Begun) -> Result<Recorded, Failure> {
     if stored.task != begun.task {
         return Err(Failure::Conflict(begun.placement.to_string(), "task"));
@@ -61,11 +61,12 @@ pub(crate) fn begun_again(stored: &Attempt, begun: &Begun) -> Result<Recorded, F
     }
 }
 
-/// Outcome of ending an attempt: nothing more to do where it has that end.
+/// Checks the end of an attempt against the stored attempt. Returns [`Recorded::Now`] if the end must be
+/// written, and [`Recorded::Before`] if the attempt already has this end.
 pub(crate) fn ended(stored: &Attempt, end: &End) -> Result<Recorded, Failure> {
     match stored.status {
         Status::Running => Ok(Recorded::Now),
-        // It has waited for its score.
+        // The attempt waited for its score.
         Status::Unscored if end.status != Status::Unscored => Ok(Recorded::Now),
         Status::Abandoned if other_end(&stored.end(), end).is_some() => Err(Failure::Over(stored.status)),
         _ => match other_end(&stored.end(), end) {
@@ -75,10 +76,11 @@ pub(crate) fn ended(stored: &Attempt, end: &End) -> Result<Recorded, Failure> {
     }
 }
 
-/// The new ones among segments that are given for an attempt, as they are to be stored.
+/// Returns those of the `given` segments that are not stored yet, in the form in which they must be
+/// stored.
 ///
-/// The attempt has `len` segments; `stored` gives one of them, `tokens` how many tokens it has. Both are
-/// asked only for what the given segments name.
+/// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its number
+/// of tokens. Both are called only for segments that `given` refers to, by their id or as a parent.
 pub(crate) fn appended(
     attempt: &Attempt,
     len: u32,
@@ -114,7 +116,7 @@ pub(crate) fn appended(
     Ok(new)
 }
 
-/// The first field in which two ends differ.
+/// Returns the first field in which two ends differ, or `None` if they are equal.
 fn other_end(stored: &End, end: &End) -> Option<&'static str> {
     if stored.outcome != end.outcome || stored.status != end.status {
         return Some("outcome");
@@ -125,7 +127,7 @@ fn other_end(stored: &End, end: &End) -> Option<&'static str> {
     (stored.reward != end.reward || stored.earned != end.earned).then_some("reward")
 }
 
-/// The first field in which two attempts of one name differ.
+/// Returns the first field in which two attempts with the same id differ, or `None` if they are equal.
 pub(crate) fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     if a.task != b.task {
         return Some("task");
@@ -139,7 +141,8 @@ fn same_tokens(a: &Trajectory, b: &Trajectory) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
 }
 
-/// Whether two segments are the same, log-probabilities by their bits, so that a NaN equals itself.
+/// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that a NaN
+/// equals itself.
 fn same(x: &Segment, y: &Segment) -> bool {
     x.parent == y.parent
         && x.after == y.after
@@ -154,7 +157,7 @@ fn same(x: &Segment, y: &Segment) -> bool {
         && x.turn == y.turn
 }
 
-/// Finds numbers of a plan that cannot be stored, and cuts that are not of their updates.
+/// Checks that the numbers of a plan are finite and that its micro-batch plans fit their updates.
 pub(crate) fn plan(plan: &StepPlan) -> Result<(), Failure> {
     let finite = |value: f64, what: &str| {
         if value.is_finite() {
@@ -194,7 +197,7 @@ pub(crate) fn plan(plan: &StepPlan) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether two plans are the same to the bit.
+/// Returns whether two plans are equal. Numbers per token are compared by their bits.
 pub(crate) fn same_plan(a: &StepPlan, b: &StepPlan) -> bool {
     let bytes = |path: &PlannedPath| {
         let optional = |numbers: &Option<PerToken>| numbers.as_ref().map(PerToken::to_bytes);

@@ -1,4 +1,4 @@
-//! Errors of a record, each with a code by which a caller decides and a service answers.
+//! Errors of a store. Callers handle an error by its code, and a service can map the code to a response.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -8,151 +8,152 @@ use serde::{Deserialize, Serialize};
 
 use crate::Status;
 
-/// The cause of an error, whatever the backend.
+/// The cause of an error, independent of the backend.
 type Cause = Box<dyn Error + Send + Sync>;
 
-/// The kind of an error. A service maps it to a status of HTTP, a client back.
+/// The kind of an error. A service can map it to an HTTP status, and its client back to a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    /// Nothing is recorded under the name.
+    /// Nothing is recorded under the key, or the store does not exist.
     NotFound,
-    /// Something else is recorded under the name.
+    /// A different value is recorded under the key.
     Conflict,
-    /// The value cannot be recorded.
+    /// The value cannot be stored, for example because a number is not finite.
     Invalid,
-    /// Reading or writing is not allowed here.
+    /// Reading or writing is not permitted.
     Forbidden,
-    /// The backend does not answer now; later it may.
+    /// The backend does not respond. A retry can succeed.
     Unavailable,
-    /// There is no room.
+    /// The disk is full.
     Full,
-    /// The stored bytes cannot be those that were written.
+    /// The stored bytes are corrupt.
     Damaged,
-    /// The record belongs to another program or another run.
+    /// The file belongs to another program or another run.
     Foreign,
-    /// The record has a schema version that this build cannot read.
+    /// The file has a schema version that this build cannot read.
     Version,
-    /// A bug, in this program or in the backend.
+    /// There is a bug in this program or in the backend.
     Internal,
 }
 
-/// Errors of the store. Each names the place of the record, and the key where there is one.
+/// An error of the store. Its message names the location of the store, and the key if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The record cannot be opened.
+    /// The store cannot be opened.
     #[error("cannot open the record {place}: {source}")]
     Open {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// The kind of failure.
+        /// Kind of the error.
         code: Code,
-        /// Why.
+        /// Cause of the error.
         source: Cause,
     },
-    /// The file has no tables yet.
+    /// The file has no tables: the process that created it exited too early.
     #[error("{place} holds no record: the process that created it was gone before it had one")]
     Empty {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
     },
-    /// The file cannot be written, nor read without that.
+    /// The file can be read only through a copy, because it cannot be written, and copying it failed.
     #[error(
         "the record {place} cannot be written here, and a copy to read cannot be made: {source}; copy the folder of the run to \
          where it can be written, or set TMPDIR to a place with room"
     )]
     Unwritable {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// Why.
+        /// Cause of the error.
         source: std::io::Error,
     },
-    /// The record is in memory, and not of this process.
+    /// The store was in the memory of another process, and its data is lost.
     #[error(
         "the run in {} keeps its record in memory (`run.store` is \"memory:\"), where it ends with its process: the run cannot \
          be resumed, nor its record be read. Start a new run in another folder; with `run.store` left out its record is kept",
         run_dir.display()
     )]
     NotKept {
-        /// The run directory.
+        /// Directory of the run.
         run_dir: PathBuf,
     },
-    /// The record was opened for reading.
+    /// The store was opened only for reading.
     #[error("cannot record {key} in {place}, which was opened for reading only")]
     ReadOnly {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// Key that was to be written.
+        /// Key of the rejected write.
         key: String,
     },
     /// The file is an SQLite database of another program.
     #[error("{place} is not a Levade record (application id {found:#x}); name another file")]
     Foreign {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// The application id it carries.
+        /// SQLite application id of the file.
         found: i32,
     },
-    /// The file was written by another version of Levade.
+    /// The file has a schema version of another Levade build.
     #[error(
         "the record {place} has schema version {found}, but this build reads version {expected}; use the build that \
          wrote it, or start a new run folder"
     )]
     Version {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// Version of the file.
+        /// Schema version of the file.
         found: i32,
-        /// The version of this build.
+        /// Current schema version of this build.
         expected: i32,
     },
-    /// The file is the record of another run.
+    /// The file holds the data of another run.
     #[error(
         "{place} is the record of run {found}, not of {expected}; name the folder of that run, or another one"
     )]
     OtherRun {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// The run whose record it is.
+        /// Id of the run in the file.
         found: String,
-        /// The run that it was opened for.
+        /// Id of the run for which the file was opened.
         expected: String,
     },
     /// Reading or writing failed.
     #[error("cannot {action} {key} in {place}: {source}")]
     Failed {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// Action at the time: `read` or `record`.
+        /// Action that failed: `read`, `record` or `bring up to date` (a migration).
         action: &'static str,
         /// Key that was being read or written.
         key: String,
-        /// The kind of failure.
+        /// Kind of the error.
         code: Code,
-        /// Why.
+        /// Cause of the error.
         source: Cause,
     },
-    /// The backend did not answer in time. A write may still be done, and can be asked for again.
+    /// The backend did not respond before the deadline. A write may still be committed, and can be
+    /// retried.
     #[error("waited {waited:?} to {action} {key} in {place}")]
     Deadline {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// Action at the time: `read`, `record` or `open`.
+        /// Action that timed out: `read`, `record` or `open`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,
-        /// For how long.
+        /// Duration of the wait.
         waited: Duration,
     },
-    /// The thread of the record is gone.
+    /// The thread of the store has exited.
     #[error(
         "cannot {action} {key} in {place}: the thread of the record has died; start the program again, what was \
          recorded is whole"
     )]
     Stopped {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// Action at the time.
+        /// Action that failed: `read`, `record` or `open`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,
@@ -160,55 +161,56 @@ pub enum StoreError {
     /// Nothing is recorded under the key.
     #[error("{key} is not in {place}; begin it first")]
     Unknown {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// The key.
+        /// Key of the call.
         key: String,
     },
-    /// Something else is recorded under the key.
+    /// A different value is recorded under the key.
     #[error("{key} is already recorded in {place} with another {field}; a record is never overwritten")]
     Conflict {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// The key.
+        /// Key of the call.
         key: String,
-        /// The field that differs.
+        /// First field in which the stored and the new value differ.
         field: &'static str,
     },
-    /// The attempt takes no more segments and has no other end.
+    /// The attempt has ended: no segment can be appended, and its end cannot be changed. An abandoned
+    /// attempt cannot be started again.
     #[error("{key} in {place} is {} and takes nothing more; make another try", status.name())]
     Over {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// The key.
+        /// Key of the call.
         key: String,
-        /// How it ended.
+        /// Status with which the attempt ended.
         status: Status,
     },
-    /// The stored bytes cannot be those that were written.
+    /// The stored bytes are corrupt: they differ from anything that could have been written.
     #[error("{key} in {place} is damaged: {what}")]
     Damaged {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// The key.
+        /// Key of the call.
         key: String,
-        /// Fault in it.
+        /// Description of the problem.
         what: String,
     },
-    /// A value that cannot be stored.
+    /// The value cannot be stored.
     #[error("{key} cannot be recorded in {place}: {what}")]
     Unstorable {
-        /// The place of the record.
+        /// Location of the store.
         place: String,
-        /// The key.
+        /// Key of the call.
         key: String,
-        /// Fault in it.
+        /// Description of the problem.
         what: String,
     },
 }
 
 impl StoreError {
-    /// The kind of the error.
+    /// Returns the kind of the error.
     pub fn code(&self) -> Code {
         match self {
             StoreError::Open { code, .. } | StoreError::Failed { code, .. } => *code,
@@ -226,12 +228,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the same call may succeed later. Writes are idempotent, so that it can be made again.
+    /// Returns whether a retry can succeed. A retry is safe, because writes are idempotent.
     pub fn try_again(&self) -> bool {
         self.code() == Code::Unavailable
     }
 
-    /// Whether it is for the user to put right: the record that they name, or their disk.
+    /// Returns whether the user can fix the cause: the file that they specified, or a full disk.
     pub fn is_user_error(&self) -> bool {
         let unusable = matches!(
             self,
@@ -247,7 +249,7 @@ impl StoreError {
     }
 }
 
-/// Things that go wrong inside a backend, before place and key are added.
+/// An error inside a backend, before the location and the key are added.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Backend(Code, Cause),
@@ -259,7 +261,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// The error for whoever asked for `key`.
+    /// Converts the failure to an error that names the location, the action and the key.
     pub fn at(self, place: &str, action: &'static str, key: String) -> StoreError {
         let place = place.to_owned();
         match self {

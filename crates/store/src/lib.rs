@@ -1,15 +1,22 @@
-//! The durable record of a run: attempts with their segments, the ledger of training steps, evaluations.
+//! Durable storage of a run: attempts with their segments, plans of training steps, and evaluations.
 //!
-//! One trait, [`Store`], with two backends: [`Sqlite`], one file, and [`Memory`], nothing. A [`Location`]
-//! names a backend as recipes do, and opens it. A run can be
-//! audited back from any version of the weights to the tokens that made it, and replayed: a [`StepPlan`]
-//! names, in order, the attempts that a step trains on and how strongly; the attempts hold every token, its
-//! log-probability and the version of the weights that drew it.
+//! A run can be audited from any version of the weights back to the tokens that produced it, and it can
+//! be replayed. To this end a [`StepPlan`] lists, in order, the attempts that a step trains on, with the
+//! advantage and loss weight of each token. The attempts hold every token with its log-probability and
+//! the version of the weights that sampled it.
 //!
-//! An attempt is started, its segments are appended as they come, and it ends once. An attempt that waits for
-//! its score ends as [`Unscored`](Status::Unscored) first, and once more with its score; its tokens stay. An
-//! attempt whose process exited is [`Abandoned`](Status::Abandoned): it is never trained on, and the next try
-//! is another attempt. An attempt can also be recorded completely at once.
+//! All access goes through one trait, [`Store`]. A [`Location`] parses the recipe key `run.store` and
+//! opens the backend that it names:
+//! - [`Sqlite`] keeps the run in one file.
+//! - [`Memory`] keeps the run in the memory of the process, for tests and for runs that need no record. It
+//!   holds every attempt until the last handle is dropped, and then all data is lost. A run with this backend
+//!   can neither be resumed nor read by another process ([`StoreError::NotKept`]).
+//!
+//! # Life of an attempt
+//! An attempt starts, its segments are appended as they are generated, and it ends once. An attempt that
+//! waits for its score first ends as [`Unscored`](Status::Unscored) and ends again with its score; its
+//! tokens do not change. An attempt whose process exited is [`Abandoned`](Status::Abandoned): it is never
+//! trained on, and the next try is another attempt. A complete attempt can also be recorded in one call.
 //!
 //! # Example
 //! ```
@@ -26,27 +33,28 @@
 //! ```
 //!
 //! # Guarantees of every backend
-//! One suite of tests runs over all backends.
+//! One suite of tests checks these for all backends.
 //! - **Atomic.** A call writes everything or nothing.
-//! - **Idempotent.** Recording the same again is a no-op; recording something else under the same key is
-//!   [`StoreError::Conflict`]. Nothing is overwritten except the end of an unscored attempt.
+//! - **Idempotent.** Recording an equal value again is a no-op. Recording a different value under the same
+//!   key returns [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten.
 //! - **Exact.** Token ids, log-probabilities and versions keep every bit; so do rewards and scores, except
 //!   that −0 reads back as 0.
-//! - **Async.** A call waits as a future, with a deadline that names what it waits for.
-//! - **Errors have codes** ([`Code`]), and tell whether to try again.
+//! - **Async.** Calls never block an async worker on the disk. Calls that wait have a deadline, and the error
+//!   names the operation that timed out.
+//! - **Errors have codes** ([`Code`]) and report whether a retry can succeed.
 //!
 //! # Guarantees of `Sqlite`
-//! - **A written record survives** the end of the process and of the machine: `synchronous = FULL` flushes
-//!   the log at every commit. The weaker `NORMAL` could leave, after a power cut, a checkpoint without its
-//!   attempts. Concurrent writes share a commit.
-//! - **A prompt is stored once**, however many attempts start with it; a fork within a segment stores new
-//!   tokens only.
-//! - **Several handles**, in one process or many, can read and write at once.
-//! - **Reading needs no permission to write** and no writable directory ([`Sqlite::open_existing`]).
-//! - **A record of an earlier build is migrated** when it is opened to be continued; a record that is only
-//!   read is copied and the copy migrated.
+//! - **A committed write survives** the end of the process and a power failure: `synchronous = FULL` flushes
+//!   the log at every commit. With the weaker `NORMAL`, a power failure could leave a checkpoint without the
+//!   attempts that it was trained on. Concurrent writes share a commit.
+//! - **A prompt is stored once**, however many attempts start with it. A fork within a segment stores only
+//!   its new tokens.
+//! - **Several handles**, in one process or many, can read and write at the same time.
+//! - **Reading needs no write permission** and no writable directory ([`Sqlite::open_existing`]).
+//! - **A file of an earlier build is migrated** when it is opened for writing. When it is opened only for
+//!   reading, a copy is migrated and the file stays unchanged.
 //!
-//! Out of scope: the meaning of tasks and evaluations, which are JSON here.
+//! Out of scope: the contents of tasks and evaluations, which this crate stores as opaque JSON.
 
 mod checks;
 #[cfg(any(test, feature = "testing"))]

@@ -1,4 +1,4 @@
-//! Locations of records: reads `run.store` and opens the backend that it names.
+//! Locations of stores: parses the recipe key `run.store` and opens the backend that it names.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 use crate::error::Code;
 use crate::{Memory, Sqlite, Store, StoreError};
 
-/// Name of the SQLite file in a run directory unless a recipe names another one.
+/// Default name of the SQLite file in a run directory.
 const FILE: &str = "run.db";
 
-/// The location of a run's record, as the key `run.store` of a recipe names it.
+/// The location of a run's store, as the recipe key `run.store` specifies it.
 ///
 /// ```
 /// use levade_store::Location;
 ///
 /// let location: Location = "sqlite:/records/sums.db".parse()?;
 /// assert_eq!(location, Location::Sqlite("/records/sums.db".into()));
-/// // An empty text names the default.
+/// // An empty string selects the default.
 /// assert_eq!("".parse::<Location>()?, "sqlite:run.db".parse()?);
 /// assert!("http://records:9000".parse::<Location>().is_err());
 /// # Ok::<(), String>(())
@@ -29,30 +29,36 @@ const FILE: &str = "run.db";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Location {
-    /// An SQLite file. A relative path starts at the run directory.
+    /// An SQLite file. A relative path is resolved against the run directory.
     Sqlite(PathBuf),
-    /// Memory of the process, lost when the process ends.
+    /// Memory of the process. All data is lost when the process exits.
     Memory,
 }
 
-/// The purpose for which a record is opened. A caller that writes holds the lock of the run directory.
+/// The purpose for which a store is opened. A caller that writes must hold the lock of the run directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access<'a> {
-    /// Starts the record of this new run.
+    /// Writes a new run with this id. An existing file is accepted if it belongs to the same run.
     Start(&'a RunId),
-    /// Continues a record, whichever run it is of. If the process that started the run was killed before it
-    /// had a record, the record of this run is started.
+    /// Continues an existing store, whatever its run id. If the process that started the run was killed
+    /// before it had created the store, a store is created for the run with this id.
     Resume(&'a RunId),
-    /// Reads a record, also while another process writes it.
+    /// Reads an existing store, even while another process writes it.
     Read,
 }
 
 impl Location {
-    /// Opens the record of the run in the directory `run_dir`.
+    /// Opens the store of the run in the directory `run_dir`.
     ///
     /// # Errors
-    /// Returns an error if the record does not exist or cannot be opened, if it belongs to another program
-    /// or another run, or if this build cannot read it. A record in memory can only be started.
+    /// - Returns [`StoreError::NotKept`] if the location is [`Memory`](Self::Memory) and `access` is not
+    ///   [`Start`](Access::Start).
+    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the file does
+    ///   not exist, and otherwise the errors of [`Sqlite::open_existing`].
+    /// - For [`Resume`](Access::Resume), returns the errors of [`Sqlite::resume`] if the file exists, and the
+    ///   errors of [`Sqlite::open`] if it does not.
+    /// - For [`Start`](Access::Start), returns the errors of [`Sqlite::open`], including
+    ///   [`StoreError::OtherRun`] if the file belongs to another run.
     pub async fn open(&self, run_dir: &Path, access: Access<'_>) -> Result<Arc<dyn Store>, StoreError> {
         let (file, access) = match (self, access) {
             (Location::Sqlite(file), access) => (run_dir.join(file), access),
@@ -75,7 +81,7 @@ impl Location {
         Ok(Arc::new(store))
     }
 
-    /// Returns the file of the record, or `None` if it is not in a file.
+    /// Returns the path of the store's file, or `None` if the store is in memory.
     pub fn file(&self, run_dir: &Path) -> Option<PathBuf> {
         match self {
             Location::Sqlite(file) => Some(run_dir.join(file)),
@@ -83,7 +89,7 @@ impl Location {
         }
     }
 
-    /// Whether the record outlives the process that writes it.
+    /// Returns whether the data survives the exit of the process that writes it.
     pub fn is_durable(&self) -> bool {
         match self {
             Location::Sqlite(_) => true,
@@ -91,7 +97,7 @@ impl Location {
         }
     }
 
-    /// Whether this is the location that an empty `run.store` names.
+    /// Returns whether this is the location that an empty `run.store` names.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -119,7 +125,7 @@ impl FromStr for Location {
     }
 }
 
-/// Locations that an error names.
+/// Supported forms of a location, as listed in errors.
 const KNOWN: &str = "give \"sqlite:PATH\", where PATH is relative to the run's folder, \"memory:\", or \"\" for sqlite:run.db";
 
 impl fmt::Display for Location {
@@ -183,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_record_can_only_be_started() {
+    fn memory_store_rejects_resume_and_read() {
         let (dir, run) = (Path::new("runs/a"), RunId("run".into()));
         assert_eq!(*wait(Location::Memory.open(dir, Access::Start(&run))).unwrap().run(), run);
         for access in [Access::Resume(&run), Access::Read] {

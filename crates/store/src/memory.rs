@@ -1,4 +1,4 @@
-//! The record in memory: gone with its process. For tests, and where nobody will ask for what was recorded.
+//! A store in the memory of the process, for tests and for runs whose data need not be kept.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,10 +13,13 @@ use crate::{
     StoreError, Tries,
 };
 
-/// The place that messages name.
+/// Location of the store in messages.
 const PLACE: &str = "memory";
 
-/// A record that is lost with its process.
+/// A store in memory. All data is lost when the last handle is dropped or the process exits.
+///
+/// It keeps the same contract as the durable backends, and holds every attempt with all its tokens, so
+/// memory use grows with the run. Calls complete at once and never time out.
 #[derive(Debug)]
 pub struct Memory {
     run: RunId,
@@ -26,26 +29,26 @@ pub struct Memory {
 #[derive(Debug, Default)]
 struct Held {
     attempts: BTreeMap<AttemptId, Attempt>,
-    /// By place and number.
+    /// Ids of the attempts, by slot and try.
     tries: BTreeMap<(Placement, u32), AttemptId>,
     steps: BTreeMap<(u32, u32), StepPlan>,
     evals: BTreeMap<EvalKey, serde_json::Value>,
 }
 
 impl Memory {
-    /// An empty record of a run.
+    /// Creates an empty store for the run with the id `run`.
     pub fn new(run: RunId) -> Self {
         Memory { run, held: Mutex::default() }
     }
 
-    /// Reads or writes, under the lock, which nobody holds for longer than a copy takes.
+    /// Runs `work` under the lock. Callers hold the lock only while they compare or copy values.
     fn with<T>(
         &self,
         action: &'static str,
         key: impl ToString,
         work: impl FnOnce(&mut Held) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        // Every write checks before it changes anything, so a panic has left all as it was.
+        // Every write checks its input before it changes anything, so a panic leaves the data consistent.
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         work(&mut held).map_err(|failure| failure.at(PLACE, action, key.to_string()))
     }
@@ -61,18 +64,18 @@ impl Held {
         self.attempts.get_mut(id).ok_or(Failure::Unknown)
     }
 
-    /// Attempts at a place, by number.
+    /// Iterates over the tries of an attempt slot, in order.
     fn at(&self, place: &Placement) -> impl DoubleEndedIterator<Item = &Attempt> {
         self.tries.range((*place, 0)..=(*place, u32::MAX)).filter_map(|(_, id)| self.attempts.get(id))
     }
 }
 
-/// An evaluation as it would be written down.
+/// Serializes an evaluation result as JSON text.
 fn serialised(result: &serde_json::Value) -> String {
     result.to_string()
 }
 
-/// −0 as a database keeps it.
+/// Replaces −0 by 0, as SQLite does.
 fn plain(number: Option<f64>) -> Option<f64> {
     number.map(|number| number + 0.0)
 }
@@ -217,7 +220,7 @@ impl Store for Memory {
                         sampled_tokens: attempt.trajectory.sampled_tokens() as u64,
                         tokens: segments.iter().map(|segment| segment.tokens.len() as u64).sum(),
                     };
-                    // Later tries come later.
+                    // Tries are iterated in order, so the last one that counts replaces the earlier ones.
                     found.insert(*placement, summary);
                 }
             }
@@ -259,7 +262,7 @@ impl Store for Memory {
 
     async fn record_eval(&self, key: EvalKey, result: &serde_json::Value) -> Result<Recorded, StoreError> {
         self.with("record", key, |held| match held.evals.get(&key) {
-            // As text, so that numbers are the same where they are written alike.
+            // Compared as text, as in SQLite: two numbers are equal if their text is equal.
             Some(stored) if serialised(stored) == serialised(result) => Ok(Recorded::Before),
             Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
             None => {

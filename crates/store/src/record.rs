@@ -1,4 +1,4 @@
-//! The types of the record.
+//! The values that a store holds: attempts, step plans and evaluation keys.
 
 use std::fmt;
 
@@ -6,22 +6,23 @@ use levade_policy::Cut;
 use levade_tree::{AttemptId, Earner, Outcome, Placement, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
 
-/// Whether an attempt came to its end.
+/// The state of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Was begun and has not ended.
+    /// The attempt has started and not ended.
     Running,
-    /// Ended by itself or at a limit of the recipe, and has its score.
+    /// The attempt ended by itself or at a limit of the recipe, and has its score.
     Completed,
-    /// Ended, and waits for its score, with which it ends once more.
+    /// The attempt ended and waits for its score. It ends again when the score arrives.
     Unscored,
-    /// Something outside the model broke; the outcome says what.
+    /// Something outside the model broke. The outcome contains the error.
     Failed,
-    /// Came to nothing, and another try was made in its place.
+    /// The attempt produced nothing usable and was replaced by another try in the same slot.
     Superseded,
-    /// Lost its process before it ended, or broke together with every other attempt of its batch, so that
-    /// the cause lies outside the run. Never trained on; a resumed run makes another try.
+    /// The process exited before the attempt ended, or the attempt broke together with every other
+    /// attempt of its batch, so that the cause lies outside the run. An abandoned attempt is never
+    /// trained on, and a resumed run makes another try.
     Abandoned,
 }
 
@@ -35,7 +36,7 @@ impl Status {
         Status::Abandoned,
     ];
 
-    /// The name it is stored under.
+    /// Returns the stored name of the status, for example `"running"`.
     pub fn name(self) -> &'static str {
         match self {
             Status::Running => "running",
@@ -47,50 +48,51 @@ impl Status {
         }
     }
 
-    /// The status stored under `name`.
+    /// Parses a stored name. Returns `None` if no status has this name.
     pub fn parse(name: &str) -> Option<Self> {
         Status::ALL.into_iter().find(|s| s.name() == name)
     }
 
-    /// Whether an attempt with this status is the one that counts at its place.
+    /// Returns whether an attempt with this status can be the try that counts in its slot.
     pub fn counts(self) -> bool {
         matches!(self, Status::Completed | Status::Unscored | Status::Failed)
     }
 
-    /// Whether an attempt can end with this status.
+    /// Returns whether an attempt can end with this status.
     pub fn is_end(self) -> bool {
         self != Status::Running
     }
 }
 
-/// An attempt as it is recorded.
+/// A recorded attempt, with all its tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// Name of the attempt.
+    /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
-    /// Where it belongs in the run.
+    /// Slot of the attempt in the run.
     pub placement: Placement,
-    /// The try at this place, from 0. The last one counts.
+    /// Index of the try in that slot, from 0. The last try with a status that counts is used.
     pub number: u32,
-    /// The task, as the agent knows it.
+    /// The task that the agent was given, as JSON.
     pub task: serde_json::Value,
-    /// How it ended; [`Outcome::begun`] where it has not.
+    /// Outcome of the attempt. [`Outcome::begun`] if it has not ended.
     pub outcome: Outcome,
-    /// The weighted sum of what scorers gave; `None` where nothing was scored.
+    /// Weighted sum of the scores. `None` if the attempt was not scored.
     pub score: Option<f64>,
-    /// Reward that training reinforces, all of it: the score, shaped; `None` where the attempt is not to be
-    /// trained on.
+    /// Total reward that training reinforces: the score after reward shaping. `None` if the attempt must
+    /// not be trained on.
     pub reward: Option<f64>,
-    /// The parts of the reward that were earned before the end. The rest of it is the outcome's.
+    /// Parts of the reward that were credited before the end of the attempt, each to one segment, turn or
+    /// agent. The remainder is credited to the outcome.
     pub earned: Vec<Earned>,
-    /// Whether it came to its end.
+    /// State of the attempt.
     pub status: Status,
-    /// Every token.
+    /// All tokens of the attempt, in segments.
     pub trajectory: Trajectory,
 }
 
 impl Attempt {
-    /// The attempt as it begins.
+    /// Creates a running attempt without segments from its start.
     pub fn begun(begun: &Begun) -> Self {
         let Begun { id, placement, number, task } = begun.clone();
         Attempt {
@@ -107,7 +109,7 @@ impl Attempt {
         }
     }
 
-    /// Returns whether the attempt broke, and its record says so.
+    /// Returns whether the attempt broke and its status or outcome records it.
     pub(crate) fn is_failure(&self) -> bool {
         match self.status {
             Status::Failed | Status::Superseded => true,
@@ -116,7 +118,7 @@ impl Attempt {
         }
     }
 
-    /// How it ended.
+    /// Returns the end of the attempt: its outcome, score, reward and status.
     pub fn end(&self) -> End {
         let Attempt { outcome, score, reward, earned, status, .. } = self;
         let (outcome, earned) = (outcome.clone(), earned.clone());
@@ -124,86 +126,87 @@ impl Attempt {
     }
 }
 
-/// The beginning of an attempt: everything that is known of it before its first token.
+/// The start of an attempt: everything that is known before its first token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Begun {
-    /// Name of the attempt.
+    /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
-    /// Where it belongs in the run.
+    /// Slot of the attempt in the run.
     pub placement: Placement,
-    /// The try at this place, from 0.
+    /// Index of the try in that slot, from 0.
     pub number: u32,
-    /// The task, as the agent knows it.
+    /// The task that the agent was given, as JSON.
     pub task: serde_json::Value,
 }
 
-/// The end of an attempt: everything but its task and its tokens.
+/// The end of an attempt: its outcome, score, reward and status.
 #[derive(Debug, Clone, PartialEq)]
 pub struct End {
-    /// How it ended.
+    /// Outcome of the attempt.
     pub outcome: Outcome,
-    /// The weighted sum of what scorers gave.
+    /// Weighted sum of the scores. `None` if the attempt was not scored.
     pub score: Option<f64>,
-    /// Reward that training reinforces.
+    /// Total reward that training reinforces. `None` if the attempt must not be trained on.
     pub reward: Option<f64>,
-    /// The parts of the reward that were earned before the end.
+    /// Parts of the reward that were credited before the end of the attempt.
     pub earned: Vec<Earned>,
-    /// Status with which it ended: any but [`Status::Running`].
+    /// Status after the end. Must not be [`Status::Running`].
     pub status: Status,
 }
 
-/// The tries at a place in a run.
+/// The number of tries in an attempt slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tries {
-    /// The number of the next one: one more than the last that was begun.
+    /// Index of the next try: one more than the index of the last started try, or 0.
     pub next: u32,
-    /// How many came to nothing and were superseded. Abandoned tries, whose process was gone, are left out:
-    /// the stream of random numbers of the next try counts by this, so that a run that was killed samples
-    /// what it would have.
+    /// Number of superseded tries. Abandoned tries are not counted: this number selects the random number
+    /// stream of the next try, so that a run that was killed and resumed samples the same tokens as an
+    /// undisturbed run.
     pub failed: u32,
 }
 
-/// A part of a reward.
+/// A part of an attempt's reward, credited to one segment, turn or agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Earned {
-    /// Action or agent that earned it.
+    /// Segment, turn or agent that the reward is credited to.
     pub by: Earner,
-    /// How much.
+    /// Amount of the reward. Must be finite; negative for a penalty.
     pub reward: f64,
 }
 
 /// An attempt without its segments, for listings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptSummary {
-    /// Name of the attempt.
+    /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
-    /// Where it belongs in the run.
+    /// Slot of the attempt in the run.
     pub placement: Placement,
-    /// The try at this place, from 0.
+    /// Index of the try in that slot, from 0.
     pub number: u32,
-    /// The weighted sum of what scorers gave.
+    /// Weighted sum of the scores. `None` if the attempt was not scored.
     pub score: Option<f64>,
-    /// Reward that training reinforces.
+    /// Total reward that training reinforces. `None` if the attempt must not be trained on.
     pub reward: Option<f64>,
-    /// Whether it came to its end.
+    /// State of the attempt.
     pub status: Status,
-    /// How many tokens the model sampled.
+    /// Number of tokens that the model sampled.
     pub sampled_tokens: u64,
-    /// How many tokens there are in all.
+    /// Number of tokens in all segments.
     pub tokens: u64,
 }
 
 /// An attempt that broke, for listings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedAttempt {
-    /// Name of the attempt.
+    /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
     /// Slot of the attempt in the run.
     pub placement: Placement,
     /// Index of the try in that slot, from 0.
     pub number: u32,
-    /// [`Failed`](Status::Failed), [`Superseded`](Status::Superseded) or [`Abandoned`](Status::Abandoned).
+    /// [`Failed`](Status::Failed), [`Superseded`](Status::Superseded) or
+    /// [`Abandoned`](Status::Abandoned).
     pub status: Status,
     /// Error that broke the attempt. `None` if the try was superseded because it sampled no token.
     pub error: Option<String>,
@@ -221,18 +224,21 @@ impl From<&Attempt> for FailedAttempt {
     }
 }
 
-/// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to
-/// the end.
+/// One value per trained token of a sequence, run-length encoded as (value, tokens). A run of 0 tokens
+/// extends to the end of the sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerToken(Vec<(f32, u32)>);
 
 impl PerToken {
-    /// One value for all tokens.
+    /// Creates a list with the same value for all tokens.
     pub fn same(value: f32) -> Self {
         PerToken(vec![(value, 0)])
     }
 
-    /// In as few runs as possible.
+    /// Creates a list from one value per token, in as few runs as possible.
+    ///
+    /// If all values are equal, the list applies to a sequence of any length. If `values` is empty, every
+    /// token gets 0.
     pub fn new(values: impl IntoIterator<Item = f32>) -> Self {
         let mut runs: Vec<(f32, u32)> = Vec::new();
         for value in values {
@@ -248,19 +254,20 @@ impl PerToken {
         }
     }
 
-    /// The numbers one by one; without end where the last run has none.
+    /// Iterates over the values, one per token. The iterator never ends if the last run extends to the
+    /// end of the sequence.
     pub fn iter(&self) -> impl Iterator<Item = f32> + '_ {
         self.0.iter().flat_map(|&(value, len)| {
             std::iter::repeat_n(value, if len == 0 { usize::MAX } else { len as usize })
         })
     }
 
-    /// Runs as bytes: a little-endian f32 and u32 each.
+    /// Serializes each run as a little-endian `f32` and `u32`.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         self.0.iter().flat_map(|(value, len)| [value.to_le_bytes(), len.to_le_bytes()]).flatten().collect()
     }
 
-    /// The numbers that [`to_bytes`](Self::to_bytes) wrote; `None` where bytes are missing.
+    /// Parses the output of [`to_bytes`](Self::to_bytes). Returns `None` if bytes are missing.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (words, []) = bytes.as_chunks::<4>() else { return None };
         let (runs, []) = words.as_chunks::<2>() else { return None };
@@ -269,127 +276,129 @@ impl PerToken {
         ))
     }
 
-    /// The runs as an earlier schema wrote them.
+    /// Creates a list from the runs that schema 3 stored.
     pub(crate) fn from_runs(runs: Vec<(f32, u32)>) -> Self {
         PerToken(runs)
     }
 
-    /// Each number once for every run of it.
+    /// Iterates over the values of the runs, one per run.
     pub fn distinct(&self) -> impl Iterator<Item = f32> + '_ {
         self.0.iter().map(|(value, _)| *value)
     }
 }
 
-/// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are
-/// the targets, save those that an earlier leaf of the same attempt already trains.
+/// A sequence that a step trains on: the segments from a root to `leaf`.
+///
+/// The sampled and demonstrated segments are the targets, except those that an earlier leaf of the same
+/// attempt already trains.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedPath {
-    /// The attempt.
+    /// Attempt that contains the sequence.
     pub attempt: AttemptId,
-    /// The leaf.
+    /// Last segment of the sequence.
     pub leaf: SegmentId,
-    /// Advantage of every trained token; 0 for demonstrations, whose loss does not use it.
+    /// Advantage of every trained token. 0 for demonstrations, whose loss does not use advantages.
     pub advantage: PerToken,
-    /// Weight of every trained token in the sum that is the loss; 0 where it is left out of it.
+    /// Weight of every trained token in the sum that forms the loss. 0 excludes a token.
     pub weight: PerToken,
-    /// Values that a critic should give before every trained token, where there is one.
+    /// Target values of the critic before every trained token. `None` without a critic.
     pub returns: Option<PerToken>,
-    /// Values that it gave.
+    /// Values that the critic predicted before every trained token. `None` without a critic.
     pub values: Option<PerToken>,
 }
 
-/// One optimiser step.
+/// One optimizer step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Update {
-    /// The paths, in order.
+    /// Sequences of the update, in order.
     pub paths: Vec<PlannedPath>,
-    /// How their learner cuts them.
+    /// Micro-batch plan of the learner.
     pub cut: Cut,
-    /// How a critic's does, where there is one.
+    /// Micro-batch plan of the critic. `None` without a critic.
     pub critic: Option<Cut>,
 }
 
 impl Update {
-    /// The paths of each micro-batch, in order.
+    /// Returns the sequences of each micro-batch, in order.
     pub fn micro_batches(&self) -> Vec<Vec<&PlannedPath>> {
         self.cut.apply(&self.paths).collect()
     }
 }
 
-/// Plan of a step of the run, written before it runs.
+/// The plan of a training step, recorded before the step runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepPlan {
-    /// The phase of the recipe, from 0.
+    /// Index of the phase in the recipe, from 0.
     pub phase: u32,
-    /// The step within the phase, from 0.
+    /// Index of the step within the phase, from 0.
     pub step: u32,
-    /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing
-    /// included; empty for demonstrations.
+    /// Positions of the step's groups in the phase's task order, including zero-variance groups. Empty
+    /// for demonstrations.
     pub places: Vec<u64>,
-    /// Each policy that it trains, in the order in which they learn.
+    /// Plans of the policies that the step trains, in training order.
     pub policies: Vec<PolicyPlan>,
 }
 
 impl StepPlan {
-    /// Every path of every policy, in order.
+    /// Iterates over the sequences of all policies, in order.
     pub fn paths(&self) -> impl Iterator<Item = &PlannedPath> {
         self.policies.iter().flat_map(PolicyPlan::paths)
     }
 }
 
-/// A policy's part of a step.
+/// The part of a step plan that concerns one policy.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PolicyPlan {
-    /// The name of the policy.
+    /// Name of the policy in the recipe.
     pub policy: String,
-    /// The version of its weights before the step.
+    /// Version of the policy's weights before the step.
     pub version: u64,
-    /// Charge on the rewards for leaving the reference, where there was one.
+    /// KL penalty that was applied to the rewards. `None` if the rewards were not penalized.
     pub kl: Option<ChargedKl>,
-    /// Which tokens kept their advantages for their entropy, where only some did.
+    /// Selection of high-entropy tokens. `None` if all tokens kept their advantages.
     pub high_entropy: Option<HighEntropy>,
-    /// The optimiser steps in order.
+    /// Optimizer steps, in order.
     pub updates: Vec<Update>,
 }
 
 impl PolicyPlan {
-    /// Paths of all updates, in order.
+    /// Iterates over the sequences of all updates, in order.
     pub fn paths(&self) -> impl Iterator<Item = &PlannedPath> {
         self.updates.iter().flat_map(|update| &update.paths)
     }
 }
 
-/// A divergence charged to the rewards of a step.
+/// A KL penalty that was applied to the rewards of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChargedKl {
-    /// Coefficient of the charge.
+    /// Coefficient of the penalty.
     pub coefficient: f64,
-    /// The divergence that was found, a mean over rollouts.
+    /// Measured KL divergence from the reference policy, averaged over `rollouts`.
     pub found: f64,
-    /// Over how many rollouts.
+    /// Number of rollouts in the average.
     pub rollouts: u64,
 }
 
-/// How many tokens of a step kept their advantages because the policy was least sure of them.
+/// The number of tokens of a step that kept their advantages because of their high entropy.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HighEntropy {
-    /// Tokens that there were.
+    /// Number of tokens before the selection.
     pub tokens: u64,
-    /// How many of them kept their advantages.
+    /// Number of tokens that kept their advantages.
     pub kept: u64,
-    /// The least entropy that was enough, in nats, for each share of the groups that has an update of its
-    /// own.
+    /// Minimum entropy of a kept token, in nats: one threshold for each subset of the groups that has its
+    /// own update.
     pub thresholds: Vec<f64>,
 }
 
-/// When an evaluation was made: after `step` steps of `phase`. Before the first phase is (0, 0).
+/// The time of an evaluation: after `step` steps of `phase`. (0, 0) is before the first phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EvalKey {
-    /// The phase of the recipe, from 0.
+    /// Index of the phase in the recipe, from 0.
     pub phase: u32,
-    /// Steps of the phase done.
+    /// Number of completed steps of the phase.
     pub step: u32,
 }
 
@@ -399,11 +408,11 @@ impl fmt::Display for EvalKey {
     }
 }
 
-/// Whether a write did something.
+/// The effect of a successful write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
-    /// Written now.
+    /// The value was written by this call.
     Now,
-    /// Was there already, equal.
+    /// An equal value was already recorded, so nothing was written.
     Before,
 }

@@ -1,4 +1,4 @@
-//! The trait of every backend.
+//! The [`Store`] trait, which every backend implements.
 
 use std::fmt::Debug;
 
@@ -9,134 +9,149 @@ use crate::{
     Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, StepPlan, StoreError, Tries,
 };
 
-/// The durable record of a run. Share it as `Arc<dyn Store>`.
+/// The store of one run. Share it as `Arc<dyn Store>`.
 ///
-/// When a write returns, it is durable as far as the backend is. Every write can be made again: what is
-/// recorded already and equal is [`Recorded::Before`], what differs is [`StoreError::Conflict`], and
-/// nothing is ever overwritten but the end of an unscored attempt. A write whose future is dropped may be
-/// done nevertheless. Every call ends by a deadline of the backend.
+/// When a write returns, it is as durable as the backend allows. Every write can be repeated: a write of
+/// an equal value returns [`Recorded::Before`], a write of a different value returns
+/// [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten. A write may still
+/// be committed after its future is dropped. Every call returns before a deadline that the backend sets.
 ///
-/// Errors common to all: the backend fails or does not answer
-/// ([`Code::Unavailable`](crate::Code::Unavailable)), and, of reads, stored bytes are damaged.
+/// Every method can return an error if the backend fails or does not respond
+/// ([`Code::Unavailable`](crate::Code::Unavailable)). A read also returns an error if stored bytes are
+/// damaged.
 #[async_trait]
 pub trait Store: Debug + Send + Sync {
-    /// The run whose record it is.
+    /// Returns the id of the run whose data the store holds.
     fn run(&self) -> &RunId;
 
-    /// Where the record is, in words for messages: the path of a file, an address.
+    /// Returns the location of the store for messages, for example a file path or an address.
     fn place(&self) -> &str;
 
-    /// Begins an attempt, which is then [`Running`](crate::Status::Running).
+    /// Records the start of an attempt, which is then [`Running`](crate::Status::Running).
     ///
     /// # Errors
-    /// When the id is not that of its try in this run, another attempt is recorded under it, or it was
-    /// abandoned.
+    /// Returns [`StoreError::Unstorable`] if the id does not belong to this run, slot and try,
+    /// [`StoreError::Conflict`] if an attempt with another task is recorded under the id, and
+    /// [`StoreError::Over`] if the attempt was abandoned.
     async fn begin(&self, begun: &Begun) -> Result<Recorded, StoreError>;
 
-    /// Appends segments, whose ids are their places in the trajectory, to an attempt that runs: all or
-    /// none. Segments that are there already are compared. Work grows with the segments that are given, not
-    /// with those before.
+    /// Appends all of `segments`, or none of them, to a running attempt.
+    ///
+    /// The id of a segment is its index in the trajectory. Segments that are already recorded are
+    /// compared with the stored ones. The cost depends on the number of `segments`, not on the length of
+    /// the stored trajectory.
     ///
     /// # Errors
-    /// When there is no such attempt, other segments are recorded under the ids, a segment does not fit
-    /// what is there (its parent, the place of a fork, numbers per token) or leaves a gap, or is new and
-    /// the attempt is over.
+    /// Returns [`StoreError::Unknown`] if the attempt is not recorded, [`StoreError::Conflict`] if a
+    /// different segment is recorded under an id, and [`StoreError::Over`] if a segment is new but the
+    /// attempt has ended. Returns [`StoreError::Unstorable`] if a segment leaves a gap, has a temperature
+    /// that is not finite, or does not fit the trajectory: its parent, the position of its fork or its
+    /// number of values per token.
     async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<Recorded, StoreError>;
 
-    /// Ends an attempt that runs, or one that ended as [`Unscored`](crate::Status::Unscored).
+    /// Records the end of an attempt that is running or ended as [`Unscored`](crate::Status::Unscored).
     ///
     /// # Errors
-    /// When there is no such attempt, it has another end or was abandoned, the status is none that an
-    /// attempt ends with, or a number is not finite.
+    /// Returns [`StoreError::Unknown`] if the attempt is not recorded, [`StoreError::Conflict`] if it
+    /// already has a different end, and [`StoreError::Over`] if it was abandoned with a different end.
+    /// Returns [`StoreError::Unstorable`] if the status is [`Running`](crate::Status::Running) or if a
+    /// score, a reward or a part of a reward is not finite.
     async fn end(&self, id: &AttemptId, end: &End) -> Result<Recorded, StoreError>;
 
-    /// Turns all attempts that run into [`Abandoned`](crate::Status::Abandoned) ones; returns how many. For
-    /// whoever goes on with a run whose process is gone, or has ended it: nobody may be making attempts
-    /// meanwhile.
+    /// Marks all running attempts as [`Abandoned`](crate::Status::Abandoned) and returns their number.
+    ///
+    /// Call this when resuming a run whose process has exited, or after a run has ended. No process may
+    /// be generating attempts of the run at the same time.
     ///
     /// # Errors
-    /// When writing fails.
+    /// Returns an error if writing fails.
     async fn abandon_running(&self) -> Result<u64, StoreError>;
 
-    /// Records whole attempts at once: all or none.
+    /// Records all of the complete `attempts` in one write, or none of them.
     ///
     /// # Errors
-    /// When another attempt is recorded under an id, an id is not that of its try in this run, or a number
-    /// is not finite.
+    /// Returns [`StoreError::Conflict`] if a different attempt is recorded under an id, and
+    /// [`StoreError::Unstorable`] if an id does not belong to this run, slot and try, or if a score,
+    /// reward or temperature is not finite.
     async fn record_attempts(&self, attempts: &[Attempt]) -> Result<Recorded, StoreError>;
 
-    /// Records a whole attempt at once.
+    /// Records one complete attempt in one write.
     ///
     /// # Errors
-    /// Errors are those of [`record_attempts`](Self::record_attempts).
+    /// Returns an error if [`record_attempts`](Self::record_attempts) does.
     async fn record_attempt(&self, attempt: &Attempt) -> Result<Recorded, StoreError> {
         self.record_attempts(std::slice::from_ref(attempt)).await
     }
 
-    /// The attempt of this name, whatever has become of it.
+    /// Returns the attempt with this id, whatever its status, or `None` if it is not recorded.
     ///
     /// # Errors
-    /// When reading fails.
+    /// Returns an error if reading fails.
     async fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError>;
 
-    /// The try that counts at a place in the run: the last that was completed, failed or is unscored.
+    /// Returns the try that counts in an attempt slot: the last one that is completed, failed or
+    /// unscored. Returns `None` if there is no such try.
     ///
     /// # Errors
-    /// When reading fails.
+    /// Returns an error if reading fails.
     async fn last_try(&self, placement: &Placement) -> Result<Option<Attempt>, StoreError>;
 
-    /// The tries at a place in the run.
+    /// Returns the index of the next try in an attempt slot, and how many tries were superseded.
     ///
     /// # Errors
-    /// When reading fails.
+    /// Returns an error if reading fails.
     async fn tries(&self, placement: &Placement) -> Result<Tries, StoreError>;
 
-    /// The tasks of all attempts begun for `purpose`, each once.
+    /// Returns the distinct tasks of all attempts started for `purpose`, including running ones.
     ///
     /// # Errors
-    /// When reading fails.
+    /// Returns an error if reading fails.
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError>;
 
-    /// Names, numbers and sizes of the tries that count made for `purpose`, by phase, step, group and sample.
+    /// Returns summaries of the tries that count for `purpose`, sorted by phase, step, group and sample.
     ///
     /// # Errors
-    /// When reading fails.
+    /// Returns an error if reading fails.
     async fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError>;
 
-    /// Returns the attempts for `purpose` that broke, by placement and number: failed ones, superseded tries,
-    /// and abandoned ones whose outcome has an error. An attempt whose process was killed is not listed.
+    /// Returns the attempts for `purpose` that broke, sorted by slot and try.
+    ///
+    /// These are failed attempts, superseded tries, and abandoned attempts whose outcome has an error. An
+    /// attempt whose process was killed is not listed.
     ///
     /// # Errors
     /// Returns an error if reading fails.
     async fn failures(&self, purpose: Purpose) -> Result<Vec<FailedAttempt>, StoreError>;
 
-    /// Records what a step will train on. To be called before it runs.
+    /// Records the plan of a training step. Call this before the step runs.
     ///
     /// # Errors
-    /// When another plan is recorded for the step, or a number in it is not finite.
+    /// Returns [`StoreError::Conflict`] if a different plan is recorded for the step, and
+    /// [`StoreError::Unstorable`] if a number in the plan is not finite or a micro-batch plan does not
+    /// fit the sequences of its update.
     async fn record_step(&self, plan: &StepPlan) -> Result<Recorded, StoreError>;
 
-    /// The plan of a step, if it has been decided.
+    /// Returns the plan of a training step, or `None` if none is recorded.
     ///
     /// # Errors
-    /// When reading fails.
+    /// Returns an error if reading fails.
     async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError>;
 
-    /// (phase, step) of all planned steps, in order.
+    /// Returns (phase, step) of all recorded plans, in ascending order.
     ///
     /// # Errors
-    /// When reading fails.
+    /// Returns an error if reading fails.
     async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError>;
 
     /// Records the result of an evaluation.
     ///
     /// # Errors
-    /// When another result is recorded under the key.
+    /// Returns [`StoreError::Conflict`] if a different result is recorded under `key`.
     async fn record_eval(&self, key: EvalKey, result: &serde_json::Value) -> Result<Recorded, StoreError>;
 
-    /// All results, by phase and step.
+    /// Returns the results of all evaluations, sorted by phase and step.
     ///
     /// # Errors
-    /// When reading fails.
+    /// Returns an error if reading fails.
     async fn evals(&self) -> Result<Vec<(EvalKey, serde_json::Value)>, StoreError>;
 }

@@ -1,4 +1,5 @@
-//! Help for tests of records: waiting where nothing is async, and comparing runs of which one was killed.
+//! Test helpers: waits for futures in synchronous tests, and compares a killed run with an undisturbed
+//! one.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -8,10 +9,10 @@ use levade_tree::{AttemptId, Purpose};
 
 use crate::{AttemptSummary, Status, StepPlan, Store, StoreError};
 
-/// Waits for a future, on a thread of its own: also from within a runtime.
+/// Waits for a future on a new thread. Can also be called from within a runtime.
 ///
 /// # Panics
-/// Panics where the future does, or no runtime can be made.
+/// Panics if the future panics or no runtime can be created.
 pub fn wait<T: Send>(future: impl Future<Output = T> + Send) -> T {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -23,14 +24,14 @@ pub fn wait<T: Send>(future: impl Future<Output = T> + Send) -> T {
     })
 }
 
-/// Attempts that count, with the names and numbers that they would have if none had been abandoned on the
-/// way: those of as many tries as failed before.
+/// Maps each attempt that counts to the id and try number that it would have in a run without abandoned
+/// attempts. That number is the number of superseded tries before it.
 ///
 /// # Errors
-/// When reading fails.
+/// Returns an error if reading fails.
 ///
 /// # Panics
-/// Panics where a try that counts has an earlier one that counts, or has none.
+/// Panics if a try before a counting one is missing, or is neither superseded nor abandoned.
 pub async fn undisturbed(store: &dyn Store) -> Result<HashMap<AttemptId, (AttemptId, u32)>, StoreError> {
     let mut names = HashMap::new();
     for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval] {
@@ -50,10 +51,10 @@ pub async fn undisturbed(store: &dyn Store) -> Result<HashMap<AttemptId, (Attemp
     Ok(names)
 }
 
-/// A plan, with the names of [`undisturbed`].
+/// Returns a copy of a plan with the attempt ids of [`undisturbed`].
 ///
 /// # Panics
-/// Panics where it trains on what does not count.
+/// Panics if the plan trains on an attempt that is not in `names`.
 pub fn undisturbed_plan(plan: &StepPlan, names: &HashMap<AttemptId, (AttemptId, u32)>) -> StepPlan {
     let mut plan = plan.clone();
     let updates = plan.policies.iter_mut().flat_map(|of| &mut of.updates);

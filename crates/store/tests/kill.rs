@@ -1,7 +1,7 @@
-//! A process that records is killed at a random moment: what it reported as recorded is there, whole;
-//! nothing else is half there.
+//! Kills a writing process at a random moment. All data that it reported as recorded must be complete,
+//! and no other write may be stored in part.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+#![allow(clippy::unwrap_used)] // clippy exempts #[test] functions, but not their helpers
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -71,10 +71,10 @@ fn plan(step: u32) -> StepPlan {
     }
 }
 
-/// Writers at once, so that their writes share commits.
+/// Number of concurrent writers. With several, writes share commits.
 const WRITERS: u32 = 4;
 
-/// Writes an attempt: at once or piece by piece, as its number says.
+/// Writes an attempt: in one call if `sample` is even, and segment by segment if it is odd.
 async fn write(store: &dyn Store, sample: u32) {
     let whole = attempt(sample);
     if sample.is_multiple_of(2) {
@@ -89,7 +89,8 @@ async fn write(store: &dyn Store, sample: u32) {
     store.end(&id, &whole.end()).await.unwrap();
 }
 
-/// The child: records until it is killed, saying what it has done. Does nothing when run as a test.
+/// The child process: writes until it is killed, and prints each completed write. Returns at once when
+/// run as a normal test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Ok(file) = std::env::var(FILE) else { return };
@@ -109,11 +110,11 @@ async fn child() {
 }
 
 #[tokio::test]
-async fn what_was_recorded_survives_a_kill() {
+async fn recorded_data_survives_process_kill() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.db");
     let mut recorded = BTreeSet::new();
-    // The same record is killed again and again, each time a little later.
+    // The writer of one file is killed repeatedly, each time a little later.
     for round in 0..6 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture"])
@@ -131,7 +132,7 @@ async fn what_was_recorded_survives_a_kill() {
         std::thread::sleep(std::time::Duration::from_micros(700 * round));
         child.kill().unwrap();
         child.wait().unwrap();
-        // What it managed to say before it died counts as well.
+        // Output that the child wrote before it was killed counts, too.
         recorded.extend(seen);
 
         let store = Sqlite::open(&file, &run()).await.unwrap();
@@ -140,21 +141,21 @@ async fn what_was_recorded_survives_a_kill() {
             assert_eq!(store.attempt(&id).await.unwrap(), Some(attempt(sample)), "round {round}");
             assert_eq!(store.step(0, sample).await.unwrap(), Some(plan(sample)), "round {round}");
         }
-        // At most one more of each writer, which it had no time to report.
+        // Each writer may have completed at most one more attempt without reporting it.
         let present = store.summaries(Purpose::Train).await.unwrap();
         assert!(present.len() - recorded.len() <= WRITERS as usize, "{} of {recorded:?}", present.len());
         for summary in present {
             let whole = attempt(summary.placement.sample);
             assert_eq!(store.attempt(&summary.id).await.unwrap(), Some(whole));
         }
-        // An attempt that was under way has what was appended, in whole segments.
+        // An attempt in progress has the appended segments, each of them complete.
         for sample in 0..recorded.last().unwrap() + WRITERS {
             let whole = attempt(sample);
             let Some(found) = store.attempt(&whole.id).await.unwrap() else { continue };
             let (found, whole) = (found.trajectory.segments(), whole.trajectory.segments());
             assert_eq!(found, &whole[..found.len()], "round {round}");
         }
-        // The next child begins again where this one ended: what is there is found.
+        // The next child repeats all writes from the start and finds the recorded data.
     }
     assert!(recorded.len() > 10, "{recorded:?}");
 }

@@ -1,4 +1,4 @@
-//! Attempts and plans for the contract.
+//! Creates attempts and step plans for the contract suite.
 
 use levade_policy::{Cut, uniform};
 use levade_tree::{
@@ -8,12 +8,12 @@ use serde_json::json;
 
 use crate::{Attempt, Begun, Earned, Earner, PerToken, PlannedPath, PolicyPlan, Status, StepPlan, Update};
 
-/// A place in the run.
+/// Creates an attempt slot for training.
 pub(super) fn place(group: u32, sample: u32) -> Placement {
     Placement { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
 }
 
-/// A root with these tokens; sampled ones have a log-probability each.
+/// Creates a root segment. Sampled tokens get one log-probability each.
 pub(super) fn segment(kind: Kind, tokens: &[u32]) -> Segment {
     let sampled = if kind == Kind::Sampled { tokens.len() } else { 0 };
     let run = VersionRun { version: u64::MAX - 1, len: sampled as u32 };
@@ -25,12 +25,12 @@ pub(super) fn segment(kind: Kind, tokens: &[u32]) -> Segment {
     }
 }
 
-/// A completed attempt of two segments.
+/// Creates a completed attempt with two segments, as try 0.
 pub(super) fn attempt(run: &RunId, group: u32, sample: u32) -> Attempt {
     again(run, group, sample, 0)
 }
 
-/// A completed attempt, as try `number`.
+/// Creates a completed attempt with two segments, as try `number`.
 pub(super) fn again(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(segment(Kind::Given, &[1, 2, u32::MAX])).expect("a root");
@@ -51,13 +51,14 @@ pub(super) fn again(run: &RunId, group: u32, sample: u32, number: u32) -> Attemp
     }
 }
 
-/// The beginning of an attempt.
+/// Returns the start of an attempt.
 pub(super) fn beginning(attempt: &Attempt) -> Begun {
     let Attempt { id, placement, number, task, .. } = attempt.clone();
     Begun { id, placement, number, task }
 }
 
-/// A random forest: segments continue any earlier one, at its end or within it.
+/// Creates a random forest, in which each segment is a root or continues an earlier segment, at its end
+/// or within it.
 pub(super) fn forest(seed: u64) -> Trajectory {
     let mut drawn = 0;
     let mut below = |bound: usize| {
@@ -78,7 +79,7 @@ pub(super) fn forest(seed: u64) -> Trajectory {
             parent,
             after,
             kind,
-            // Any bits at all: NaN and −0 among them.
+            // Random bits, including NaN and −0.
             logprobs: (0..sampled).map(|_| f32::from_bits((below(1 << 16) << 16) as u32)).collect(),
             versions: (0..sampled)
                 .map(|_| VersionRun { version: u64::MAX - below(9) as u64, len: 1 })
@@ -94,7 +95,7 @@ pub(super) fn forest(seed: u64) -> Trajectory {
     trajectory
 }
 
-/// A plan of two policies, with one path of each advantage and weight.
+/// Creates a plan for two policies, with one sequence for each pair of advantage and weight.
 pub(super) fn plan(run: &RunId, numbers: &[(f32, f32)]) -> StepPlan {
     let path = |(group, &(advantage, weight)): (usize, &(f32, f32))| PlannedPath {
         attempt: AttemptId::new(run, &place(group as u32, 0), 0),

@@ -1,7 +1,7 @@
-//! The contract of [`Store`], as tests that run over every backend.
+//! The contract of [`Store`], as tests that run for every backend.
 //!
-//! [`store_contract!`](crate::store_contract) makes one test of each for a backend. The record that it is
-//! given is empty.
+//! [`store_contract!`](crate::store_contract) generates one test per function for a backend. Each test
+//! needs an empty store of its own.
 
 #![allow(missing_docs, reason = "the names of tests say what they test")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -22,35 +22,36 @@ use crate::{
 use made_up::{attempt, beginning, forest, place, plan, segment};
 pub use tries::*;
 
-/// Tests that a backend keeps to the contract, in a module `$backend`. `$open` is an async closure that
-/// returns something to keep while the test runs (a folder) and an `Arc` of an empty record.
+/// Generates a module `$backend` with the contract tests for a backend. `$open` is an async closure that
+/// returns a value to keep alive during the test, such as a temporary directory, and an `Arc` of an empty
+/// store.
 #[macro_export]
 macro_rules! store_contract {
     ($backend:ident, $open:expr) => {
         $crate::store_contract!(
             @each $backend, $open,
-            recording_again_is_a_no_op_and_something_else_a_conflict
-            many_are_recorded_all_or_none
-            an_attempt_grows_to_what_is_recorded_at_once
-            every_part_can_be_written_again
-            other_segments_are_refused
-            an_attempt_that_is_over_takes_nothing_more
-            the_abandoned_never_count
-            abandoned_end_keeps_its_outcome_and_the_stream
-            failures_list_what_broke_in_order
-            the_last_of_several_tries_counts
-            names_are_those_of_their_tries
-            numbers_that_are_not_finite_are_refused
-            scores_and_their_parts_come_back_to_the_bit
-            an_attempt_that_waited_for_its_score_ends_with_one
-            random_forests_come_back_to_the_bit
-            summaries_are_in_order
-            tasks_are_listed_once
-            plans_are_written_once
-            advantages_come_back_to_the_bit
-            evaluations_are_kept_in_order_and_never_replaced
-            many_writers_agree
-            unknown_names_have_nothing
+            record_attempt_is_idempotent_and_rejects_changes
+            record_attempts_is_atomic
+            incremental_writes_equal_single_write
+            incremental_writes_are_idempotent
+            append_rejects_conflicting_and_invalid_segments
+            ended_attempt_rejects_further_writes
+            abandoned_attempts_never_count
+            abandoned_end_preserves_outcome_and_random_stream
+            failures_returns_broken_attempts_in_order
+            last_try_returns_last_counting_try
+            writes_reject_mismatched_attempt_ids
+            non_finite_numbers_are_rejected
+            scores_and_rewards_round_trip_exactly
+            unscored_attempt_ends_once_with_score
+            random_forests_round_trip_exactly
+            summaries_are_sorted_by_slot
+            tasks_returns_distinct_tasks
+            record_step_is_idempotent_and_rejects_changes
+            plan_numbers_round_trip_exactly
+            evaluations_are_sorted_and_never_replaced
+            concurrent_writers_get_consistent_results
+            unknown_keys_return_nothing
         );
     };
     (@each $backend:ident, $open:expr, $($test:ident)*) => {
@@ -68,10 +69,10 @@ macro_rules! store_contract {
     };
 }
 
-/// A record under test.
+/// The store under test.
 type Tested = Arc<dyn Store>;
 
-/// The error of a write that must be refused.
+/// Asserts that a write is rejected with `code`, and returns the message of the error.
 async fn refused(write: impl Future<Output = Result<Recorded, StoreError>>, code: Code) -> String {
     match write.await {
         Ok(recorded) => panic!("not refused: {recorded:?}"),
@@ -83,14 +84,14 @@ async fn refused(write: impl Future<Output = Result<Recorded, StoreError>>, code
     }
 }
 
-/// Writes an attempt piece by piece.
+/// Writes an attempt in three calls: its start, its segments and its end.
 async fn grow(store: &Tested, attempt: &Attempt) -> Result<(), StoreError> {
     store.begin(&beginning(attempt)).await?;
     store.append(&attempt.id, attempt.trajectory.segments()).await?;
     store.end(&attempt.id, &attempt.end()).await.map(|_| ())
 }
 
-pub async fn recording_again_is_a_no_op_and_something_else_a_conflict(store: Tested) {
+pub async fn record_attempt_is_idempotent_and_rejects_changes(store: Tested) {
     let first = attempt(store.run(), 0, 0);
     assert_eq!(store.record_attempt(&first).await.unwrap(), Recorded::Now);
     assert_eq!(store.record_attempt(&first).await.unwrap(), Recorded::Before);
@@ -115,7 +116,7 @@ pub async fn recording_again_is_a_no_op_and_something_else_a_conflict(store: Tes
     assert_eq!(store.attempt(&first.id).await.unwrap(), Some(first));
 }
 
-pub async fn many_are_recorded_all_or_none(store: Tested) {
+pub async fn record_attempts_is_atomic(store: Tested) {
     let run = store.run().clone();
     let made = |group, sample| attempt(&run, group, sample);
     store.record_attempt(&made(1, 0)).await.unwrap();
@@ -135,7 +136,7 @@ pub async fn many_are_recorded_all_or_none(store: Tested) {
     }
 }
 
-pub async fn an_attempt_grows_to_what_is_recorded_at_once(store: Tested) {
+pub async fn incremental_writes_equal_single_write(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
     let [root, reply] = whole.trajectory.segments() else { panic!("it has two segments") };
     assert_eq!(store.begin(&beginning(&whole)).await.unwrap(), Recorded::Now);
@@ -146,7 +147,7 @@ pub async fn an_attempt_grows_to_what_is_recorded_at_once(store: Tested) {
     assert_eq!(store.append(&whole.id, std::slice::from_ref(reply)).await.unwrap(), Recorded::Now);
     let grown = store.attempt(&whole.id).await.unwrap().unwrap();
     assert_eq!((grown.status, &grown.trajectory), (Status::Running, &whole.trajectory));
-    // It does not count before it has ended.
+    // The attempt does not count before it has ended.
     assert_eq!(store.last_try(&whole.placement).await.unwrap(), None);
     assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
     assert_eq!(store.tries(&whole.placement).await.unwrap(), Tries { next: 1, failed: 0 });
@@ -158,7 +159,7 @@ pub async fn an_attempt_grows_to_what_is_recorded_at_once(store: Tested) {
     assert_eq!((summary.score, summary.reward), (whole.score, whole.reward));
 }
 
-pub async fn every_part_can_be_written_again(store: Tested) {
+pub async fn incremental_writes_are_idempotent(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
     let (begun, segments) = (beginning(&whole), whole.trajectory.segments());
     for expected in [Recorded::Now, Recorded::Before] {
@@ -166,20 +167,20 @@ pub async fn every_part_can_be_written_again(store: Tested) {
     }
     assert_eq!(store.append(&whole.id, &[]).await.unwrap(), Recorded::Before);
     assert_eq!(store.append(&whole.id, &segments[..1]).await.unwrap(), Recorded::Now);
-    // Some of it is there.
+    // The first of these segments is already recorded.
     for expected in [Recorded::Now, Recorded::Before] {
         assert_eq!(store.append(&whole.id, segments).await.unwrap(), expected);
     }
     for expected in [Recorded::Now, Recorded::Before] {
         assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), expected);
     }
-    // An answer that was lost, and a call that was made again after all.
+    // A client may repeat an earlier call after the end, for example because its response was lost.
     assert_eq!(store.begin(&begun).await.unwrap(), Recorded::Before);
     assert_eq!(store.append(&whole.id, segments).await.unwrap(), Recorded::Before);
     assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
 }
 
-pub async fn other_segments_are_refused(store: Tested) {
+pub async fn append_rejects_conflicting_and_invalid_segments(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
     let segments = whole.trajectory.segments();
     refused(store.append(&whole.id, segments), Code::NotFound).await;
@@ -206,7 +207,8 @@ pub async fn other_segments_are_refused(store: Tested) {
         let text = refused(store.append(&whole.id, &[bad]), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
-    // None of these has left anything behind, and a fork at the end of its parent is none.
+    // The rejected writes have left no data. A fork at the end of its parent is stored as a plain
+    // continuation.
     let at_end = Segment { after: Some(2), ..third.clone() };
     for expected in [Recorded::Now, Recorded::Before] {
         assert_eq!(store.append(&whole.id, std::slice::from_ref(&at_end)).await.unwrap(), expected);
@@ -216,7 +218,7 @@ pub async fn other_segments_are_refused(store: Tested) {
     assert_eq!(stored.trajectory.segments().len(), 3);
 }
 
-pub async fn an_attempt_that_is_over_takes_nothing_more(store: Tested) {
+pub async fn ended_attempt_rejects_further_writes(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
     refused(store.end(&whole.id, &whole.end()), Code::NotFound).await;
     store.begin(&beginning(&whole)).await.unwrap();
@@ -241,7 +243,7 @@ pub async fn an_attempt_that_is_over_takes_nothing_more(store: Tested) {
     assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
 }
 
-pub async fn names_are_those_of_their_tries(store: Tested) {
+pub async fn writes_reject_mismatched_attempt_ids(store: Tested) {
     let made = attempt(store.run(), 0, 0);
     let misnamed = Attempt { number: 3, ..made.clone() };
     let run = store.run().clone();
@@ -254,7 +256,7 @@ pub async fn names_are_those_of_their_tries(store: Tested) {
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
 }
 
-pub async fn numbers_that_are_not_finite_are_refused(store: Tested) {
+pub async fn non_finite_numbers_are_rejected(store: Tested) {
     let made = attempt(store.run(), 0, 0);
     let part = |reward| vec![Earned { by: Earner::Turn(0), reward }];
     let bad = [
@@ -273,14 +275,14 @@ pub async fn numbers_that_are_not_finite_are_refused(store: Tested) {
         assert!(text.contains(why), "{text}");
     }
     assert_eq!(store.attempt(&made.id).await.unwrap().unwrap().status, Status::Running);
-    // −0 is 0 where it is read.
+    // −0 reads back as 0.
     let zero = End { reward: Some(-0.0), ..made.end() };
     store.end(&made.id, &zero).await.unwrap();
     let reward = store.attempt(&made.id).await.unwrap().unwrap().reward;
     assert_eq!(reward.map(f64::to_bits), Some(0));
 }
 
-pub async fn scores_and_their_parts_come_back_to_the_bit(store: Tested) {
+pub async fn scores_and_rewards_round_trip_exactly(store: Tested) {
     let run = store.run().clone();
     for sample in 0..64 {
         let draw = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
@@ -291,13 +293,13 @@ pub async fn scores_and_their_parts_come_back_to_the_bit(store: Tested) {
             Component { weight: Some(draw(3)), on: Some(Earner::Turn(1)), ..Component::score(draw(4)) };
         made.outcome.components = vec![part, Component::new("length", draw(5))];
         grow(&store, &made).await.unwrap();
-        // Numbers are no NaN here, so equal ones have equal bits.
+        // No number is NaN or −0 here, so equal numbers have equal bits.
         assert_eq!(store.attempt(&made.id).await.unwrap().as_ref(), Some(&made));
         assert_eq!(store.end(&made.id, &made.end()).await.unwrap(), Recorded::Before);
     }
 }
 
-pub async fn an_attempt_that_waited_for_its_score_ends_with_one(store: Tested) {
+pub async fn unscored_attempt_ends_once_with_score(store: Tested) {
     let run = store.run().clone();
     for (sample, status) in [Status::Completed, Status::Failed, Status::Superseded].into_iter().enumerate() {
         let scored = Attempt { status, ..attempt(&run, 0, sample as u32) };
@@ -314,7 +316,7 @@ pub async fn an_attempt_that_waited_for_its_score_ends_with_one(store: Tested) {
         let summaries = store.summaries(Purpose::Train).await.unwrap();
         let summary = summaries.iter().find(|summary| summary.id == waits.id).unwrap();
         assert_eq!((summary.status, summary.score, summary.tokens), (Status::Unscored, None, 5));
-        // Its process may go, and it takes no more tokens.
+        // An unscored attempt is not abandoned when its process exits, and accepts no more tokens.
         assert_eq!(store.abandon_running().await.unwrap(), 0);
         let next = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
         refused(store.append(&waits.id, &[next]), Code::Conflict).await;
@@ -326,13 +328,13 @@ pub async fn an_attempt_that_waited_for_its_score_ends_with_one(store: Tested) {
         }
         assert_eq!(store.attempt(&scored.id).await.unwrap().as_ref(), Some(&scored));
         assert_eq!(store.tries(&scored.placement).await.unwrap().failed, u32::from(!status.counts()));
-        // It does not wait again, and has no other score.
+        // After its score, the attempt cannot become unscored again or get another score.
         refused(store.end(&waits.id, &waits.end()), Code::Conflict).await;
         refused(store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }), Code::Conflict).await;
     }
 }
 
-pub async fn random_forests_come_back_to_the_bit(store: Tested) {
+pub async fn random_forests_round_trip_exactly(store: Tested) {
     let run = store.run().clone();
     for seed in 0..48 {
         let [whole, grown] = [0, 1].map(|sample| {
@@ -344,7 +346,7 @@ pub async fn random_forests_come_back_to_the_bit(store: Tested) {
         let segments = grown.trajectory.segments();
         let mut from = 0;
         while from < segments.len() {
-            // A few at a time, some of them twice.
+            // Appends a few segments at a time, some of them twice.
             let to = (from + 1 + (uniform(seed, 1, from as u64) * 3.0) as usize).min(segments.len());
             let again = (uniform(seed, 2, from as u64) * (from + 1) as f64) as usize;
             store.append(&grown.id, &segments[again..to]).await.unwrap();
@@ -358,7 +360,7 @@ pub async fn random_forests_come_back_to_the_bit(store: Tested) {
                 segments.iter().flat_map(|s| s.logprobs.iter().map(|p| p.to_bits())).collect()
             };
             assert_eq!(bits(&read), bits(&written), "seed {seed}");
-            // With the log-probabilities, of which a NaN is no other's equal, everything is the same.
+            // The remaining fields are compared as text, because a NaN does not equal itself.
             let plain = |attempt: &Attempt| format!("{attempt:?}");
             assert_eq!(plain(&read), plain(&written), "seed {seed}");
             assert_eq!(store.record_attempt(&written).await.unwrap(), Recorded::Before);
@@ -370,7 +372,7 @@ pub async fn random_forests_come_back_to_the_bit(store: Tested) {
     }
 }
 
-pub async fn summaries_are_in_order(store: Tested) {
+pub async fn summaries_are_sorted_by_slot(store: Tested) {
     let run = store.run().clone();
     let of = |placement: Placement| Attempt {
         id: AttemptId::new(&run, &placement, 0),
@@ -397,7 +399,7 @@ pub async fn summaries_are_in_order(store: Tested) {
     assert_eq!(listed(Purpose::Baseline).await, []);
 }
 
-pub async fn tasks_are_listed_once(store: Tested) {
+pub async fn tasks_returns_distinct_tasks(store: Tested) {
     let run = store.run().clone();
     for (sample, task) in [json!({"q": 1}), json!({"q": 2}), json!({"q": 1})].into_iter().enumerate() {
         let asked = Attempt { task, ..attempt(&run, 0, sample as u32) };
@@ -410,7 +412,7 @@ pub async fn tasks_are_listed_once(store: Tested) {
     assert_eq!(store.tasks(Purpose::Eval).await.unwrap(), Vec::<serde_json::Value>::new());
 }
 
-pub async fn plans_are_written_once(store: Tested) {
+pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
     let run = store.run().clone();
     assert_eq!(store.step(1, 2).await.unwrap(), None);
     let kl = ChargedKl { coefficient: 0.1, found: 0.25, rollouts: 3 };
@@ -461,7 +463,7 @@ pub async fn plans_are_written_once(store: Tested) {
     assert_eq!(store.step(1, 9).await.unwrap(), None);
 }
 
-pub async fn advantages_come_back_to_the_bit(store: Tested) {
+pub async fn plan_numbers_round_trip_exactly(store: Tested) {
     let run = store.run().clone();
     let mut numbers = vec![(-0.0, f32::MIN_POSITIVE), (f32::MAX, 1e-45), (0.0, -0.0)];
     numbers.extend((0..40u32).filter_map(|i| {
@@ -478,12 +480,12 @@ pub async fn advantages_come_back_to_the_bit(store: Tested) {
     };
     assert_eq!(bits(&read), bits(&written));
     assert_eq!(read, written);
-    // The sign of a zero is part of a plan.
+    // Plans that differ only in the sign of a zero are different.
     numbers[0].0 = 0.0;
     refused(store.record_step(&plan(&run, &numbers)), Code::Conflict).await;
 }
 
-pub async fn evaluations_are_kept_in_order_and_never_replaced(store: Tested) {
+pub async fn evaluations_are_sorted_and_never_replaced(store: Tested) {
     let (before, after) = (EvalKey { phase: 0, step: 0 }, EvalKey { phase: 1, step: 40 });
     assert_eq!(store.record_eval(after, &json!({"mean": 0.925})).await.unwrap(), Recorded::Now);
     store.record_eval(before, &json!({"mean": 0.1})).await.unwrap();
@@ -494,9 +496,9 @@ pub async fn evaluations_are_kept_in_order_and_never_replaced(store: Tested) {
     assert_eq!(store.evals().await.unwrap(), all);
 }
 
-/// Many writers at once: of writes that differ one is committed and the others are refused, of equal ones
-/// one is new, and a refused write takes no other with it.
-pub async fn many_writers_agree(store: Tested) {
+/// Concurrent writers: of different writes to one key, one is committed and the remaining ones are
+/// rejected. Of equal writes, one is new. A rejected write does not affect other writes.
+pub async fn concurrent_writers_get_consistent_results(store: Tested) {
     const WRITERS: u32 = 12;
     const GROUPS: u32 = 16;
     let mut writers = tokio::task::JoinSet::new();
@@ -506,8 +508,8 @@ pub async fn many_writers_agree(store: Tested) {
             let run = store.run().clone();
             let mut won = Vec::new();
             for group in 0..GROUPS {
-                // One place where all write something of their own, one where all write the same, one for
-                // each.
+                // Three kinds of slots: one in which each writer records a different attempt, one in
+                // which all record the same, and one per writer.
                 let contested = Attempt { reward: Some(f64::from(writer)), ..attempt(&run, group, 0) };
                 match store.record_attempt(&contested).await {
                     Ok(recorded) => {
@@ -535,7 +537,7 @@ pub async fn many_writers_agree(store: Tested) {
     assert!(all.iter().all(|summary| (summary.sampled_tokens, summary.tokens) == (2, 5)));
 }
 
-pub async fn unknown_names_have_nothing(store: Tested) {
+pub async fn unknown_keys_return_nothing(store: Tested) {
     let made = attempt(store.run(), 7, 7);
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
     assert_eq!(store.last_try(&made.placement).await.unwrap(), None);

@@ -1,4 +1,4 @@
-//! The contract about tries: which of them counts, and which broke.
+//! Contract tests about tries: selects the try that counts, and lists the tries that broke.
 
 use levade_tree::{Outcome, Purpose};
 
@@ -6,7 +6,7 @@ use super::made_up::{again, attempt, beginning, place};
 use super::{Tested, grow, refused};
 use crate::{Attempt, Code, End, FailedAttempt, Recorded, Status, Tries};
 
-pub async fn the_abandoned_never_count(store: Tested) {
+pub async fn abandoned_attempts_never_count(store: Tested) {
     let run = store.run().clone();
     let [lost, ended] = [attempt(&run, 0, 0), attempt(&run, 0, 1)];
     store.begin(&beginning(&lost)).await.unwrap();
@@ -19,7 +19,7 @@ pub async fn the_abandoned_never_count(store: Tested) {
     assert_eq!(store.last_try(&lost.placement).await.unwrap(), None);
     let summaries = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(summaries.iter().map(|summary| summary.id).collect::<Vec<_>>(), [ended.id]);
-    // The process was not gone after all: it is told.
+    // If the process is still running after all, its writes return an error.
     for write in [
         refused(store.begin(&beginning(&lost)), Code::Conflict).await,
         refused(store.append(&lost.id, lost.trajectory.segments()), Code::Conflict).await,
@@ -27,14 +27,14 @@ pub async fn the_abandoned_never_count(store: Tested) {
     ] {
         assert!(write.contains("is abandoned and takes nothing more; make another try"), "{write}");
     }
-    // The next try is another attempt, and none has failed before it.
+    // The next try is another attempt, and no earlier try counts as failed.
     assert_eq!(store.tries(&lost.placement).await.unwrap(), Tries { next: 1, failed: 0 });
     let next = again(&run, 0, 0, 1);
     grow(&store, &next).await.unwrap();
     assert_eq!(store.last_try(&lost.placement).await.unwrap(), Some(next));
 }
 
-pub async fn abandoned_end_keeps_its_outcome_and_the_stream(store: Tested) {
+pub async fn abandoned_end_preserves_outcome_and_random_stream(store: Tested) {
     let outcome = Outcome { error: Some("the server is gone".into()), ..Outcome::begun() };
     let broken = Attempt {
         status: Status::Abandoned,
@@ -56,7 +56,7 @@ pub async fn abandoned_end_keeps_its_outcome_and_the_stream(store: Tested) {
     assert_eq!(store.tries(&broken.placement).await.unwrap(), Tries { next: 1, failed: 0 });
 }
 
-pub async fn failures_list_what_broke_in_order(store: Tested) {
+pub async fn failures_returns_broken_attempts_in_order(store: Tested) {
     let run = store.run().clone();
     let of = |group, number, status, error: Option<&str>| {
         let outcome = Outcome { error: error.map(str::to_owned), ..Outcome::begun() };
@@ -67,7 +67,7 @@ pub async fn failures_list_what_broke_in_order(store: Tested) {
         of(1, 1, Status::Failed, Some("late")),
         of(0, 0, Status::Completed, None),
         of(0, 1, Status::Abandoned, Some("gone")),
-        // Its process was killed.
+        // The process of this attempt was killed.
         of(0, 2, Status::Abandoned, None),
         of(2, 0, Status::Unscored, None),
     ];
@@ -77,7 +77,7 @@ pub async fn failures_list_what_broke_in_order(store: Tested) {
     assert_eq!(store.failures(Purpose::Eval).await.unwrap(), []);
 }
 
-pub async fn the_last_of_several_tries_counts(store: Tested) {
+pub async fn last_try_returns_last_counting_try(store: Tested) {
     let run = store.run().clone();
     let failed = Attempt { status: Status::Superseded, score: None, reward: None, ..attempt(&run, 0, 0) };
     store.record_attempt(&failed).await.unwrap();
@@ -94,7 +94,7 @@ pub async fn the_last_of_several_tries_counts(store: Tested) {
     let summaries = store.summaries(Purpose::Train).await.unwrap();
     let found: Vec<_> = summaries.iter().map(|s| (s.placement.sample, s.number, s.id)).collect();
     assert_eq!(found, [(0, 2, broken.id), (1, 0, tries[2].id)]);
-    // A later try that has come to nothing takes nothing from one that counts.
+    // A later superseded try does not replace the try that counts.
     let later = Attempt { status: Status::Superseded, ..again(&run, 0, 0, 3) };
     store.record_attempt(&later).await.unwrap();
     assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), Some(broken));

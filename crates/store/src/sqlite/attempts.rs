@@ -1,4 +1,4 @@
-//! Attempts: begun, ended, recorded at once, and listed.
+//! Stores attempts: their start, their end, complete attempts, and queries over them.
 
 use std::str::FromStr;
 
@@ -10,12 +10,12 @@ use crate::checks;
 use crate::error::Failure;
 use crate::{Attempt, AttemptSummary, Begun, End, FailedAttempt, Recorded, Status, Tries};
 
-/// An attempt, as errors name it.
+/// Returns the name of an attempt for errors.
 pub(super) fn key(id: &AttemptId) -> String {
     format!("attempt {id}")
 }
 
-/// Begins an attempt.
+/// Records the start of an attempt.
 pub(super) fn begin(to: &Connection, run: &RunId, begun: &Begun) -> Result<Recorded, Failure> {
     checks::name(run, &begun.id, &begun.placement, begun.number)?;
     match head(to, &begun.id)? {
@@ -24,7 +24,7 @@ pub(super) fn begin(to: &Connection, run: &RunId, begun: &Begun) -> Result<Recor
     }
 }
 
-/// Appends segments to an attempt that runs.
+/// Appends segments to a running attempt.
 pub(super) fn append(to: &Connection, id: &AttemptId, given: &[Segment]) -> Result<Recorded, Failure> {
     let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
     let len = segments::count(to, row)?;
@@ -41,7 +41,7 @@ pub(super) fn append(to: &Connection, id: &AttemptId, given: &[Segment]) -> Resu
     Ok(Recorded::Now)
 }
 
-/// Ends an attempt that runs.
+/// Records the end of an attempt that is running or unscored.
 pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<Recorded, Failure> {
     checks::end(end)?;
     let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
@@ -63,13 +63,13 @@ pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<Recorded
     Ok(Recorded::Now)
 }
 
-/// Abandons all attempts that run; returns how many.
+/// Marks all running attempts as abandoned and returns their number.
 pub(super) fn abandon_running(to: &Connection) -> Result<u64, Failure> {
     let abandon = "UPDATE attempts SET status = 'abandoned' WHERE status = 'running'";
     Ok(to.prepare_cached(abandon)?.execute([])? as u64)
 }
 
-/// Records whole attempts.
+/// Records complete attempts.
 pub(super) fn record(to: &Connection, run: &RunId, attempts: &[Attempt]) -> Result<Recorded, Failure> {
     let mut recorded = Recorded::Before;
     for attempt in attempts {
@@ -90,7 +90,7 @@ pub(super) fn record(to: &Connection, run: &RunId, attempts: &[Attempt]) -> Resu
     Ok(recorded)
 }
 
-/// Writes everything of an attempt but its segments; returns its row.
+/// Inserts an attempt without its segments and returns its row.
 fn insert(to: &Connection, attempt: &Attempt) -> Result<i64, Failure> {
     let Placement { purpose, phase, step, group, sample } = &attempt.placement;
     let segments = attempt.trajectory.segments();
@@ -132,13 +132,13 @@ fn tokens<'a>(segments: impl IntoIterator<Item = &'a Segment>) -> i64 {
     segments.into_iter().map(|segment| segment.tokens.len() as i64).sum()
 }
 
-/// The attempt of a name.
+/// Returns the attempt with an id, or `None` if it is not recorded.
 pub(super) fn read(from: &Connection, name: &AttemptId) -> Result<Option<Attempt>, Failure> {
     let Some((row, head)) = head(from, name)? else { return Ok(None) };
     Ok(Some(Attempt { trajectory: segments::trajectory(from, row)?, ..head }))
 }
 
-/// An attempt without its segments, and its row.
+/// Returns an attempt without its segments, with its row, or `None` if it is not recorded.
 fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, Failure> {
     let mut statement = from.prepare_cached(
         "SELECT id, task, outcome, score, reward, status, earned, purpose, phase, step, grp, sample, number
@@ -170,7 +170,7 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
     Ok(Some((row.get(0)?, head)))
 }
 
-/// The try that counts at a place.
+/// Returns the try that counts in an attempt slot.
 pub(super) fn last_try(from: &Connection, placement: &Placement) -> Result<Option<Attempt>, Failure> {
     let Placement { purpose, phase, step, group, sample } = placement;
     let name = from
@@ -183,7 +183,7 @@ pub(super) fn last_try(from: &Connection, placement: &Placement) -> Result<Optio
     name.map_or(Ok(None), |name| read(from, &AttemptId::from_bytes(name)))
 }
 
-/// The tries at a place.
+/// Returns the number of tries in an attempt slot.
 pub(super) fn tries(from: &Connection, placement: &Placement) -> Result<Tries, Failure> {
     let Placement { purpose, phase, step, group, sample } = placement;
     let count =
@@ -194,7 +194,7 @@ pub(super) fn tries(from: &Connection, placement: &Placement) -> Result<Tries, F
     Ok(from.prepare_cached(count)?.query_row(key, tries)?)
 }
 
-/// The tasks of all attempts for a purpose, each once.
+/// Returns the distinct tasks of all attempts for a purpose.
 pub(super) fn tasks(from: &Connection, purpose: Purpose) -> Result<Vec<serde_json::Value>, Failure> {
     let mut statement =
         from.prepare_cached("SELECT DISTINCT task FROM attempts WHERE purpose = ?1 ORDER BY 1")?;
@@ -208,7 +208,7 @@ pub(super) fn tasks(from: &Connection, purpose: Purpose) -> Result<Vec<serde_jso
     Ok(tasks)
 }
 
-/// Summaries of the tries that count for a purpose.
+/// Returns summaries of the tries that count for a purpose.
 pub(super) fn summaries(from: &Connection, purpose: Purpose) -> Result<Vec<AttemptSummary>, Failure> {
     let mut statement = from.prepare_cached(
         "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens, name, max(number)

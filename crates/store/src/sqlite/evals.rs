@@ -1,11 +1,11 @@
-//! Results of evaluations.
+//! Stores the results of evaluations.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::error::Failure;
 use crate::{EvalKey, Recorded};
 
-/// Records the result of an evaluation, as JSON.
+/// Records the result of an evaluation, given as JSON text.
 pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<Recorded, Failure> {
     let stored: Option<String> = to
         .prepare_cached("SELECT result FROM evals WHERE phase = ?1 AND step = ?2")?
@@ -22,7 +22,7 @@ pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<Record
     }
 }
 
-/// All results, by phase and step.
+/// Returns the results of all evaluations, sorted by phase and step.
 pub(super) fn all(from: &Connection) -> Result<Vec<(EvalKey, serde_json::Value)>, Failure> {
     let mut statement = from.prepare_cached("SELECT phase, step, result FROM evals ORDER BY phase, step")?;
     let mut rows = statement.query([])?;

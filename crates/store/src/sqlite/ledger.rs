@@ -1,4 +1,4 @@
-//! The write-ahead ledger: what each step trains on, written before it runs.
+//! The write-ahead ledger: stores the plan of each training step before the step runs.
 
 use levade_policy::Cut;
 use levade_tree::{AttemptId, SegmentId};
@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::record::{ChargedKl, HighEntropy, PolicyPlan, Update};
 use crate::{PerToken, PlannedPath, Recorded, StepPlan};
 
-/// The part of a plan that is stored as JSON: all but its paths.
+/// The part of a step plan that is stored as JSON: everything except its sequences.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Head {
@@ -39,7 +39,7 @@ struct HeadOfUpdate {
     critic: Option<Cut>,
 }
 
-/// Records a plan, unless it is there.
+/// Records a plan unless an equal one is recorded. A different recorded plan is a conflict.
 pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<Recorded, Failure> {
     checks::plan(plan)?;
     match read(to, plan.phase, plan.step)? {
@@ -49,14 +49,14 @@ pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<Recorded, Failu
     }
 }
 
-/// (phase, step) of all plans, in order.
+/// Returns (phase, step) of all plans, in ascending order.
 pub(super) fn planned(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
     let mut statement = from.prepare_cached("SELECT phase, step FROM steps ORDER BY phase, step")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Writes a plan that is not there yet.
+/// Inserts a plan that is not recorded yet.
 pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
     let StepPlan { phase, step, places, policies } = plan;
     let of_update =
@@ -102,7 +102,7 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
     Ok(())
 }
 
-/// The plan of a step, if it is there.
+/// Returns the plan of a step, or `None` if none is recorded.
 pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Option<StepPlan>, Failure> {
     let text: Option<String> = transaction
         .prepare_cached("SELECT plan FROM steps WHERE phase = ?1 AND step = ?2")?
@@ -148,7 +148,7 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
     Ok(Some(StepPlan { phase, step, places, policies }))
 }
 
-/// A plan, as errors name it.
+/// Returns the name of a plan for errors.
 pub(super) fn key(phase: u32, step: u32) -> String {
     format!("plan of phase {phase}/step {step}")
 }

@@ -1,7 +1,9 @@
-//! Records of earlier builds, brought up to date.
+//! Migrates files of earlier builds to the current schema.
 //!
-//! Guarantees: one transaction, so that a record is of one schema or of the other; nothing that was recorded
-//! is lost, and token ids, log-probabilities, versions, advantages and weights keep their bits.
+//! # Guarantees
+//! - **Atomic.** A migration is one transaction, so a file always has exactly one schema.
+//! - **Lossless.** No recorded data is lost. Token ids, log-probabilities, versions, advantages and weights
+//!   keep their bits.
 
 use std::path::Path;
 
@@ -20,15 +22,15 @@ use crate::StoreError;
 use crate::error::Failure;
 use crate::record::{ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
 
-/// The earliest schema that is read.
+/// The earliest schema version that this build reads.
 const FIRST: i32 = 3;
 
-/// Whether this build can read records of a schema version.
+/// Returns whether this build can read files of a schema version.
 pub(super) fn is_known(version: i32) -> bool {
     (FIRST..=SCHEMA_VERSION).contains(&version)
 }
 
-/// A copy of a record, in a folder that is gone with the value.
+/// Copies a file into a temporary directory, which is deleted when the returned value is dropped.
 pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
     let unwritable = |source| StoreError::Unwritable { place: file.display().to_string(), source };
     let folder = TempDir::with_prefix("levade-record-").map_err(unwritable)?;
@@ -39,7 +41,7 @@ pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDi
     Ok((connect(&place, flags).map_err(|source| opening(file, source))?, folder))
 }
 
-/// Brings a record up to date, if it is not.
+/// Migrates a file if it has the earlier schema.
 pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     let behind = |connection: &Connection| {
         identity(connection).map(|(_, version)| version == FIRST).map_err(|source| opening(file, source))
@@ -49,11 +51,11 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     }
     info!(file = %file.display(), "bringing the record of an earlier build up to date");
     let mut migrated = || -> Result<(), Failure> {
-        // Tables are renamed below what refers to them; the references are checked at the end.
+        // Tables are renamed while other tables refer to them. The references are checked at the end.
         connection.pragma_update(None, "foreign_keys", false)?;
         connection.pragma_update(None, "legacy_alter_table", true)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        // Another process may have been first.
+        // Another process may have migrated the file in the meantime.
         if identity(&transaction)?.1 == FIRST {
             from_3(&transaction)?;
             let broken: i64 =
@@ -73,16 +75,16 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     })
 }
 
-/// Tables that schema 4 has in another shape.
+/// Tables whose columns differ between schema 3 and schema 4.
 const CHANGED: [&str; 3] = ["attempts", "segments", "steps"];
 
-/// From schema 3: attempts had no names and no tries, segments and plans no policy, and the numbers of a plan
-/// were JSON.
+/// Migrates from schema 3, in which attempts had no ids and no tries, segments and plans had no policy,
+/// and the numbers of a plan were JSON.
 fn from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in CHANGED {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
     }
-    // Tables that stay are there already.
+    // Tables that are equal in both schemas exist already.
     transaction.execute_batch(&TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))?;
     let run = derived_run(transaction)?;
     transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0])?;
@@ -101,7 +103,7 @@ fn from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A name for a run that has none: of its attempts, which no other run has.
+/// Derives an id for a run without one from a hash of its tasks and outcomes, which no other run shares.
 fn derived_run(transaction: &Transaction<'_>) -> Result<RunId, Failure> {
     let mut hash = Sha256::new();
     let mut statement = transaction.prepare("SELECT task, outcome FROM old_attempts ORDER BY id")?;
@@ -139,7 +141,7 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
         let outcome: String = row.get(6)?;
         let damaged = |why| Failure::Damaged(format!("the outcome of {placement} cannot be read: {why}"));
         let outcome: Value = serde_json::from_str(&outcome).map_err(damaged)?;
-        // Demonstrations had an answer and nothing else.
+        // The outcome of a demonstration contained only the final answer.
         let outcome = match (placement.purpose, outcome.get("final_text").and_then(Value::as_str)) {
             (Purpose::Demonstration, Some(answer)) => Outcome::demonstrated(answer),
             _ => serde_json::from_value(outcome).map_err(damaged)?,
@@ -151,7 +153,7 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A plan as schema 3 wrote it.
+/// A step plan in the JSON format of schema 3.
 #[derive(Deserialize)]
 struct Plan3 {
     phase: u32,
@@ -185,7 +187,7 @@ struct Path3 {
 fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     let mut statement = transaction.prepare("SELECT plan FROM old_steps ORDER BY phase, step")?;
     let mut rows = statement.query([])?;
-    // Each step made the next version.
+    // Each step produced the next version of the weights.
     for version in 0.. {
         let Some(row) = rows.next()? else { break };
         let text: String = row.get(0)?;
@@ -199,7 +201,8 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
             returns: path.returns.map(PerToken::from_runs),
             values: path.values.map(PerToken::from_runs),
         };
-        // One device trained them, in these micro-batches, and so did a critic.
+        // In schema 3, one device trained the policy in these micro-batches, and the critic in the same
+        // ones.
         let update = |Update3 { micro_batches }| {
             let cut = Cut::of_sizes(micro_batches.iter().map(Vec::len));
             let paths: Vec<PlannedPath> = micro_batches.into_iter().flatten().map(&path).collect();

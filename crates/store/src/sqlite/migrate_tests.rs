@@ -1,4 +1,4 @@
-//! Random runs as schema 3 wrote them, brought up to date.
+//! Tests of the migration of random runs from schema 3.
 
 use levade_tree::{Kind, VersionRun};
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ PRAGMA application_id = 0x44525347;
 PRAGMA user_version = 3;
 ";
 
-/// An attempt as schema 3 knew it: two segments, of which the first is a prompt.
+/// An attempt in schema 3, with two segments: a prompt and a completion.
 #[derive(Debug, Clone)]
 struct Old {
     purpose: Purpose,
@@ -145,9 +145,10 @@ fn bits(numbers: &PerToken) -> Vec<u8> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// Everything that schema 3 held is there, to the bit, for who only reads and for who goes on.
+    /// All data of schema 3 is preserved to the bit, both for a reader and for a writer that resumes the
+    /// run.
     #[test]
-    fn nothing_is_lost(olds in prop::collection::vec(any_old(), 0..6)) {
+    fn migration_preserves_schema_3_exactly(olds in prop::collection::vec(any_old(), 0..6)) {
         let mut olds = olds;
         let mut seen = std::collections::BTreeSet::new();
         olds.retain(|old| seen.insert(old.placement()));
@@ -210,7 +211,7 @@ proptest! {
             }
             prop_assert_eq!(wait(store.evals()).unwrap().len(), 1);
         }
-        // Recording again what was recorded is still a no-op.
+        // Recording an equal attempt again is still a no-op.
         for old in &olds {
             let stored = wait(writer.last_try(&old.placement())).unwrap().unwrap();
             prop_assert_eq!(wait(writer.record_attempt(&stored)).unwrap(), crate::Recorded::Before);
@@ -220,9 +221,9 @@ proptest! {
     }
 }
 
-/// A record that cannot be read leaves the file as it was.
+/// If a plan cannot be parsed, the file keeps schema 3 and all its rows.
 #[test]
-fn a_damaged_record_is_left_alone() {
+fn failed_migration_leaves_file_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.db");
     let raw = Connection::open(&file).unwrap();

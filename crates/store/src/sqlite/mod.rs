@@ -1,9 +1,9 @@
-//! The record in one SQLite file in WAL mode, written by one thread and read by another.
+//! A store in one SQLite file in WAL mode, written by one thread and read by another.
 //!
-//! A call is a message to a thread and a wait for its answer, with a deadline. So no async worker waits for
-//! the disk or encodes a blob. The writing thread takes all waiting writes into one transaction, with a
-//! savepoint each, and answers after the flush. A caller that stops waiting for a write must keep what it
-//! wrote until it knows that it is recorded.
+//! A call sends a job to a thread and waits for the result, with a deadline. So no async worker waits for
+//! the disk or encodes a blob. The writing thread commits all queued writes in one transaction, with a
+//! savepoint for each, and sends the results after the flush. A caller that stops waiting for a write
+//! must keep the value until it knows that the value is recorded.
 
 mod attempts;
 mod evals;
@@ -34,23 +34,24 @@ use crate::{
 pub use schema::SCHEMA_VERSION;
 use worker::{Asked, Inbox, Worker};
 
-/// The longest wait for an answer: longer than a thread waits for another process.
+/// Timeout for the result of a job. It exceeds the time that a thread waits for another process.
 const ANSWER: Duration = Duration::from_secs(120);
 
-/// The longest wait for a record to be opened, which may have to be migrated or copied as a whole.
+/// Timeout for opening a file, which may have to be migrated or copied completely.
 const OPENING: Duration = Duration::from_secs(3600);
 
-/// The record of a run in an SQLite file. Several handles, in one process or many, may read and write at
-/// once.
+/// A store in an SQLite file. Several handles, in one process or many, may read and write at the same
+/// time.
 ///
-/// Dropping it blocks until everything that was asked is done and the file is closed.
+/// Dropping a handle blocks until all queued jobs are done and the file is closed, but no longer than 120
+/// seconds per thread.
 pub struct Sqlite {
     file: PathBuf,
     place: String,
     run: RunId,
-    /// The longest wait for an answer.
+    /// Timeout for the result of a job.
     limit: Duration,
-    /// `None` where the record was opened for reading.
+    /// `None` if the store was opened only for reading.
     writer: Option<Worker>,
     reader: Worker,
 }
@@ -61,17 +62,21 @@ impl fmt::Debug for Sqlite {
     }
 }
 
-/// A connection that a thread has opened, with the copy that is read in place of the file, where it cannot
-/// be read in its place.
+/// An open connection, with the directory of the temporary copy if a copy is read instead of the file.
 pub(crate) type Opened = (Connection, Option<TempDir>);
 
 impl Sqlite {
-    /// Opens the record of `run`, creating it where there is none, and bringing one of an earlier build up
-    /// to date: all of it or, where that fails, nothing.
+    /// Opens the store of `run` for writing.
+    ///
+    /// Creates the file if it does not exist, and migrates a file of an earlier build. If the migration
+    /// fails, the file keeps its earlier schema and all its data.
     ///
     /// # Errors
-    /// When the file cannot be opened, belongs to another program or another run, or has a schema version
-    /// that this build cannot read.
+    /// - Returns [`StoreError::Open`] if the file cannot be opened or is not an SQLite database.
+    /// - Returns [`StoreError::Foreign`] if the file belongs to another program, and
+    ///   [`StoreError::OtherRun`] if it belongs to another run.
+    /// - Returns [`StoreError::Version`] if this build cannot read the schema version of the file.
+    /// - Returns another error if the migration fails or if opening takes longer than an hour.
     pub async fn open(file: &Path, run: &RunId) -> Result<Self, StoreError> {
         let wanted = run.clone();
         let store = Self::writing(file, move |file| opening::open(file, &wanted)).await?;
@@ -82,24 +87,32 @@ impl Sqlite {
         Ok(store)
     }
 
-    /// Opens a record that exists, to go on with whatever run it is of; an empty file, which a process left
-    /// that was killed before it had written anything, becomes the record of `new`. One of an earlier build
-    /// is brought up to date first, as by [`open`](Self::open).
+    /// Opens an existing store for writing, whatever its run id.
+    ///
+    /// An empty file, left by a process that was killed before it had written anything, becomes the store
+    /// of the run `new`. A file of an earlier build is migrated first, as by [`open`](Self::open).
     ///
     /// # Errors
-    /// When the file is missing, and those of [`open`](Self::open).
+    /// Returns [`StoreError::Open`] with [`Code::NotFound`] if the file does not exist, and otherwise the
+    /// errors of [`open`](Self::open) except [`StoreError::OtherRun`].
     pub async fn resume(file: &Path, new: &RunId) -> Result<Self, StoreError> {
         let new = new.clone();
         Self::writing(file, move |file| opening::resume(file, &new)).await
     }
 
-    /// Opens a record that exists, to read it, also where nothing may be written, and while another process
-    /// writes it. Of one of an earlier build a copy is brought up to date and read. Writes are
-    /// [`StoreError::ReadOnly`].
+    /// Opens an existing store only for reading.
+    ///
+    /// This needs no write permission and works while another process writes the file. If an earlier
+    /// build wrote the file, a copy is migrated and read. Every write returns [`StoreError::ReadOnly`].
     ///
     /// # Errors
-    /// When the file is missing or cannot be opened, belongs to another program, or has a schema version
-    /// that this build cannot read.
+    /// - Returns [`StoreError::Open`] if the file does not exist, cannot be opened, or is not an SQLite
+    ///   database.
+    /// - Returns [`StoreError::Empty`] if the file has no tables, and [`StoreError::Foreign`] if it belongs
+    ///   to another program.
+    /// - Returns [`StoreError::Version`] if this build cannot read the schema version of the file.
+    /// - Returns [`StoreError::Unwritable`] if a copy is needed but cannot be made.
+    /// - Returns another error if the migration of the copy fails or if opening takes longer than an hour.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
         let (reader, run) = started(file, "levade-read", opening::open_existing, worker::read).await?;
         Ok(Self::of(file, run, None, reader))
@@ -119,12 +132,12 @@ impl Sqlite {
         Sqlite { file: file.to_owned(), place, run, limit: ANSWER, writer, reader }
     }
 
-    /// The file.
+    /// Returns the path of the SQLite file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Reads on one consistent snapshot.
+    /// Runs `work` on the reading thread, on one consistent snapshot.
     async fn read<T: Send + 'static>(
         &self,
         key: impl fmt::Display + Send,
@@ -133,7 +146,7 @@ impl Sqlite {
         self.ask(&self.reader, "read", key.to_string(), work).await
     }
 
-    /// Writes all or nothing.
+    /// Runs `work` on the writing thread. All its changes are committed, or none of them.
     async fn write<T: Send + 'static>(
         &self,
         key: impl fmt::Display + Send,
@@ -154,7 +167,7 @@ impl Sqlite {
         work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (start, (job, answer)) = (Instant::now(), Asked::new(work));
-        // Where the thread is gone, so is the way back.
+        // If the thread has exited, the job is dropped with its channel, and the wait below ends.
         worker.send(Box::new(job));
         let answer = answered(&self.place, action, key.clone(), self.limit, answer).await;
         let answer =
@@ -169,7 +182,7 @@ impl Sqlite {
     }
 }
 
-/// Waits for the answer of a thread, which comes back with the key where it is a failure.
+/// Waits for the result of a thread. A failure is returned with `key`.
 async fn answered<T, E>(
     place: &str,
     action: &'static str,
@@ -185,8 +198,8 @@ async fn answered<T, E>(
     }
 }
 
-/// Starts a thread that opens a record with `open` and then does jobs by `work`. Returns the run whose
-/// record it is.
+/// Starts a thread that opens a file with `open` and then processes jobs with `work`. Returns the thread
+/// and the id of the run in the file.
 async fn started(
     file: &Path,
     name: &str,
@@ -199,7 +212,7 @@ async fn started(
         let opened = open(&of_thread)
             .and_then(|opened| schema::run_of(&opened.0, &of_thread).map(|run| (opened, run)));
         match opened {
-            // The copy outlives the connection.
+            // The copy must outlive the connection.
             Ok(((mut connection, _copy), run)) => {
                 if to.send(Ok(run)).is_ok() {
                     work(&mut connection, inbox);
@@ -316,7 +329,7 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-/// The kind of an error of SQLite.
+/// Maps an SQLite error to its code.
 pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
     use rusqlite::{Error, ErrorCode};
     match error.sqlite_error_code() {
@@ -327,7 +340,7 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
         Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => Code::Forbidden,
         Some(ErrorCode::NotADatabase) => Code::Foreign,
         Some(ErrorCode::DatabaseCorrupt) => Code::Damaged,
-        // A value of another type than was written.
+        // A value does not have the type of its column.
         None if matches!(
             error,
             Error::FromSqlConversionFailure(..)
@@ -341,7 +354,7 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
     }
 }
 
-/// Copies an error for another one who waits.
+/// Copies an error, so that it can be sent to several callers.
 fn again(error: &rusqlite::Error) -> rusqlite::Error {
     match error {
         rusqlite::Error::SqliteFailure(code, text) => rusqlite::Error::SqliteFailure(*code, text.clone()),

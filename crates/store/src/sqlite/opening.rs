@@ -1,4 +1,4 @@
-//! Opening a record: making a new one, bringing an old one up to date, refusing what is none.
+//! Opens a file: creates the tables, migrates an earlier schema, and rejects files that are not stores.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::schema::{APPLICATION_ID, EXISTING, SCHEMA_VERSION, TABLES, connect, i
 use super::{Opened, migrate, unwritable};
 use crate::StoreError;
 
-/// Opens the record of a run, creating it where there is none, to write it.
+/// Opens the file of a run for writing. Creates the file if it does not exist.
 pub(super) fn open(file: &Path, run: &RunId) -> Result<Opened, StoreError> {
     let connection = connect(file, EXISTING | OpenFlags::SQLITE_OPEN_CREATE);
     let mut connection = connection.map_err(|source| opening(file, source))?;
@@ -18,7 +18,7 @@ pub(super) fn open(file: &Path, run: &RunId) -> Result<Opened, StoreError> {
     Ok((connection, None))
 }
 
-/// Opens a record that exists, to write it.
+/// Opens an existing file for writing. An empty one becomes the store of the run `new`.
 pub(super) fn resume(file: &Path, new: &RunId) -> Result<Opened, StoreError> {
     let mut connection = connect(file, EXISTING).map_err(|source| opening(file, source))?;
     prepare(&mut connection, file, new)?;
@@ -26,7 +26,7 @@ pub(super) fn resume(file: &Path, new: &RunId) -> Result<Opened, StoreError> {
     Ok((connection, None))
 }
 
-/// Opens the record that a writer of this process has open, to read it.
+/// Opens, for reading, the file that a writer of this process has already opened and migrated.
 pub(super) fn beside_the_writer(file: &Path) -> Result<Opened, StoreError> {
     let connect = || {
         let connection = connect(file, EXISTING)?;
@@ -36,9 +36,10 @@ pub(super) fn beside_the_writer(file: &Path) -> Result<Opened, StoreError> {
     Ok((connect().map_err(|source| opening(file, source))?, None))
 }
 
-/// Opens a record that exists, to read it, as it is or as a copy of it.
+/// Opens an existing file for reading: the file itself or, if necessary, a temporary copy of it.
 pub(super) fn open_existing(file: &Path) -> Result<Opened, StoreError> {
-    // Read-write, because a reader of a WAL file may have to create its shared-memory index.
+    // The file is opened read-write, because a reader in WAL mode may have to create the shared-memory
+    // index.
     let readable = connect(file, EXISTING).and_then(|connection| identity(&connection).map(|_| connection));
     let (connection, copy) = match readable {
         Err(error) if unwritable::is_why(&error) && file.is_file() => {
@@ -58,10 +59,11 @@ pub(super) fn open_existing(file: &Path) -> Result<Opened, StoreError> {
     Ok((connection, copy))
 }
 
-/// Gives a new file the tables of `run`, and an earlier build's file the present ones.
+/// Creates the tables in a new file and migrates a file of an earlier build. A file of another program or
+/// of an unknown schema version is not changed.
 fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), StoreError> {
     let opening = |source| opening(file, source);
-    // Named before anything else, so that a file of another program is not changed.
+    // Checked before anything else, so that a file of another program is not changed.
     let (application, version) = identity(connection).map_err(opening)?;
     let is_new = is_empty(connection).map_err(opening)?;
     if application != APPLICATION_ID && !is_new {
@@ -72,7 +74,8 @@ fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), 
     }
     connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
     connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
-    // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
+    // Immediate: if two handles open a new file at the same time, the second one waits and finds the
+    // tables.
     let transaction =
         connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
     if is_empty(&transaction).map_err(opening)? {

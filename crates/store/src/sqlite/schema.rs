@@ -1,4 +1,4 @@
-//! The tables of the file, and connections to it.
+//! The tables of the SQLite file, and connections to it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use super::code_of;
 use crate::StoreError;
 use crate::error::Code;
 
-/// Version of the tables that this build reads and writes.
+/// Schema version of the tables that this build writes. It migrates files of schema 3.
 pub const SCHEMA_VERSION: i32 = 4;
 
-/// "DRSG": marks the file as ours.
+/// SQLite application id that marks the file as a Levade store: "DRSG" in ASCII.
 pub(super) const APPLICATION_ID: i32 = 0x4452_5347;
 
-/// How long a handle waits for another one's transaction.
+/// Timeout for the transaction of another handle.
 const BUSY: Duration = Duration::from_secs(30);
 
 /// Flags of a connection to a file that exists. Each connection is used by one thread.
 pub(super) const EXISTING: OpenFlags =
     OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 
-/// The tables. Numbers of tokens are little-endian blobs; whatever else has a shape of its own is JSON.
+/// The tables. Values per token are little-endian blobs; other structured values are JSON.
 pub(super) const TABLES: &str = "
 CREATE TABLE run (
     id TEXT NOT NULL                        -- the run whose record this is: one row
@@ -100,13 +100,13 @@ CREATE TABLE evals (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// The run whose record it is.
+/// Returns the id of the run in the file.
 pub(super) fn run_of(connection: &Connection, file: &Path) -> Result<RunId, StoreError> {
     let run = connection.query_row("SELECT id FROM run", [], |row| row.get(0));
     run.map(RunId).map_err(|source| opening(file, source))
 }
 
-/// The error of a file that cannot be opened.
+/// Creates the error for a file that cannot be opened.
 pub(super) fn opening(file: &Path, source: rusqlite::Error) -> StoreError {
     let code = match code_of(&source) {
         Code::Forbidden if !file.exists() => Code::NotFound,
@@ -115,20 +115,20 @@ pub(super) fn opening(file: &Path, source: rusqlite::Error) -> StoreError {
     StoreError::Open { place: file.display().to_string(), code, source: source.into() }
 }
 
-/// A connection to a file.
+/// Opens a connection to a file, with the busy timeout set.
 pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(BUSY)?;
     Ok(connection)
 }
 
-/// The application id and the schema version of a file.
+/// Returns the application id and the schema version of a file.
 pub(super) fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     Ok((pragma("application_id")?, pragma("user_version")?))
 }
 
-/// Whether a file has no tables.
+/// Returns whether a file has no tables.
 pub(super) fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
     connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
 }

@@ -1,4 +1,4 @@
-//! Segments of attempts. What an attempt begins with is kept once, however many begin with it.
+//! Stores the segments of attempts. A prompt is stored once, however many attempts start with it.
 
 use levade_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::Failure;
 
-/// Columns of a segment, as [`parsed`] reads them.
+/// The query for the columns of a segment, in the order in which [`parsed`] reads them.
 macro_rules! select {
     ($rest:literal) => {
         concat!(
@@ -18,7 +18,7 @@ macro_rules! select {
     };
 }
 
-/// Writes segments of the attempt in row `attempt`.
+/// Inserts segments of the attempt in row `attempt`.
 pub(super) fn insert<'a>(
     to: &Connection,
     attempt: i64,
@@ -36,7 +36,7 @@ pub(super) fn insert<'a>(
             .flat_map(|run| run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes()))
             .collect();
         let tokens: Vec<u8> = segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-        // All attempts at a task begin alike.
+        // All attempts at a task start with the same prompt.
         let (prompt, tokens) = match (segment.kind, segment.parent) {
             (Kind::Given, None) => (Some(prompt(to, &tokens)?), None),
             _ => (None, Some(tokens)),
@@ -61,7 +61,7 @@ pub(super) fn insert<'a>(
     Ok(())
 }
 
-/// The row of a prompt, which is written once however many attempts begin with it.
+/// Returns the row of a prompt. Inserts the prompt if it is not stored yet.
 fn prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
     let digest = Sha256::digest(tokens);
     let find = "SELECT id FROM prompts WHERE digest = ?1";
@@ -75,15 +75,15 @@ fn prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
     }
 }
 
-/// How many segments an attempt has.
+/// Returns the number of segments of an attempt.
 pub(super) fn count(from: &Connection, attempt: i64) -> Result<u32, Failure> {
     let count = "SELECT coalesce(max(id) + 1, 0) FROM segments WHERE attempt = ?1";
     Ok(from.prepare_cached(count)?.query_row([attempt], |row| row.get(0))?)
 }
 
-/// How many tokens a segment has; 0 where it is not there.
+/// Returns the number of tokens of a segment, or 0 if the segment is not stored.
 pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<usize, Failure> {
-    // The length of a blob is known without its bytes.
+    // SQLite returns the length of a blob without reading its bytes.
     let bytes: Option<i64> = from
         .prepare_cached(
             "SELECT length(coalesce(s.tokens, p.tokens)) FROM segments s LEFT JOIN prompts p ON p.id = s.prompt
@@ -95,14 +95,14 @@ pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<u
     Ok(bytes.unwrap_or(0) as usize / 4)
 }
 
-/// One segment of an attempt.
+/// Returns one segment of an attempt, or `None` if it is not stored.
 pub(super) fn one(from: &Connection, attempt: i64, id: SegmentId) -> Result<Option<Segment>, Failure> {
     let mut statement = from.prepare_cached(select!("AND s.id = ?2"))?;
     let mut rows = statement.query(params![attempt, id.0])?;
     rows.next()?.map(parsed).transpose()
 }
 
-/// All segments of an attempt.
+/// Returns all segments of an attempt.
 pub(super) fn trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, Failure> {
     let mut statement = from.prepare_cached(select!("ORDER BY s.id"))?;
     let mut rows = statement.query([attempt])?;
@@ -152,7 +152,7 @@ fn parsed(row: &Row<'_>) -> Result<Segment, Failure> {
     })
 }
 
-/// A little-endian integer of up to 8 bytes.
+/// Decodes a little-endian integer of up to 8 bytes.
 fn long(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }

@@ -1,4 +1,4 @@
-//! Tests of the file and of its threads. The contract runs over it, too.
+//! Tests of the SQLite file and its threads, including the contract suite.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -57,7 +57,7 @@ fn attempt(group: u32, sample: u32) -> Attempt {
 const FIRST: EvalKey = EvalKey { phase: 0, step: 0 };
 
 #[test]
-fn the_record_of_another_run_is_refused() {
+fn open_rejects_store_of_another_run() {
     let (folder, store) = open();
     drop(store);
     let file = folder.path().join("run.db");
@@ -68,7 +68,7 @@ fn the_record_of_another_run_is_refused() {
 }
 
 #[test]
-fn a_file_of_another_program_is_refused_and_left_alone() {
+fn foreign_file_is_rejected_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("other.db");
     Connection::open(&file).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
@@ -85,7 +85,7 @@ fn a_file_of_another_program_is_refused_and_left_alone() {
 }
 
 #[test]
-fn another_schema_version_is_named() {
+fn open_rejects_unknown_schema_version() {
     let (folder, store) = open();
     drop(store);
     let file = folder.path().join("run.db");
@@ -98,7 +98,7 @@ fn another_schema_version_is_named() {
 }
 
 #[test]
-fn what_is_not_a_database_is_refused() {
+fn open_rejects_missing_and_non_database_files() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.db");
     std::fs::write(&file, "not a database, but long enough to look like a header of one\n".repeat(20))
@@ -115,10 +115,10 @@ fn what_is_not_a_database_is_refused() {
     assert!(!missing.exists());
 }
 
-/// A process that is killed while it creates a record leaves a file without tables: nothing that could be
-/// read, and the next goes on from there.
+/// A process that is killed while it creates a store leaves a file without tables. Such a file cannot be
+/// read, but a resumed run creates its store in it.
 #[test]
-fn a_record_that_was_never_made_is_none() {
+fn resume_initializes_file_without_tables() {
     let folder = tempfile::tempdir().unwrap();
     let [nothing, no_tables] = ["nothing.db", "no-tables.db"].map(|name| folder.path().join(name));
     std::fs::write(&nothing, "").unwrap();
@@ -139,7 +139,7 @@ fn a_record_that_was_never_made_is_none() {
 }
 
 #[test]
-fn who_reads_cannot_write() {
+fn read_only_store_rejects_writes() {
     let (folder, store) = open();
     let reader = wait(Sqlite::open_existing(&folder.path().join("run.db"))).unwrap();
     let error = wait(reader.record_attempt(&attempt(0, 0))).unwrap_err();
@@ -149,13 +149,13 @@ fn who_reads_cannot_write() {
 }
 
 #[test]
-fn what_attempts_begin_with_is_kept_once() {
+fn shared_prompts_are_stored_once() {
     let (folder, store) = open();
     let mut other = attempt(1, 0);
     other.trajectory = Trajectory::new();
     let tree = &mut other.trajectory;
     tree.push(Segment::given(None, vec![1, 2], 0)).unwrap();
-    // Not a prompt: demonstrated tokens like it, and the same tokens further down.
+    // Neither is a prompt: a demonstrated root with equal tokens, and a later segment with equal tokens.
     let reply = tree.push(Segment::demonstrated(None, vec![1, 2], 0)).unwrap();
     tree.push(Segment::given(Some(reply), vec![1, 2, u32::MAX], 0)).unwrap();
     let all = [attempt(0, 0), attempt(0, 1), other];
@@ -174,7 +174,7 @@ fn what_attempts_begin_with_is_kept_once() {
 }
 
 #[test]
-fn damage_is_named() {
+fn damaged_rows_are_named_in_errors() {
     let (folder, store) = open();
     wait(store.record_attempt(&attempt(0, 0))).unwrap();
     let raw = Connection::open(folder.path().join("run.db")).unwrap();
@@ -194,7 +194,7 @@ fn damage_is_named() {
 }
 
 #[test]
-fn two_handles_see_each_other() {
+fn concurrent_handles_share_one_file() {
     let (folder, first) = open();
     let file = folder.path().join("run.db");
     let second = wait(Sqlite::open(&file, &run())).unwrap();
@@ -209,12 +209,13 @@ fn two_handles_see_each_other() {
         }
     });
     assert_eq!(wait(reader.summaries(Purpose::Train)).unwrap().len(), 40);
-    // Both may record the same attempt: one does, the other finds it.
+    // Both handles record the same attempt: the first writes it, the second finds it.
     wait(first.record_attempt(&attempt(2, 0))).unwrap();
     assert_eq!(wait(second.record_attempt(&attempt(2, 0))).unwrap(), Recorded::Before);
 }
 
-/// A job, alone in its transaction, that keeps the writer until the sender is dropped.
+/// Starts a job that blocks the writer, in a transaction of its own, until the returned sender is
+/// dropped.
 fn hold(store: &Sqlite) -> mpsc::Sender<()> {
     let ((release, held), (begins, begun)) = (mpsc::channel::<()>(), mpsc::channel());
     let held = std::sync::Mutex::new(held);
@@ -224,13 +225,13 @@ fn hold(store: &Sqlite) -> mpsc::Sender<()> {
         Ok(())
     });
     assert!(store.writer.as_ref().unwrap().send(Box::new(job)));
-    // Until then, what comes next could become part of its transaction.
+    // Without this wait, the next job could become part of the same transaction.
     begun.recv().unwrap();
     release
 }
 
-/// How many commits the log holds: frames that say how large the database is then (the file format of
-/// SQLite, section 4.1).
+/// Returns the number of commits in the log: the frames that contain the size of the database after the
+/// commit (SQLite file format, section 4.1).
 fn commits(store: &Sqlite) -> usize {
     let log = std::fs::read(store.file().with_file_name("run.db-wal")).unwrap();
     let word = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());
@@ -243,9 +244,9 @@ fn commits(store: &Sqlite) -> usize {
         .count()
 }
 
-/// Writes that wait together share a commit, and one that is refused takes none of the others with it.
+/// Queued writes share a commit, and a rejected write does not affect the other writes.
 #[test]
-fn writes_that_wait_are_written_together() {
+fn queued_writes_share_one_commit() {
     let (_folder, store) = open();
     wait(store.record_attempt(&attempt(0, 0))).unwrap();
     let before = commits(&store);
@@ -265,7 +266,7 @@ fn writes_that_wait_are_written_together() {
                 store.record_attempt(&two),
             )
         };
-        // They are in the queue before the writer goes on.
+        // All writes are in the queue before the writer continues.
         let released = async {
             tokio::time::sleep(Duration::from_millis(50)).await;
             drop(release);
@@ -288,9 +289,9 @@ fn writes_that_wait_are_written_together() {
     assert_eq!(commits(&store) - before, 1);
 }
 
-/// SQLite reports a limit on its pages as it reports a full disk.
+/// The test limits the number of pages, which SQLite reports like a full disk.
 #[test]
-fn a_full_disk_is_known_as_one_and_breaks_nothing() {
+fn full_disk_rejects_only_oversized_write() {
     let (_folder, store) = open();
     wait(store.record_eval(FIRST, &"kept".into())).unwrap();
     let pages = |most: i64| {
@@ -320,7 +321,7 @@ fn a_full_disk_is_known_as_one_and_breaks_nothing() {
     let error = full.unwrap_err();
     assert_eq!(error.code(), Code::Full, "{error}");
     assert!(error.is_user_error());
-    // Those that waited with it are recorded.
+    // The other queued writes are recorded.
     assert_eq!((first.unwrap(), last.unwrap()), (Recorded::Now, Recorded::Now));
     let found: Vec<u32> = wait(store.evals()).unwrap().iter().map(|(key, _)| key.step).collect();
     assert_eq!(found, [0, 1, 3]);
@@ -329,7 +330,7 @@ fn a_full_disk_is_known_as_one_and_breaks_nothing() {
 }
 
 #[test]
-fn a_read_delays_no_write() {
+fn slow_read_does_not_block_writes() {
     let (_folder, store) = open();
     let (release, held) = mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
@@ -342,14 +343,14 @@ fn a_read_delays_no_write() {
     assert!(store.reader.send(Box::new(job)));
     wait(store.record_attempt(&attempt(0, 0))).unwrap();
     drop(release);
-    // The read saw one snapshot.
+    // The read used one snapshot.
     let (before, after) = wait(answer).unwrap().ok().unwrap();
     assert_eq!(before, after);
     assert_eq!(wait(store.summaries(Purpose::Train)).unwrap().len(), 1);
 }
 
 #[test]
-fn a_writer_that_hangs_is_named() {
+fn hanging_writer_returns_deadline_error() {
     let (_folder, mut store) = open();
     store.limit = Duration::from_millis(30);
     let release = hold(&store);
@@ -362,13 +363,13 @@ fn a_writer_that_hangs_is_named() {
     );
     assert!(text.contains("run.db"), "{text}");
     drop(release);
-    // It was written nevertheless, and asking again finds it.
+    // The write was committed after the timeout, and a retry finds it.
     store.limit = Duration::from_secs(60);
     assert_eq!(wait(store.record_attempt(&attempt(0, 0))).unwrap(), Recorded::Before);
 }
 
 #[test]
-fn the_last_handle_waits_for_what_is_queued() {
+fn drop_waits_for_queued_writes() {
     let (folder, store) = open();
     let release = hold(&store);
     let given_up = wait(async {
@@ -384,15 +385,15 @@ fn the_last_handle_waits_for_what_is_queued() {
         drop(store);
     });
     let file = folder.path().join("run.db");
-    // The file is closed: nothing lies beside it.
+    // The file is closed: SQLite has deleted the log.
     assert!(!file.with_file_name("run.db-wal").exists());
     let store = wait(Sqlite::open_existing(&file)).unwrap();
     assert_eq!(wait(store.attempt(&attempt(0, 0).id)).unwrap(), Some(attempt(0, 0)));
 }
 
-/// The thread of a record never ends before its handles; if it did, they would say so.
+/// The thread of a store never exits before its handles. If it did, calls would return an error.
 #[test]
-fn a_thread_that_is_gone_is_an_error() {
+fn exited_writer_thread_returns_error() {
     let (_folder, mut store) = open();
     store.writer = Some(Worker::start("test", Duration::from_secs(9), |_| ()).unwrap());
     let error = wait(store.record_eval(FIRST, &json!(1))).unwrap_err();
@@ -400,9 +401,9 @@ fn a_thread_that_is_gone_is_an_error() {
     assert!(error.to_string().contains("the thread of the record has died"), "{error}");
 }
 
-/// Attempts and segments of an attempt that grows are as small as those of one that is recorded at once.
+/// The token counts of a growing attempt follow its segments, and a repeated append does not change them.
 #[test]
-fn what_is_appended_is_counted() {
+fn append_updates_token_counts() {
     let (folder, store) = open();
     let whole = attempt(0, 0);
     let (id, number, task) = (whole.id, whole.number, whole.task.clone());

@@ -1,9 +1,13 @@
-//! Reading a record where nothing may be written: a run of another user, a read-only mount.
+//! Opens a store without write permission, for example a run of another user or on a read-only mount.
 //!
-//! In WAL mode a reader needs an index of the log, which it shares with writers in a file beside the
-//! database. Where it cannot make one, SQLite reads with an index of its own as long as that file is there;
-//! that is tried first, and is what reads a run under way. If there is no such file and no log, the database
-//! alone is the whole record. If there is a log alone, both are copied to where the index can be made.
+//! In WAL mode, a reader needs an index of the log. Readers and writers share this index in a `-shm` file
+//! next to the database. There are three cases if the reader cannot create that file:
+//! - The `-shm` file exists. SQLite then reads with a private index. The caller tries this first; it is how a
+//!   run in progress is read.
+//! - Neither the `-shm` file nor a log exists, or the log is empty. The database file is then complete, and
+//!   is read as immutable.
+//! - Only a log exists. The database and the log are then copied to a temporary directory, in which the index
+//!   can be created.
 
 use std::fs;
 use std::io;
@@ -13,10 +17,10 @@ use std::time::SystemTime;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tempfile::TempDir;
 
-/// How often a copy is made again that another process wrote to meanwhile.
+/// Maximum number of times that the files are copied, if another process writes to them meanwhile.
 const TRIES: u32 = 5;
 
-/// Whether a record could not be opened because it cannot be written to.
+/// Returns whether a file could not be opened because it cannot be written to.
 pub(super) fn is_why(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -24,7 +28,7 @@ pub(super) fn is_why(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// Opens a record without writing beside it. The folder holds a copy, where one had to be made.
+/// Opens a file without creating files next to it. Returns the directory of the copy if one was needed.
 pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
     let log = beside(file, "-wal");
     if fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
@@ -40,7 +44,7 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
         fs::copy(file, &copy)?;
         fs::copy(&log, beside(&copy, "-wal"))?;
         if (state(file)?, state(&log)?) == before {
-            // As they were where they came from, which may be read-only.
+            // A copy keeps the permissions of its source, which may be read-only.
             for copied in [&copy, &beside(&copy, "-wal")] {
                 make_writable(copied)?;
             }
@@ -72,7 +76,7 @@ fn make_writable(file: &Path) -> io::Result<()> {
     fs::set_permissions(file, permissions)
 }
 
-/// The address of a database that nobody changes, as SQLite reads it.
+/// Returns the SQLite URI of a database that no process changes.
 fn immutable(file: &Path) -> io::Result<String> {
     let absolute = std::path::absolute(file)?;
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-~".contains(byte);
@@ -89,10 +93,10 @@ mod tests {
     use crate::{EvalKey, Sqlite, Store};
     use levade_tree::RunId;
 
-    /// Both ways around the index, whatever the name of the folder; the command is tested with a user who may
-    /// not write.
+    /// Covers both ways to read without the index, in a directory whose name needs escaping. A test of
+    /// the command covers a user without write permission.
     #[test]
-    fn a_record_is_read_without_a_file_beside_it() {
+    fn open_creates_no_file_next_to_database() {
         let folder = tempfile::tempdir().unwrap();
         let inside = folder.path().join("100 % of? it#é");
         fs::create_dir(&inside).unwrap();
@@ -104,7 +108,7 @@ mod tests {
             connection.query_row("SELECT count(*) FROM evals", [], |row| row.get(0)).unwrap()
         };
 
-        // As a process leaves it that is killed.
+        // The files as a killed process leaves them.
         let killed = inside.join("killed.db");
         fs::copy(&file, &killed).unwrap();
         fs::copy(beside(&file, "-wal"), beside(&killed, "-wal")).unwrap();

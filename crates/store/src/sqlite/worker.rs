@@ -1,8 +1,8 @@
-//! A thread that owns a connection and does what is asked of it, in order.
+//! A thread that owns an SQLite connection and runs jobs on it, in order.
 //!
-//! Writes that wait together become one transaction with a savepoint each: one flush for all, and one that
-//! is refused takes none of the others with it. Each is answered after the commit. What is in the queue
-//! when the last handle goes is still done.
+//! Queued writes share one transaction, with a savepoint for each. So one flush serves all of them, and a
+//! rejected write does not affect the other writes. Results are sent after the commit. Jobs that are in
+//! the queue when the last handle is dropped are still run.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -19,20 +19,21 @@ use tokio::sync::oneshot;
 use super::again;
 use crate::error::{Code, Failure};
 
-/// Most writes that share a transaction.
+/// Maximum number of writes in a transaction.
 const TOGETHER: usize = 256;
 
-/// Something to be done with a connection, and the way back to whoever asked.
+/// A job for the thread, together with the channel for its result.
 pub(super) trait Job: Send {
-    /// Does it; whether it succeeded. Can be done again where the transaction around it was undone.
+    /// Runs the job and returns whether it succeeded. It can run again if its transaction was rolled
+    /// back.
     fn run(&mut self, connection: &Connection) -> bool;
-    /// Makes it fail for a reason outside of it.
+    /// Sets the result to a failure whose cause lies outside the job.
     fn fail(&mut self, failure: Failure);
-    /// Says how it went.
+    /// Sends the result to the caller.
     fn answer(self: Box<Self>);
 }
 
-/// A function of a connection, and who waits for its result.
+/// A job that calls a function with the connection.
 pub(super) struct Asked<T, W> {
     work: W,
     result: Option<Result<T, Failure>>,
@@ -40,7 +41,7 @@ pub(super) struct Asked<T, W> {
 }
 
 impl<T, W> Asked<T, W> {
-    /// A job, and where its result comes.
+    /// Creates a job from `work`, and the receiver of its result.
     pub fn new(work: W) -> (Self, oneshot::Receiver<Result<T, Failure>>) {
         let (to, answer) = oneshot::channel();
         (Asked { work, result: None, to }, answer)
@@ -49,7 +50,8 @@ impl<T, W> Asked<T, W> {
 
 impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Asked<T, W> {
     fn run(&mut self, connection: &Connection) -> bool {
-        // A panic undoes the transaction or its part, and the connection is as good as before.
+        // After a panic, the transaction or the savepoint is rolled back, so the connection remains
+        // usable.
         let result = catch_unwind(AssertUnwindSafe(|| (self.work)(connection)))
             .unwrap_or_else(|panic| Err(Failure::Backend(Code::Internal, words(&*panic).into())));
         self.result.insert(result).is_ok()
@@ -61,36 +63,36 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Asked<
 
     fn answer(self: Box<Self>) {
         if let Some(result) = self.result {
-            // Whoever asked may have gone.
+            // The caller may have stopped waiting.
             let _ = self.to.send(result);
         }
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     format!("a panic: {}", text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words"))
 }
 
-/// The jobs of a worker, as they come.
+/// The queue of a worker's jobs.
 pub(super) type Inbox = Receiver<Box<dyn Job>>;
 
-/// A handle on the thread. Dropping it waits until everything that was asked is done.
+/// A handle to the thread. Dropping it waits until all queued jobs are done, or until `limit` has passed.
 pub(super) struct Worker {
-    /// `None` once it is dropped.
+    /// `None` after the start of the drop.
     inbox: Option<Sender<Box<dyn Job>>>,
-    /// Disconnected once the thread has closed its connection.
+    /// Disconnected when the thread has closed its connection.
     ended: Mutex<Receiver<Infallible>>,
-    /// The longest wait for that.
+    /// Timeout for the thread to close its connection.
     limit: Duration,
 }
 
 impl Worker {
-    /// A thread that runs `work`, which takes jobs until there are no more.
+    /// Starts a thread that runs `work`, which must process jobs until the queue is closed.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// Returns an error if the operating system cannot create a thread.
     pub fn start(
         name: &str,
         limit: Duration,
@@ -105,7 +107,7 @@ impl Worker {
         Ok(Worker { inbox: Some(inbox), ended: Mutex::new(ended), limit })
     }
 
-    /// Puts a job into the queue; `false` where the thread is gone.
+    /// Queues a job. Returns `false` if the thread has exited.
     pub fn send(&self, job: Box<dyn Job>) -> bool {
         self.inbox.as_ref().is_some_and(|inbox| inbox.send(job).is_ok())
     }
@@ -115,29 +117,31 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.inbox = None;
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Beyond the limit it hangs in a call of the system. Whatever it has said is recorded is durable.
+        // If the limit passes, the thread hangs in a system call. Writes that it reported as recorded are
+        // durable.
         let _ = awake::receive(ended, self.limit);
     }
 }
 
-/// Writes until no handle is left.
+/// Processes writes until all handles are dropped.
 pub(super) fn write(connection: &mut Connection, inbox: &Inbox) {
     while let Ok(first) = inbox.recv() {
         let mut jobs = vec![first];
         jobs.extend(inbox.try_iter().take(TOGETHER - 1));
         if jobs.len() == 1 || !together(connection, &mut jobs) {
-            // Each alone, so that only those fail that cannot be done.
+            // Each job runs in its own transaction, so that only the failing ones are rejected.
             jobs.iter_mut().for_each(|job| alone(connection, &mut **job));
         }
         jobs.into_iter().for_each(|job| job.answer());
     }
 }
 
-/// Does all in one transaction. `false` where that was undone as a whole.
+/// Runs all jobs in one transaction. Returns `false` if the transaction was rolled back.
 fn together(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     let mut transaction = match connection.transaction_with_behavior(TransactionBehavior::Immediate) {
         Ok(transaction) => transaction,
-        // Another process writes. It was waited for, and is not waited for again for each.
+        // Another process is writing. The busy timeout has passed, so it is not applied again to each
+        // job.
         Err(error) => {
             jobs.iter_mut().for_each(|job| job.fail(again(&error).into()));
             return true;
@@ -146,7 +150,7 @@ fn together(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     for job in jobs {
         let Ok(savepoint) = transaction.savepoint() else { return false };
         let succeeded = job.run(&savepoint);
-        // A full disk and the like undo more than the statement that met them.
+        // Some errors, such as a full disk, roll back the transaction and not only the failed statement.
         if savepoint.is_autocommit() {
             return false;
         }
@@ -168,7 +172,7 @@ fn alone(connection: &mut Connection, job: &mut dyn Job) {
     }
 }
 
-/// Reads until no handle is left, each job on one consistent snapshot.
+/// Processes reads until all handles are dropped, each job on one consistent snapshot.
 pub(super) fn read(connection: &mut Connection, inbox: &Inbox) {
     while let Ok(mut job) = inbox.recv() {
         match connection.transaction() {
