@@ -109,8 +109,8 @@ fn directory_with_recipe_needs_no_option(place: &Place, folder: &Path, reply: &s
     let output = chat(&recipe);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stdout(&output), reply);
-    let rejected =
-        chat(&format!("{recipe}\n[[tool]]\nname = \"t\"\nkind = \"command\"\ncommand = [\"true\"]\n"));
+    let tool = "[[tool]]\nname = \"t\"\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
+    let rejected = chat(&format!("{recipe}\n{tool}"));
     assert_eq!(rejected.status.code(), Some(2));
     assert!(stderr(&rejected).contains("--recipe"), "{}", stderr(&rejected));
 }
