@@ -105,14 +105,16 @@ pub enum AttentionBias {
     Configured,
 }
 
-/// The layers of a family that have a sliding window.
+/// The layers of a family that have a sliding window. The window size is that of the file, or the
+/// family's default; `null` or 0 in the file disables windows. In all families with windows but
+/// [`Self::Every`], the file can list the layers in `layer_types`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
     /// No layer.
     Never,
-    /// All layers, if the file sets a window size.
+    /// All layers.
     Every,
-    /// All layers except every n-th, if the file sets a window size. The file can override n.
+    /// All layers except every n-th. The file can override n.
     ButEvery(usize),
     /// Layers with index `max_window_layers` or higher, if `use_sliding_window` is set.
     Last,
