@@ -106,7 +106,7 @@ pub enum AttentionBias {
 }
 
 /// The layers of a family that have a sliding window. The window size is that of the file, or the
-/// family's default; `null` or 0 in the file disables windows. In all families with windows but
+/// family's default; `null` or 0 in the file disables windows. Unless the variant is [`Self::Never`] or
 /// [`Self::Every`], the file can list the layers in `layer_types`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {

@@ -33,15 +33,15 @@ const COMPANIONS: [&str; 9] = [
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 ];
-/// Maximum number of consecutive failed requests for one file. A request that receives bytes of the file
-/// resets the count.
+/// Maximum number of consecutive failed requests. After a request that received bytes of the file, the
+/// count restarts at 1.
 const ATTEMPTS: u32 = 5;
 
 /// A client of the hub.
 pub(super) struct Hub {
     settings: Settings,
     agent: Agent,
-    /// Wait before the first retry. It doubles with each further failure, up to 16 times this value.
+    /// Wait before the first retry. It doubles with each further failure in a row.
     pause: Duration,
 }
 
@@ -203,7 +203,7 @@ impl Hub {
         }
     }
 
-    /// Creates the error for a failure that another try may not have, such as a broken connection.
+    /// Creates the error for a failure that may be temporary, such as a broken connection.
     fn unreachable(&self, what: &str, why: impl ToString) -> ModelError {
         self.fail(what, why, &format!("check the network (HF_ENDPOINT names another hub) and try again: what has arrived is kept\n{WITHOUT_NETWORK}"))
     }
@@ -221,7 +221,7 @@ impl Hub {
         request.call()
     }
 
-    /// Creates the error for a status that is neither a success nor retried any more.
+    /// Creates the error for a status that is permanent, or that persisted through all retries.
     fn refused(&self, what: &str, status: StatusCode) -> ModelError {
         match status.as_u16() {
             401 | 403 => self.fail(
