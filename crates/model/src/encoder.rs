@@ -335,8 +335,8 @@ fn length(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Sets the prefixes: from `config_sentence_transformers.json` if it has a query prompt, else those of E5
-/// and BGE, which are recognized by `name` or by the name in `config.json` (`object`).
+/// Sets the prefixes. If `config_sentence_transformers.json` has a query prompt, its prompts are used.
+/// Otherwise, E5 and BGE are recognized by `name` or by the name in `config.json` (`object`).
 fn prefixes(
     folder: &Path,
     name: &str,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Llama 2 and 3, SmolLM2: no biases unless the configuration asks for them.
+    /// Llama 2 and 3, SmolLM2: no biases unless the configuration enables them.
     Llama,
     /// Mistral: Llama with a sliding window on all layers or on none.
     Mistral,

@@ -280,8 +280,8 @@ impl ModelFiles {
         }
     }
 
-    /// Returns whether the tensor `name` can be ignored, because it is derived from others although some
-    /// programs save it: a tied output head, or rotary frequencies.
+    /// Returns whether the tensor `name` can be ignored, because it is derived from other tensors
+    /// although some programs save it: a tied output head, or rotary frequencies.
     fn is_redundant(&self, name: &str) -> bool {
         name.ends_with("rotary_emb.inv_freq") || (self.config.tied && name == "lm_head.weight")
     }

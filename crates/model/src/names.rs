@@ -1,5 +1,5 @@
-//! Normalizes tensor names in checkpoints of trainers: a wrapper around the model changes the names, or
-//! the prefix `model.` is missing.
+//! Normalizes tensor names in checkpoints of trainers. A missing prefix `model.` is added. Names that a
+//! wrapper around the model has changed are rejected.
 
 use std::path::Path;
 

@@ -39,7 +39,7 @@ pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 /// `$XDG_CACHE_HOME` or `~/.cache`. If only the former name `dressage/models` exists there, that is used.
 ///
 /// # Errors
-/// Returns an error if neither of these variables nor `$HOME` is set.
+/// Returns an error if none of `$LEVADE_CACHE`, `$XDG_CACHE_HOME` and `$HOME` is set.
 pub fn default_cache() -> Result<PathBuf, ModelError> {
     let folder = |name: &str| own(name).map(PathBuf::from);
     folder("LEVADE_CACHE")
