@@ -1,8 +1,9 @@
-//! The configuration of a low-rank adapter in PEFT's layout, and which modules of its base it is on.
+//! Reads the configuration of a LoRA adapter in PEFT's layout and selects the base model's modules that
+//! it adapts.
 //!
-//! Modules are chosen as PEFT chooses them: by ends of their names, by a regular expression on the whole
-//! name, or all of them. What would make the adapter more than W x + scale · B A x is refused by name; see
-//! [`crate::keys`] for keys that nobody has heard of.
+//! Modules are selected as in PEFT: by a suffix of the name, by a regular expression on the full name, or
+//! all of them. An adapted module computes W x + scale · B A x. A setting under which it would compute
+//! anything else is rejected by its key. [`crate::keys`] handles unknown keys.
 
 use std::path::{Path, PathBuf};
 
@@ -12,11 +13,11 @@ use serde_json::{Map, Value};
 use crate::keys::Keys;
 use crate::{ModelConfig, ModelError, placeholder};
 
-/// The way out for adapters that are more than plain LoRA.
+/// Hint in errors about adapters that are more than plain LoRA.
 pub const MERGE: &str = "only plain LoRA adapters can be used: merge it into its base with PEFT (merge_and_unload), and take the result";
 
-/// Keys that change nothing of an adapter that is only used: how it was trained, by what, and options of
-/// variants that are off.
+/// Keys that do not affect inference: how and with what the adapter was trained, and options of variants
+/// that are disabled.
 const WITHOUT_EFFECT: [&str; 10] = [
     "auto_mapping",
     "base_model_class",
@@ -30,23 +31,25 @@ const WITHOUT_EFFECT: [&str; 10] = [
     "task_type",
 ];
 
-/// Ways to begin that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take
-/// something out of it.
+/// Values of `init_lora_weights` that leave the base weights unchanged. The remaining methods (PiSSA,
+/// OLoRA, CorDA, LoftQ, LoRA-GA) modify them.
 const BEGINNINGS: [&str; 4] = ["gaussian", "orthogonal", "eva", "mica"];
 
-/// An `adapter_config.json`.
+/// The contents of an `adapter_config.json`.
 #[derive(Debug)]
 pub struct AdapterConfig {
     path: PathBuf,
-    /// Name of the base, where the file says it: a path, or a name on the hub with its revision.
+    /// Base model: an existing path, or a name on the hub, with `@REVISION` appended if the file sets a
+    /// revision. `None` if the file does not name a base.
     pub base: Option<String>,
-    /// Rank where [`AdaptedModule::rank`] is no other.
+    /// Default rank. `rank_pattern` can override it per module, see [`AdaptedModule::rank`].
     pub rank: usize,
-    /// Numerator of the scale, likewise.
+    /// Default numerator of the scale. `alpha_pattern` can override it per module, see
+    /// [`AdaptedModule::alpha`].
     pub alpha: f32,
-    /// Whether the scale is alpha / √rank in place of alpha / rank.
+    /// Whether the scale is alpha / √rank (rsLoRA) instead of alpha / rank.
     pub rank_stabilised: bool,
-    /// Notes for the user on what the file says.
+    /// Notes for the user about the file's contents.
     pub notes: Vec<String>,
     targets: Selection,
     exclude: Option<Selection>,
@@ -56,36 +59,36 @@ pub struct AdapterConfig {
     alphas: Vec<(Regex, f32)>,
 }
 
-/// One module with an adapter on it.
+/// A linear module of the base that has an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdaptedModule {
-    /// Whole name in the base: `model.layers.0.self_attn.q_proj`.
+    /// Full name in the base, such as `model.layers.0.self_attn.q_proj`.
     pub name: String,
-    /// Rows of A, columns of B.
+    /// Number of rows of A and of columns of B; from 1 to the base's hidden size.
     pub rank: usize,
-    /// Numerator of its scale.
+    /// Numerator of the scale; positive and finite.
     pub alpha: f32,
 }
 
-/// Modules of a base.
+/// A rule that selects modules of the base.
 #[derive(Debug)]
 enum Selection {
-    /// By whole names or ends of them.
+    /// Modules whose full name, or a suffix of it after a dot, is in the list.
     Names(Vec<String>),
-    /// By a regular expression that matches the whole name.
+    /// Modules whose full name matches the regular expression.
     Pattern(Regex),
-    /// All linear maps but the head.
+    /// All linear modules except the output head.
     AllLinear,
 }
 
 impl AdapterConfig {
-    /// The name of the file; a folder that has it holds an adapter.
+    /// File name of the configuration. A directory with this file contains an adapter.
     pub const FILE: &str = "adapter_config.json";
 
-    /// Reads the configuration of the adapter in a folder.
+    /// Reads the configuration of the adapter in the directory `folder`.
     ///
     /// # Errors
-    /// When there is none, it is damaged, or it asks for more than plain LoRA.
+    /// Returns an error if the file is missing or damaged, or if it sets more than plain LoRA.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
         let path = folder.join(Self::FILE);
         let contents = std::fs::read(&path).map_err(ModelError::io("read", &path))?;
@@ -142,15 +145,19 @@ impl AdapterConfig {
         Ok(config)
     }
 
-    /// The file it was read from.
+    /// Returns the path of the `adapter_config.json` that was read.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The modules of a base that the adapter is on, in the order of the base's parameters.
+    /// Returns the modules of `base` that the adapter adapts, in the order of
+    /// [`ModelConfig::parameters`].
     ///
     /// # Errors
-    /// When it is on none, or on one that Levade adapts nothing of, or a rank or alpha is impossible.
+    /// Returns an error if
+    /// - the adapter matches no module of `base`,
+    /// - it names the embedding or the output head, which Levade does not adapt,
+    /// - a rank is 0 or exceeds the hidden size, or an alpha is not positive and finite.
     pub fn modules(&self, base: &ModelConfig) -> Result<Vec<AdaptedModule>, ModelError> {
         let unsupported = |what: String| Err(ModelError::unsupported(&self.path, what, MERGE));
         let others = ["model.embed_tokens", "lm_head"];
@@ -186,7 +193,7 @@ impl AdapterConfig {
         Ok(modules)
     }
 
-    /// Whether a module is chosen (PEFT's `check_target_module_exists`).
+    /// Returns whether the module `name` is adapted, as PEFT's `check_target_module_exists` decides it.
     fn is_on(&self, name: &str) -> bool {
         if self.exclude.as_ref().is_some_and(|exclude| exclude.takes(name)) {
             return false;
@@ -195,7 +202,7 @@ impl AdapterConfig {
             return false;
         }
         match (&self.targets, &self.layers) {
-            // Whole names and expressions say their layer themselves.
+            // Full names and regular expressions select their layers themselves.
             (Selection::Names(names), Some(layers)) if !names.iter().any(|known| known == name) => {
                 self.layer(name).is_some_and(|layer| layers.contains(&layer))
             }
@@ -203,10 +210,11 @@ impl AdapterConfig {
         }
     }
 
-    /// The number of the block that a module is in.
+    /// Returns the index of the block that contains the module `name`, or `None` if the name has no
+    /// index.
     fn layer(&self, name: &str) -> Option<usize> {
         if self.layer_patterns.is_empty() {
-            // The first number in a name follows the name of the list of blocks.
+            // The first number in a name is the index in the list of blocks, as in `model.layers.3.…`.
             return name.split('.').skip(2).find_map(|part| part.parse().ok());
         }
         let captures =
@@ -216,6 +224,7 @@ impl AdapterConfig {
 }
 
 impl Selection {
+    /// Returns whether the rule selects the module with the full name `name`.
     fn takes(&self, name: &str) -> bool {
         match self {
             Self::Names(ends) => ends.iter().any(|end| {
@@ -227,6 +236,7 @@ impl Selection {
     }
 }
 
+/// Parses a selection rule from `key`. Returns `None` if the key is absent or its list is empty.
 fn selection(keys: &Keys, key: &str) -> Result<Option<Selection>, ModelError> {
     let Some(value) = keys.get(key) else { return Ok(None) };
     if let Some(text) = value.as_str() {
@@ -240,7 +250,7 @@ fn selection(keys: &Keys, key: &str) -> Result<Option<Selection>, ModelError> {
     Ok(names.filter(|names| !names.is_empty()).map(Selection::Names))
 }
 
-/// A regular expression, in Python's syntax.
+/// Compiles a regular expression in Python's syntax; `key` names its origin in the error.
 fn regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
     let way_out = "write the names of the modules as a list instead";
     Regex::new(pattern).map_err(|error| {
@@ -252,6 +262,7 @@ fn regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
     })
 }
 
+/// Returns a string, or a list of strings, as a list. `None` for any other JSON value.
 fn texts(value: &Value) -> Option<Vec<String>> {
     match value {
         Value::Array(list) => list.iter().map(|text| text.as_str().map(str::to_owned)).collect(),
@@ -263,7 +274,8 @@ fn index(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|index| index.try_into().ok())
 }
 
-/// The entries of `rank_pattern` or `alpha_pattern`: each matches the end of a name, after a dot.
+/// Parses `rank_pattern` or `alpha_pattern`. Each pattern must match a full name or a suffix of it that
+/// follows a dot.
 fn patterned<T>(
     keys: &Keys,
     key: &str,
@@ -280,7 +292,7 @@ fn patterned<T>(
     Ok(patterns)
 }
 
-/// The value of the first pattern that matches.
+/// Returns the value of the first pattern that matches the module `name`, or `None` if no pattern does.
 fn own<T: Copy>(patterns: &[(Regex, T)], name: &str) -> Option<T> {
     patterns.iter().find(|(pattern, _)| pattern.is_match(name).unwrap_or(false)).map(|(_, value)| *value)
 }

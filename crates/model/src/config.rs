@@ -1,4 +1,5 @@
-//! Numbers of a decoder-only transformer, whatever file they came from.
+//! Configuration of a decoder-only transformer, independent of the file format: sizes, rotary embedding,
+//! attention pattern and parameters.
 
 use std::collections::BTreeSet;
 
@@ -6,96 +7,100 @@ use serde::{Deserialize, Serialize};
 
 use crate::family::{Activation, AttentionBias, Family, Traits, Windows};
 
-/// Layers that do not attend to their whole path by rotated queries and keys. Layers count from 0.
+/// Layers that differ from full attention with rotary embedding. Layer indices start at 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pattern {
-    /// Positions that a query of a windowed layer sees: the last ones up to its own.
+    /// Number of positions that a query of a windowed layer attends to: the last ones, its own included.
+    /// `None` only if `windowed` is empty.
     pub window: Option<usize>,
-    /// Layers with that window.
+    /// Indices of the layers with that window.
     pub windowed: BTreeSet<usize>,
-    /// Rotary embedding of the windowed layers, where they have one of their own.
+    /// Rotary embedding of the windowed layers. `None` if they use the same as all other layers.
     pub local_rope: Option<Rope>,
-    /// Layers without rotary embedding.
+    /// Indices of the layers without rotary embedding.
     pub unrotated: BTreeSet<usize>,
 }
 
-/// Rotary position embedding, the half-split ("rotate half") kind.
+/// Rotary position embedding (RoPE) of the half-split ("rotate half") layout.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
-    /// Base of the geometric series of wavelengths.
+    /// Base of the geometric series of wavelengths; positive.
     pub theta: f32,
-    /// How the frequencies are stretched for contexts longer than the original.
+    /// Scaling of the frequencies for contexts longer than the original.
     pub scaling: RopeScaling,
 }
 
-/// Ways to stretch rotary frequencies, with the parameters of the `rope_scaling` entry of a Hugging Face
-/// `config.json`.
+/// A method of scaling rotary frequencies, with the parameters of the `rope_scaling` entry of a Hugging
+/// Face `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// Positions left as trained.
+    /// No scaling.
     None,
-    /// All frequencies divided by `factor`.
+    /// All frequencies are divided by `factor`.
     Linear {
-        /// The divisor.
+        /// Divisor of the frequencies; positive.
         factor: f32,
     },
-    /// Llama 3: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    /// Llama 3: frequencies of long wavelengths are divided by `factor`, those of short wavelengths are
+    /// kept, and those between are interpolated.
     Llama3 {
-        /// The divisor of long wavelengths.
+        /// Divisor of the frequencies of long wavelengths; positive.
         factor: f32,
-        /// Wavelengths beyond original / this are long.
+        /// Wavelengths above `original_context` / `low_freq_factor` count as long.
         low_freq_factor: f32,
-        /// Wavelengths under original / this are short.
+        /// Wavelengths below `original_context` / `high_freq_factor` count as short. Exceeds
+        /// `low_freq_factor`.
         high_freq_factor: f32,
-        /// Context before stretching.
+        /// Context length before scaling, in tokens; positive.
         original_context: usize,
     },
-    /// YaRN (Peng et al. 2023), with its scaling of the attention logits.
+    /// YaRN (Peng et al. 2023), including its scaling of the attention logits.
     Yarn {
-        /// The divisor of long wavelengths.
+        /// Divisor of the frequencies of long wavelengths; positive.
         factor: f32,
-        /// Rotations over the original context above which a dimension is kept.
+        /// Dimensions that make more rotations than this over the original context keep their frequency.
         beta_fast: f32,
-        /// Rotations under which a dimension is divided.
+        /// Dimensions that make fewer rotations than this over the original context have their frequency
+        /// divided by `factor`.
         beta_slow: f32,
-        /// Multiplies cosines and sines; `None` takes 0.1 ln(factor) + 1.
+        /// Factor of cosines and sines. `None` means 0.1 ln(`factor`) + 1.
         attention_factor: Option<f32>,
-        /// Context before stretching.
+        /// Context length before scaling, in tokens; positive.
         original_context: usize,
     },
 }
 
-/// The shape of a decoder-only transformer.
+/// The architecture of a decoder-only transformer: sizes, options and special token ids.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
-    /// Which family it belongs to.
+    /// Model family, which determines what each block computes.
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of one head.
+    /// Width of one head; even.
     pub head_dim: usize,
     /// Width of the gated feed-forward layer.
     pub intermediate: usize,
-    /// Rows of the embedding.
+    /// Number of rows of the embedding.
     pub vocabulary: usize,
-    /// Longest sequence.
+    /// Maximum sequence length, in tokens.
     pub context: usize,
     /// Epsilon of the RMS norms.
     pub norm_epsilon: f32,
-    /// Rotary embedding.
+    /// Rotary embedding. `pattern` lists the layers that use another one, or none.
     pub rope: Rope,
-    /// Layers that attend otherwise.
+    /// Layers with a sliding window or without rotary embedding.
     pub pattern: Pattern,
-    /// Attention scores are divided by the root of this; `None` takes `head_dim`.
+    /// Number by whose square root attention scores are divided. `None` means `head_dim`.
     pub query_scalar: Option<f32>,
-    /// Whether the head shares the embedding's weights.
+    /// Whether the output head shares the embedding's weights.
     pub tied: bool,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
@@ -103,17 +108,17 @@ pub struct ModelConfig {
     pub output_bias: bool,
     /// Whether the feed-forward projections have biases.
     pub mlp_bias: bool,
-    /// Whether queries and keys are normalised per head.
+    /// Whether queries and keys are normalized per head.
     pub qk_norm: bool,
-    /// Token that starts a text, if the model has one.
+    /// Id of the token that starts a text. `None` if the model has none.
     pub bos: Option<u32>,
-    /// Tokens that end a text.
+    /// Ids of the tokens that end a text.
     pub eos: Vec<u32>,
-    /// Padding token, if the model has one.
+    /// Id of the padding token. `None` if the model has none.
     pub pad: Option<u32>,
 }
 
-/// A weight that a model has.
+/// Name and shape of a weight tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
     /// Hugging Face name.
@@ -123,9 +128,10 @@ pub struct Parameter {
 }
 
 impl ModelConfig {
-    /// Returns this shape as a model of `family`: with what every model of the family has (norms of queries
-    /// and keys, biases, a rotary embedding of windowed layers), and without what only some of its files ask
-    /// for.
+    /// Returns this configuration with the same sizes as a model of `family`.
+    ///
+    /// The result has what every model of the family has: norms of queries and keys, biases, a rotary
+    /// embedding of windowed layers. Options that only some models of the family enable are off.
     pub fn with_family(self, family: Family) -> Self {
         let traits = family.traits();
         let local_rope = traits.local_theta.map(|theta| Rope { theta, scaling: RopeScaling::None });
@@ -141,40 +147,42 @@ impl ModelConfig {
         }
     }
 
-    /// Positions that a query of a layer sees, its own included; `None` for the whole path.
+    /// Returns the number of positions that a query of `layer` attends to, its own included. Returns
+    /// `None` for full attention.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.pattern.window.filter(|_| self.pattern.windowed.contains(&layer))
     }
 
-    /// Factor of attention scores.
+    /// Returns the factor of attention scores: 1 / √`query_scalar`, or 1 / √`head_dim` by default.
     pub fn attention_scale(&self) -> f32 {
         1.0 / self.query_scalar.unwrap_or(self.head_dim as f32).sqrt()
     }
 
-    /// Number to which the weight of a norm is added: norms scale by their weight, or by 1 + weight.
+    /// Returns the number that norms add to their weight: 0 if they scale by weight, 1 if by 1 + weight.
     pub fn norm_offset(&self) -> f32 {
         self.family.traits().blocks.norm_offset
     }
 
-    /// Whether the outputs of attention and of the feed-forward part are normalised before they are added to
-    /// the residual stream.
+    /// Returns whether the outputs of attention and of the feed-forward part are normalized before they
+    /// are added to the residual stream.
     pub fn has_post_norms(&self) -> bool {
         self.family.traits().blocks.post_norms
     }
 
-    /// Factor of embeddings on their way in (not in the head), where there is one: the root of the width,
-    /// rounded to f32 as transformers rounds it to the type of the table.
+    /// Returns the factor of input embeddings: √`hidden`, rounded to f32 as transformers rounds it to the
+    /// type of the embedding table. Returns `None` if embeddings are not scaled. The output head never
+    /// is.
     pub fn embedding_scale(&self) -> Option<f32> {
         self.family.traits().blocks.scaled_embedding.then(|| (self.hidden as f64).sqrt() as f32)
     }
 
-    /// Gate of the feed-forward part.
+    /// Returns the activation function of the feed-forward gate.
     pub fn activation(&self) -> Activation {
         self.family.traits().blocks.activation
     }
 
-    /// Names of a block's norms, as far as it has them: before attention, after it, before the feed-forward
-    /// part, after it.
+    /// Returns the names of a block's norms: before attention, after attention, before the feed-forward
+    /// part, after the feed-forward part. The name of an absent norm is empty.
     pub fn block_norms(&self) -> [&'static str; 4] {
         match self.has_post_norms() {
             true => [
@@ -187,8 +195,8 @@ impl ModelConfig {
         }
     }
 
-    /// Every weight of the model under its Hugging Face name, in a fixed order: embedding, blocks from first
-    /// to last, final norm, head (where it is not tied to the embedding).
+    /// Returns every weight of the model under its Hugging Face name. The order is fixed: embedding,
+    /// blocks from first to last, final norm, output head (unless it is tied to the embedding).
     pub fn parameters(&self) -> Vec<Parameter> {
         let (hidden, intermediate, head_dim) = (self.hidden, self.intermediate, self.head_dim);
         let (queries, keys) = (self.heads * head_dim, self.kv_heads * head_dim);
@@ -238,8 +246,9 @@ impl ModelConfig {
         all
     }
 
-    /// First contradiction that makes the configuration impossible, if any. The upper bounds are far beyond
-    /// any model; they keep the arithmetic on a damaged file's numbers from overflowing.
+    /// Describes the first contradiction that makes the configuration impossible, or returns `None` if
+    /// there is none. The upper bounds are far above those of any model. They prevent arithmetic on a
+    /// damaged file's numbers from overflowing.
     pub(crate) fn contradiction(&self) -> Option<String> {
         for (name, value, limit) in [
             ("hidden size", self.hidden, 1 << 20),
@@ -299,7 +308,7 @@ impl ModelConfig {
         self.rope.scaling.contradiction().or_else(|| self.impossible_pattern())
     }
 
-    /// First contradiction in how layers attend.
+    /// Describes the first contradiction in the attention pattern, or returns `None` if there is none.
     fn impossible_pattern(&self) -> Option<String> {
         let Pattern { window, windowed, local_rope, unrotated } = &self.pattern;
         let traits = self.family.traits();
@@ -354,6 +363,7 @@ impl ModelConfig {
 }
 
 impl RopeScaling {
+    /// Describes the first impossible parameter, or returns `None` if there is none.
     fn contradiction(&self) -> Option<String> {
         let positive = |name: &str, value: f32| {
             (!(value.is_finite() && value > 0.0))

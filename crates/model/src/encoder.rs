@@ -1,9 +1,11 @@
-//! Files of encoders that turn texts into vectors: a BERT in the layout of sentence-transformers.
+//! Opens embedding models for retrieval: BERT encoders in the layout of sentence-transformers.
 //!
-//! A folder has `config.json`, `model.safetensors` and `tokenizer.json`. How vectors are pooled stands in
-//! `modules.json` and `1_Pooling/config.json`, how much of a text counts in `sentence_bert_config.json`, and
-//! what is put before a text in the `prompts` of `config_sentence_transformers.json`. E5 and BGE publish
-//! their prefixes on their pages alone: these are known by name.
+//! The directory contains `config.json`, `model.safetensors` and `tokenizer.json`. In addition:
+//! - `modules.json` and `1_Pooling/config.json` specify the pooling,
+//! - `sentence_bert_config.json` sets the maximum number of tokens of a text,
+//! - the `prompts` of `config_sentence_transformers.json` are prefixes of texts.
+//!
+//! E5 and BGE document their prefixes only on their web pages, so these models are recognized by name.
 
 use std::path::{Path, PathBuf};
 
@@ -15,52 +17,52 @@ use crate::files::{read_if_there, read_json};
 use crate::keys::Keys;
 use crate::{ModelError, Parameter, SafetensorsFile};
 
-/// Instruction of BGE's English models for queries.
+/// Query instruction of BGE's English models.
 const BGE_QUERY: &str = "Represent this sentence for searching relevant passages: ";
-/// Parts of an encoder that retrieval does not use, and that files have all the same.
+/// Prefixes of names of tensors that are ignored: files contain them, but retrieval does not need them.
 const UNUSED: [&str; 4] = ["pooler.", "embeddings.position_ids", "cls.", "embeddings.token_type_ids"];
 
-/// How the rows of a text become its vector.
+/// The method that reduces the token vectors of a text to one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// The mean of all.
+    /// The mean over all tokens.
     Mean,
-    /// The first, that of `[CLS]`.
+    /// The vector of the first token, `[CLS]`.
     Cls,
 }
 
-/// Shape of an encoder.
+/// The architecture and text settings of an encoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
-    /// Width of the residual stream, and of a vector.
+    /// Width of the residual stream, and of a text's vector.
     pub hidden: usize,
-    /// Width of the feed-forward.
+    /// Width of the feed-forward layer.
     pub intermediate: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub layers: usize,
-    /// Heads of attention; they share the width evenly.
+    /// Number of attention heads; divides `hidden`.
     pub heads: usize,
-    /// Tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Positions that have an embedding.
+    /// Number of position embeddings.
     pub positions: usize,
-    /// Types that have an embedding, of which texts use the first.
+    /// Number of token type embeddings, at least 1. Texts use the first.
     pub types: usize,
-    /// ε of layer norms.
+    /// Epsilon of layer norms; 1e-12 by default.
     pub norm_epsilon: f32,
-    /// How vectors are pooled.
+    /// Pooling method.
     pub pooling: Pooling,
-    /// Most tokens of a text that count, special ones included.
+    /// Maximum number of tokens of a text, special tokens included; `positions` by default.
     pub most_tokens: usize,
-    /// Text put before queries.
+    /// Prefix of queries; may be empty.
     pub query_prefix: String,
-    /// Text put before passages.
+    /// Prefix of passages; may be empty.
     pub passage_prefix: String,
 }
 
-/// An encoder on disk, its tensors checked.
+/// An encoder on disk whose tensors have been checked against its configuration.
 pub struct EncoderFiles {
-    /// Shape of the encoder.
+    /// Architecture and text settings.
     pub config: EncoderConfig,
     /// Contents of `tokenizer.json`.
     pub tokenizer: Vec<u8>,
@@ -70,10 +72,12 @@ pub struct EncoderFiles {
 }
 
 impl EncoderFiles {
-    /// Opens the folder of an encoder, known to its user as `name`.
+    /// Opens the directory `path` of an encoder. `name` is the name that the user specified for the
+    /// model; the prefixes of E5 and BGE depend on it.
     ///
     /// # Errors
-    /// When a file is missing, damaged or of an encoder that is not run here; names the file and the key.
+    /// Returns an error that names the file and the key if a file is missing or damaged, or if Levade
+    /// does not support the encoder.
     pub fn open(path: &Path, name: &str) -> Result<Self, ModelError> {
         let missing = |what: &str| {
             ModelError::Missing {
@@ -91,7 +95,7 @@ impl EncoderFiles {
         let object = read_json(&config_path)?.ok_or_else(|| missing("has no config.json"))?;
         let mut config = shape(&config_path, &object)?;
         if !path.join("modules.json").exists() {
-            // A guess would be wrong in silence: E5 takes the mean, BGE the first.
+            // A default would be silently wrong for some models: E5 pools by the mean, BGE by `[CLS]`.
             return Err(missing("has no modules.json, which says how its vectors are pooled"));
         }
         pooling(path, &mut config)?;
@@ -106,7 +110,7 @@ impl EncoderFiles {
         let mut weights = SafetensorsFile::open(&weights_path)?;
         weights.rename(|tensor| {
             let bare = tensor.strip_prefix("bert.").unwrap_or(tensor);
-            // Names of TensorFlow, in older files.
+            // Older files use TensorFlow's names of layer norm parameters.
             let modern = bare.replace("LayerNorm.gamma", "LayerNorm.weight");
             Some(modern.replace("LayerNorm.beta", "LayerNorm.bias"))
         });
@@ -115,12 +119,12 @@ impl EncoderFiles {
         Ok(files)
     }
 
-    /// Where it lies.
+    /// Returns the directory of the encoder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Checks that every tensor is there, and no part that is unknown.
+    /// Checks that every required tensor exists with its shape, and that no unknown tensor does.
     fn check(&self) -> Result<(), ModelError> {
         let wanted = self.config.parameters();
         for Parameter { name, shape } in &wanted {
@@ -148,10 +152,10 @@ impl EncoderFiles {
         }
     }
 
-    /// The values of a tensor, row-major.
+    /// Reads the values of the tensor `name`, row-major.
     ///
     /// # Errors
-    /// When it is missing, or of another shape.
+    /// Returns an error if the tensor is missing, has another shape than `shape`, or cannot be read.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         self.weights.check_shaped(name, shape)?;
         let mut values = vec![0.0; shape.iter().product()];
@@ -159,10 +163,11 @@ impl EncoderFiles {
         Ok(values)
     }
 
-    /// Fingerprint of all that decides a vector.
+    /// Returns a fingerprint of everything that determines a text's vector: weights, tokenizer, pooling,
+    /// prefixes and numeric settings. It consists of 32 hexadecimal digits.
     ///
     /// # Errors
-    /// When the weights cannot be read.
+    /// Returns an error if the weights cannot be read.
     pub fn fingerprint(&self) -> Result<String, ModelError> {
         let mut hasher = Sha256::new();
         hasher.update(sha256(&self.weights_path, &mut |_| ())?);
@@ -177,7 +182,7 @@ impl EncoderFiles {
 }
 
 impl EncoderConfig {
-    /// All tensors, by their names in transformers.
+    /// Returns the names, as in transformers, and shapes of all tensors that the encoder uses.
     pub fn parameters(&self) -> Vec<Parameter> {
         let (hidden, wide) = (self.hidden, self.intermediate);
         let one = |name: String, shape: &[usize]| Parameter { name, shape: shape.to_vec() };
@@ -208,7 +213,7 @@ impl EncoderConfig {
     }
 }
 
-/// Reads `config.json`.
+/// Parses the architecture from `config.json`, with default text settings.
 fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, ModelError> {
     let keys = Keys::new(path, "", object);
     let family = keys.text("model_type")?.unwrap_or_default();
@@ -268,7 +273,7 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
     })
 }
 
-/// Reads how vectors are pooled.
+/// Sets the pooling method from `modules.json` and the pooling module's `config.json`.
 fn pooling(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = folder.join("modules.json");
     let mut place = "1_Pooling".to_owned();
@@ -290,7 +295,7 @@ fn pooling(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> 
             }
         }
     }
-    // A name of the file, not a path of its own choosing.
+    // Only the last component of the path, so that the file cannot refer outside the encoder's directory.
     let place = Path::new(&place).file_name().map_or_else(|| "1_Pooling".into(), std::ffi::OsStr::to_owned);
     let path = folder.join(place).join("config.json");
     let Some(object) = read_json(&path)? else {
@@ -319,7 +324,8 @@ fn pooling(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> 
     Ok(())
 }
 
-/// Reads how much of a text counts.
+/// Sets the maximum number of tokens from `sentence_bert_config.json`, if that exists. The value is
+/// limited to the number of position embeddings, and is at least 3.
 fn length(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = folder.join("sentence_bert_config.json");
     if let Some(object) = read_json(&path)? {
@@ -329,7 +335,8 @@ fn length(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Reads what is put before texts.
+/// Sets the prefixes. If `config_sentence_transformers.json` has a query prompt, its prompts are used.
+/// Otherwise, E5 and BGE are recognized by `name` or by the name in `config.json` (`object`).
 fn prefixes(
     folder: &Path,
     name: &str,

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::write_safetensors;
 
-/// A small encoder, written into a folder as sentence-transformers does.
+/// A small encoder in a temporary directory, in the layout of sentence-transformers.
 struct Made(tempfile::TempDir);
 
 impl Made {
@@ -56,7 +56,7 @@ fn config() -> Value {
 }
 
 #[test]
-fn settings_of_sentence_transformers_are_read() {
+fn open_reads_pooling_and_length_settings() {
     let made = Made::new("");
     let plain = made.config("x");
     assert_eq!((plain.pooling, plain.most_tokens, plain.heads), (Pooling::Mean, 16, 2));
@@ -85,7 +85,7 @@ fn settings_of_sentence_transformers_are_read() {
 }
 
 #[test]
-fn prefixes_are_those_of_the_files_or_of_families_that_are_known() {
+fn prefixes_come_from_files_or_known_model_names() {
     let made = Made::new("");
     let prefixes = |name: &str| {
         let config = made.config(name);
@@ -103,13 +103,13 @@ fn prefixes_are_those_of_the_files_or_of_families_that_are_known() {
 }
 
 #[test]
-fn other_names_of_the_same_tensors_are_known() {
+fn tensors_with_bert_prefix_are_found() {
     let files = Made::new("bert.").open("x").map(|files| files.tensor("embeddings.LayerNorm.bias", &[4]));
     assert_eq!(files.unwrap().unwrap(), [0.5; 4]);
 }
 
 #[test]
-fn fingerprints_tell_what_decides_a_vector() {
+fn fingerprint_changes_with_prefixes_and_length() {
     let made = Made::new("");
     let print = |name: &str| made.open(name).unwrap().fingerprint().unwrap();
     let first = print("x");
@@ -120,7 +120,7 @@ fn fingerprints_tell_what_decides_a_vector() {
 }
 
 #[test]
-fn what_is_not_run_is_refused_by_name() {
+fn unsupported_or_inconsistent_files_are_rejected() {
     let made = Made::new("");
     for (key, value, why) in [
         ("model_type", json!("xlm-roberta"), "model_type is \"xlm-roberta\""),

@@ -1,41 +1,42 @@
-//! Errors in a model's files, or in getting them. Every message names the file, the tensor or key, what was
-//! found, and the way out, and fits on one screen.
+//! Errors of reading, writing and downloading model files. Every message names the file, the tensor or
+//! key, the value found and a way to fix the error, and fits on one screen.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Errors of model files.
+/// An error of reading, writing or downloading model files.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The operating system refused.
+    /// An I/O operation failed.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {
-        /// Action that was tried: `read`, `write`, ….
+        /// The failed action as a verb: `read`, `write`, ….
         action: &'static str,
-        /// On which file.
+        /// File or directory of the operation.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         cause: io::Error,
     },
-    /// Writing ran out of space.
+    /// The disk or the user's quota is full.
     #[error(
         "the disk is full: cannot write {} ({needed} bytes)\nfree some space, or choose a folder on another disk",
         path.display()
     )]
     DiskFull {
-        /// The file being written; what was written of it is removed.
+        /// The file being written. Its incomplete contents are removed, except those of a download from
+        /// the hub, which a later call resumes.
         path: PathBuf,
-        /// Size when complete.
+        /// Size of the complete file, in bytes. 0 if it is unknown.
         needed: u64,
     },
-    /// A file that a model needs is not there.
+    /// A file that the model needs is missing.
     #[error("{} {what}\n{way_out}", path.display())]
     Missing {
-        /// Where it was looked for.
+        /// Path at which the file was expected.
         path: PathBuf,
-        /// Missing thing, as the rest of a sentence that begins with the path.
+        /// The problem, as the rest of a sentence that starts with the path: `has no config.json`.
         what: String,
-        /// Way out.
+        /// What the user can do.
         way_out: String,
     },
     /// A file's bytes contradict its format.
@@ -43,17 +44,17 @@ pub enum ModelError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Which part, and what was found there.
+        /// The damaged part and what was found there.
         what: String,
     },
-    /// A sound file asks for something that Levade does not do.
+    /// A valid file requires something that Levade does not support.
     #[error("{}: {what}\n{way_out}", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// Which key or tensor, and its value.
+        /// The key or tensor and its value.
         what: String,
-        /// Way out.
+        /// What the user can do.
         way_out: String,
     },
     /// A configuration has an entry that is missing, of the wrong type, or impossible.
@@ -61,10 +62,10 @@ pub enum ModelError {
     Config {
         /// The file.
         path: PathBuf,
-        /// Which key, and what was found.
+        /// The key and the value found.
         what: String,
     },
-    /// The configuration asks for a tensor that no file has.
+    /// The configuration requires a tensor that no file contains.
     #[error(
         "{} has no tensor {tensor}; the configuration asks for it with shape {expected:?}\n{way_out}",
         path.display()
@@ -74,12 +75,12 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor, by its Hugging Face name.
         tensor: String,
-        /// The shape asked for.
+        /// Shape that the configuration requires.
         expected: Vec<usize>,
-        /// Way out.
+        /// What the user can do.
         way_out: String,
     },
-    /// The weights have a tensor that the configuration leaves no room for.
+    /// The weights contain a tensor that does not belong to the configured model.
     #[error(
         "{} has a tensor {tensor} of shape {found:?}, which the configuration does not ask for\n\
          the configuration belongs to another model: fetch both again from the same place",
@@ -88,12 +89,12 @@ pub enum ModelError {
     UnexpectedTensor {
         /// The model.
         path: PathBuf,
-        /// The tensor, by the name the file gives it.
+        /// The tensor, by its name in the file.
         tensor: String,
         /// Shape in the file.
         found: Vec<usize>,
     },
-    /// A tensor's shape is not the expected one.
+    /// A tensor's shape differs from the shape that the configuration requires.
     #[error(
         "{}: tensor {tensor} has shape {found:?}; the configuration asks for {expected:?}\n\
          the configuration and the weights belong to different models: fetch both again from the same place",
@@ -104,12 +105,12 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor, by its Hugging Face name.
         tensor: String,
-        /// The shape asked for.
+        /// Shape that the configuration requires.
         expected: Vec<usize>,
-        /// The shape in the file.
+        /// Shape in the file.
         found: Vec<usize>,
     },
-    /// A downloaded file is not the one that was promised.
+    /// A downloaded file does not have its published hash.
     #[error(
         "{} is not the file that was published: its SHA-256 is {found}, it should be {expected}\n\
          it was removed; try again, and if this repeats, do not trust the place it comes from",
@@ -118,34 +119,35 @@ pub enum ModelError {
     Checksum {
         /// The file.
         path: PathBuf,
-        /// The published hash, lower-case hexadecimal.
+        /// The published SHA-256, in hexadecimal.
         expected: String,
-        /// The hash of the bytes.
+        /// The SHA-256 of the downloaded bytes, in lower-case hexadecimal.
         found: String,
     },
-    /// The text that names a model is not understood.
+    /// The source of a model, or a setting of the cache or the hub, is invalid.
     #[error("{0}")]
     Source(String),
     /// A model could not be fetched.
     #[error("cannot fetch {what}: {why}\n{way_out}")]
     Fetch {
-        /// Thing that was being fetched.
+        /// The model, package or file that was being fetched.
         what: String,
-        /// Reason why it was not.
+        /// Reason for the failure.
         why: String,
-        /// Way out.
+        /// What the user can do.
         way_out: String,
     },
 }
 
 impl ModelError {
-    /// For `map_err` on an operation on `path`.
+    /// Returns a closure for `map_err` that creates [`Self::Io`] for the operation `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| Self::Io { action, path, cause }
     }
 
-    /// Like [`Self::io`] for writes, telling a full disk apart.
+    /// Returns a closure like [`Self::io`] for writes; a full disk becomes [`Self::DiskFull`]. `needed`
+    /// is the size of the complete file in bytes.
     pub(crate) fn writing(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| match cause.kind() {

@@ -1,150 +1,158 @@
-//! Traits of the model families: what each one's blocks have, what its files say when they say nothing, and
-//! the names of both in Hugging Face's files and in GGUF.
+//! Table of the supported model families: what their blocks compute, the defaults of absent keys, and
+//! their names in Hugging Face files and in GGUF.
 //!
-//! Readers, writers and checks of configurations derive from these rows, and so do the small models of tests.
-//! A family whose blocks are made of parts that the engine has needs a variant of [`Family`] and a row here,
-//! and cases in `conformance/models.py`.
+//! Readers, writers and checks of configurations derive from the rows of this table, and so do the small
+//! models of tests. To add a family whose blocks consist of parts that the engine supports, add a variant
+//! of [`Family`], a row here, and cases in `conformance/models.py`.
 
 use serde::{Deserialize, Serialize};
 
-/// A family of architectures, by what distinguishes it from the shared blocks.
+/// A family of model architectures. Each variant lists how the family differs from the common blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Llama 2 and 3, SmolLM2: no biases unless the configuration asks for them.
+    /// Llama 2 and 3, SmolLM2: no biases unless the configuration enables them.
     Llama,
-    /// Mistral: Llama with a sliding window on every layer, or on none.
+    /// Mistral: Llama with a sliding window on all layers or on none.
     Mistral,
     /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
     Qwen2,
-    /// Qwen3: RMS norm over each head of queries and keys, before the rotary embedding.
+    /// Qwen3: an RMS norm over each head of queries and keys, before the rotary embedding.
     Qwen3,
     /// Gemma 3: norms that scale by 1 + w, before and after attention and the feed-forward part, norms of
     /// queries and keys, GELU, scaled embeddings, and most layers with a sliding window.
     Gemma3,
-    /// SmolLM3: Llama with some layers whose queries and keys are not rotated.
+    /// SmolLM3: Llama in which some layers have no rotary embedding.
     #[serde(rename = "smollm3")]
     SmolLm3,
 }
 
-/// What a family has.
+/// The properties of a model family: a row of the table.
 #[derive(Debug)]
 pub struct Traits {
     /// The family.
     pub family: Family,
-    /// Its name in messages.
+    /// Name in messages.
     pub title: &'static str,
-    /// Other models that have its blocks, for messages; may be empty.
+    /// Further models with the same blocks, for messages; may be empty.
     pub relatives: &'static str,
     /// `model_type` in a `config.json`.
     pub model_type: &'static str,
-    /// `model_type` of models of text and images whose text part belongs to this family.
+    /// `model_type` of multimodal (text and image) models whose text model belongs to this family. `None`
+    /// if there are none.
     pub model_type_with_images: Option<&'static str>,
-    /// Class in transformers.
+    /// Model class in transformers.
     pub class: &'static str,
-    /// How its GGUF files differ; `None` if they bear another family's architecture.
+    /// Properties of the family's GGUF files. `None` if these files have another family's architecture.
     pub gguf: Option<Gguf>,
-    /// What every block computes.
+    /// Computation of every block.
     pub blocks: Blocks,
     /// Whether queries and keys are normalized per head.
     pub qk_norm: bool,
-    /// Which projections of attention have biases.
+    /// Attention projections that have biases.
     pub attention_bias: AttentionBias,
-    /// Whether files may ask for biases in the feed-forward part.
+    /// Whether files may enable biases in the feed-forward part.
     pub mlp_bias: bool,
     /// Layers with a sliding window.
     pub windows: Windows,
-    /// Layers without rotary embedding unless a file lists them: every n-th. `None` if all layers have it.
+    /// Default interval n of layers without rotary embedding: every n-th layer, unless the file lists
+    /// them. `None` if all layers have rotary embedding.
     pub unrotated_interval: Option<usize>,
-    /// Rotary base of layers with a window unless a file says another, for families in which it is their own.
+    /// Default rotary base of layers with a sliding window. `None` if they use the same base as all
+    /// layers.
     pub local_theta: Option<f32>,
-    /// Square of the divisor of attention scores unless a file says another; `None` if it is the head's
-    /// width.
+    /// Default square of the divisor of attention scores. `None` if it is always the head's width.
     pub query_scalar: Option<f32>,
-    /// Keys of a `config.json` under which it would compute otherwise.
+    /// Keys of `config.json` that are rejected if set, because they change the computation.
     pub refused: &'static [&'static str],
-    /// What absent keys of a `config.json` mean.
+    /// Values of keys that `config.json` does not contain.
     pub defaults: Defaults,
 }
 
-/// The function that gates the feed-forward part.
+/// The activation function of the feed-forward gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// x / (1 + exp(−x)).
     Silu,
-    /// x Φ(x) with Φ by tanh (Hendrycks & Gimpel 2016), `gelu_pytorch_tanh` in transformers.
+    /// x Φ(x), where Φ is approximated with tanh (Hendrycks & Gimpel 2016): `gelu_pytorch_tanh` in
+    /// transformers.
     GeluTanh,
 }
 
-/// What a block computes, whatever its sizes: weights of families with equal ones mean the same.
+/// The computation of a block, independent of its sizes. If two families have equal values, the same
+/// weights compute the same function in both.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Blocks {
-    /// Number to which the weight of a norm is added.
+    /// Number that norms add to their weight: 0 or 1.
     pub norm_offset: f32,
-    /// Whether the outputs of attention and of the feed-forward part are normalized.
+    /// Whether the outputs of attention and of the feed-forward part are normalized before they are added
+    /// to the residual stream.
     pub post_norms: bool,
-    /// Whether embeddings are multiplied by the root of the width.
+    /// Whether input embeddings are multiplied by the square root of the hidden size.
     pub scaled_embedding: bool,
-    /// Gate of the feed-forward part.
+    /// Activation function of the feed-forward gate.
     pub activation: Activation,
 }
 
-/// Biases of attention's projections.
+/// The attention projections of a family that have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionBias {
-    /// Queries, keys and values always have them, and outputs never.
+    /// The query, key and value projections always have biases, and the output projection never has one.
     QueryKeyValue,
-    /// No projection has one.
+    /// No projection has a bias.
     Never,
-    /// All have them if `attention_bias` says so.
+    /// All projections have biases if `attention_bias` is set in `config.json`, otherwise none has.
     Configured,
 }
 
-/// Which layers have a sliding window.
+/// The layers of a family that have a sliding window. The window size is that of the file, or the
+/// family's default; `null` or 0 in the file disables windows. Unless the variant is [`Self::Never`] or
+/// [`Self::Every`], the file can list the layers in `layer_types`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
-    /// None.
+    /// No layer.
     Never,
-    /// All, if a file says a size.
+    /// All layers.
     Every,
-    /// All but every n-th, if a file says a size; files may say another n.
+    /// All layers except every n-th. The file can override n.
     ButEvery(usize),
-    /// Those from `max_window_layers` on, if `use_sliding_window` is set.
+    /// Layers with index `max_window_layers` or higher, if `use_sliding_window` is set.
     Last,
-    /// Those without rotary embedding, if `use_sliding_window` is set.
+    /// Layers without rotary embedding, if `use_sliding_window` is set.
     Unrotated,
 }
 
-/// A family's GGUF files.
+/// The properties of a family's GGUF files.
 #[derive(Debug)]
 pub struct Gguf {
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub architecture: &'static str,
-    /// Whether converters reorder the rows of each head so that the two members of a rotary pair are
-    /// neighbours; otherwise the two halves stand apart, as Hugging Face has them.
+    /// Whether converters reorder the rows of each head so that the two elements of a rotary pair are
+    /// adjacent. If `false`, the rows are in two halves, as in Hugging Face files.
     pub interleaved: bool,
-    /// The runtime's rotary base where a file does not say.
+    /// Rotary base that GGUF runtimes use if the file does not set one.
     pub theta: f32,
 }
 
-/// Values that transformers takes where a `config.json` does not say; `None` where a file must say, or where
-/// it follows from other numbers.
+/// The values that transformers uses for keys that `config.json` does not contain. `None` if the key is
+/// required, or if the value is computed from other keys.
 #[derive(Debug)]
 pub struct Defaults {
     pub(crate) heads: Option<usize>,
-    /// `None`: as many as query heads.
+    /// `None` means as many as query heads.
     pub(crate) kv_heads: Option<usize>,
-    /// `None`: the width shared out among the heads.
+    /// `None` means the hidden size divided by the number of heads.
     pub(crate) head_dim: Option<usize>,
     pub(crate) vocabulary: Option<usize>,
     pub(crate) context: usize,
     pub(crate) theta: f32,
     pub(crate) tied: bool,
-    /// Size of sliding windows, where layers have them.
+    /// Size of sliding windows in tokens, for layers that have one.
     pub(crate) window: Option<usize>,
 }
 
-/// Qwen3's traits without the norms that set it apart: rows say what differs from it.
+/// Common properties: a plain Llama block without names. Each row of the table specifies only
+/// differences.
 const PLAIN: Traits = Traits {
     family: Family::Llama,
     title: "",
@@ -181,7 +189,7 @@ const DEFAULTS: Defaults = Defaults {
     window: None,
 };
 
-/// The rows, in the order of [`Family`].
+/// The table, in the order of the variants of [`Family`].
 static TRAITS: [Traits; 6] = [
     Traits {
         family: Family::Llama,
@@ -244,7 +252,7 @@ static TRAITS: [Traits; 6] = [
         local_theta: Some(10_000.0),
         query_scalar: Some(256.0),
         refused: &["final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"],
-        // The text part of a larger model says what differs from these alone.
+        // The text configuration of a multimodal model contains only values that differ from these.
         defaults: Defaults {
             heads: Some(8),
             kv_heads: Some(4),
@@ -272,24 +280,25 @@ static TRAITS: [Traits; 6] = [
 ];
 
 impl Family {
-    /// Every family.
+    /// Returns all families, in the order of the variants.
     pub fn all() -> impl Iterator<Item = Self> {
         TRAITS.iter().map(|traits| traits.family)
     }
 
-    /// What the family has.
+    /// Returns the properties of the family.
     pub fn traits(self) -> &'static Traits {
         &TRAITS[self as usize]
     }
 }
 
 impl Traits {
-    /// The first family of which `matches` holds.
+    /// Returns the first family for which `matches` returns `true`.
     pub(crate) fn find(matches: impl Fn(&Traits) -> bool) -> Option<&'static Self> {
         TRAITS.iter().find(|traits| matches(traits))
     }
 
-    /// "a, b and c", of the families that `name` names.
+    /// Returns a list such as "a, b and c" of the names that `name` returns for the families. Families
+    /// for which it returns `None` are left out.
     pub(crate) fn list(name: impl Fn(&Traits) -> Option<String>) -> String {
         let names: Vec<String> = TRAITS.iter().filter_map(name).collect();
         match names.split_last() {
@@ -298,14 +307,14 @@ impl Traits {
         }
     }
 
-    /// `name`, with the relatives of the family in parentheses.
+    /// Returns `name`, followed by the relatives of the family in parentheses if there are any.
     pub(crate) fn with_relatives(&self, name: &str) -> String {
         if self.relatives.is_empty() { name.to_owned() } else { format!("{name} ({})", self.relatives) }
     }
 }
 
 impl Windows {
-    /// Whether layers have windows only if `use_sliding_window` is set.
+    /// Returns whether layers have sliding windows only if `use_sliding_window` is set.
     pub(crate) fn are_switched(self) -> bool {
         matches!(self, Self::Last | Self::Unrotated)
     }
@@ -316,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_stand_in_the_order_of_families() {
+    fn table_rows_match_family_order() {
         for family in Family::all() {
             assert_eq!(family.traits().family, family);
         }

@@ -1,4 +1,4 @@
-//! A model on disk, whatever its format: opened, checked, and read tensor by tensor.
+//! Opens and checks a model on disk, in Hugging Face or GGUF format, and reads its tensors.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -13,46 +13,51 @@ use crate::{
     ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config, names, placeholder,
 };
 
-/// A weight, row-major.
+/// A weight tensor, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// Shape; a projection is `[outputs, inputs]`.
+    /// Shape. A projection is `[outputs, inputs]`.
     pub shape: Vec<usize>,
-    /// Values, as many as the product of `shape`.
+    /// Values. Their number is the product of `shape`.
     pub data: Vec<f32>,
 }
 
-/// An open model: what it is, its tokenizer, and its weights, which stay on disk until they are asked for.
+/// An open model: configuration, tokenizer and weights. Weights stay on disk until they are read.
 ///
-/// Opening checks that every parameter of the configuration is there with its shape and can be read, and that
-/// the files have no others.
+/// [`Self::open`] checks that the files contain every parameter of the configuration, with its shape and
+/// in a readable type, and no other tensors.
 pub struct ModelFiles {
     /// Configuration of the model.
     pub config: ModelConfig,
-    /// Tokenizer; `None` where a folder has no `tokenizer.json`.
+    /// Tokenizer. `None` if the directory has no `tokenizer.json`.
     pub tokenizer: Option<TokenizerSource>,
-    /// The Jinja template that turns a conversation into text, where the model has one.
+    /// Jinja template that renders a conversation as text. `None` if the model has none.
     pub chat_template: Option<String>,
-    /// The special tokens that chat templates use by name.
+    /// Special tokens that chat templates use by name.
     pub special_tokens: SpecialTokens,
-    /// Notes for the user on what the files say, a line each.
+    /// Notes for the user about the contents of the files, one line each.
     pub notes: Vec<String>,
     path: PathBuf,
     weights: Weights,
 }
 
+/// The weight files of a model.
 enum Weights {
-    Folder { files: Vec<SafetensorsFile>, place: HashMap<String, usize> },
+    /// A Hugging Face directory. `place` maps the name of a tensor to the index of its file in `files`.
+    Folder {
+        files: Vec<SafetensorsFile>,
+        place: HashMap<String, usize>,
+    },
     Gguf(Box<GgufFile>),
 }
 
 impl ModelFiles {
-    /// Opens a Hugging Face folder (`config.json`, `model.safetensors` or its shards, `tokenizer.json`, …) or
-    /// a `.gguf` file.
+    /// Opens a Hugging Face directory (`config.json`, `model.safetensors` or its shards,
+    /// `tokenizer.json`, …) or a `.gguf` file.
     ///
     /// # Errors
-    /// When a file is missing, damaged or of a kind that Levade does not run, or when the configuration
-    /// contradicts the weights; the message names the file and the tensor or key.
+    /// Returns an error if a file is missing, damaged or of an unsupported kind, or if the configuration
+    /// contradicts the weights. The message names the file and the tensor or key.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let model = if path.is_dir() {
             Self::open_folder(path)?
@@ -109,7 +114,7 @@ impl ModelFiles {
         let hf_config::Parsed { mut config, mut notes, is_part } = hf_config::parse(&config_path, &contents)?;
         let generation_path = path.join("generation_config.json");
         if let Some(generation) = read_json(&generation_path)? {
-            // A chat model often says only here which token ends a turn.
+            // Chat models often define the token that ends a turn only in this file.
             let keys = Keys::new(&generation_path, "", &generation);
             let more = keys.read("eos_token_id", "a token id or a list of them", token_ids)?;
             for id in more.unwrap_or_default() {
@@ -162,20 +167,20 @@ impl ModelFiles {
         })
     }
 
-    /// The folder or file this was opened from.
+    /// Returns the directory or file from which the model was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The parameters' names, in the order of [`ModelConfig::parameters`].
+    /// Returns the Hugging Face names of the parameters, in the order of [`ModelConfig::parameters`].
     pub fn tensor_names(&self) -> Vec<String> {
         self.config.parameters().into_iter().map(|parameter| parameter.name).collect()
     }
 
-    /// A parameter by its Hugging Face name.
+    /// Reads the parameter with the Hugging Face name `name`.
     ///
     /// # Errors
-    /// When the model has no such tensor, or it is stored in a way that Levade does not read.
+    /// Returns an error if the model has no such tensor, or if its type on disk is unsupported.
     pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
         let shape = self.shape(name).ok_or_else(|| self.missing(name, &[]))?.to_vec();
         let mut data = vec![0.0; shape.iter().product()];
@@ -183,11 +188,11 @@ impl ModelFiles {
         Ok(Tensor { shape, data })
     }
 
-    /// Decodes a parameter into `out`, row-major, without a copy between.
+    /// Decodes a parameter directly into `out`, row-major.
     ///
     /// # Errors
-    /// Errors are those of [`Self::tensor`]; also when the tensor's shape is not `expected` or `out` does not
-    /// hold that many values.
+    /// Returns the errors of [`Self::tensor`], and an error if the tensor's shape is not `expected` or if
+    /// the length of `out` is not the product of `expected`.
     pub fn tensor_into(&self, name: &str, expected: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
         self.check_shape(name, expected)?;
         let wanted = expected.iter().product::<usize>();
@@ -246,7 +251,7 @@ impl ModelFiles {
         })
     }
 
-    /// Whether the weights are exactly what the configuration asks for.
+    /// Checks that the weights are exactly those that the configuration requires.
     fn check(&self) -> Result<(), ModelError> {
         let parameters = self.config.parameters();
         for Parameter { name, shape } in &parameters {
@@ -275,15 +280,19 @@ impl ModelFiles {
         }
     }
 
-    /// Tensors that some writers add though they follow from others: a tied head, and the rotary frequencies.
+    /// Returns whether the tensor `name` can be ignored, because it is derived from other tensors
+    /// although some programs save it: a tied output head, or rotary frequencies.
     fn is_redundant(&self, name: &str) -> bool {
         name.ends_with("rotary_emb.inv_freq") || (self.config.tied && name == "lm_head.weight")
     }
 }
 
-/// Whether a head that the configuration says is the embedding really is: files that were trained apart keep
-/// saying so. As transformers has it since version 5, one with values of its own stays itself, and where only
-/// the head is there, it is the embedding. Returns what to tell the user.
+/// Resolves `tie_word_embeddings = true` against the tensors in the files.
+///
+/// The key can be wrong, because models that were trained with a separate head often keep it. As in
+/// transformers 5, an output head that differs from the embedding is kept, and `config.tied` becomes
+/// `false`. If only the head exists, it becomes the embedding. Returns a note for the user if the key was
+/// wrong.
 fn settle_head(
     config: &mut ModelConfig,
     files: &mut [SafetensorsFile],
@@ -300,7 +309,7 @@ fn settle_head(
         }
         (Some(embedding), Some(head)) => (&files[embedding], &files[head]),
     };
-    // Another shape is told of when parameters are checked.
+    // A wrong shape is reported later, by the check of all parameters.
     if [(embedding, EMBEDDING), (head, HEAD)].iter().all(|(file, name)| file.shape(name) == Some(&shape)) {
         if embedding.bytes(EMBEDDING)? == head.bytes(HEAD)? {
             return Ok(None);
@@ -320,6 +329,10 @@ fn settle_head(
     )))
 }
 
+/// Reads a file. Returns `None` if it does not exist.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, or is a placeholder such as a Git LFS pointer.
 pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
     match std::fs::read(path) {
         Ok(bytes) => placeholder::refuse(path, &bytes).map(|()| Some(bytes)),
@@ -328,6 +341,10 @@ pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> 
     }
 }
 
+/// Reads a JSON object from a file. Returns `None` if the file does not exist.
+///
+/// # Errors
+/// Returns the errors of [`read_if_there`], and an error if the contents are not a JSON object.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, ModelError> {
     let Some(bytes) = read_if_there(path)? else { return Ok(None) };
     match serde_json::from_slice(&bytes) {
@@ -336,7 +353,8 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, Model
     }
 }
 
-/// `chat_template` is a text, or a list of named ones.
+/// Returns the default template from the value of `chat_template`: a string, or a list of named
+/// templates.
 fn default_template(value: &Value) -> Option<String> {
     let template = match value {
         Value::Array(named) => named
@@ -348,14 +366,14 @@ fn default_template(value: &Value) -> Option<String> {
     template.as_str().map(str::to_string)
 }
 
-/// Endings of files that pickle weights: PyTorch's own, and the shards of DeepSpeed and FSDP.
+/// Extensions of files with pickled weights: PyTorch's own, and the shards of DeepSpeed and FSDP.
 const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
 
-/// A file or folder in `folder` that holds pickled weights, the first by name.
+/// Returns the first name in `folder` of a file or directory with pickled weights, in alphabetical order.
 fn pickled(folder: &Path) -> Option<String> {
     let names =
         std::fs::read_dir(folder).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    // Trainers leave their own state beside the weights.
+    // Trainers save their own state alongside the weights.
     let state = ["optimizer", "random_states", "rng_state", "scheduler", "training_args"];
     let is_pickle = |name: &str| {
         let ending = Path::new(name).extension().unwrap_or_default();
@@ -366,7 +384,7 @@ fn pickled(folder: &Path) -> Option<String> {
     names.filter(|name| is_pickle(name)).min()
 }
 
-/// Opens `model.safetensors`, or the shards that its index names.
+/// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
 fn open_weights(folder: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     let single = folder.join("model.safetensors");
     if single.is_file() {
@@ -392,7 +410,7 @@ fn open_weights(folder: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     };
     let mut names = BTreeSet::new();
     for (tensor, file) in weight_map {
-        // A plain file name: an index must not reach outside its folder.
+        // The index must contain plain file names, which cannot refer outside its directory.
         match file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|plain| plain == *name)) {
             Some(name) => names.insert(name),
             None => {

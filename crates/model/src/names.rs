@@ -1,15 +1,16 @@
-//! Names of tensors in checkpoints of trainers: a wrapper around the model adds to them, or the model's own
-//! prefix is missing.
+//! Normalizes tensor names in checkpoints of trainers. A missing prefix `model.` is added. Names that a
+//! wrapper around the model has changed are rejected.
 
 use std::path::Path;
 
 use crate::ModelError;
 use crate::safetensors::SafetensorsFile;
 
-/// The embedding's name within the decoder, by which its tensors are found.
+/// Name of the embedding within the decoder. It locates the decoder's tensors in a file.
 const EMBEDDING: &str = "embed_tokens.weight";
 
-/// Parts of names that no model here has: what they show of the checkpoint, and the way out.
+/// Components of names that no supported model has. Each row contains the components, what they show
+/// about the checkpoint, and what the user can do.
 const FOREIGN: [(&[&str], &str, &str); 8] = [
     (
         &["base_model", "base_layer", "lora_A", "lora_B", "lora_embedding_A"],
@@ -49,11 +50,12 @@ const FOREIGN: [(&[&str], &str, &str); 8] = [
     ),
 ];
 
-/// Parts of names of what a model of text and images has beside the text model.
+/// Components of names of tensors that a multimodal model has in addition to its text model.
 const IMAGES: [&str; 2] = ["vision_tower", "multi_modal_projector"];
 
-/// The name within the text model of a tensor of a larger one. Older files have the head in the text model,
-/// newer ones beside it.
+/// Converts the name of a tensor of a multimodal model to its name in the text model alone. Returns
+/// `None` if the name has no prefix to remove. Older files have the output head inside the text model,
+/// newer files outside of it.
 fn of_part(name: &str) -> Option<String> {
     let decoder = name.strip_prefix("model.language_model.");
     decoder
@@ -61,9 +63,13 @@ fn of_part(name: &str) -> Option<String> {
         .or_else(|| name.strip_prefix("language_model.").map(str::to_owned))
 }
 
-/// Gives tensors their Hugging Face names: those of a decoder that was saved alone get `model.` put before
-/// them, as transformers does. Where the text model `is_part` of a larger one, what belongs to the rest is
-/// left out. Names that something around the model has changed are refused with what it was.
+/// Renames tensors to their Hugging Face names. If a decoder was saved without its surrounding model, the
+/// names get the prefix `model.`, as in transformers. `is_part` means that the text model is part of a
+/// multimodal model, whose remaining tensors are dropped.
+///
+/// # Errors
+/// Returns an error if a wrapper around the model changed the names, or if the tensors belong to another
+/// kind of model. The message names the wrapper or the kind.
 pub(crate) fn settle(files: &mut [SafetensorsFile], is_part: bool) -> Result<(), ModelError> {
     if is_part {
         for file in files.iter_mut() {
@@ -108,18 +114,20 @@ pub(crate) fn settle(files: &mut [SafetensorsFile], is_part: bool) -> Result<(),
     Ok(())
 }
 
+/// Creates the error for the tensor `name`, whose component `part` shows that the model is unsupported.
 fn refused(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) -> ModelError {
     ModelError::unsupported(path, format!("{shows}: tensor {name} has {part:?} in its name"), way_out)
 }
 
-/// The first part of a name that no model here has, with what stands before it.
+/// Returns the prefix of `name` up to and including the first component that no supported model has, with
+/// the last two fields of its row in [`FOREIGN`].
 fn foreign(name: &str) -> Option<(&str, &'static str, &'static str)> {
     let mut at = 0;
     for part in name.split('.') {
         let end = (at + part.len() + 1).min(name.len());
         let known = FOREIGN.iter().find(|(parts, ..)| parts.contains(&part));
         if let Some((_, shows, way_out)) = known {
-            // PEFT's wrapper is two deep.
+            // PEFT's wrapper adds two components.
             let whole =
                 if name.starts_with("base_model.model.") { "base_model.model." } else { &name[..end] };
             return Some((whole, shows, way_out));

@@ -1,13 +1,14 @@
-//! Placeholders of a file that was never fetched: a Git LFS pointer, a web page.
+//! Detects placeholders of files that were never downloaded: Git LFS pointers and web pages.
 
 use std::path::Path;
 
 use crate::ModelError;
 
-/// Refuses the contents of the file at `path` where they only stand for it.
+/// Rejects the `contents` of the file at `path` if they are a placeholder for the file.
 ///
 /// # Errors
-/// Says what stands there, and how to get the file.
+/// Returns [`ModelError::Missing`] if they are. The message names the kind of placeholder and how to get
+/// the file.
 pub fn refuse(path: &Path, contents: &[u8]) -> Result<(), ModelError> {
     let missing = |what: &str, way_out: &str| {
         Err(ModelError::Missing { path: path.to_path_buf(), what: what.into(), way_out: way_out.into() })
@@ -36,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_in_the_place_of_a_file_is_named() {
+    fn refuse_rejects_lfs_pointers_and_web_pages() {
         let refused =
             |contents: &[u8]| refuse(Path::new("a/model.safetensors"), contents).err().map(|e| e.to_string());
         let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n";

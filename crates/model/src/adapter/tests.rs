@@ -1,4 +1,4 @@
-//! Which modules an adapter is on, against what PEFT 0.21 makes of the same configurations.
+//! Tests that modules are selected as PEFT 0.21 selects them for the same configurations.
 
 use serde_json::json;
 
@@ -49,14 +49,14 @@ fn modules(changes: Value) -> Result<Vec<AdaptedModule>, ModelError> {
     open(changes)?.modules(&base())
 }
 
-/// Names without what all have in common.
+/// Returns the names of the adapted modules without the common prefix `model.layers.`.
 fn names(changes: Value) -> Vec<String> {
     let names = modules(changes).unwrap().into_iter().map(|module| module.name);
     names.map(|name| name.trim_start_matches("model.layers.").to_owned()).collect()
 }
 
 #[test]
-fn targets_in_every_spelling() {
+fn target_modules_match_peft_in_every_syntax() {
     let linear = 7 * 12;
     for (targets, count, first) in [
         (json!(["q_proj"]), 12, "0.self_attn.q_proj"),
@@ -84,7 +84,7 @@ fn targets_in_every_spelling() {
 }
 
 #[test]
-fn layers_and_exclusions() {
+fn layers_and_exclusions_filter_target_modules() {
     assert_eq!(
         names(json!({ "layers_to_transform": [1, 10] })),
         ["1.self_attn.q_proj", "10.self_attn.q_proj"]
@@ -98,7 +98,7 @@ fn layers_and_exclusions() {
         ["2.self_attn.q_proj"]
     );
     assert_eq!(modules(json!({ "layers_to_transform": [] })).unwrap().len(), 12);
-    // A whole name is taken whatever its layer.
+    // A full name is selected regardless of `layers_to_transform`.
     let whole = json!({ "layers_to_transform": [0], "target_modules": ["model.layers.3.self_attn.q_proj"] });
     assert_eq!(names(whole), ["3.self_attn.q_proj"]);
     let excluded = json!({ "target_modules": ["q_proj", "v_proj"], "exclude_modules": ["q_proj", "layers.0.self_attn.v_proj"] });
@@ -107,7 +107,7 @@ fn layers_and_exclusions() {
 }
 
 #[test]
-fn ranks_alphas_and_scales_of_single_modules() {
+fn patterns_override_rank_and_alpha_per_module() {
     let changes = json!({
         "target_modules": ["q_proj", "v_proj"], "use_rslora": true,
         "rank_pattern": { "layers.0.self_attn.q_proj": 2, "^model.layers.1.self_attn.q_proj": 3, "v_.*": 4 },
@@ -126,7 +126,7 @@ fn ranks_alphas_and_scales_of_single_modules() {
 }
 
 #[test]
-fn what_is_more_than_plain_lora_is_refused_by_name() {
+fn settings_beyond_plain_lora_are_rejected_by_key() {
     for (key, value) in [
         ("peft_type", json!("LOHA")),
         ("bias", json!("lora_only")),
@@ -170,7 +170,7 @@ fn what_is_more_than_plain_lora_is_refused_by_name() {
 }
 
 #[test]
-fn what_it_says_of_its_base() {
+fn base_combines_name_and_revision_unless_local() {
     assert_eq!(open(json!({})).unwrap().base.as_deref(), Some("me/base"));
     assert_eq!(open(json!({ "revision": "v1" })).unwrap().base.as_deref(), Some("me/base@v1"));
     assert_eq!(open(json!({ "base_model_name_or_path": null })).unwrap().base, None);

@@ -1,11 +1,13 @@
-//! The hub's settings and the cache of models on this machine, both as `huggingface_hub` has them, so that
-//! what Python has fetched is found here and the other way round.
+//! Settings of the Hugging Face hub and the local cache of its models. Both are compatible with
+//! `huggingface_hub`, so that Python and Levade find each other's downloads.
 //!
-//! `HF_HUB_CACHE` (or `HUGGINGFACE_HUB_CACHE`) names the cache; without it, it is `hub` in `HF_HOME`, which
-//! is `huggingface` in `XDG_CACHE_HOME` or `~/.cache`. The token is `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`),
-//! or that of a login in the file `HF_TOKEN_PATH` or `HF_HOME/token`. With `HF_HUB_OFFLINE` or
-//! `TRANSFORMERS_OFFLINE` the network is not used. A model lies in `models--OWNER--NAME`: `refs/REVISION`
-//! holds a commit, `snapshots/COMMIT` the files.
+//! - **Cache.** `HF_HUB_CACHE` (or `HUGGINGFACE_HUB_CACHE`), by default `hub` in `HF_HOME`. The default of
+//!   `HF_HOME` is `huggingface` in `XDG_CACHE_HOME` or `~/.cache`.
+//! - **Token.** `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`), by default the token of a login, in the file
+//!   `HF_TOKEN_PATH` or `HF_HOME/token`. `HF_HUB_DISABLE_IMPLICIT_TOKEN` disables the default.
+//! - **Offline.** If `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set, the network is not used.
+//! - **Layout.** The directory of a model is `models--OWNER--NAME`. In it, `refs/REVISION` contains a commit,
+//!   and `snapshots/COMMIT` the files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,21 +20,23 @@ pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const ADAPTER: &str = "adapter_model.safetensors";
 
-/// Settings of the hub in the environment.
+/// Settings of the hub from environment variables.
 #[derive(Debug, PartialEq)]
 pub(super) struct Settings {
     pub(super) endpoint: String,
     pub(super) token: Option<String>,
-    /// The variable that forbids the network, where one does.
+    /// Name of the variable that disables the network. `None` if the network may be used.
     pub(super) offline: Option<&'static str>,
     pub(super) cache: PathBuf,
 }
 
 impl Settings {
-    /// Reads variables through `variable`.
+    /// Reads the settings. `variable` returns the value of an environment variable. Blank values count as
+    /// unset, and a leading `~/` in a path is replaced by `HOME`.
     ///
     /// # Errors
-    /// When there is no place for the cache, or the endpoint is none.
+    /// Returns [`ModelError::Source`] if no variable determines the cache directory, or if `HF_ENDPOINT`
+    /// does not start with `http://` or `https://`.
     pub(super) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ModelError> {
         let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let user = set("HOME").map(PathBuf::from);
@@ -78,7 +82,7 @@ impl Settings {
     }
 }
 
-/// A model's folder in the cache.
+/// The directory of a model in the cache.
 pub(super) struct Cached(pub(super) PathBuf);
 
 impl Cached {
@@ -86,32 +90,33 @@ impl Cached {
         Self(cache.join(format!("models--{}", id.replace('/', "--"))))
     }
 
-    /// Where the files of a commit lie, or will.
+    /// Returns the directory for the files of `commit`, which need not exist.
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
         self.0.join("snapshots").join(commit)
     }
 
-    /// The file that says which commit a revision is; `None` for one that is no path within a folder.
+    /// Returns the path of the file that contains the commit of `revision`. Returns `None` if `revision`
+    /// is not a relative path that stays inside its directory.
     pub(super) fn reference(&self, revision: &str) -> Option<PathBuf> {
         let plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\\');
         revision.split('/').all(plain).then(|| self.0.join("refs").join(revision))
     }
 
-    /// The snapshot of a branch, a tag or a commit, if there is one.
+    /// Returns the snapshot directory of a branch, tag or commit, or `None` if it does not exist.
     pub(super) fn find(&self, revision: &str) -> Option<PathBuf> {
         let named = self.reference(revision).and_then(|file| std::fs::read_to_string(file).ok());
         let commit = named.as_deref().map_or(revision, str::trim);
-        // The name of a folder beside its like, nothing else.
+        // A plain directory name: the commit must not refer outside `snapshots`.
         let is_plain = Path::new(commit).file_name().is_some_and(|name| name == commit);
         is_plain.then(|| self.snapshot(commit)).filter(|snapshot| snapshot.is_dir())
     }
 }
 
-/// The first file that a snapshot lacks to be a model, or an adapter; links whose target is gone count as
-/// absent.
+/// Returns the first required file of a model or an adapter that is missing in `snapshot`, or `None` if
+/// it is complete. A symbolic link without a target counts as missing.
 ///
 /// # Errors
-/// When the index of its weights is damaged.
+/// Returns an error if the index of the weights is damaged.
 pub(super) fn lacks(snapshot: &Path) -> Result<Option<String>, ModelError> {
     let lacks = |name: &str| !snapshot.join(name).is_file();
     if !lacks(AdapterConfig::FILE) {
@@ -129,10 +134,10 @@ pub(super) fn lacks(snapshot: &Path) -> Result<Option<String>, ModelError> {
     Ok(shards(&snapshot.join(INDEX))?.into_iter().find(|shard| lacks(shard)))
 }
 
-/// The files that an index of weights names.
+/// Returns the names of the files that an index of weights lists.
 ///
 /// # Errors
-/// When it is damaged.
+/// Returns an error if the index cannot be read or is damaged.
 pub(super) fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
     #[derive(Deserialize)]
     struct Index {
@@ -157,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_lies_where_python_has_it() {
+    fn cache_directory_matches_huggingface_hub() {
         let cache = |variables: &[(&str, &str)]| read(variables).cache;
         let home = ("HOME", "/home/me");
         assert_eq!(cache(&[home]), Path::new("/home/me/.cache/huggingface/hub"));
@@ -172,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_from_the_environment_or_from_a_login() {
+    fn token_is_read_from_environment_before_login() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().to_str().unwrap();
         let token = |variables: &[(&str, &str)]| read(&[&[("HF_HOME", home)], variables].concat()).token;
@@ -191,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn offline_and_endpoint() {
+    fn offline_and_endpoint_variables_are_parsed() {
         let home = ("HOME", "/home/me");
         let offline = |name, value| read(&[home, (name, value)]).offline;
         assert_eq!(offline("HF_HUB_OFFLINE", "1"), Some("HF_HUB_OFFLINE"));
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn revisions_do_not_lead_out_of_the_cache() {
+    fn find_rejects_revisions_outside_the_cache() {
         let folder = tempfile::tempdir().unwrap();
         let cached = Cached::new(folder.path(), "me/tiny");
         std::fs::create_dir_all(cached.snapshot("abc")).unwrap();
@@ -220,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_snapshot_lacks() {
+    fn lacks_returns_first_missing_file() {
         let folder = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let lacks = || super::lacks(folder.path()).unwrap();

@@ -1,9 +1,10 @@
-//! Models from the Hugging Face hub, or a server that speaks its protocol.
+//! Downloads models from the Hugging Face hub, or from a server with the same API.
 //!
-//! A revision is resolved to a commit once; all its files come from that commit. A download that was cut goes
-//! on where it stopped, also in a later run. Weights are checked against the SHA-256 that the hub publishes,
-//! smaller files against their size. All lies in the cache of `huggingface_hub` ([`super::cache`]), where
-//! Python finds it. The mark that a revision is complete is written last.
+//! A revision is resolved to a commit once, and all its files come from that commit. An interrupted
+//! download is resumed where it stopped, also in a later run. Weights are checked against the SHA-256
+//! that the hub publishes, smaller files against their size. The files are stored in the cache of
+//! `huggingface_hub` ([`super::cache`]), where Python finds them. A completion marker for the revision is
+//! written last.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -19,31 +20,32 @@ use super::cache::{ADAPTER, Cached, INDEX, SINGLE, Settings, lacks, shards};
 use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
 use crate::{AdapterConfig, ModelError};
 
-/// Files that are fetched where the model has them, beside the weights.
+/// Files that are downloaded in addition to the weights if the model has them.
 const COMPANIONS: [&str; 9] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    // Of encoders.
+    // Files of encoders.
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 ];
-/// A cut download is taken up again this often without a byte gained.
+/// Maximum number of consecutive failed requests. After a request that received bytes of the file, the
+/// count restarts at 1.
 const ATTEMPTS: u32 = 5;
 
-/// A server.
+/// A client of the hub.
 pub(super) struct Hub {
     settings: Settings,
     agent: Agent,
-    /// Before the first retry; doubled for each further one.
+    /// Wait before the first retry. It doubles with each further failure in a row.
     pause: Duration,
 }
 
-/// Answer of the server about a revision.
+/// The hub's response about a revision.
 #[derive(Deserialize)]
 struct Revision {
     sha: String,
@@ -71,16 +73,16 @@ impl RemoteFile {
     }
 }
 
-/// The mark of a complete revision.
+/// The completion marker of a revision: the contents of a JSON file in `.levade`.
 #[derive(Serialize, Deserialize)]
 struct Complete {
     commit: String,
-    /// Names and sizes.
+    /// Names of the files, and their sizes in bytes.
     files: Vec<(String, u64)>,
 }
 
 impl Hub {
-    /// The server, the token and the cache that the environment names; see [`super::cache`].
+    /// Creates a client with the server, token and cache that the environment sets; see [`super::cache`].
     pub(super) fn from_env() -> Result<Self, ModelError> {
         let settings = Settings::read(|name| std::env::var(name).ok())?;
         Ok(Self::new(settings, Duration::from_secs(1)))
@@ -100,9 +102,11 @@ impl Hub {
         Self { settings, agent: config.into(), pause }
     }
 
-    /// The folder with a model's files. What the cache has is used without asking whether the hub has
-    /// something newer: a run that goes on must find the weights that it began with. `before` is where
-    /// earlier versions of Levade kept models.
+    /// Returns the directory with a model's files, and downloads missing files.
+    ///
+    /// A complete model in the cache is used without checking the hub for a newer commit, because a
+    /// resumed run must find the weights with which it started. `before` is the directory in which
+    /// earlier versions of Levade stored models.
     pub(super) fn fetch(
         &self,
         id: &str,
@@ -113,7 +117,7 @@ impl Hub {
         let cached = Cached::new(&self.settings.cache, id);
         let marks = cached.0.join(".levade");
         let mark = marks.join(format!("{}.json", file_name(revision)));
-        // The name of the marks before the project was called Levade.
+        // The directory of markers before the project was called Levade.
         let older = cached.0.join(".dressage").join(format!("{}.json", file_name(revision)));
         let earlier = before.join("hub").join(id.replace('/', "--"));
         let kept = || {
@@ -127,7 +131,7 @@ impl Hub {
         if let Some(snapshot) = kept() {
             return Ok(snapshot);
         }
-        // Of what Python fetched there is no mark: files that are there are whole, but not all may be there.
+        // Downloads by Python have no marker. Their files are complete, but some may be missing.
         let found = cached.find(revision).filter(|_| !mark.exists());
         let lacking = found.as_deref().map(lacks).transpose()?.flatten();
         let usable = found.clone().filter(|_| lacking.is_none());
@@ -151,7 +155,7 @@ impl Hub {
             });
         }
         let _held = hold(&marks, progress)?;
-        // Another process may have been at it.
+        // Another process may have completed the download before it released the lock.
         if let Some(snapshot) = kept() {
             return Ok(snapshot);
         }
@@ -190,6 +194,7 @@ impl Hub {
         Ok(snapshot)
     }
 
+    /// Creates the error for a failed download of `what`.
     fn fail(&self, what: &str, why: impl ToString, way_out: &str) -> ModelError {
         ModelError::Fetch {
             what: format!("{what} from {}", self.settings.endpoint),
@@ -198,11 +203,13 @@ impl Hub {
         }
     }
 
+    /// Creates the error for a failure that may be temporary, such as a broken connection.
     fn unreachable(&self, what: &str, why: impl ToString) -> ModelError {
         self.fail(what, why, &format!("check the network (HF_ENDPOINT names another hub) and try again: what has arrived is kept\n{WITHOUT_NETWORK}"))
     }
 
-    /// One request; any answer but an error of the connection is `Ok`.
+    /// Sends one request for the bytes from offset `from`. Returns `Ok` for a response with any status,
+    /// and an error only if there is no response.
     fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.settings.token {
@@ -214,7 +221,7 @@ impl Hub {
         request.call()
     }
 
-    /// The error for a status that is neither a success nor worth another attempt.
+    /// Creates the error for a status that is permanent, or that persisted through all retries.
     fn refused(&self, what: &str, status: StatusCode) -> ModelError {
         match status.as_u16() {
             401 | 403 => self.fail(
@@ -227,11 +234,11 @@ impl Hub {
         }
     }
 
-    /// Asks which commit a revision is and which files it has.
+    /// Requests the commit and the list of files of a revision.
     fn resolve(&self, id: &str, revision: &str, progress: Report) -> Result<Revision, ModelError> {
         let url =
             format!("{}/api/models/{id}/revision/{}?blobs=true", self.settings.endpoint, encoded(revision));
-        // A folder whose name is mistyped looks like a model on the hub.
+        // A misspelled directory name looks like a model on the hub.
         let stage = format!("no folder {id} here: asking {} for it", self.settings.endpoint);
         progress(Progress { stage: &stage, done: 0, total: None });
         let mut failures = 0;
@@ -241,7 +248,7 @@ impl Hub {
                 Ok(response) if !is_passing(response.status()) || failures + 1 == ATTEMPTS => {
                     return Err(self.refused(id, response.status()));
                 }
-                // Nothing has been reached yet: an absent network need not be tried five times.
+                // Only one retry if the server cannot be reached: there may be no network.
                 Err(error) if failures > 0 => return Err(self.unreachable(id, error)),
                 Ok(_) | Err(_) => failures += 1,
             }
@@ -251,7 +258,7 @@ impl Hub {
         let body = body.map_err(|error| self.unreachable(id, error))?;
         let remote: Revision = serde_json::from_slice(&body)
             .map_err(|error| self.unreachable(id, format!("its list of files is not understood: {error}")))?;
-        // The commit becomes the name of a folder.
+        // The commit becomes a directory name.
         if remote.sha.is_empty() || !remote.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(self.unreachable(id, format!("its commit {:?} is not a hash", remote.sha)));
         }
@@ -262,8 +269,12 @@ impl Hub {
         std::thread::sleep(self.pause * (1 << failures.saturating_sub(1).min(4)));
     }
 
-    /// The files that a model consists of. Where the weights are in shards, fetches the index that names
-    /// them.
+    /// Returns the files of a model: weights and [`COMPANIONS`]. If the weights are in shards, downloads
+    /// the index that lists them.
+    ///
+    /// # Errors
+    /// Returns an error if the model has no `config.json` or no safetensors weights, or if a shard is
+    /// missing.
     fn weights(
         &self,
         id: &str,
@@ -324,7 +335,12 @@ impl Hub {
         Ok(files)
     }
 
-    /// Fetches one file into the snapshot, unless it is there.
+    /// Downloads one file into `snapshot`, unless it is already there with the right size. Resumes a
+    /// partial download, and retries failures that may be temporary.
+    ///
+    /// # Errors
+    /// Returns [`ModelError::Checksum`] if the SHA-256 is wrong, and an error if the file cannot be
+    /// downloaded or stored.
     fn download(
         &self,
         id: &str,
@@ -378,7 +394,8 @@ impl Hub {
         std::fs::rename(&partial, &target).map_err(ModelError::io("rename", &partial))
     }
 
-    /// One request for what is missing of a file.
+    /// Sends one request for the missing bytes of a file and appends them to `partial`. If the server
+    /// ignores the range, the file is downloaded from its start.
     fn continue_download(
         &self,
         url: &str,
@@ -397,7 +414,7 @@ impl Hub {
         let mut response = self.get(url, done).map_err(|error| Stopped::Cut(error.to_string()))?;
         let status = response.status();
         if status == StatusCode::RANGE_NOT_SATISFIABLE {
-            // What is there is not a beginning of the file: start over.
+            // The partial file is not a prefix of the file: discard it and start over.
             std::fs::remove_file(partial)
                 .map_err(|error| Stopped::For(ModelError::io("remove", partial)(error)))?;
             return Err(Stopped::Cut("the hub cannot continue the download".into()));
@@ -438,17 +455,18 @@ impl Hub {
     }
 }
 
-/// Why a request did not complete a file.
+/// The reason why a request did not complete a file.
 enum Stopped {
-    /// The connection failed; another may do better.
+    /// The connection failed or the body was incomplete. A retry may succeed.
     Cut(String),
-    /// The server said no.
+    /// The server responded with an error status.
     Refused(StatusCode),
-    /// Something that no further request can cure.
+    /// An error that a retry cannot resolve, such as a full disk.
     For(ModelError),
 }
 
-/// Copies the body to the file and flushes it to the disk.
+/// Copies the response body to the file and flushes it to disk. Calls `added` with the size of each chunk
+/// in bytes.
 fn copy(
     body: &mut Body,
     out: &mut File,
@@ -471,16 +489,18 @@ fn copy(
     }
 }
 
-/// Whether a later request may be answered differently.
+/// Returns whether an error status may be temporary, so that a retry may succeed.
 fn is_passing(status: StatusCode) -> bool {
     status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429)
 }
 
+/// Returns the size of a file in bytes, or 0 if it does not exist.
 fn length(path: &Path) -> u64 {
     path.metadata().map_or(0, |facts| facts.len())
 }
 
-/// The snapshot that a mark vouches for, if its files still have their sizes.
+/// Returns the snapshot that the completion marker `mark` describes, if all its files have the recorded
+/// sizes.
 fn kept(place: impl Fn(&str) -> PathBuf, mark: &Path) -> Option<PathBuf> {
     let complete: Complete = serde_json::from_slice(&std::fs::read(mark).ok()?).ok()?;
     let snapshot = place(&complete.commit);
@@ -488,14 +508,14 @@ fn kept(place: impl Fn(&str) -> PathBuf, mark: &Path) -> Option<PathBuf> {
     whole.then_some(snapshot)
 }
 
-/// A revision as part of a URL.
+/// Percent-encodes a revision for a URL.
 fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(encode).collect()
 }
 
-/// A revision as the name of a file.
+/// Returns the name of a revision's marker file, without extension.
 fn file_name(revision: &str) -> String {
     format!("revision-{}", encoded(revision).replace('%', "+"))
 }

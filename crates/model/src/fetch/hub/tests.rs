@@ -1,4 +1,4 @@
-//! The hub's client against a small server in this process.
+//! Tests of the hub client against a small server in this process.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -16,14 +16,14 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 #[derive(Default)]
 struct State {
     files: HashMap<String, Vec<u8>>,
-    /// Answer with this status, so many times.
+    /// Error statuses of the next responses, the last one first.
     refusals: Vec<u16>,
-    /// Send only so many bytes of a file's next body.
+    /// Maximum number of bytes in the next response body, by file.
     cut: HashMap<String, usize>,
-    /// Publish a wrong hash of this file.
+    /// Name of the file for which the server publishes a wrong hash.
     wrong_hash: Option<String>,
     ignore_ranges: bool,
-    /// First line and `Range`, `Authorization` of each request.
+    /// Request line and `Range` and `Authorization` headers of each request.
     requests: Vec<String>,
 }
 
@@ -42,7 +42,7 @@ impl Server {
         let shared = state.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                // A client that goes away in the middle is part of what is tested.
+                // Tests include clients that disconnect during a response.
                 let _ = answer(stream.unwrap(), &shared);
             }
         });
@@ -61,7 +61,7 @@ impl Server {
         self.hub(None).fetch("owner/name", "main", &self.cache.path().join("before"), &mut |_| {})
     }
 
-    /// Where the files of the one commit lie.
+    /// Returns the directory for the files of the only commit.
     fn snapshot(&self) -> PathBuf {
         self.cache.path().join("models--owner--name/snapshots").join(COMMIT)
     }
@@ -144,7 +144,7 @@ fn weights() -> Vec<u8> {
 }
 
 #[test]
-fn a_model_is_fetched_whole_and_then_used_without_the_network() {
+fn fetch_downloads_model_once_and_repairs_damage() {
     let weights = weights();
     let server = Server::new(&[
         ("config.json", b"{}"),
@@ -177,7 +177,7 @@ fn a_model_is_fetched_whole_and_then_used_without_the_network() {
     assert_eq!(server.fetch().unwrap(), folder);
     assert_eq!(server.state().requests.len(), requests);
 
-    // A file that was damaged meanwhile is fetched again, and only that one.
+    // Only a damaged file is downloaded again.
     std::fs::write(folder.join("model.safetensors"), b"short").unwrap();
     assert_eq!(server.fetch().unwrap(), folder);
     assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
@@ -185,7 +185,7 @@ fn a_model_is_fetched_whole_and_then_used_without_the_network() {
 }
 
 #[test]
-fn shards_are_those_the_index_names() {
+fn only_shards_in_the_index_are_downloaded() {
     let index =
         json!({ "weight_map": { "a": "model-1.safetensors", "b": "model-2.safetensors" } }).to_string();
     let mut files: Vec<(&str, &[u8])> = vec![
@@ -208,7 +208,7 @@ fn shards_are_those_the_index_names() {
 }
 
 #[test]
-fn a_cut_download_goes_on_where_it_stopped() {
+fn truncated_download_resumes_in_same_run() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
     server.state().cut.insert("model.safetensors".into(), 100_000);
@@ -220,7 +220,7 @@ fn a_cut_download_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_later_run_goes_on_where_an_earlier_one_stopped() {
+fn partial_file_resumes_in_later_run() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
     let snapshot = server.snapshot();
@@ -233,7 +233,7 @@ fn a_later_run_goes_on_where_an_earlier_one_stopped() {
 }
 
 #[test]
-fn a_server_without_ranges_sends_the_file_again() {
+fn download_restarts_if_server_ignores_ranges() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
     server.state().ignore_ranges = true;
@@ -243,7 +243,7 @@ fn a_server_without_ranges_sends_the_file_again() {
 }
 
 #[test]
-fn a_wrong_checksum_is_refused_and_nothing_is_kept() {
+fn wrong_checksum_is_rejected_and_file_removed() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
     server.state().wrong_hash = Some("model.safetensors".into());
@@ -256,13 +256,13 @@ fn a_wrong_checksum_is_refused_and_nothing_is_kept() {
     assert!(
         !snapshot.join("model.safetensors").exists() && !snapshot.join("model.safetensors.partial").exists()
     );
-    // The next run does not take what is there for complete.
+    // The next run downloads the file again.
     server.state().wrong_hash = None;
     server.fetch().unwrap();
 }
 
 #[test]
-fn passing_troubles_are_waited_out_and_lasting_ones_explained() {
+fn temporary_statuses_are_retried_and_permanent_reported() {
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
     server.state().refusals = vec![503, 429];
     server.fetch().unwrap();
@@ -276,7 +276,7 @@ fn passing_troubles_are_waited_out_and_lasting_ones_explained() {
 }
 
 #[test]
-fn models_without_safetensors_are_explained() {
+fn model_without_safetensors_is_rejected() {
     let message = Server::new(&[("config.json", b"{}"), ("x.gguf", b"")]).fetch().unwrap_err().to_string();
     assert!(message.contains("no safetensors weights") && message.contains("x.gguf"), "{message}");
     let message = Server::new(&[("README.md", b"")]).fetch().unwrap_err().to_string();
@@ -284,8 +284,8 @@ fn models_without_safetensors_are_explained() {
 }
 
 #[test]
-fn an_absent_hub_is_named_with_the_ways_out() {
-    // A port on which nothing listens any more.
+fn unreachable_hub_error_suggests_alternatives() {
+    // The listener is dropped, so the port refuses connections.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let cache = tempfile::tempdir().unwrap();
     let hub = hub(&format!("http://{address}"), cache.path(), None);
@@ -295,12 +295,12 @@ fn an_absent_hub_is_named_with_the_ways_out() {
 }
 
 #[test]
-fn revisions_are_safe_in_urls_and_file_names() {
+fn revisions_are_encoded_for_urls_and_files() {
     assert_eq!(encoded("refs/pr/1"), "refs%2Fpr%2F1");
     assert_eq!(file_name("../v1.0"), "revision-..+2Fv1.0");
 }
 
-/// A model as Python lays it out: links from a snapshot to blobs.
+/// Creates a model in the layout of `huggingface_hub`: a snapshot of links to blobs.
 fn fetched_by_python(cache: &Path, files: &[&str]) -> PathBuf {
     let folder = cache.join("models--owner--name");
     let snapshot = folder.join("snapshots/abc");
@@ -319,7 +319,7 @@ fn fetched_by_python(cache: &Path, files: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn what_python_fetched_is_used_without_the_network() {
+fn python_download_is_used_without_network() {
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
     let snapshot =
         fetched_by_python(server.cache.path(), &["config.json", "model.safetensors", "tokenizer.json"]);
@@ -334,12 +334,12 @@ fn what_python_fetched_is_used_without_the_network() {
         assert_eq!(found.unwrap(), snapshot);
     }
     assert!(server.state().requests.is_empty());
-    // Nothing was written: the cache may be read-only.
+    // Nothing is written, because the cache may be read-only.
     assert!(!server.cache.path().join("models--owner--name/.levade").exists());
 }
 
 #[test]
-fn offline_nothing_is_asked_and_what_is_missing_is_named() {
+fn offline_fetch_names_missing_files_without_request() {
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
     let fetch = || {
         let hub = server.hub(Some("TRANSFORMERS_OFFLINE"));
@@ -354,13 +354,13 @@ fn offline_nothing_is_asked_and_what_is_missing_is_named() {
     let message = fetch().unwrap_err().to_string();
     assert!(message.contains("model.safetensors is missing"), "{message}");
     assert!(server.state().requests.is_empty());
-    // With the network, the rest is fetched.
+    // With a network, the missing file is downloaded.
     assert_eq!(server.fetch().unwrap(), server.snapshot());
     assert_eq!(fetch().unwrap(), server.snapshot());
 }
 
 #[test]
-fn where_the_hub_is_away_what_is_there_must_do() {
+fn unreachable_hub_falls_back_to_cached_weights() {
     let cache = tempfile::tempdir().unwrap();
     let snapshot = fetched_by_python(cache.path(), &["config.json", "model.safetensors"]);
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -376,7 +376,7 @@ fn where_the_hub_is_away_what_is_there_must_do() {
 }
 
 #[test]
-fn models_of_earlier_versions_are_found() {
+fn model_of_earlier_version_is_found() {
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
     let earlier = server.cache.path().join("before/hub/owner--name");
     std::fs::create_dir_all(earlier.join("abc")).unwrap();
@@ -388,7 +388,7 @@ fn models_of_earlier_versions_are_found() {
 }
 
 #[test]
-fn snapshot_with_the_older_mark_is_used_without_a_request() {
+fn snapshot_with_former_marker_needs_no_request() {
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
     assert_eq!(server.fetch().unwrap(), server.snapshot());
     let model = server.cache.path().join("models--owner--name");
@@ -399,7 +399,7 @@ fn snapshot_with_the_older_mark_is_used_without_a_request() {
 }
 
 #[test]
-fn adapters_are_fetched() {
+fn adapter_is_downloaded_without_base_config() {
     let files: [(&str, &[u8]); 3] =
         [("adapter_config.json", b"{}"), ("adapter_model.safetensors", b"w"), ("README.md", b"not needed")];
     let server = Server::new(&files);
