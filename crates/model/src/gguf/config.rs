@@ -179,9 +179,9 @@ fn pattern(
     }
 }
 
-/// Returns the number whose square root divides Gemma 3's attention scores. Files do not contain it. It is
-/// the width of a head, except in the largest model, where it is `hidden / heads`. Like llama.cpp, this
-/// function identifies the largest model by its 62 layers.
+/// Returns the number whose square root divides Gemma 3's attention scores. Files do not contain it. In the
+/// largest model, the number is `hidden / heads`; in all others, it is the width of a head. Like llama.cpp,
+/// this function identifies the largest model by its 62 layers.
 fn query_scalar(layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f32 {
     if layers == 62 && heads > 0 { (hidden / heads) as f32 } else { head_dim as f32 }
 }

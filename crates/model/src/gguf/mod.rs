@@ -1,7 +1,7 @@
 //! Reads models from GGUF files: the container, the quantized number formats, and the model
 //! configuration.
 //!
-//! Opening a file checks the complete file: afterwards, the bytes of every tensor lie at the offsets in
+//! Opening a file checks its complete layout: afterwards, the bytes of every tensor lie at the offsets in
 //! the tensor directory. Tensors are read as f32, under Hugging Face names and in Hugging Face row order.
 //! If the converter interleaved the rows of a head for the rotary embedding, reading restores their
 //! order.

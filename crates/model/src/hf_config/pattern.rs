@@ -19,9 +19,9 @@ pub(super) fn read(keys: &Keys, traits: &Traits, layers: usize) -> Result<Patter
     Ok(Pattern { window, windowed, local_rope: None, unrotated })
 }
 
-/// Returns the indices of the layers without rotary embedding: those whose `no_rope_layers` entry is 0
-/// (despite the key's name, 1 marks a layer with the embedding, as in SmolLM3). Without that key, every
-/// n-th layer has none.
+/// Returns the indices of the layers without rotary embedding. These are the layers whose `no_rope_layers`
+/// entry is 0: despite the key's name, SmolLM3 writes 1 for layers with the embedding. If the key is absent,
+/// every n-th layer has no rotary embedding. The set is empty for families whose layers all have it.
 fn unrotated(keys: &Keys, traits: &Traits, layers: usize) -> Result<BTreeSet<usize>, ModelError> {
     let Some(interval) = traits.unrotated_interval else { return Ok(BTreeSet::new()) };
     let interval = keys.size("no_rope_layer_interval")?.unwrap_or(interval);
