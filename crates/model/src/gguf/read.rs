@@ -3,7 +3,8 @@
 //! The layout is: magic, version, number of tensors, number of metadata entries; the metadata entries
 //! (key, type, value); the tensor directory (name, dimensions with the fastest first, type, offset);
 //! padding to the alignment; the data. Every length is checked against the remaining bytes of the file
-//! before memory is allocated. The memory for a damaged file is therefore bounded by the file's size.
+//! before memory is allocated. The memory for a damaged file is therefore at most a small multiple of the
+//! file's size.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
