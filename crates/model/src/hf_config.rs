@@ -1,8 +1,8 @@
-//! `config.json` as Hugging Face has it, in and out.
+//! Reads and writes Hugging Face's `config.json`.
 //!
-//! Absent keys take the defaults of `transformers`, except that an absent token id means that there is none.
-//! Every key is read, known to change no number here (`known.rs`), or refused by name: see [`crate::keys`]
-//! for those that nobody has heard of.
+//! Absent keys get the defaults of `transformers`, except that an absent token id means that the model
+//! has no such token. Every key is either read, known to have no effect on the computation (`known.rs`),
+//! or rejected by name. See [`crate::keys`] for the treatment of unknown keys.
 
 mod known;
 mod pattern;
@@ -17,30 +17,31 @@ use crate::family::{AttentionBias, Traits};
 use crate::keys::{Keys, token_ids};
 use crate::{Activation, ModelConfig, ModelError};
 
-/// The way out for a key that is not known.
+/// Advice in the error for an unknown key.
 const UNKNOWN: &str = "Levade does not know this key, and cannot tell whether the model computes otherwise because of it: if it does not, remove it from config.json";
 
-/// Contents of a `config.json`.
+/// The parsed contents of a `config.json`.
 pub(crate) struct Parsed {
     pub(crate) config: ModelConfig,
     /// Notes for the user.
     pub(crate) notes: Vec<String>,
-    /// Whether the text model is a part of a larger one, whose other parts are not read.
+    /// Whether the text model is part of a larger model, whose other parts are not read.
     pub(crate) is_part: bool,
 }
 
 impl ModelConfig {
-    /// Reads the contents of a `config.json` of Hugging Face's, which errors call `path`. Of a model that
-    /// also sees, its part for text.
+    /// Parses the contents of a Hugging Face `config.json`. `path` is the file's name in errors. For a
+    /// model that also reads images, the result describes only its text model.
     ///
     /// # Errors
-    /// Names the key that is missing, cannot be read, or asks for what this build does not compute.
+    /// Returns an error that names the key if a key is missing, cannot be parsed, or requests a
+    /// computation that this build does not support.
     pub fn from_hf_json(path: &Path, contents: &[u8]) -> Result<Self, ModelError> {
         Ok(parse(path, contents)?.config)
     }
 }
 
-/// Reads the contents of the `config.json` at `path`.
+/// Parses the contents of the `config.json` at `path`.
 pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> {
     let object: Map<String, Value> = serde_json::from_slice(contents)
         .map_err(|error| ModelError::damaged(path, format!("it is not a JSON object: {error}")))?;
@@ -50,7 +51,7 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> 
         let (config, notes) = parse_text(&keys)?;
         return Ok(Parsed { config, notes, is_part: false });
     }
-    // Images go in beside the text; what its text model is stands in an object of its own.
+    // The model reads images in addition to text. Its text model is described in a separate object.
     let text = keys.need("text_config", keys.object("text_config")?)?;
     let inner = Keys::new(path, "text_config.", text);
     refuse_other_code(&keys)?;
@@ -68,7 +69,7 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> 
     Ok(Parsed { config, notes, is_part: true })
 }
 
-/// Reads the configuration of a text model. Also what to tell the user of it.
+/// Parses the configuration of a text model. Returns it with notes for the user.
 fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let path = keys.path;
     let model_type = keys.need("model_type", keys.text("model_type")?)?;
@@ -94,7 +95,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     };
     let context = keys.size("max_position_embeddings")?.unwrap_or(defaults.context);
     let layers = keys.needed_size("num_hidden_layers")?;
-    // Layers are counted out below.
+    // Code below iterates over the layers, so their number must be bounded.
     if layers > known::MOST_LAYERS {
         let what =
             format!("the number of layers is {layers}; it must lie between 1 and {}", known::MOST_LAYERS);
@@ -113,7 +114,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         Some(default) => Some(keys.float("query_pre_attn_scalar")?.unwrap_or(default)),
         None => None,
     };
-    // Qwen2 has its biases whatever the file says.
+    // Qwen2 has query, key and value biases regardless of the file.
     let qkv_bias = traits.attention_bias == AttentionBias::QueryKeyValue;
     let attention_bias = keys.flag("attention_bias", false)? && !qkv_bias;
     let eos = keys.read("eos_token_id", "a token id or a list of them", token_ids)?;
@@ -158,7 +159,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     Ok((config, notes))
 }
 
-/// Llama 2 era files say −1 for "no padding token".
+/// Returns the padding token. Files from the time of Llama 2 use −1 for "no padding token".
 fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
     match keys.get("pad_token_id") {
         Some(value) if value.as_i64() == Some(-1) => Ok(None),
@@ -166,13 +167,14 @@ fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
     }
 }
 
-/// Key and value heads: as many as query heads where a file says `null`.
+/// Returns the number of key and value heads. It is the number of query heads if the file contains
+/// `null`, or if the key and `default` are absent.
 fn kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, ModelError> {
     let default = default.filter(|_| !keys.has("num_key_value_heads"));
     Ok(keys.size("num_key_value_heads")?.or(default).unwrap_or(heads))
 }
 
-/// Refuses weights and code that are not a plain model's.
+/// Rejects quantized weights and models that need their own code.
 fn refuse_other_code(keys: &Keys) -> Result<(), ModelError> {
     keys.refuse(
         "quantization_config",
@@ -190,7 +192,7 @@ fn refuse_the_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError
         keys.refuse(key, &format!("Levade runs {} as published, without this", traits.title))?;
     }
     for key in ["hidden_act", "hidden_activation"] {
-        // Two names of one function.
+        // `silu` and `swish` are two names of one function.
         let known: &[&str] = match traits.blocks.activation {
             Activation::GeluTanh => &["gelu_pytorch_tanh"],
             Activation::Silu => &["silu", "swish"],

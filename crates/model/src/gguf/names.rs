@@ -1,29 +1,30 @@
-//! From Hugging Face tensor names to GGUF's, and between the two orders of rows.
+//! Maps Hugging Face tensor names to GGUF names, and converts between the two row orders.
 
 use crate::ModelConfig;
 
-/// Where a parameter is in a GGUF file.
+/// The location of a parameter in a GGUF file, and how its stored values differ from the model's.
 #[derive(Debug, PartialEq)]
 pub(super) struct Place {
     pub(super) name: String,
-    /// Heads whose rows stand in interleaved order; `None` where rows are in order.
+    /// Number of heads whose rows are stored in interleaved order. `None` if the rows are in Hugging Face
+    /// order.
     pub(super) interleaved_heads: Option<usize>,
-    /// Number that the file's values have more than the model's: norms that scale by 1 + w are stored as
-    /// that sum.
+    /// Offset of the file's values from the model's: 1 for norms that scale by 1 + w, because GGUF stores
+    /// that sum, and otherwise 0.
     pub(super) offset: f32,
 }
 
-/// Tensors outside the blocks: (Hugging Face, GGUF).
+/// Names of tensors outside the blocks: (Hugging Face, GGUF).
 const OUTER: [(&str, &str); 3] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
 ];
 
-/// A block's norms in the order of [`ModelConfig::block_norms`].
+/// GGUF names of a block's norms, in the order of [`ModelConfig::block_norms`].
 const NORMS: [&str; 4] = ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"];
 
-/// Other modules of a block: (Hugging Face, GGUF). Both add `.weight` or `.bias`.
+/// Names of the other modules of a block: (Hugging Face, GGUF). Both formats append `.weight` or `.bias`.
 const MODULES: [(&str, &str); 9] = [
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -36,7 +37,8 @@ const MODULES: [(&str, &str); 9] = [
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Where the parameter with this Hugging Face name is; `None` for names that no model here has.
+/// Returns the location of the parameter with this Hugging Face name, or `None` if no supported model has
+/// such a parameter.
 pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
     let offset = if name.ends_with("norm.weight") { config.norm_offset() } else { 0.0 };
     if let Some((_, outer)) = OUTER.iter().find(|(hf, _)| *hf == name) {
@@ -59,8 +61,8 @@ pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
     Some(Place { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads, offset })
 }
 
-/// The row of an interleaved matrix that belongs at `row` of the half-split one: within a head of width `d`,
-/// row `half × d/2 + i` comes from row `2 i + half`.
+/// Returns the row of the interleaved matrix that corresponds to `row` of the half-split matrix. Within a
+/// head of width `d`, row `half × d/2 + i` comes from row `2 i + half`.
 pub(super) fn interleaved_row(row: usize, head_dim: usize) -> usize {
     let (head, within) = (row / head_dim, row % head_dim);
     let (half, i) = (within / (head_dim / 2), within % (head_dim / 2));

@@ -1,13 +1,13 @@
-//! How GGUF stores numbers, and back to f32.
+//! Decodes GGUF's number formats, including quantized ones, to f32.
 //!
-//! Rows are cut into blocks. A block of the plain kinds (`Q4_0` … `Q8_0`) has 32 values with one f16 scale,
-//! and one f16 offset in the `_1` kinds. A block of the K kinds has 256 values in sub-blocks, whose scales
-//! are quantised themselves. Within a block the order of values is not the order of bits: low halves of bytes
-//! come first, then high halves.
+//! Rows are split into blocks. A block of the plain formats (`Q4_0` … `Q8_0`) has 32 values with one f16
+//! scale; the `_1` formats add one f16 offset. A block of the K formats has 256 values in sub-blocks,
+//! whose scales are quantized too. Within a block, the order of values is not the order of bits: the low
+//! halves of bytes come first, then the high halves.
 
 use half::{bf16, f16};
 
-/// A way of storing numbers.
+/// A number format of tensors in GGUF files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     F32,
@@ -26,7 +26,7 @@ pub(super) enum Encoding {
 impl Encoding {
     pub(super) const NAMES: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
 
-    /// The encoding with this number in the format.
+    /// Returns the encoding with this type number in GGUF, or `None` if it is not supported.
     pub(super) fn of(kind: u32) -> Option<Self> {
         Some(match kind {
             0 => Self::F32,
@@ -44,7 +44,7 @@ impl Encoding {
         })
     }
 
-    /// Name for an encoding that is not read.
+    /// Returns the name of an unsupported encoding, for error messages.
     pub(super) fn foreign_name(kind: u32) -> String {
         let name = match kind {
             9 => "Q8_1",
@@ -61,7 +61,7 @@ impl Encoding {
         format!("{name} (type {kind})")
     }
 
-    /// Values and bytes of a block.
+    /// Returns the number of values in a block and its size in bytes.
     pub(super) fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
@@ -77,7 +77,9 @@ impl Encoding {
         }
     }
 
-    /// Bytes of a tensor of this shape (slowest dimension first).
+    /// Returns the size in bytes of a tensor of this shape (slowest dimension first). Returns a
+    /// description of the error if a row is not a whole number of blocks, or if the size overflows
+    /// `usize`.
     pub(super) fn bytes(self, shape: &[usize]) -> Result<usize, String> {
         let (values, bytes) = self.block();
         let row = shape.last().copied().unwrap_or(1);
@@ -91,7 +93,8 @@ impl Encoding {
             .ok_or_else(|| "it is larger than any memory".to_string())
     }
 
-    /// Decodes whole blocks. `data` has the bytes of as many values as `out` holds.
+    /// Decodes complete blocks from `data` into `out`. `data` must contain exactly the blocks of the
+    /// values of `out`.
     pub(super) fn decode(self, data: &[u8], out: &mut [f32]) {
         match self {
             Self::F32 => {
@@ -129,12 +132,12 @@ fn each<const BYTES: usize, const VALUES: usize>(
     }
 }
 
-/// The f16 at a position of a block.
+/// Returns the f16 at byte offset `at` of a block, as f32.
 fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Scale; 16 bytes of nibbles that count from −8.
+/// Decodes a block of `Q4_0`: scale; 16 bytes of nibbles. A value is a nibble minus 8, times the scale.
 fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     let (low, high) = out.split_at_mut(16);
@@ -144,7 +147,7 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     }
 }
 
-/// Scale, minimum; 16 bytes of nibbles.
+/// Decodes a block of `Q4_1`: scale, minimum; 16 bytes of nibbles.
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
     let (low, high) = out.split_at_mut(16);
@@ -154,7 +157,8 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     }
 }
 
-/// The five-bit numbers of a block: `fifth` holds the highest bit of every value, `nibbles` the others.
+/// Decodes the five-bit numbers of a block and calls `put` with each index and number. `fifth` contains
+/// the highest bit of every number, `nibbles` the four lower bits.
 fn five_bits(fifth: &[u8], nibbles: &[u8], mut put: impl FnMut(usize, f32)) {
     let fifth = u32::from_le_bytes([fifth[0], fifth[1], fifth[2], fifth[3]]);
     let bit = |i: usize| ((fifth >> i & 1) << 4) as u8;
@@ -164,19 +168,20 @@ fn five_bits(fifth: &[u8], nibbles: &[u8], mut put: impl FnMut(usize, f32)) {
     }
 }
 
-/// Scale; 32 fifth bits; 16 bytes of nibbles; the values count from −16.
+/// Decodes a block of `Q5_0`: scale; 32 fifth bits; 16 bytes of nibbles. A value is a five-bit number
+/// minus 16, times the scale.
 fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     five_bits(&block[2..6], &block[6..], |i, value| out[i] = scale * (value - 16.0));
 }
 
-/// Scale, minimum; 32 fifth bits; 16 bytes of nibbles.
+/// Decodes a block of `Q5_1`: scale, minimum; 32 fifth bits; 16 bytes of nibbles.
 fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
     let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
     five_bits(&block[4..8], &block[8..], |i, value| out[i] = scale * value + minimum);
 }
 
-/// Scale; 32 signed bytes.
+/// Decodes a block of `Q8_0`: scale; 32 signed bytes.
 fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     for (value, &byte) in out.iter_mut().zip(&block[2..]) {
@@ -184,9 +189,10 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// The six-bit scale and minimum of sub-block `j` (0..8), packed in twelve bytes: bytes 0..4 have the scales
-/// and 4..8 the minima of the first four in their lower six bits; the other four have their lower nibbles in
-/// bytes 8..12 and their upper two bits on top of the first eight bytes.
+/// Returns the six-bit scale and minimum of sub-block `j` (0..8), which are packed in twelve bytes. For
+/// the first four sub-blocks, the lower six bits of bytes 0..4 are the scales, and those of bytes 4..8
+/// the minima. For the other four, bytes 8..12 contain the lower four bits (scale in the low nibble,
+/// minimum in the high nibble), and the top two bits of the first eight bytes are the upper two bits.
 fn scale_and_minimum(packed: &[u8], j: usize) -> (f32, f32) {
     let (scale, minimum) = if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -197,13 +203,15 @@ fn scale_and_minimum(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(minimum))
 }
 
-/// Scale of scales, scale of minima; eight six-bit scales and minima; 128 bytes of nibbles. Each run of 32
-/// bytes has one sub-block in its low nibbles and the next in its high ones.
+/// Decodes a block of `Q4_K`: scale of scales, scale of minima; eight six-bit scales and minima; 128
+/// bytes of nibbles. Each run of 32 bytes has one sub-block in its low nibbles and the next in its high
+/// nibbles.
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     k_nibbles(block, &block[4..16], &block[16..], |_, _| 0, out);
 }
 
-/// Like `Q4_K` with 32 bytes of fifth bits: bit j of byte i belongs to value i of sub-block j.
+/// Decodes a block of `Q5_K`: like `Q4_K`, with 32 bytes of fifth bits before the nibbles. Bit j of byte
+/// i belongs to value i of sub-block j.
 fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     k_nibbles(block, &block[4..16], &block[48..], |j, i| (block[16 + i] >> j & 1) << 4, out);
 }
@@ -227,9 +235,10 @@ fn k_nibbles(
     }
 }
 
-/// 128 bytes of nibbles, 64 bytes of upper bit pairs, sixteen signed scales, their scale; the values count
-/// from −32. Each half of 128 values is four runs of 32: the low nibbles of its 64 bytes, then the high
-/// nibbles, with the bit pairs of its 32 bytes from the lowest up. A scale covers 16 values.
+/// Decodes a block of `Q6_K`: 128 bytes of nibbles, 64 bytes of upper bit pairs, sixteen signed scales,
+/// and their scale. A value is a six-bit number minus 32, times both scales. Each half of 128 values is
+/// four runs of 32: the low nibbles of its 64 bytes, then the high nibbles, with the bit pairs of its 32
+/// bytes from the lowest up. A scale covers 16 values.
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     for (run, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -261,9 +270,9 @@ mod tests {
         (14, Encoding::Q6K),
     ];
 
-    /// The page for users lists what is read.
+    /// The table of model sources in README.md lists every supported encoding.
     #[test]
-    fn the_readme_names_every_type() {
+    fn readme_lists_every_encoding() {
         let readme =
             std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
         let line = readme.lines().find(|line| line.starts_with("| a `.gguf` file |")).unwrap();
@@ -276,7 +285,7 @@ mod tests {
         assert_eq!(sorted(listed), sorted(Encoding::NAMES));
     }
 
-    /// The offsets of the f16 numbers of a block.
+    /// Returns the byte offsets of the f16 numbers of a block.
     fn scales(encoding: Encoding) -> &'static [usize] {
         match encoding {
             Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 => &[0],
@@ -285,17 +294,18 @@ mod tests {
         }
     }
 
-    /// Value `i` of a block, straight from the format's definition: each bit is fetched by its address.
+    /// Computes value `i` of a block directly from the format's definition, by reading each bit at its
+    /// address.
     fn reference(encoding: Encoding, block: &[u8], i: usize) -> f32 {
         let bits =
             |byte: usize, shift: usize, count: usize| (block[byte] as usize >> shift) & ((1 << count) - 1);
         let signed = |byte: usize| block[byte] as i8 as f32;
         let f16_at = |at: usize| f16::from_bits(block[at] as u16 + 256 * block[at + 1] as u16).to_f32();
         let d = f16_at(scales(encoding)[0]);
-        // In 32-blocks, value i < 16 is the low nibble of byte i, the others the high ones.
+        // In blocks of 32, value i < 16 is the low nibble of byte i, and value i + 16 the high nibble.
         let nibble = |start: usize| bits(start + i % 16, i / 16 * 4, 4);
         let fifth = |start: usize| bits(start + i / 8, i % 8, 1) * 16;
-        // In K blocks of nibbles, values come in pairs of sub-blocks of 32.
+        // In K blocks of nibbles, two sub-blocks of 32 values share 32 bytes.
         let (sub, within) = (i / 32, i % 32);
         let six_bits = |is_minimum: usize| {
             let byte = 4 + sub % 4 + 4 * is_minimum;
@@ -326,9 +336,9 @@ mod tests {
     }
 
     proptest! {
-        /// Three blocks of any bytes decode, to the bit, to what the definition says of each value.
+        /// Three blocks of arbitrary bytes decode to bit-identical values of the reference.
         #[test]
-        fn decoding_agrees_with_the_definition(
+        fn decode_matches_reference_bit_for_bit(
             which in 0..QUANTISED.len(),
             mut data in prop::collection::vec(any::<u8>(), 3 * 210),
             numbers in prop::collection::vec(-100.0f32..100.0, 6),
@@ -351,11 +361,11 @@ mod tests {
         }
     }
 
-    /// Reads what the Python package `gguf` 0.19 does of a block whose byte i is 73 i + 29 (mod 256), with
-    /// the scale 0x2E66 and the minimum 0x3266: the values at 0, 1, 15, 16, n/2 + 3, n − 2 and n − 1, and Σ
-    /// (i + 1) · value.
+    /// Compares with values that the Python package `gguf` 0.19 decodes from a block whose byte i is 73 i
+    /// + 29 (mod 256), with the scale 0x2E66 and the minimum 0x3266: the values at 0, 1, 15, 16, n/2 + 3,
+    /// n − 2 and n − 1, and Σ (i + 1) · value.
     #[test]
-    fn decoding_agrees_with_the_python_package() {
+    fn decode_matches_python_gguf_package() {
         #[rustfmt::skip]
         let expected: [([f32; 7], f64); 8] = [
             ([0.6998291, 0.0, -0.19995117, 0.19995117, 0.0, 0.19995117, 0.6998291], 16.6959228515625),
@@ -391,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_numbers_keep_their_bits() {
+    fn decode_converts_float_formats_exactly() {
         let mut out = [0.0; 2];
         Encoding::F32.decode(&[0, 0, 0x80, 0x3f, 1, 0, 0, 0], &mut out);
         assert_eq!(out.map(f32::to_bits), [0x3f80_0000, 1]);
@@ -402,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be_are_refused() {
+    fn bytes_rejects_partial_blocks_and_overflow() {
         assert_eq!(Encoding::Q4_1.bytes(&[3, 64]), Ok(3 * 2 * 20));
         assert_eq!(Encoding::F16.bytes(&[5]), Ok(10));
         assert!(Encoding::Q4K.bytes(&[4, 128]).unwrap_err().contains("blocks of 256"));

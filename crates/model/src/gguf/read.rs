@@ -1,9 +1,10 @@
-//! The container: metadata and the directory of tensors of a GGUF file, versions 2 and 3, little-endian.
+//! Parses the GGUF container: metadata and tensor directory, versions 2 and 3, little-endian.
 //!
-//! The layout is: magic, version, number of tensors, number of metadata entries; the entries (key, type,
-//! value); the directory (name, dimensions with the fastest first, type, offset); padding to the alignment;
-//! the data. Every length is checked against what is left of the file before anything is allocated, so a
-//! damaged file cannot ask for more memory than it takes itself.
+//! The layout is: magic, version, number of tensors, number of metadata entries; the metadata entries
+//! (key, type, value); the tensor directory (name, dimensions with the fastest first, type, offset);
+//! padding to the alignment; the data. Every length is checked against the remaining bytes of the file
+//! before memory is allocated. The memory for a damaged file is therefore at most a small multiple of the
+//! file's size.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use super::quant::Encoding;
 use crate::ModelError;
 
-/// A metadata value. Integers of all widths are one kind: writers differ in which they choose.
+/// A metadata value. Integers of all widths share one variant, because writers choose different widths.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Integer(i128),
@@ -22,12 +23,12 @@ pub(super) enum Value {
     Texts(Vec<String>),
     Integers(Vec<i64>),
     Floats(Vec<f32>),
-    /// A list whose elements nothing here needs; its length.
+    /// The length of a list whose elements are not needed.
     OtherList(usize),
 }
 
 impl Value {
-    /// Whether it asks for nothing.
+    /// Returns whether the value is off: false, 0, an empty text or list, `"none"`, or a list of zeros.
     fn is_off(&self) -> bool {
         match self {
             Self::Integer(value) => *value == 0,
@@ -41,7 +42,7 @@ impl Value {
         }
     }
 
-    /// For error messages.
+    /// Describes the value for error messages.
     fn describe(&self) -> String {
         match self {
             Self::Integer(value) => format!("the integer {value}"),
@@ -56,18 +57,19 @@ impl Value {
     }
 }
 
-/// One entry of the directory.
+/// An entry of the tensor directory.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    /// Row-major, slowest first: the reverse of the order in the file.
+    /// Row-major shape, slowest dimension first: the reverse of the order in the file.
     pub(super) shape: Vec<usize>,
     pub(super) encoding: Encoding,
-    /// From the beginning of the file; `start + bytes` lies within it.
+    /// Offset of the tensor's data from the start of the file, in bytes. `start + bytes` is at most the
+    /// length of the file.
     pub(super) start: usize,
     pub(super) bytes: usize,
 }
 
-/// Everything before the data.
+/// The metadata and the tensor directory, which precede the data of a file.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) metadata: Metadata,
@@ -75,7 +77,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Reads and checks the beginning of a file.
+    /// Parses and checks the part of a file that precedes the data.
     pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Self, ModelError> {
         let mut input = Input { path, bytes, at: 0 };
         let magic = input.take(4, "its magic number")?;
@@ -100,8 +102,8 @@ impl Directory {
                 ));
             }
         }
-        // The shortest directory entry has an empty name and one dimension, the shortest metadata entry a
-        // one-byte value.
+        // The shortest directory entry has an empty name and one dimension. The shortest metadata entry
+        // has an empty key and a one-byte value.
         let tensor_count = input.u64("the number of tensors")?;
         let tensor_count = input.count(tensor_count, 8 + 4 + 8 + 4 + 8, "tensors")?;
         let entry_count = input.u64("the number of metadata entries")?;
@@ -132,7 +134,7 @@ impl Directory {
     }
 }
 
-/// A directory entry as it stands in the file.
+/// A directory entry as stored in the file, with its dimensions reversed.
 struct RawTensor {
     name: String,
     shape: Vec<usize>,
@@ -140,7 +142,7 @@ struct RawTensor {
     offset: u64,
 }
 
-/// Finds every tensor's bytes, checking that they lie in the file and overlap no others.
+/// Locates the bytes of every tensor, and checks that they lie in the file and do not overlap.
 fn place(
     input: &Input,
     raw: Vec<RawTensor>,
@@ -183,7 +185,7 @@ fn place(
     Ok(tensors)
 }
 
-/// Rest of the file.
+/// A cursor over the bytes of a file. `at` is the offset of the next byte to read.
 struct Input<'a> {
     path: &'a Path,
     bytes: &'a [u8],
@@ -226,7 +228,8 @@ impl<'a> Input<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A count of things of at least `smallest` bytes each, which must fit in what is left.
+    /// Checks that `count` elements of at least `smallest` bytes each fit in the remaining bytes, and
+    /// returns `count`.
     fn count(&self, count: u64, smallest: usize, what: &str) -> Result<usize, ModelError> {
         let most = self.left() / smallest;
         match usize::try_from(count) {
@@ -264,8 +267,8 @@ impl<'a> Input<'a> {
             }
         };
         let count = self.count(count, smallest, &format!("elements in {key}"))?;
-        // The numbers of vocabularies take 4 bytes here and 8 in memory; lists of no use are skipped, not
-        // built.
+        // The integers of vocabularies take 4 bytes in the file and 8 in memory. Lists that are not
+        // needed are skipped without an allocation.
         match element {
             8 => (0..count).map(|_| self.text(key)).collect::<Result<_, _>>().map(Value::Texts),
             0..=5 | 11 => {
@@ -333,7 +336,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The metadata, by key.
+/// Metadata by key. Records which keys have been read.
 #[derive(Debug)]
 pub(super) struct Metadata {
     path: PathBuf,
@@ -353,13 +356,14 @@ impl Metadata {
         )
     }
 
-    /// The error for a key that must be there.
+    /// Returns the error for a required key that is absent.
     pub(super) fn missing(&self, key: &str) -> ModelError {
         ModelError::config(&self.path, format!("metadata key {key} is missing"))
     }
 
-    /// Refuses a key of the architecture that nothing has read, unless it is off or `changes_nothing`: it may
-    /// change what the model computes.
+    /// Rejects an unread key of the architecture unless its value is off or `changes_nothing` returns
+    /// true, because the key may change what the model computes. `changes_nothing` receives the key
+    /// without the architecture's prefix, and the value if it is a number.
     pub(super) fn settle_rest(
         &self,
         architecture: &str,
@@ -385,7 +389,7 @@ impl Metadata {
         }
     }
 
-    /// A whole number ≥ 0.
+    /// Returns the value of a key as an integer ≥ 0, or `None` if the key is absent.
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.get(key, "a whole number ≥ 0", |value| match value {
             Value::Integer(value) => usize::try_from(*value).ok(),
@@ -393,7 +397,7 @@ impl Metadata {
         })
     }
 
-    /// A token id.
+    /// Returns the value of a key as a token id, or `None` if the key is absent.
     pub(super) fn token(&self, key: &str) -> Result<Option<u32>, ModelError> {
         self.get(key, "a token id", |value| match value {
             Value::Integer(value) => u32::try_from(*value).ok(),

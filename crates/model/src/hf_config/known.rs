@@ -1,11 +1,11 @@
-//! Keys of a `config.json` that are understood without being read: those that change no number here, and
-//! those that must have the one value under which they change none.
+//! Lists keys of a `config.json` that are accepted without being read: keys without effect on the
+//! computation, and keys that must have a neutral value.
 
 use serde_json::{Value, json};
 
-/// Keys that change no number of a model that is sampled from and trained here, by the reason why.
+/// Keys that have no effect on sampling or training in Levade, grouped by the reason.
 const WITHOUT_EFFECT: [&[&str]; 8] = [
-    // Where the file comes from, and how other programs find its class.
+    // The origin of the file, and the class that other programs use for it.
     &[
         "architectures",
         "finetuning_task",
@@ -15,9 +15,9 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
         "tokenizer_class",
         "transformers.js_config",
     ],
-    // Numbers are computed in the precision that the recipe asks for.
+    // The number format. Levade computes in the precision that the recipe sets.
     &["dtype", "torch_dtype", "use_bfloat16"],
-    // How other programs compute the same: caches, kernels, splitting of products.
+    // Ways in which other programs compute the same result: caches, kernels, split matmuls.
     &[
         "attn_implementation",
         "chunk_size_feed_forward",
@@ -31,7 +31,7 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
         "use_flash_attn",
         "use_sdpa",
     ],
-    // What they return, not what they compute.
+    // Outputs that other programs return, which do not affect their computation.
     &[
         "output_attentions",
         "output_hidden_states",
@@ -40,7 +40,7 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
         "return_dict_in_generate",
         "use_return_dict",
     ],
-    // Where training began, and noise that is added in it (Levade adds none).
+    // Initialization, and noise in training (Levade adds none).
     &[
         "attention_dropout",
         "attention_probs_dropout_prob",
@@ -58,7 +58,7 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
         "resid_dropout",
         "resid_pdrop",
     ],
-    // How to sample: recipes and options say it.
+    // Sampling parameters. In Levade, recipes and options set them.
     &[
         "bad_words_ids",
         "begin_suppress_tokens",
@@ -89,7 +89,7 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
         "top_p",
         "typical_p",
     ],
-    // Lengths that somebody trained with; `max_position_embeddings` counts.
+    // Sequence lengths used in training. Levade uses only `max_position_embeddings`.
     &[
         "max_seq_len",
         "max_seq_length",
@@ -101,7 +101,7 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
         "tokenizer_model_max_length",
         "tokenizer_padding_side",
     ],
-    // Tokens and labels of tasks that are none here.
+    // Tokens and labels of tasks that Levade does not support.
     &[
         "cls_token_id",
         "id2label",
@@ -114,21 +114,21 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
     ],
 ];
 
-/// Beginnings of such keys: private entries of transformers, and remarks of trainers.
+/// Prefixes of keys without effect: private entries of transformers, and remarks of trainers.
 const PREFIXES: [&str; 6] = ["_", "axolotl_", "summary_", "trl_", "unsloth_", "wandb_"];
 
-/// Whether a key changes no number here.
+/// Returns whether a key has no effect on the computation.
 pub(super) fn is_without_effect(key: &str) -> bool {
     WITHOUT_EFFECT.iter().any(|keys| keys.contains(&key))
         || PREFIXES.iter().any(|prefix| key.starts_with(prefix))
         || key.ends_with("_version")
 }
 
-/// Noise that training elsewhere may add.
+/// Keys of dropout rates, which other trainers apply. If a rate is not 0, the user gets a note.
 pub(super) const DROPOUTS: [&str; 2] = ["attention_dropout", "hidden_dropout"];
 
-/// Keys that leave the computation as it is with one value alone, which is not always that of a switch that
-/// is off.
+/// Returns keys with their neutral value, the only value that does not change the computation. The
+/// neutral value is not always "off".
 pub(super) fn neutral() -> [(&'static str, Value); 12] {
     [
         ("attention_multiplier", Value::Null),
@@ -146,10 +146,10 @@ pub(super) fn neutral() -> [(&'static str, Value); 12] {
     ]
 }
 
-/// Most layers that a model has.
+/// Maximum number of layers of a model.
 pub(super) const MOST_LAYERS: usize = 1 << 12;
 
-/// Whether a key of a model of text and images is about the images.
+/// Returns whether a key concerns the images in the `config.json` of a model of text and images.
 pub(super) fn is_of_images(key: &str) -> bool {
     const IMAGES: [&str; 8] = [
         "boi_token_id",

@@ -1,4 +1,4 @@
-//! How layers attend: sliding windows, and layers without rotary embedding.
+//! Reads the attention pattern of a `config.json`: sliding windows, and layers without rotary embedding.
 
 use std::collections::BTreeSet;
 
@@ -11,15 +11,17 @@ use crate::{ModelError, Pattern};
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// Reads the windows and the unrotated layers of a model of `layers` layers; the local rotary embedding is
-/// left out.
+/// Reads the sliding windows and the layers without rotary embedding of a model with `layers` layers.
+/// `local_rope` of the result is `None`.
 pub(super) fn read(keys: &Keys, traits: &Traits, layers: usize) -> Result<Pattern, ModelError> {
     let unrotated = unrotated(keys, traits, layers)?;
     let (window, windowed) = windows(keys, traits, layers, &unrotated)?;
     Ok(Pattern { window, windowed, local_rope: None, unrotated })
 }
 
-/// Layers whose `no_rope_layers` entry is 0 (SmolLM3 writes 1 for those that do have the embedding).
+/// Returns the indices of the layers without rotary embedding. These are the layers whose `no_rope_layers`
+/// entry is 0: despite the key's name, SmolLM3 writes 1 for layers with the embedding. If the key is absent,
+/// every n-th layer has no rotary embedding. The set is empty for families whose layers all have it.
 fn unrotated(keys: &Keys, traits: &Traits, layers: usize) -> Result<BTreeSet<usize>, ModelError> {
     let Some(interval) = traits.unrotated_interval else { return Ok(BTreeSet::new()) };
     let interval = keys.size("no_rope_layer_interval")?.unwrap_or(interval);
@@ -40,7 +42,7 @@ fn unrotated(keys: &Keys, traits: &Traits, layers: usize) -> Result<BTreeSet<usi
     }
 }
 
-/// The size of sliding windows, and which layers have one.
+/// Returns the size of the sliding window, in tokens, and the indices of the layers that have one.
 fn windows(
     keys: &Keys,
     traits: &Traits,
@@ -50,7 +52,7 @@ fn windows(
     let types = layer_types(keys, layers)?;
     let slides = types.as_ref().is_some_and(|types| !types.is_empty());
     let switched = keys.read("use_sliding_window", "true or false", Value::as_bool)?;
-    // `null` switches a window off whose default is a number.
+    // `null` switches off a window even if the family has a default size.
     let size = match (keys.size("sliding_window")?, keys.has("sliding_window")) {
         (None, false) => traits.defaults.window,
         (size, _) => size.filter(|size| *size > 0),
@@ -92,14 +94,15 @@ fn windows(
         Windows::Unrotated => unrotated.contains(layer),
     };
     let windowed = match types {
-        // Its class looks at the size of the window alone.
+        // In transformers, the class of such a family uses only the size of the window.
         Some(types) if traits.windows != Windows::Every => types,
         _ => (0..layers).filter(by_rule).collect(),
     };
     Ok((size.filter(|_| !windowed.is_empty()), windowed))
 }
 
-/// The layers that `layer_types` gives a window, where the key is there.
+/// Returns the indices of the layers that have a sliding window according to `layer_types`, or `None` if
+/// the key is absent.
 fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, ModelError> {
     let Some(types) = keys.read("layer_types", "a list", Value::as_array)? else { return Ok(None) };
     if types.iter().any(|kind| kind != FULL && kind != SLIDING) {
@@ -113,7 +116,7 @@ fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, Mo
     Ok(Some((0..layers).filter(|layer| types[*layer] == SLIDING).collect()))
 }
 
-/// `layer_types` of a model of `layers` layers.
+/// Returns the `layer_types` of a model with `layers` layers.
 pub(super) fn to_layer_types(pattern: &Pattern, layers: usize) -> Vec<&'static str> {
     (0..layers).map(|layer| if pattern.windowed.contains(&layer) { SLIDING } else { FULL }).collect()
 }

@@ -1,4 +1,4 @@
-//! The rotary embedding in a `config.json`, in both spellings.
+//! Reads the rotary embedding from a `config.json`, in the older and the newer spelling.
 
 use serde_json::{Map, Value};
 
@@ -6,8 +6,9 @@ use super::UNKNOWN;
 use crate::keys::Keys;
 use crate::{ModelError, Rope, RopeScaling};
 
-/// Older files have `rope_theta` and `rope_scaling`, newer ones both in `rope_parameters`. Where a file has
-/// both, transformers goes by the older one. `theta` is the base unless the file says another.
+/// Reads the rotary embedding of a model. Older files have `rope_theta` and `rope_scaling`; newer files
+/// have both in `rope_parameters`. If a file has both spellings, the older one applies, as in
+/// transformers. `theta` is the default base.
 pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, ModelError> {
     let theta = keys.float("rope_theta")?.unwrap_or(theta);
     let older = keys.object("rope_scaling")?.filter(|object| !object.is_empty());
@@ -21,9 +22,10 @@ pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, Mode
     of_object(&Keys::new(keys.path, outer, object), theta, trained, context)
 }
 
-/// The rotary embeddings of families that have two: of layers that see their whole path, and of those with a
-/// window. Newer files have an object for each kind of layer, older ones a base for each and one scaling, of
-/// the former. `theta` and `local` are the bases unless the file says others.
+/// Reads the two rotary embeddings of a family that has one for layers with full attention and one for
+/// layers with a sliding window, in this order. Newer files have an object for each kind of layer. Older
+/// files have a base for each kind, and one scaling, which applies to full attention. `theta` and `local`
+/// are the default bases.
 pub(super) fn rope_by_kind(
     keys: &Keys,
     theta: f32,
@@ -49,7 +51,8 @@ pub(super) fn rope_by_kind(
     Ok(ropes)
 }
 
-/// One rotary embedding; `theta` is its base unless it says another.
+/// Reads a rotary embedding from an object. `theta` is the default base. `trained` is the original
+/// context length, in tokens, that the file specifies outside of the object, if any.
 fn of_object(inner: &Keys, theta: f32, trained: Option<usize>, context: usize) -> Result<Rope, ModelError> {
     let theta = inner.float("rope_theta")?.unwrap_or(theta);
     let scaling = scaling(inner, context)?;
@@ -60,9 +63,9 @@ fn of_object(inner: &Keys, theta: f32, trained: Option<usize>, context: usize) -
         let way_out = format!("the rotary scaling says {own}: remove the one that is wrong from config.json");
         return Err(ModelError::unsupported(inner.path, what, &way_out));
     }
-    // Said of all scalings by some writers; it counts for those above.
+    // Some writers store this key for all scalings. It matters only for the scalings that read it above.
     inner.get("original_max_position_embeddings");
-    // Of fine-tunes of a stretched model, a remark.
+    // A remark in the files of fine-tunes of a model with scaled rotary embedding.
     inner.get("finetuned");
     inner.settle_rest(|_| false, UNKNOWN)?;
     Ok(Rope { theta, scaling })
@@ -77,7 +80,7 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     }
     match kind {
         "default" => {
-            // Left over from a scaling that was switched off.
+            // These keys may remain from a scaling that was switched off.
             for key in ["factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"] {
                 keys.get(key);
             }
@@ -132,7 +135,7 @@ fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
 }
 
 impl RopeScaling {
-    /// The context before stretching, of the scalings that know it.
+    /// Returns the context length before scaling, in tokens, or `None` if the scaling does not use it.
     fn original_context(&self) -> Option<usize> {
         match *self {
             Self::None | Self::Linear { .. } => None,

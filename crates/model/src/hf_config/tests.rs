@@ -1,4 +1,4 @@
-//! Configurations as files have them: what is read, what is refused, what is let be.
+//! Tests which keys of a `config.json` are read, rejected and ignored.
 
 use serde_json::json;
 
@@ -13,7 +13,7 @@ fn read_with_notes(json: &Value) -> Result<(ModelConfig, Vec<String>), ModelErro
     parse(Path::new("config.json"), json.to_string().as_bytes()).map(|parsed| (parsed.config, parsed.notes))
 }
 
-/// The keys without a default, and as many key heads as query heads.
+/// Returns a configuration with only the keys that have no default, and as many key heads as query heads.
 fn least(model_type: &str) -> Value {
     let mut json = json!({
         "model_type": model_type,
@@ -36,7 +36,7 @@ fn with(model_type: &str, key: &str, value: Value) -> Value {
 }
 
 #[test]
-fn absent_keys_take_the_defaults_of_transformers() {
+fn absent_keys_use_transformers_defaults() {
     let llama = read(&least("llama")).unwrap();
     assert_eq!((llama.kv_heads, llama.head_dim, llama.context), (4, 16, 2048));
     assert_eq!((llama.norm_epsilon, llama.rope.theta), (1e-6, 10_000.0));
@@ -51,7 +51,7 @@ fn absent_keys_take_the_defaults_of_transformers() {
 }
 
 #[test]
-fn biases_and_ends_are_read() {
+fn biases_and_special_token_ids_are_read() {
     let llama = read(&with("llama", "attention_bias", json!(true))).unwrap();
     assert!(llama.qkv_bias && llama.output_bias);
     assert!(read(&with("llama", "mlp_bias", json!(true))).unwrap().mlp_bias);
@@ -63,9 +63,9 @@ fn biases_and_ends_are_read() {
     assert_eq!(read(&with("llama", "pad_token_id", json!(3))).unwrap().pad, Some(3));
 }
 
-/// One scaling in the older and the newer spelling.
+/// Each scaling parses to the same value in the older and the newer spelling.
 #[test]
-fn rotary_scalings_in_both_spellings() {
+fn rope_scalings_parse_in_both_spellings() {
     let llama3 = json!({
         "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
@@ -108,7 +108,7 @@ fn rotary_scalings_in_both_spellings() {
 }
 
 #[test]
-fn yarn_fills_in_what_is_not_said() {
+fn yarn_derives_absent_parameters() {
     let scaling = |json: Value| read(&with("qwen2", "rope_scaling", json)).map(|config| config.rope.scaling);
     let ratio = scaling(json!({ "rope_type": "yarn", "original_max_position_embeddings": 8192 })).unwrap();
     assert!(matches!(ratio, RopeScaling::Yarn { factor: 4.0, original_context: 8192, .. }), "{ratio:?}");
@@ -124,7 +124,7 @@ fn yarn_fills_in_what_is_not_said() {
 }
 
 #[test]
-fn what_would_change_the_computation_is_refused_by_name() {
+fn unsupported_keys_are_rejected_by_name() {
     for (key, value, expected) in [
         ("model_type", json!("gemma2"), "model_type is \"gemma2\""),
         ("quantization_config", json!({ "bits": 4 }), "quantization_config is"),
@@ -161,14 +161,14 @@ fn what_would_change_the_computation_is_refused_by_name() {
     }
     let llama = read(&with("llama", "sliding_window", json!(4096))).unwrap_err().to_string();
     assert!(llama.contains("sliding_window is 4096"), "{llama}");
-    // Files say so of windows that are not used.
+    // Files can contain the size of a window that is switched off.
     let mut unused = with("qwen2", "sliding_window", json!(4096));
     unused["use_sliding_window"] = json!(false);
     read(&unused).unwrap();
 }
 
 #[test]
-fn impossible_and_missing_entries_are_named() {
+fn errors_name_invalid_and_missing_keys() {
     for (key, value, expected) in [
         ("hidden_size", Value::Null, "hidden_size is missing"),
         ("hidden_size", json!("64"), "hidden_size is \"64\"; it should be a whole number"),
@@ -194,7 +194,7 @@ fn impossible_and_missing_entries_are_named() {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn config_round_trips_through_hf_json() {
     let yarn = |attention_factor| RopeScaling::Yarn {
         factor: 4.0,
         beta_fast: 24.0,
@@ -226,7 +226,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn windows_follow_the_keys_of_each_family() {
+fn sliding_windows_follow_family_keys() {
     let layers = |pattern: &Pattern| (pattern.window, pattern.windowed.iter().copied().collect::<Vec<_>>());
     let of = |model_type: &str, keys: Value| {
         let mut json = least(model_type);
@@ -263,9 +263,9 @@ fn windows_follow_the_keys_of_each_family() {
     assert_eq!((layers(&own), own.unrotated), ((Some(32), vec![1, 7]), [1, 7].into()));
 }
 
-/// The spelling of transformers 5.
+/// `rope_parameters` of Gemma 3 contains an object for each layer type, as in transformers 5.
 #[test]
-fn gemmas_rotary_embeddings_by_kind_of_layer() {
+fn gemma3_rope_is_read_per_layer_type() {
     let parameters = json!({
         "full_attention": { "rope_type": "linear", "factor": 4.0, "rope_theta": 5e5 },
         "sliding_attention": { "rope_type": "default", "rope_theta": 2e4 },
@@ -290,9 +290,10 @@ fn gemmas_rotary_embeddings_by_kind_of_layer() {
     }
 }
 
-/// Gemma 3 as published with its images: the text part says what differs from transformers' defaults.
+/// Gemma 3 as published, with images: `text_config` contains only the keys that differ from transformers'
+/// defaults.
 #[test]
-fn the_text_part_of_a_larger_model_is_read() {
+fn text_config_of_image_model_is_read() {
     let json = json!({
         "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
         "boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144,
@@ -317,9 +318,9 @@ fn the_text_part_of_a_larger_model_is_read() {
     assert!(read(&other).unwrap_err().to_string().contains("text_config.hidden_size is missing"));
 }
 
-/// Entries of published files, of fine-tunes and of other programs.
+/// Keys of published files, of fine-tunes and of other programs that have no effect.
 #[test]
-fn what_changes_nothing_is_let_be() {
+fn keys_without_effect_are_ignored() {
     for (key, value) in [
         ("_name_or_path", json!("me/model")),
         ("transformers_version", json!("5.24.0")),
@@ -344,7 +345,7 @@ fn what_changes_nothing_is_let_be() {
 }
 
 #[test]
-fn what_nobody_knows_and_training_leaves_out_is_told() {
+fn unknown_strings_and_dropout_become_notes() {
     for (key, value, expected) in [
         ("license", json!("mit"), "license is \"mit\""),
         ("attention_dropout", json!(0.1), "attention_dropout is 0.1; Levade trains without"),
@@ -355,9 +356,10 @@ fn what_nobody_knows_and_training_leaves_out_is_told() {
     }
 }
 
-/// `rope_scaling` goes, as in transformers, before `rope_parameters`, unless it is empty.
+/// As in transformers, `rope_scaling` takes precedence over `rope_parameters` unless `rope_scaling` is
+/// empty.
 #[test]
-fn where_both_spellings_stand_the_older_counts() {
+fn rope_scaling_takes_precedence_over_rope_parameters() {
     let mut json = with("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5e5 }));
     json["rope_scaling"] = json!({ "rope_type": "linear", "factor": 2.0 });
     assert_eq!(read(&json).unwrap().rope, Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.0 } });

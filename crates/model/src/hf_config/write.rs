@@ -1,4 +1,4 @@
-//! A configuration as a `config.json`.
+//! Writes a model configuration as a `config.json`.
 
 use serde_json::{Value, json};
 
@@ -6,13 +6,14 @@ use super::pattern::to_layer_types;
 use crate::family::{AttentionBias, Windows};
 use crate::{Activation, ModelConfig, RopeScaling};
 
-/// The shortest decimal that reads back as this f32, so that 1e-6 is not written as 9.999999974752427e-7.
+/// Returns the shortest decimal number that parses to this f32, so that 1e-6 is not written as
+/// 9.999999974752427e-7. Returns null for infinity and NaN.
 fn shortest(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 impl ModelConfig {
-    /// The contents of a `config.json` from which `transformers` builds this model, in f32.
+    /// Returns the contents of a `config.json` from which `transformers` builds this model in f32.
     pub fn to_hf_json(&self) -> Value {
         let traits = self.family.traits();
         let mut json = json!({
@@ -45,7 +46,7 @@ impl ModelConfig {
             Activation::Silu => json["hidden_act"] = json!("silu"),
             Activation::GeluTanh => json["hidden_activation"] = json!("gelu_pytorch_tanh"),
         }
-        // Qwen2 has its biases whatever the file says, and Mistral none.
+        // Qwen2 has biases and Mistral has none, regardless of the file.
         if traits.attention_bias == AttentionBias::Configured {
             json["attention_bias"] = json!(self.qkv_bias);
         }
@@ -76,7 +77,8 @@ impl ModelConfig {
             json["rope_local_base_freq"] = shortest(rope.theta);
         }
         if let Some(scalar) = self.query_scalar {
-            // Its class takes whole numbers alone where it can.
+            // The class in transformers expects an integer. Write a float only if the number has a
+            // fraction.
             let whole = scalar.fract() == 0.0;
             json["query_pre_attn_scalar"] = if whole { json!(scalar as u64) } else { shortest(scalar) };
         }

@@ -1,5 +1,5 @@
-//! Checkpoints as trainers and hands leave them: heads of their own, names that a wrapper has changed, files
-//! that were never fetched.
+//! Tests of checkpoints that trainers or manual edits have changed: untied output heads, names changed by
+//! a wrapper, and files that were never downloaded.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn folder_error(change: impl FnOnce(&Path)) -> String {
     open_error(folder.path())
 }
 
-/// A sound folder with other tensors in it.
+/// Creates a valid model directory whose tensors have been modified by `change`.
 fn with_tensors(config: &ModelConfig, change: impl FnOnce(&mut Vec<StoredTensor>)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     write_folder(folder.path(), config, "F32", 1);
@@ -28,12 +28,12 @@ fn with_tensors(config: &ModelConfig, change: impl FnOnce(&mut Vec<StoredTensor>
     folder
 }
 
-/// Name, type, shape, bytes.
+/// The name, type, shape and bytes of a tensor.
 type StoredTensor = (String, &'static str, Vec<usize>, Vec<u8>);
 
-/// Some writers store the tied head again, and the rotary frequencies.
+/// Some writers store a copy of the tied head, and the rotary frequencies.
 #[test]
-fn redundant_tensors_are_no_contradiction() {
+fn redundant_tensors_are_accepted() {
     let config = tiny(Family::Llama);
     let folder = with_tensors(&config, |tensors| {
         let embedding =
@@ -43,7 +43,7 @@ fn redundant_tensors_are_no_contradiction() {
     });
     let model = ModelFiles::open(folder.path()).unwrap();
     assert!(model.config.tied && model.notes.is_empty(), "{:?}", model.notes);
-    // Equal in value though not in bytes.
+    // The head equals the embedding in value, although not in bytes.
     let folder = with_tensors(&config, |tensors| {
         let values = &weights(&config)["model.embed_tokens.weight"].1;
         tensors.push(("lm_head.weight".into(), "F64", vec![10, 32], encode("F64", values)));
@@ -51,9 +51,9 @@ fn redundant_tensors_are_no_contradiction() {
     assert!(ModelFiles::open(folder.path()).unwrap().config.tied);
 }
 
-/// transformers since version 5: the head that is there counts, whatever `tie_word_embeddings` says.
+/// As in transformers since version 5, a stored head is used regardless of `tie_word_embeddings`.
 #[test]
-fn a_head_of_its_own_is_kept_though_it_should_be_tied() {
+fn differing_head_overrides_tie_word_embeddings() {
     let config = tiny(Family::Llama);
     assert!(config.tied);
     let folder = with_tensors(&config, |tensors| {
@@ -87,12 +87,12 @@ fn a_head_of_its_own_is_kept_though_it_should_be_tied() {
 }
 
 #[test]
-fn names_that_something_around_the_model_has_changed() {
+fn wrapper_prefixes_of_tensor_names_are_identified() {
     let config = tiny(Family::Qwen2);
     let renamed = |rename: &dyn Fn(&str) -> String| {
         with_tensors(&config, |tensors| tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0)))
     };
-    // Saved from the decoder alone: transformers loads it.
+    // Only the decoder was saved, without the prefix `model.`. transformers loads such a checkpoint.
     let bare = renamed(&|name| name.trim_start_matches("model.").to_string());
     let model = ModelFiles::open(bare.path()).unwrap();
     for (name, (_, values)) in weights(&config) {
@@ -119,9 +119,9 @@ fn names_that_something_around_the_model_has_changed() {
     assert_all(&open_error(head.path()), &["\"v_head.\"", "value head"]);
 }
 
-/// Gemma 3 as it is published with its images, under the names of transformers 4 and 5.
+/// Gemma 3 as published, with images, under the tensor names of transformers 4 and 5.
 #[test]
-fn the_text_model_within_a_larger_one_is_read_alone() {
+fn text_model_is_read_from_image_model() {
     let config = tiny(Family::Gemma3);
     type Rename = fn(&str) -> String;
     let spellings: [Rename; 2] =
@@ -142,7 +142,7 @@ fn the_text_model_within_a_larger_one_is_read_alone() {
         for (name, (_, values)) in weights(&config) {
             assert_eq!(model.tensor(&name).unwrap().data, values, "{name}");
         }
-        // What belongs to neither part is still told of.
+        // A tensor that belongs neither to the text nor to the images is still reported.
         let other = with_tensors(&config, |tensors| {
             tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0));
             tensors.push(("audio_tower.weight".into(), "F32", vec![2], vec![0; 8]));
@@ -152,9 +152,9 @@ fn the_text_model_within_a_larger_one_is_read_alone() {
     }
 }
 
-/// Whatever file it is that was never fetched.
+/// Every file of a model can be a Git LFS pointer or a web page if its download failed.
 #[test]
-fn pointers_and_pages_in_the_place_of_files() {
+fn lfs_pointers_and_web_pages_are_rejected() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 335968\n";
     for name in [
         "config.json",
@@ -181,16 +181,16 @@ fn pointers_and_pages_in_the_place_of_files() {
 }
 
 #[test]
-fn ends_that_are_no_tokens_are_named() {
+fn invalid_eos_token_ids_are_rejected() {
     let message = folder_error(|folder| {
         std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": ["x"]}"#).unwrap();
     });
     assert_all(&message, &["generation_config.json", "eos_token_id is [\"x\"]"]);
 }
 
-/// transformers would add such tokens as it loads the two files.
+/// transformers would add such tokens when it loads both files.
 #[test]
-fn tokens_that_only_the_settings_have_are_named() {
+fn tokens_added_only_in_tokenizer_config_are_rejected() {
     let message = |decoder: serde_json::Value| {
         folder_error(|folder| {
             let tokenizer =
@@ -206,9 +206,9 @@ fn tokens_that_only_the_settings_have_are_named() {
     assert_all(&other, &["tokenizer_config.json", "\"<end>\"", "id 5", "has it as 3"]);
 }
 
-/// Every flag and name was tried with transformers 5.23, which answers so.
+/// The expected flags are those that transformers 5.23 returns for these files.
 #[test]
-fn flags_of_added_tokens_are_those_of_the_settings() {
+fn tokenizer_config_overrides_added_token_flags() {
     let folder = tempfile::tempdir().unwrap();
     write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
     let token = |id: u32, content: &str, special: bool| json!({ "id": id, "content": content, "special": special, "lstrip": false });
@@ -239,7 +239,7 @@ fn flags_of_added_tokens_are_those_of_the_settings() {
 }
 
 #[test]
-fn a_space_before_texts_must_be_in_both_files() {
+fn contradictory_add_prefix_space_is_rejected() {
     let open = |class: &str, settings: Option<bool>, own: bool| {
         let folder = tempfile::tempdir().unwrap();
         write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);

@@ -1,5 +1,5 @@
-//! Files that are damaged, cut short, or belong to another model: every one ends in an error that names what
-//! is wrong, and none in a panic or a large allocation.
+//! Tests that damaged, truncated and mismatched files yield an error that names the defect, and never a
+//! panic or a large allocation.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn gguf_error(change: impl FnOnce(&mut Gguf)) -> String {
     open_error(&file.write(folder.path()))
 }
 
-/// The error for the bytes of a sound file after a change.
+/// Applies a change to the bytes of a valid GGUF file, and returns the error of opening it.
 fn gguf_bytes_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
@@ -30,7 +30,7 @@ fn gguf_bytes_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
     message
 }
 
-/// Where a text ends in the bytes.
+/// Returns the offset of the end of the first occurrence of `text`.
 fn after(bytes: &[u8], text: &str) -> usize {
     bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap() + text.len()
 }
@@ -40,7 +40,7 @@ fn patch(bytes: &mut [u8], at: usize, with: &[u8]) {
 }
 
 #[test]
-fn gguf_beginnings() {
+fn gguf_header_errors_name_the_defect() {
     assert_all(&gguf_bytes_error(|bytes| bytes.clear()), &["it is empty"]);
     assert_all(&gguf_error(|file| file.magic = *b"PK\x03\x04"), &["instead of \"GGUF\""]);
     assert_all(&gguf_error(|file| file.version = 1), &["version is 1", "2 and 3"]);
@@ -48,13 +48,13 @@ fn gguf_beginnings() {
     let huge = u64::MAX.to_le_bytes();
     assert_all(&gguf_bytes_error(|bytes| patch(bytes, 8, &huge)), &["18446744073709551615 tensors"]);
     assert_all(&gguf_bytes_error(|bytes| patch(bytes, 16, &huge)), &["metadata entries"]);
-    // As many as could not be held in memory, though the product would not overflow.
+    // So many tensors do not fit in memory, although the multiplication does not overflow.
     let many = (1u64 << 40).to_le_bytes();
     assert_all(&gguf_bytes_error(|bytes| patch(bytes, 8, &many)), &["1099511627776 tensors"]);
 }
 
 #[test]
-fn gguf_metadata() {
+fn gguf_metadata_errors_name_the_key() {
     let huge = u64::MAX.to_le_bytes();
     let text_length = |bytes: &mut Vec<u8>| {
         let at = after(bytes, "tokenizer.chat_template") + 4;
@@ -143,9 +143,9 @@ fn gguf_metadata() {
 }
 
 #[test]
-fn gguf_tensors() {
+fn gguf_directory_errors_name_the_tensor() {
     let name = "blk.0.ffn_up.weight";
-    // After the name: the number of dimensions, two dimensions, the type, the offset.
+    // After the name follow the number of dimensions, two dimensions, the type and the offset.
     let at = |bytes: &[u8], field: usize| after(bytes, name) + field;
     let set = |field: usize, value: &[u8]| {
         let value = value.to_vec();
@@ -174,7 +174,7 @@ fn gguf_tensors() {
 }
 
 #[test]
-fn gguf_weights_that_are_not_what_the_metadata_asks_for() {
+fn gguf_tensors_must_match_metadata() {
     let missing = gguf_error(|file| file.tensors.retain(|tensor| tensor.name != "blk.1.attn_k.weight"));
     assert_all(&missing, &["model.layers.1.self_attn.k_proj.weight", "[16, 32]"]);
     let wrong = gguf_error(|file| file.set("llama.feed_forward_length", Meta::U32(96)));
@@ -204,7 +204,7 @@ fn header_error(header: &str, data: usize) -> String {
 }
 
 #[test]
-fn safetensors_files() {
+fn safetensors_header_errors_name_the_tensor() {
     let with = |bytes: Vec<u8>| {
         folder_error(move |folder| std::fs::write(folder.join("model.safetensors"), bytes).unwrap())
     };
@@ -246,7 +246,7 @@ fn safetensors_files() {
 }
 
 #[test]
-fn safetensors_types_that_are_not_read_are_named() {
+fn tensor_errors_name_dtype_and_shape() {
     let folder = tempfile::tempdir().unwrap();
     let config = tiny(Family::Llama);
     write_folder(folder.path(), &config, "F32", 1);
@@ -270,7 +270,7 @@ fn safetensors_types_that_are_not_read_are_named() {
 }
 
 #[test]
-fn folders() {
+fn directory_errors_name_file_or_tensor() {
     assert_all(&open_error(Path::new("no/such/model")), &["no/such/model does not exist"]);
     let without =
         |name: &'static str| folder_error(move |folder| std::fs::remove_file(folder.join(name)).unwrap());
@@ -316,7 +316,7 @@ fn folders() {
 }
 
 #[test]
-fn shards() {
+fn shard_errors_name_file_or_index() {
     let error = |change: &dyn Fn(&Path)| {
         let folder = tempfile::tempdir().unwrap();
         write_folder(folder.path(), &tiny(Family::Llama), "F32", 2);
@@ -340,7 +340,8 @@ fn shards() {
     }
 }
 
-/// Opens and reads everything; the result does not matter, that there is one does.
+/// Opens a model and reads all of its tensors. Errors are ignored, because the test checks only for
+/// panics.
 fn read_all(path: &Path) {
     if let Ok(model) = ModelFiles::open(path) {
         for name in model.tensor_names() {
@@ -363,7 +364,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_corruption_of_a_gguf_file_panics(
+    fn corrupt_gguf_file_never_panics(
         changes in prop::collection::vec((0usize..2400, any::<u8>()), 0..4),
         keep in prop::option::weighted(0.3, any::<usize>()),
         family in prop::sample::select(vec![Family::Llama, Family::Qwen2, Family::Qwen3]),
@@ -377,7 +378,7 @@ proptest! {
     }
 
     #[test]
-    fn no_corruption_of_a_folder_panics(
+    fn corrupt_directory_never_panics(
         changes in prop::collection::vec((0usize..3200, any::<u8>()), 0..4),
         keep in prop::option::weighted(0.3, any::<usize>()),
         which in prop::sample::select(vec![
@@ -401,7 +402,7 @@ proptest! {
     }
 
     #[test]
-    fn no_corruption_of_an_adapter_panics(
+    fn corrupt_adapter_never_panics(
         changes in prop::collection::vec((0usize..600, any::<u8>()), 0..4),
         keep in prop::option::weighted(0.3, any::<usize>()),
         which in prop::sample::select(vec![AdapterConfig::FILE, "adapter_model.safetensors"]),
@@ -425,7 +426,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_after_a_gguf_beginning_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_after_gguf_header_never_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let mut bytes = b"GGUF\x03\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec();

@@ -1,4 +1,5 @@
-//! Sound models, whatever their format, come out as what was written; and what is written is read back.
+//! Tests that valid models of every format open with the expected values, and that written files can be
+//! read.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use serde_json::json;
 
 use crate::support::{Meta, encode, gguf, tiny, weights, write_folder};
 
-/// Families whose GGUF files have an architecture of their own.
+/// Returns the families that have a GGUF architecture.
 fn with_architecture() -> impl Iterator<Item = Family> {
     Family::all().filter(|family| family.traits().gguf.is_some())
 }
@@ -30,7 +31,7 @@ fn assert_holds(model: &ModelFiles, config: &ModelConfig) {
 }
 
 #[test]
-fn folders_of_every_family_type_and_number_of_shards() {
+fn hf_directories_open_with_every_family_and_dtype() {
     for family in Family::all() {
         for (dtype, shards) in [("F32", 1), ("F16", 1), ("BF16", 3), ("F64", 2)] {
             let folder = tempfile::tempdir().unwrap();
@@ -41,7 +42,7 @@ fn folders_of_every_family_type_and_number_of_shards() {
 }
 
 #[test]
-fn gguf_files_of_every_family_and_version() {
+fn gguf_files_open_with_every_family_and_version() {
     for family in with_architecture() {
         for (version, alignment) in [(3, 32), (2, 32), (3, 64)] {
             let folder = tempfile::tempdir().unwrap();
@@ -54,9 +55,9 @@ fn gguf_files_of_every_family_and_version() {
     }
 }
 
-/// Keys that writers add and that change nothing.
+/// Covers keys that writers add and that have no effect on the computation.
 #[test]
-fn metadata_without_effect_is_let_be() {
+fn gguf_metadata_without_effect_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let mut file = gguf(&tiny(Family::Llama));
     for (key, value) in [
@@ -76,9 +77,10 @@ fn metadata_without_effect_is_let_be() {
     assert_holds(&ModelFiles::open(&file.write(folder.path())).unwrap(), &tiny(Family::Llama));
 }
 
-/// Llama with every optional bias and an untied head: the biases of queries and keys are interleaved too.
+/// Llama with every optional bias and an untied head. In the GGUF file, the biases of queries and keys
+/// are interleaved too.
 #[test]
-fn all_the_optional_parts_of_llama() {
+fn llama_opens_with_all_optional_parameters() {
     let config = ModelConfig {
         tied: false,
         qkv_bias: true,
@@ -96,7 +98,7 @@ fn all_the_optional_parts_of_llama() {
 }
 
 #[test]
-fn half_precision_and_quantised_gguf_tensors() {
+fn gguf_tensors_decode_in_half_and_quantized_formats() {
     let config = tiny(Family::Llama);
     let folder = tempfile::tempdir().unwrap();
     let mut file = gguf(&config);
@@ -111,7 +113,8 @@ fn half_precision_and_quantised_gguf_tensors() {
     let quantised: Vec<u8> = values
         .chunks(32)
         .flat_map(|block| {
-            // The values are multiples of 1/64 between −2 and 2: exact with this scale.
+            // The values are multiples of 1/64 between −2 and 2, so that this scale represents them
+            // exactly.
             let mut bytes = half::f16::from_f32(1.0 / 64.0).to_le_bytes().to_vec();
             bytes.extend(block.iter().map(|value| (value * 64.0) as i8 as u8));
             bytes
@@ -129,7 +132,7 @@ fn half_precision_and_quantised_gguf_tensors() {
 }
 
 #[test]
-fn the_tokenizer_and_template_of_a_gguf_file() {
+fn gguf_tokenizer_and_chat_template_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let mut file = gguf(&tiny(Family::Qwen2));
     file.set("tokenizer.ggml.padding_token_id", Meta::U32(u32::MAX));
@@ -159,7 +162,7 @@ fn the_tokenizer_and_template_of_a_gguf_file() {
 }
 
 #[test]
-fn rotary_scalings_of_a_gguf_file() {
+fn gguf_rope_scalings_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let open = |file: &crate::support::Gguf| ModelFiles::open(&file.write(folder.path()));
     let mut file = gguf(&tiny(Family::Qwen2));
@@ -181,9 +184,9 @@ fn rotary_scalings_of_a_gguf_file() {
     assert!(message.contains("qwen2.rope.scaling.type is \"longrope\""), "{message}");
 }
 
-/// Llama 3 files carry no parameters but the divisor of each frequency.
+/// Llama 3 files contain only the divisor of each rotary frequency, not the parameters of the scaling.
 #[test]
-fn llama_3_scaling_is_recovered_from_its_divisors() {
+fn llama3_scaling_is_recovered_from_divisors() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = tiny(Family::Llama);
     config.head_dim = 64;
@@ -229,7 +232,7 @@ fn llama_3_scaling_is_recovered_from_its_divisors() {
 }
 
 #[test]
-fn what_surrounds_the_weights_in_a_folder() {
+fn tokenizer_template_and_special_tokens_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     write_folder(folder.path(), &tiny(Family::Qwen2), "F32", 1);
@@ -279,7 +282,7 @@ fn save(folder: &Path, config: &ModelConfig) {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn model_directory_round_trips() {
     for family in with_architecture() {
         let folder = tempfile::tempdir().unwrap();
         save(folder.path(), &tiny(family));
@@ -293,9 +296,9 @@ fn what_is_written_is_read_back() {
     }
 }
 
-/// Readers that map the file want numbers at multiples of their size.
+/// Readers that map the file require numbers at multiples of their size.
 #[test]
-fn written_tensors_are_aligned() {
+fn write_safetensors_aligns_data() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     for name in ["a", "ab", "abc", "abcd", "abcde"] {
@@ -308,7 +311,7 @@ fn written_tensors_are_aligned() {
 }
 
 #[test]
-fn values_that_do_not_fill_their_shape_are_not_written() {
+fn write_safetensors_rejects_shape_mismatch() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let error = write_safetensors(&path, [("w".to_string(), vec![2, 2], [0.0f32; 3].as_slice())]);
@@ -318,10 +321,11 @@ fn values_that_do_not_fill_their_shape_are_not_written() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_is_named_and_leaves_no_file() {
+fn full_disk_is_reported_and_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
-    // A device on which every write finds the disk full; removing the file removes the link.
+    // Every write to the device /dev/full fails with "no space left". Removing `path` removes only the
+    // link.
     std::os::unix::fs::symlink("/dev/full", &path).unwrap();
     let error = write_safetensors(&path, [("w".to_string(), vec![4], [0.0f32; 4].as_slice())]).unwrap_err();
     let message = error.to_string();

@@ -1,4 +1,5 @@
-//! Small models on disk, written from the formats' definitions, for the tests of what reads them.
+//! Test helpers that write small models to disk, implemented directly from the definitions of the
+//! formats.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,8 +7,8 @@ use std::path::{Path, PathBuf};
 use levade_model::{Family, ModelConfig, ModelFiles, Pattern, Rope, RopeScaling, Windows};
 use serde_json::{Value, json};
 
-/// A model with 2 layers, 4 heads and 2 key and value heads of width 8, whose layers attend as GGUF files
-/// have them, which know no other way.
+/// Returns a model with 2 layers, 4 heads and 2 key and value heads of width 8. Its attention pattern is
+/// the one that GGUF files of the family imply, because they cannot represent another.
 pub fn tiny(family: Family) -> ModelConfig {
     let config = ModelConfig {
         family,
@@ -40,12 +41,13 @@ pub fn tiny(family: Family) -> ModelConfig {
     config
 }
 
-/// Weights by Hugging Face name. Each value is different and exact in f16 and bf16 up to rounding done here.
+/// Returns pseudo-random weights by Hugging Face name, in the range −2 to 2. Every value is a multiple of
+/// 1/64, so that it is exact in f16 and bf16.
 pub fn weights(config: &ModelConfig) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let mut next = 0u32;
     let mut value = || {
         next = next.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Seven bits of fraction: exact in bf16.
+        // An 8-bit integer divided by 64: exact in bf16.
         ((next >> 24) as f32 - 128.0) / 64.0
     };
     config
@@ -58,7 +60,7 @@ pub fn weights(config: &ModelConfig) -> BTreeMap<String, (Vec<usize>, Vec<f32>)>
         .collect()
 }
 
-/// Numbers in a safetensors type.
+/// Encodes numbers in a safetensors type, little-endian.
 pub fn encode(dtype: &str, values: &[f32]) -> Vec<u8> {
     let each = |encode: &dyn Fn(f32) -> Vec<u8>| values.iter().flat_map(|&value| encode(value)).collect();
     match dtype {
@@ -70,7 +72,7 @@ pub fn encode(dtype: &str, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// The bytes of a safetensors file.
+/// Returns the bytes of a safetensors file with these tensors (name, type, shape, bytes).
 pub fn safetensors(tensors: &[(String, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, dtype, shape, bytes) in tensors {
@@ -87,7 +89,8 @@ pub fn safetensors(tensors: &[(String, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
     file
 }
 
-/// Writes a Hugging Face folder whose weights have one type, in `shards` files.
+/// Writes a model directory in Hugging Face format. All weights have the type `dtype`, and are split into
+/// `shards` files.
 pub fn write_folder(folder: &Path, config: &ModelConfig, dtype: &str, shards: usize) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.json"), config.to_hf_json().to_string()).unwrap();
@@ -109,7 +112,7 @@ pub fn write_folder(folder: &Path, config: &ModelConfig, dtype: &str, shards: us
     std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
-/// A metadata value of a GGUF file.
+/// A metadata value of a GGUF file, with its stored type.
 #[derive(Clone, Debug)]
 pub enum Meta {
     U32(u32),
@@ -122,7 +125,7 @@ pub enum Meta {
     I32s(Vec<i32>),
 }
 
-/// A tensor of a GGUF file: its shape as Hugging Face has it, the number of its type, and its bytes.
+/// A tensor of a GGUF file: its shape in Hugging Face order, its type number, and its bytes.
 #[derive(Clone, Debug)]
 pub struct GgufTensor {
     pub name: String,
@@ -131,7 +134,7 @@ pub struct GgufTensor {
     pub bytes: Vec<u8>,
 }
 
-/// A GGUF file to be written.
+/// The contents of a GGUF file, which tests modify before they write it.
 #[derive(Clone, Debug)]
 pub struct Gguf {
     pub magic: [u8; 4],
@@ -216,8 +219,7 @@ impl Gguf {
     }
 }
 
-/// The rows of each head as converters to the `llama` architecture write them: the halves of a head
-/// interleaved.
+/// Interleaves the two halves of each head's rows, as converters to the `llama` architecture do.
 fn interleave(values: &[f32], heads: usize, head_dim: usize) -> Vec<f32> {
     let columns = values.len() / (heads * head_dim);
     let mut out = Vec::new();
@@ -232,7 +234,7 @@ fn interleave(values: &[f32], heads: usize, head_dim: usize) -> Vec<f32> {
     out
 }
 
-/// The GGUF form of [`weights`] in f32.
+/// Returns a GGUF file with the [`weights`] of `config` in f32, and its metadata.
 pub fn gguf(config: &ModelConfig) -> Gguf {
     let own = config.family.traits().gguf.as_ref();
     let architecture = own.map_or("llama", |gguf| gguf.architecture);
@@ -312,7 +314,8 @@ fn gguf_name(config: &ModelConfig, name: &str) -> String {
         .replace("lm_head", "output")
 }
 
-/// The error with which a model is refused; it fits a screen.
+/// Opens an invalid model and returns the error message. Panics if the model opens, or if the message has
+/// 1000 bytes or more, or more than 6 lines.
 pub fn open_error(path: &Path) -> String {
     let message = match ModelFiles::open(path) {
         Ok(_) => panic!("it opens"),
@@ -322,7 +325,7 @@ pub fn open_error(path: &Path) -> String {
     message
 }
 
-/// Whether a message has all these parts.
+/// Asserts that a message contains all of these parts.
 pub fn assert_all(message: &str, parts: &[&str]) {
     for part in parts {
         assert!(message.contains(part), "no {part:?} in:\n{message}");
