@@ -252,6 +252,10 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
     }
     let [hidden, intermediate, layers, heads, vocabulary, positions] =
         sizes.map(|key| keys.needed_size(key).unwrap_or_default());
+    if positions < 3 {
+        let what = format!("max_position_embeddings is {positions}, but a text takes at least 3 positions");
+        return Err(ModelError::config(path, what));
+    }
     let types = keys.size("type_vocab_size")?.unwrap_or(2);
     if hidden % heads != 0 || types == 0 {
         let what = format!("{heads} heads do not share a width of {hidden}, or there are no types ({types})");
@@ -330,7 +334,7 @@ fn length(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = folder.join("sentence_bert_config.json");
     if let Some(object) = read_json(&path)? {
         let most = Keys::new(&path, "", &object).size("max_seq_length")?;
-        config.most_tokens = most.unwrap_or(config.positions).clamp(3, config.positions.max(3));
+        config.most_tokens = most.unwrap_or(config.positions).clamp(3, config.positions);
     }
     Ok(())
 }

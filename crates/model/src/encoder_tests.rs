@@ -128,6 +128,7 @@ fn unsupported_or_inconsistent_files_are_rejected() {
         ("position_embedding_type", json!("relative_key"), "position_embedding_type is \"relative_key\""),
         ("hidden_size", json!(0), "hidden_size is 0"),
         ("num_attention_heads", json!(3), "3 heads do not share a width of 4"),
+        ("max_position_embeddings", json!(2), "max_position_embeddings is 2"),
         ("vocab_size", json!("many"), "vocab_size is"),
         ("vocab_size", json!(10), "asks for [10, 4]"),
         ("num_hidden_layers", json!(3), "no tensor encoder.layer.2."),

@@ -361,9 +361,9 @@ mod tests {
         }
     }
 
-    /// Compares with values that the Python package `gguf` 0.19 decodes from a block whose byte i is 73 i
-    /// + 29 (mod 256), with the scale 0x2E66 and the minimum 0x3266: the values at 0, 1, 15, 16, n/2 + 3,
-    /// n − 2 and n − 1, and Σ (i + 1) · value.
+    /// Compares with values that the Python package `gguf` 0.19 decodes from a block whose byte i is
+    /// (73 i + 29) mod 256, with the scale 0x2E66 and the minimum 0x3266: the values at 0, 1, 15, 16,
+    /// n/2 + 3, n − 2 and n − 1, and Σ (i + 1) · value.
     #[test]
     fn decode_matches_python_gguf_package() {
         #[rustfmt::skip]
