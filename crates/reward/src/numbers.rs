@@ -11,8 +11,8 @@
 //!
 //! A percent sign is a unit like any other: 50% is parsed as 50.
 //!
-//! These are not parsed: numbers spelled as words ("five"), decimal commas, and digits that belong
-//! to a word (`x25`, `H2O`, `x_{2}`) or to its exponent (`cm^2`). [`context`](crate::context)
+//! These are not parsed: numbers spelled as words ("five"), decimal commas, and digits that are
+//! part of a word (`x25`, `H2O`, `x_{2}`) or the exponent of a word (`cm^2`). [`context`](crate::context)
 //! determines which numbers have no value of their own.
 
 use std::ops::Range;

@@ -103,9 +103,8 @@ fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreE
 }
 
 fn posted(evidence: &Evidence, rewards: &Value, why: &str) -> Result<Vec<Component>, ScoreError> {
-    let rewards: Vec<Posted> = match serde_json::from_value(rewards.clone()) {
-        Ok(rewards) => rewards,
-        Err(_) if rewards.is_null() => Vec::new(),
+    let rewards = match serde_json::from_value::<Option<Vec<Posted>>>(rewards.clone()) {
+        Ok(rewards) => rewards.unwrap_or_default(),
         Err(error) => return none(evidence, &format!("a reward of the program is invalid: {error}")),
     };
     if rewards.is_empty() {

@@ -200,7 +200,7 @@ impl<'a> DenseWriter<'a> {
     }
 }
 
-/// Writes all files of an index into `place`, the manifest last.
+/// Writes all files of an index into the directory `place`, the manifest last.
 fn write(
     corpus: &mut Corpus,
     place: &Path,

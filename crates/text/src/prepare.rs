@@ -40,7 +40,8 @@ pub(crate) struct Preparation<'a> {
 /// Message formats that a template supports in addition to plain text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MessageForm {
-    /// Whether content may be a list of text parts, printed like the same text.
+    /// Whether the template accepts message content as a list of text parts, and renders the list like
+    /// the concatenated text.
     pub parts: bool,
     /// Name of the message field from which the template reads reasoning, or `None` if it reads none.
     pub reasoning: Option<&'static str>,

@@ -81,8 +81,7 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
         let text = text
             .replace("](../../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/"))
             .replace("](../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/recipes/"));
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        screen::say(&format!("wrote {}", screen::path(path)));
+        super::write_file(path, &text)?;
     }
     let shown = screen::quoted(&folder.display());
     screen::say(&format!("\nread      {shown}/README.md\ntrain     levade train {shown}"));

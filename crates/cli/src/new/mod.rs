@@ -220,13 +220,19 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         let path = folder.join(name);
         // An existing file of the user is kept; the recipe uses it.
         if !path.exists() {
-            std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-            screen::say(&format!("wrote {}", screen::path(&path)));
+            write_file(&path, &content)?;
         }
     }
     let shown = screen::quoted(&folder.display());
     screen::say(&format!("\nlook at it    levade check {shown}\ntrain by it   levade train {shown}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a file of a new recipe and prints its path.
+fn write_file(path: &Path, content: &str) -> anyhow::Result<()> {
+    std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))?;
+    screen::say(&format!("wrote {}", screen::path(path)));
+    Ok(())
 }
 
 fn plain(c: char) -> char {

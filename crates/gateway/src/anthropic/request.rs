@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::messages::{self, API};
 use crate::call::Call;
 use crate::gateway::Gateway;
-use crate::openai::structured;
+use crate::openai::{structured, top_k};
 use crate::tool_types;
 use levade_call::ApiError;
 use levade_call::Request as CallRequest;
@@ -56,7 +56,7 @@ pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, ApiError> {
         max_tokens: request.max_tokens.map(|most| count("max_tokens", most)).transpose()?,
         temperature: request.temperature,
         top_p: request.top_p,
-        top_k: request.top_k.map(top_k).transpose()?,
+        top_k: top_k(request.top_k)?,
         stop: request.stop_sequences.unwrap_or_default(),
         ..SamplingOptions::default()
     };
@@ -71,13 +71,6 @@ pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, ApiError> {
     };
     let call = Call { model: request.model, request: asked };
     Ok(Asked { call, streams: request.stream.unwrap_or(false) })
-}
-
-/// Returns the number of candidate tokens. 0 and −1 mean all.
-fn top_k(value: i64) -> Result<usize, ApiError> {
-    let value = if value == -1 { 0 } else { value };
-    usize::try_from(value)
-        .map_err(|_| ApiError::field("top_k", format!("top_k = {value}, but it must be at least 0")))
 }
 
 fn count(name: &str, value: i64) -> Result<usize, ApiError> {

