@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_call::{CallRecord, Cast, Recorded};
+use levade_call::{CallRecord, Cast, Recording};
 use levade_conversation::{Fork, Origin};
 use levade_policy::FinishReason;
-use levade_tree::{CallCounts, ContextCut, Finish, Outcome};
+use levade_tree::{CallCounts, ContextTruncation, Finish, Outcome};
 use tracing::{Instrument, debug, debug_span};
 
-use crate::casting::{Caller, Casting};
+use crate::casting::{Caller, PartyBuilder};
 use crate::roster::{Agent, Player};
 use crate::taught::{Exchange, Pupil, finished, taught};
 use crate::tool_loop::{Broken, LoopLimits, ToolLoop, add_opening};
@@ -58,7 +58,7 @@ async fn attempt(context: AttemptContext) -> Attempt {
         Ok(played) => played,
         Err(why) => return Attempt::broken("policies", why),
     };
-    let casting = match Casting::new(&context, Caller::ToolLoop) {
+    let casting = match PartyBuilder::new(&context, Caller::ToolLoop) {
         Ok(casting) => casting,
         Err(why) => return Attempt::broken("teacher", why),
     };
@@ -99,7 +99,7 @@ async fn attempt(context: AttemptContext) -> Attempt {
 }
 
 /// Adds the recorded calls to the outcome of an attempt.
-fn note_recorded(outcome: &mut Outcome, recorded: &Recorded) {
+fn note_recorded(outcome: &mut Outcome, recorded: &Recording) {
     let calls = recorded.calls.iter().filter(|call| !call.summary);
     let turns = calls.clone().filter(|call| match call.external {
         true => call.error.is_none() && call.finish != FinishReason::Aborted,
@@ -107,7 +107,7 @@ fn note_recorded(outcome: &mut Outcome, recorded: &Recorded) {
     });
     outcome.turns = turns.count() as u32;
     outcome.sampled_tokens = calls.filter(|call| !call.external).map(|call| call.tokens).sum();
-    outcome.cuts.extend(recorded.calls.iter().filter_map(context_cut));
+    outcome.cuts.extend(recorded.calls.iter().filter_map(to_context_cut));
     outcome.cuts.sort_by_key(|cut| cut.turn);
     if let Some(error) = &recorded.comparison_error {
         outcome.trouble("chat template", error.as_str());
@@ -118,11 +118,11 @@ fn note_recorded(outcome: &mut Outcome, recorded: &Recorded) {
 
 /// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for other
 /// calls.
-pub(crate) fn context_cut(call: &CallRecord) -> Option<ContextCut> {
+pub(crate) fn to_context_cut(call: &CallRecord) -> Option<ContextTruncation> {
     match call.origin {
         Some(Origin::Forked(Fork { reason, .. })) if reason.is_cut() => {
             let (turn, why) = (call.turn.unwrap_or_default(), reason.words().to_owned());
-            Some(ContextCut { turn, agent: call.agent.clone(), why })
+            Some(ContextTruncation { turn, agent: call.agent.clone(), why })
         }
         _ => None,
     }

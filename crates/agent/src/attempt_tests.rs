@@ -36,7 +36,7 @@ mod fitting;
 
 /// Scripted completion.
 #[derive(Clone)]
-pub(super) enum Reply {
+pub(super) enum ScriptedReply {
     /// Exact tokens, even beyond the limit.
     Tokens(Vec<u32>, FinishReason),
     /// The sampler fails.
@@ -49,42 +49,44 @@ pub(super) enum Reply {
     TooLong,
 }
 
-pub(super) fn says(text: &str) -> Reply {
+pub(super) fn text_reply(text: &str) -> ScriptedReply {
     let tokens = text.bytes().map(u32::from).chain([IM_END]).collect();
-    Reply::Tokens(tokens, FinishReason::StopId)
+    ScriptedReply::Tokens(tokens, FinishReason::StopId)
 }
 
 #[derive(Default)]
-pub(super) struct Scripted {
-    replies: Vec<Reply>,
+pub(super) struct ScriptedSampler {
+    replies: Vec<ScriptedReply>,
     next: AtomicUsize,
     pub requests: Mutex<Vec<SampleRequest>>,
     stalled: Mutex<Vec<UnboundedSender<Result<SampleEvent, PolicyError>>>>,
 }
 
 #[async_trait]
-impl Sampler for Scripted {
+impl Sampler for ScriptedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         self.requests.lock().unwrap().push(request);
         let (sender, stream) = SampleStream::channel();
         match self.replies[self.next.fetch_add(1, Ordering::SeqCst)].clone() {
-            Reply::Tokens(tokens, finish) => {
+            ScriptedReply::Tokens(tokens, finish) => {
                 let logprobs = vec![-0.5; tokens.len()];
                 sender
                     .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
                     .unwrap();
                 sender.send(Ok(SampleEvent::Finished(finish))).unwrap();
             }
-            Reply::Breaks => sender.send(Err(PolicyError::Stopped("the scripted sampler".into()))).unwrap(),
-            Reply::Hangs => std::future::pending().await,
-            Reply::Stalls(tokens) => {
+            ScriptedReply::Breaks => {
+                sender.send(Err(PolicyError::Stopped("the scripted sampler".into()))).unwrap()
+            }
+            ScriptedReply::Hangs => std::future::pending().await,
+            ScriptedReply::Stalls(tokens) => {
                 let logprobs = vec![-0.5; tokens.len()];
                 sender
                     .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
                     .unwrap();
                 self.stalled.lock().unwrap().push(sender);
             }
-            Reply::TooLong => return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 }),
+            ScriptedReply::TooLong => return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 }),
         }
         Ok(stream)
     }
@@ -108,7 +110,7 @@ impl Sampler for Scripted {
 
 /// Tool that counts its open sessions. The arguments of its calls specify their rewards and final
 /// answers, and its evidence has the data of the attempt.
-struct Counted(Arc<AtomicUsize>);
+struct CountingToolbox(Arc<AtomicUsize>);
 
 struct CountedSession {
     open: Arc<AtomicUsize>,
@@ -122,7 +124,7 @@ fn spec(name: &str) -> ToolSpec {
 }
 
 #[async_trait]
-impl Toolbox for Counted {
+impl Toolbox for CountingToolbox {
     fn name(&self) -> &str {
         "counted"
     }
@@ -166,14 +168,15 @@ impl Session for CountedSession {
 
 pub(super) struct Bench {
     pub agent: Agent,
-    pub sampler: Arc<Scripted>,
+    pub sampler: Arc<ScriptedSampler>,
     open: Arc<AtomicUsize>,
 }
 
-pub(super) fn bench(replies: &[Reply]) -> Bench {
-    let sampler = Arc::new(Scripted { replies: replies.to_vec(), ..Scripted::default() });
+pub(super) fn bench(replies: &[ScriptedReply]) -> Bench {
+    let sampler = Arc::new(ScriptedSampler { replies: replies.to_vec(), ..ScriptedSampler::default() });
     let open = Arc::new(AtomicUsize::new(0));
-    let tools: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default()), Arc::new(Counted(open.clone()))];
+    let tools: Vec<Arc<dyn Toolbox>> =
+        vec![Arc::new(Calculator::default()), Arc::new(CountingToolbox(open.clone()))];
     let mut agent = testing::agent("solver", testing::player("student", sampler.clone()), tools);
     agent.limits.reply = Duration::from_millis(200);
     Bench { agent, sampler, open }
@@ -213,7 +216,7 @@ pub(super) const CALL: &str =
 
 #[tokio::test]
 async fn tool_call_gets_result_and_tokens_are_recorded() {
-    let bench = bench(&[says(CALL), says("It is 5.")]);
+    let bench = bench(&[text_reply(CALL), text_reply("It is 5.")]);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!(outcome.final_text, "It is 5.");
     assert_eq!((outcome.finish, outcome.turns, outcome.calls.ok), (Finish::Answered, 2, 1));
@@ -221,8 +224,8 @@ async fn tool_call_gets_result_and_tokens_are_recorded() {
     let shape: Vec<_> = trajectory.segments().iter().map(|s| (s.kind, s.turn)).collect();
     assert_eq!(shape, [(Kind::Given, 0), (Kind::Sampled, 0), (Kind::Given, 1), (Kind::Sampled, 1)]);
     assert_eq!(trajectory.leaves().len(), 1);
-    let whole = trajectory.path_tokens(trajectory.leaves()[0]);
-    let text = bench.text(&whole);
+    let full_tokens = trajectory.path_tokens(trajectory.leaves()[0]);
+    let text = bench.text(&full_tokens);
     assert!(text.contains(&format!("2+3?<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n")), "{text}");
     assert!(text.ends_with("\n<|im_start|>assistant\nIt is 5.<|im_end|>"), "{text}");
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
@@ -231,7 +234,7 @@ async fn tool_call_gets_result_and_tokens_are_recorded() {
     assert_eq!(sampled.versions[0].version, 4);
     // The recorded tokens are those that the sampler received, and sampled tokens reduce the budget.
     let requests = bench.sampler.requests.lock().unwrap();
-    assert_eq!(whole[..requests[1].prompt.len()], requests[1].prompt);
+    assert_eq!(full_tokens[..requests[1].prompt.len()], requests[1].prompt);
     let mut streams = CallStreams::new(11);
     for request in requests.iter() {
         assert_eq!((request.seed, request.stream), (7, streams.admit("solver", &request.prompt)));
@@ -243,12 +246,12 @@ async fn tool_call_gets_result_and_tokens_are_recorded() {
 #[tokio::test]
 async fn invalid_calls_become_observations() {
     let bench = bench(&[
-        says(
+        text_reply(
             "<tool_call>{oops</tool_call><tool_call>{\"name\": \"abacus\"}</tool_call>\
              <tool_call>{\"name\": \"calculator\", \"arguments\": {}}</tool_call>\
              <tool_call>{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1/0\"}}</tool_call>",
         ),
-        says("Sorry."),
+        text_reply("Sorry."),
     ]);
     let Attempt { trajectory, outcome } = bench.run().await;
     let calls = outcome.calls;
@@ -258,16 +261,17 @@ async fn invalid_calls_become_observations() {
     );
     assert_eq!(outcome.calls_by_turn, [(0, calls)]);
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "Sorry."));
-    let given = bench.text(&trajectory.segments()[2].tokens);
-    let place = |text: &str| given.find(text).unwrap_or_else(|| panic!("{text} not in {given}"));
-    assert!(place("cannot be read") < place("no tool \"abacus\""));
-    assert!(place("no tool \"abacus\"") < place("\"expression\" is missing"));
-    assert!(place("\"expression\" is missing") < place("division by zero"));
+    let context = bench.text(&trajectory.segments()[2].tokens);
+    let position = |text: &str| context.find(text).unwrap_or_else(|| panic!("{text} not in {context}"));
+    assert!(position("cannot be read") < position("no tool \"abacus\""));
+    assert!(position("no tool \"abacus\"") < position("\"expression\" is missing"));
+    assert!(position("\"expression\" is missing") < position("division by zero"));
 }
 
 #[tokio::test]
 async fn limits_end_attempt() {
-    let bench = bench(&[says(CALL), says(CALL), says(&format!("Now: {CALL}<tool_call>{{"))]);
+    let bench =
+        bench(&[text_reply(CALL), text_reply(CALL), text_reply(&format!("Now: {CALL}<tool_call>{{"))]);
     let outcome = bench.run().await.outcome;
     assert_eq!((outcome.finish, outcome.turns), (Finish::MaxTurns, 3));
     // Calls whose results no turn would read are not made, but malformed calls still count.
@@ -279,48 +283,48 @@ async fn limits_end_attempt() {
     for (finish, want) in
         [(FinishReason::Length, Finish::MaxTokens), (FinishReason::Context, Finish::Context)]
     {
-        let bench = self::bench(&[says(CALL), Reply::Tokens(vec![65, 66], finish)]);
+        let bench = self::bench(&[text_reply(CALL), ScriptedReply::Tokens(vec![65, 66], finish)]);
         let attempt = bench.run().await;
         assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (want, 2));
         assert_eq!(attempt.outcome.final_text, "", "what was cut is no answer");
         assert_eq!(attempt.trajectory.segments().len(), 4);
     }
 
-    let mut short = self::bench(&[says(CALL), says("5")]);
+    let mut short = self::bench(&[text_reply(CALL), text_reply("5")]);
     short.agent.limits.tokens = CALL.len() + 1;
     assert_eq!(short.run().await.outcome.finish, Finish::MaxTokens);
 
-    let full = self::bench(&[says(CALL), Reply::TooLong]);
+    let full = self::bench(&[text_reply(CALL), ScriptedReply::TooLong]);
     assert_eq!(full.run().await.outcome.finish, Finish::Context);
 }
 
 #[tokio::test]
 async fn first_prompt_is_truncated_by_opening_limit() {
-    let whole = bench(&[says("5")]).run().await.trajectory.segments()[0].tokens.clone();
-    let n = whole.len();
+    let full_tokens = bench(&[text_reply("5")]).run().await.trajectory.segments()[0].tokens.clone();
+    let n = full_tokens.len();
     let kept = |truncation| {
-        let mut bench = bench(&[says("5")]);
+        let mut bench = bench(&[text_reply("5")]);
         bench.player().opening = OpeningLimit { max_tokens: 10, truncation };
         async move { bench.run().await }
     };
     for (truncation, want) in [
-        (Truncation::Left, whole[n - 10..].to_vec()),
-        (Truncation::Right, whole[..10].to_vec()),
-        (Truncation::Middle, [&whole[..5], &whole[n - 5..]].concat()),
+        (Truncation::Left, full_tokens[n - 10..].to_vec()),
+        (Truncation::Right, full_tokens[..10].to_vec()),
+        (Truncation::Middle, [&full_tokens[..5], &full_tokens[n - 5..]].concat()),
     ] {
         let attempt = kept(truncation).await;
         assert_eq!(attempt.trajectory.segments()[0].tokens, want);
         assert!(attempt.outcome.prompt_cut && attempt.outcome.finish == Finish::Answered);
     }
-    let refused = kept(Truncation::Refuse).await.outcome;
-    let error = refused.error.unwrap();
+    let rejected = kept(Truncation::Refuse).await.outcome;
+    let error = rejected.error.unwrap();
     assert!(error.contains(&format!("{n} tokens")) && error.contains("agent.truncation"), "{error}");
-    assert!(!bench(&[says("5")]).run().await.outcome.prompt_cut);
+    assert!(!bench(&[text_reply("5")]).run().await.outcome.prompt_cut);
 }
 
 #[tokio::test]
 async fn sampler_failure_is_reported_in_outcome() {
-    let attempt = bench(&[says(CALL), Reply::Breaks]).run().await;
+    let attempt = bench(&[text_reply(CALL), ScriptedReply::Breaks]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     assert_eq!(
         attempt.outcome.error.as_deref(),
@@ -329,11 +333,11 @@ async fn sampler_failure_is_reported_in_outcome() {
     // Everything before the failure is kept.
     assert_eq!((attempt.trajectory.segments().len(), attempt.outcome.calls.ok), (3, 1));
 
-    let attempt = bench(&[Reply::Hangs]).run().await;
+    let attempt = bench(&[ScriptedReply::Hangs]).run().await;
     let error = attempt.outcome.error.unwrap();
     assert!(error.contains("200ms") && error.contains("the sampler to accept a request"), "{error}");
 
-    let attempt = bench(&[Reply::TooLong]).run().await;
+    let attempt = bench(&[ScriptedReply::TooLong]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     let error = attempt.outcome.error.unwrap();
     assert!(error.contains("the prompt has 9 tokens, but the context holds 8"), "{error}");
@@ -342,12 +346,12 @@ async fn sampler_failure_is_reported_in_outcome() {
 #[tokio::test]
 async fn tokens_sampled_before_timeout_are_kept() {
     // The timeout of a completion fails the attempt.
-    let attempt = bench(&[Reply::Stalls(vec![65, 66])]).run().await;
+    let attempt = bench(&[ScriptedReply::Stalls(vec![65, 66])]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     assert_eq!(attempt.trajectory.segments()[1].tokens, [65, 66]);
 
     // The timeout of the attempt ends it, like any other limit that truncates attempts.
-    let mut bench = bench(&[says(CALL), Reply::Stalls(vec![67, 68, 69])]);
+    let mut bench = bench(&[text_reply(CALL), ScriptedReply::Stalls(vec![67, 68, 69])]);
     bench.agent.limits.reply = Duration::from_secs(60);
     bench.agent.limits.attempt = Duration::from_millis(200);
     let Attempt { trajectory, outcome } = bench.run().await;
@@ -401,7 +405,7 @@ async fn arbitrary_sampled_tokens_are_recorded() {
     let mut tokens: Vec<u32> = CALL.bytes().map(u32::from).collect();
     tokens.extend(&odd);
     tokens.push(IM_END);
-    let bench = bench(&[Reply::Tokens(tokens.clone(), FinishReason::StopId), says("5")]);
+    let bench = bench(&[ScriptedReply::Tokens(tokens.clone(), FinishReason::StopId), text_reply("5")]);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!(trajectory.segments()[1].tokens, tokens);
     assert_eq!(outcome.finish, Finish::Answered);
@@ -412,7 +416,7 @@ async fn arbitrary_sampled_tokens_are_recorded() {
 
 #[tokio::test]
 async fn demonstration_has_tokens_of_equivalent_attempt() {
-    let bench = bench(&[says(CALL), says("It is 5.")]);
+    let bench = bench(&[text_reply(CALL), text_reply("It is 5.")]);
     let attempt = bench.run().await;
     let mut conversation = messages();
     conversation.push(Message::calls("", vec![levade_tasks::calculation("2+3")]));
@@ -432,47 +436,55 @@ async fn demonstration_has_tokens_of_equivalent_attempt() {
     let shown =
         [Message::user("1+1?"), Message::assistant("2"), Message::user("2+3?"), Message::assistant("5")];
     let demonstration = demonstrate(bench.format().chat(), &specs, &shown, 3).unwrap();
-    let [given, imitated] = demonstration.segments() else { panic!("{demonstration:?}") };
-    assert_eq!((given.kind, imitated.kind), (Kind::Given, Kind::Demonstrated));
-    assert!(bench.text(&given.tokens).contains("2+3?") && bench.text(&imitated.tokens).starts_with('5'));
+    let [context, imitated] = demonstration.segments() else { panic!("{demonstration:?}") };
+    assert_eq!((context.kind, imitated.kind), (Kind::Given, Kind::Demonstrated));
+    assert!(bench.text(&context.tokens).contains("2+3?") && bench.text(&imitated.tokens).starts_with('5'));
 
-    let refused =
+    let rejected =
         |conversation: &[Message]| demonstrate(bench.format().chat(), &specs, conversation, 0).unwrap_err();
-    assert_eq!(refused(&messages()), DemonstrationError::NoTurn);
-    assert_eq!(refused(&[Message::assistant("Hi")]), DemonstrationError::NoTurn);
+    assert_eq!(rejected(&messages()), DemonstrationError::MissingCompletion);
+    assert_eq!(rejected(&[Message::assistant("Hi")]), DemonstrationError::MissingCompletion);
     conversation.push(Message::user("Thanks"));
-    assert_eq!(refused(&conversation), DemonstrationError::Trailing("user"));
+    assert_eq!(rejected(&conversation), DemonstrationError::Trailing("user"));
 }
 
-fn with_template(template: &str, options: ChatOptions, asked: Options, replies: &[Reply]) -> Bench {
+fn with_template(
+    template: &str,
+    options: ChatOptions,
+    requested: Options,
+    replies: &[ScriptedReply],
+) -> Bench {
     let mut bench = bench(replies);
     let chat = Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap();
-    bench.player().format = Some(Arc::new(Format::new(Arc::new(chat), asked)));
+    bench.player().format = Some(Arc::new(Format::new(Arc::new(chat), requested)));
     bench
 }
 
 #[tokio::test]
 async fn calls_and_answers_in_reasoning_are_ignored() {
-    let outcome = bench(&[says(&format!("<think>{CALL}</think>5"))]).run().await.outcome;
+    let outcome = bench(&[text_reply(&format!("<think>{CALL}</think>5"))]).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("5", 0));
-    let outcome =
-        bench(&[says(&format!("<think>{CALL}</think>{CALL}")), says("<think>5")]).run().await.outcome;
-    assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
-    // The prompt starts the reasoning, but not after a tool result.
-    let options = ChatOptions::default;
-    let outcome = with_template(ALWAYS_THINKS, options(), Options::default(), &[says(&format!("{CALL} 5"))])
+    let outcome = bench(&[text_reply(&format!("<think>{CALL}</think>{CALL}")), text_reply("<think>5")])
         .run()
         .await
         .outcome;
+    assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
+    // The prompt starts the reasoning, but not after a tool result.
+    let options = ChatOptions::default;
+    let outcome =
+        with_template(ALWAYS_THINKS, options(), Options::default(), &[text_reply(&format!("{CALL} 5"))])
+            .run()
+            .await
+            .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("", 0));
-    let replies = [says(&format!("hm</think>{CALL}")), says("5")];
+    let replies = [text_reply(&format!("hm</think>{CALL}")), text_reply("5")];
     let outcome = with_template(ALWAYS_THINKS, options(), Options::default(), &replies).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok), ("5", 1));
 }
 
 #[tokio::test]
 async fn template_drift_is_counted_or_forks_conversation() {
-    let replies = [says(&format!("hm</think>{CALL}")), says(CALL), says("5")];
+    let replies = [text_reply(&format!("hm</think>{CALL}")), text_reply(CALL), text_reply("5")];
     let options = |history| Options { history, ..Options::default() };
     let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Append), &replies);
     let Attempt { trajectory, outcome } = bench.run().await;
@@ -517,7 +529,7 @@ async fn template_drift_is_counted_or_forks_conversation() {
 #[tokio::test]
 async fn bare_calls_are_counted_separately() {
     let json = "{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}";
-    let replies = [says(&format!("```json\n{json}\n```")), says("5")];
+    let replies = [text_reply(&format!("```json\n{json}\n```")), text_reply("5")];
     let outcome = bench(&replies).run().await.outcome;
     assert_eq!((outcome.calls.total(), outcome.turns), (0, 1));
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
@@ -535,9 +547,9 @@ async fn real_policy_attempts_are_exact_and_independent() {
     let mut bench = bench(&[]);
     bench.player().backend = Backend::Tokens(simulator.clone());
     bench.agent.limits.tokens = 300;
-    let alone = bench.run().await;
+    let standalone = bench.run().await;
     let context = bench.context();
-    let others = (0..8).map(|stream| BuiltInLoop.run(AttemptContext { stream, ..context.clone() }));
+    let concurrent = (0..8).map(|stream| BuiltInLoop.run(AttemptContext { stream, ..context.clone() }));
     let mut together = tokio::task::JoinSet::new();
     for stream in 0..8 {
         let context = AttemptContext { stream, ..context.clone() };
@@ -545,12 +557,12 @@ async fn real_policy_attempts_are_exact_and_independent() {
     }
     let mut results = together.join_all().await;
     results.sort_by_key(|(stream, _)| *stream);
-    for ((_, together), alone) in results.into_iter().zip(others) {
-        assert_eq!(together, alone.await);
+    for ((_, together), standalone) in results.into_iter().zip(concurrent) {
+        assert_eq!(together, standalone.await);
     }
 
     let mut path = PathInput::default();
-    for segment in alone.trajectory.segments() {
+    for segment in standalone.trajectory.segments() {
         for (token, logprob) in
             segment.tokens.iter().zip(segment.logprobs.iter().map(Some).chain(std::iter::repeat(None)))
         {
@@ -565,5 +577,5 @@ async fn real_policy_attempts_are_exact_and_independent() {
     let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
     let loss = Loss::clip(0.2, 0.2);
     let sums = simulator.forward_backward(batch, loss).await.unwrap();
-    assert_eq!((sums.mismatched, sums.targets), (0, alone.outcome.sampled_tokens as u64));
+    assert_eq!((sums.mismatched, sums.targets), (0, standalone.outcome.sampled_tokens as u64));
 }

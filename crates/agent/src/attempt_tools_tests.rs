@@ -9,15 +9,15 @@ fn calls(tool: &str, arguments: &[Value]) -> String {
 
 #[tokio::test]
 async fn tools_report_rewards_metrics_final_answers_and_evidence() {
-    let earns = calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
+    let rewarded_calls = calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
     let ends = calls("counted", &[json!({"reward": 1}), json!({"answer": "5"}), json!({"answer": "6"})]);
-    let attempt = bench(&[says(&earns), says(CALL), says(&ends)]).run().await;
+    let attempt = bench(&[text_reply(&rewarded_calls), text_reply(CALL), text_reply(&ends)]).run().await;
     // No turn would read the results of the last turn, so its calls of this tool are not made: they
     // have no other effect.
     assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
     assert_eq!(attempt.outcome.earned_by_turn, [(0, 0.375)]);
 
-    let attempt = bench(&[says(&earns), says(&ends)]).run().await;
+    let attempt = bench(&[text_reply(&rewarded_calls), text_reply(&ends)]).run().await;
     let Attempt { trajectory, outcome } = attempt;
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Ended, "5"));
     assert_eq!((outcome.turns, outcome.calls.ok, trajectory.segments().len()), (2, 6, 4));
@@ -30,7 +30,7 @@ async fn tools_report_rewards_metrics_final_answers_and_evidence() {
 }
 
 /// Sampler that sends a scripted completion first, and then those of a simulated policy.
-struct Then(Scripted, Simulator);
+struct Then(ScriptedSampler, Simulator);
 
 #[async_trait]
 impl Sampler for Then {
@@ -56,10 +56,11 @@ impl Sampler for Then {
 async fn concurrent_calls_match_sequential_calls() {
     let sums: Vec<Value> = ["2+3", "1/0", "7*6", "2^10"].map(|sum| json!({ "expression": sum })).to_vec();
     let mut attempts = Vec::new();
-    for (parallel, most) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
+    for (parallel, max_parallel) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
         let mut bench = bench(&[]);
-        let replies = vec![says(&calls("calculator", &sums)), says(&calls("calculator", &sums[..2]))];
-        let scripted = Scripted { replies, ..Scripted::default() };
+        let replies =
+            vec![text_reply(&calls("calculator", &sums)), text_reply(&calls("calculator", &sums[..2]))];
+        let scripted = ScriptedSampler { replies, ..ScriptedSampler::default() };
         let config = SimulatorConfig { vocabulary: VOCABULARY, context: 4096, ..SimulatorConfig::default() };
         let simulator = Simulator::new(config);
         // No turn is sampled with older weights than the previous turn.
@@ -68,7 +69,7 @@ async fn concurrent_calls_match_sequential_calls() {
         bench.agent.limits.tokens = 600;
         bench.agent.limits.reply = Duration::from_secs(10);
         let calculator = Arc::new(Calculator { parallel, ..Calculator::default() });
-        let delayed = Delayed::new(calculator, Duration::ZERO..=Duration::from_millis(most));
+        let delayed = Delayed::new(calculator, Duration::ZERO..=Duration::from_millis(max_parallel));
         bench.agent.tools = ToolSet::new(vec![Arc::new(delayed)], Duration::from_secs(5)).unwrap();
         attempts.push(bench.run().await);
     }

@@ -1,7 +1,7 @@
 //! Resolves the agents of an attempt to the players and parties that answer their calls.
 //!
 //! Agent loops do not determine which party answers. They request the [`Party`] of an agent from
-//! [`Casting`], which derives it from the roster, from the mixture of policies that plays the agent,
+//! [`PartyBuilder`], which derives it from the roster, from the mixture of policies that plays the agent,
 //! and from the teacher, if any.
 
 use std::sync::Arc;
@@ -30,21 +30,21 @@ pub(crate) enum Caller {
 }
 
 /// Rules that determine the parties of the agents of one attempt.
-pub(crate) struct Casting<'a> {
+pub(crate) struct PartyBuilder<'a> {
     context: &'a AttemptContext,
     caller: Caller,
     /// Teacher that answers in place of trained policies.
     teacher: Option<Arc<dyn ChatApi>>,
 }
 
-impl<'a> Casting<'a> {
+impl<'a> PartyBuilder<'a> {
     /// Creates the rules for the attempt of `context`.
     ///
     /// # Errors
     /// Returns a message if the task's row lacks the completions of a teacher that it must have.
     pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
         let teacher = context.teacher.as_ref().map(|teacher| teacher.of(&context.task)).transpose()?;
-        Ok(Casting { context, caller, teacher })
+        Ok(PartyBuilder { context, caller, teacher })
     }
 
     /// Returns the party that answers the calls of `agent` when `player` plays it.

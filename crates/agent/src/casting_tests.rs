@@ -41,7 +41,7 @@ fn player_of_other_agent_follows_mixture_in_evaluations() {
 fn untrained_sampling_is_fixed_only_in_tool_loop() {
     let context = testing::context(vec![mixture("own", &[false], 0)]);
     let party = |caller| {
-        let casting = Casting::new(&context, caller).unwrap();
+        let casting = PartyBuilder::new(&context, caller).unwrap();
         let own = context.own_agent().unwrap();
         casting.party(own, context.player(own).unwrap()).unwrap()
     };
@@ -71,7 +71,7 @@ fn trained_program_agents_have_own_sampling_and_limits() {
     let context = AttemptContext { has_own_sampling: true, ..testing::context(vec![own, other]) };
     let fixed = |context: &AttemptContext, index: usize| {
         let agent = &context.roster.agents()[index];
-        let casting = Casting::new(context, Caller::Program).unwrap();
+        let casting = PartyBuilder::new(context, Caller::Program).unwrap();
         let party = casting.party(agent, context.player(agent).unwrap()).unwrap();
         let params = party.fixed().unwrap();
         (params.temperature, params.max_tokens)

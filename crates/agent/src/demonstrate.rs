@@ -8,7 +8,7 @@ use levade_tree::{Segment, Trajectory, TreeError};
 pub enum DemonstrationError {
     /// The conversation has no assistant turn after its opening messages, of which it needs at least one.
     #[error("a demonstration needs an assistant's turn, with another turn before it")]
-    NoTurn,
+    MissingCompletion,
     /// The conversation ends with a turn of another role than the assistant.
     #[error("a demonstration must end with an assistant's turn, but this one ends with a turn of the {0}")]
     Trailing(&'static str),
@@ -37,7 +37,7 @@ pub fn demonstrate(
     opening: usize,
 ) -> Result<Trajectory, DemonstrationError> {
     let first = (opening.max(1)..messages.len()).find(|&at| messages[at].role == Role::Assistant);
-    let first = first.ok_or(DemonstrationError::NoTurn)?;
+    let first = first.ok_or(DemonstrationError::MissingCompletion)?;
     if let Some(last) = messages.last().filter(|last| last.role != Role::Assistant) {
         return Err(DemonstrationError::Trailing(last.role.as_str()));
     }
@@ -46,15 +46,16 @@ pub fn demonstrate(
     let (mut at, mut turn) = (first, 0);
     loop {
         let opened = chat.opened_thought(&messages[..at], tools)?;
-        let said = chat.assistant(&messages[at], opened)?;
-        leaf = Some(trajectory.push(Segment::demonstrated(leaf, said.clone(), turn))?);
+        let completion_tokens = chat.assistant(&messages[at], opened)?;
+        leaf = Some(trajectory.push(Segment::demonstrated(leaf, completion_tokens.clone(), turn))?);
         let Some(next) =
             messages[at + 1..].iter().position(|m| m.role == Role::Assistant).map(|n| at + 1 + n)
         else {
             return Ok(trajectory);
         };
         turn += 1;
-        let between = chat.continuation(&messages[..at], &said, &messages[at + 1..next], tools)?;
+        let between =
+            chat.continuation(&messages[..at], &completion_tokens, &messages[at + 1..next], tools)?;
         leaf = Some(trajectory.push(Segment::given(leaf, between, turn))?);
         at = next;
     }

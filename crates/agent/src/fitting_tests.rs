@@ -2,49 +2,49 @@ use levade_conversation::{Budget, Overflow};
 use levade_tree::{Kind, Segment};
 
 use super::*;
-use super::{CALL, bench, says};
+use super::{CALL, bench, text_reply};
 use crate::{Attempt, ContextPolicy, SummaryOptions};
 
-fn policy(overflow: Overflow, most: usize) -> ContextPolicy {
+fn policy(overflow: Overflow, budget_tokens: usize) -> ContextPolicy {
     let summary = SummaryOptions { tokens: 50, instruction: "Sum up.".into(), ..ContextPolicy::NONE.summary };
-    ContextPolicy { budget: Budget { most, overflow, keep: 1 }, summary }
+    ContextPolicy { budget: Budget { most: budget_tokens, overflow, keep: 1 }, summary }
 }
 
 async fn made(replies: &[&str], context: ContextPolicy, turns: u32) -> (Attempt, Vec<SampleRequest>) {
-    let replies: Vec<_> = replies.iter().map(|reply| says(reply)).collect();
+    let replies: Vec<_> = replies.iter().map(|reply| text_reply(reply)).collect();
     let mut bench = bench(&replies);
     bench.player().context_policy = context;
     bench.agent.limits.turns = turns;
     let attempt = bench.run().await;
-    let asked = bench.sampler.requests.lock().unwrap().clone();
-    (attempt, asked)
+    let requested = bench.sampler.requests.lock().unwrap().clone();
+    (attempt, requested)
 }
 
 /// Returns the number of tokens of the first prompt. With two more turns it exceeds 1000 tokens, most
 /// of which describe the tools.
 async fn opening() -> usize {
-    let (_, asked) = made(&["5"], ContextPolicy::NONE, 9).await;
-    asked[0].prompt.len()
+    let (_, requested) = made(&["5"], ContextPolicy::NONE, 9).await;
+    requested[0].prompt.len()
 }
 
 #[tokio::test]
 async fn old_turns_are_dropped_and_actual_prompts_recorded() {
-    let most = opening().await + 500;
+    let budget_tokens = opening().await + 500;
     // The calls differ, because equal calls could be continued from any of their positions.
     let calls: Vec<String> = (0..6).map(|at| CALL.replace('2', &at.to_string())).collect();
     let replies: Vec<&str> = calls.iter().map(String::as_str).chain(["It is 5."]).collect();
-    let (Attempt { trajectory, outcome }, asked) =
-        made(&replies, policy(Overflow::DropOldest, most), 9).await;
+    let (Attempt { trajectory, outcome }, requested) =
+        made(&replies, policy(Overflow::DropOldest, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "It is 5."));
     assert!(!outcome.cuts.is_empty() && outcome.turns == 7, "{:?}", outcome.cuts);
     assert_eq!(outcome.cuts[0].why, "the oldest turns were dropped to fit the context");
     let cut = outcome.cuts[0].turn as usize;
-    assert!(asked[cut].prompt.len() < asked[cut - 1].prompt.len());
-    assert!(asked.iter().all(|request| request.prompt.len() <= most));
+    assert!(requested[cut].prompt.len() < requested[cut - 1].prompt.len());
+    assert!(requested.iter().all(|request| request.prompt.len() <= budget_tokens));
     // Every completion follows the prompt from which it was sampled.
     let sampled: Vec<&Segment> =
         trajectory.segments().iter().filter(|segment| segment.kind == Kind::Sampled).collect();
-    for (segment, request) in sampled.iter().zip(&asked) {
+    for (segment, request) in sampled.iter().zip(&requested) {
         assert!(trajectory.path_tokens(segment.id).starts_with(&request.prompt));
     }
     assert_eq!((sampled.len(), trajectory.leaves().len()), (7, 1 + outcome.cuts.len()));
@@ -56,15 +56,16 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
 
 #[tokio::test]
 async fn summary_is_requested_and_recorded_separately() {
-    let most = opening().await + 400;
+    let budget_tokens = opening().await + 400;
     let replies = [CALL, CALL, CALL, CALL, "Two and three were added.", "It is 5."];
-    let (Attempt { trajectory, outcome }, asked) = made(&replies, policy(Overflow::Summarise, most), 9).await;
+    let (Attempt { trajectory, outcome }, requested) =
+        made(&replies, policy(Overflow::Summarise, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.turns), (None, 5));
     assert_eq!(outcome.final_text, "It is 5.");
     let by = |name: &str| trajectory.segments().iter().filter(|segment| segment.agent == name).count();
     assert_eq!(by("solver.summary"), 2, "a prompt and a reply");
     let chat = bench(&[]).format().chat().clone();
-    let (summary, last) = (&asked[4], &asked[5]);
+    let (summary, last) = (&requested[4], &requested[5]);
     let text = |request: &SampleRequest| chat.tokenizer().decode_with_special(&request.prompt);
     assert!(text(summary).contains("Sum up.\n\nassistant: <tool_call>"), "{}", text(summary));
     assert_eq!(summary.params.max_tokens, 50);
@@ -79,12 +80,12 @@ async fn summary_is_requested_and_recorded_separately() {
 
 #[tokio::test]
 async fn budget_ends_attempt_without_context_policy() {
-    let most = opening().await + 300;
+    let budget_tokens = opening().await + 300;
     let replies = [CALL, CALL, CALL, CALL, "It is 5."];
-    let (Attempt { outcome, .. }, asked) = made(&replies, policy(Overflow::Fail, most), 9).await;
+    let (Attempt { outcome, .. }, requested) = made(&replies, policy(Overflow::Fail, budget_tokens), 9).await;
     assert_eq!((outcome.finish, outcome.error), (levade_tree::Finish::Context, None));
-    assert!(asked.len() < replies.len() && outcome.cuts.is_empty());
-    let (Attempt { outcome, .. }, asked) = made(&["5"], policy(Overflow::DropOldest, 20), 9).await;
+    assert!(requested.len() < replies.len() && outcome.cuts.is_empty());
+    let (Attempt { outcome, .. }, requested) = made(&["5"], policy(Overflow::DropOldest, 20), 9).await;
     let error = outcome.error.unwrap();
-    assert!(error.contains("agent.max_context_tokens") && asked.is_empty(), "{error}");
+    assert!(error.contains("agent.max_context_tokens") && requested.is_empty(), "{error}");
 }

@@ -12,7 +12,7 @@ use crate::roster::{Limits, Roster};
 use crate::{AgentLoop, AttemptContext, BuiltInLoop};
 
 /// Function that returns the initial messages of a conversation about a task.
-pub type Opens = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
+pub type PromptBuilder = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
 
 /// Agent that toolboxes of other agents call.
 #[derive(Clone)]
@@ -22,7 +22,7 @@ pub struct HelperAgent {
     /// Agents of the run. The reference is weak, because their tools have this helper.
     pub roster: Weak<Roster>,
     /// Returns the initial messages of a conversation about a task.
-    pub opens: Opens,
+    pub build_prompt: PromptBuilder,
 }
 
 #[async_trait]
@@ -37,7 +37,7 @@ impl Helper for HelperAgent {
         };
         let made = BuiltInLoop.run(AttemptContext {
             name: id,
-            messages: (self.opens)(&task),
+            messages: (self.build_prompt)(&task),
             task,
             seed,
             stream,

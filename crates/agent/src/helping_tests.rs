@@ -1,11 +1,11 @@
 use super::*;
 use crate::HelperAgent;
 use crate::roster::Roster;
-use levade_tools::{CondenseKeys, Condensed, HelperSlot, SubAgent};
+use levade_tools::{CondenseKeys, HelperSlot, SubAgent, SummarizedToolbox};
 
 /// Returns a helper that samples these completions and has a calculator, with the slot and the roster
 /// that contain the helper.
-fn helper(name: &str, replies: &[Reply]) -> (Bench, HelperSlot, Arc<Roster>) {
+fn helper(name: &str, replies: &[ScriptedReply]) -> (Bench, HelperSlot, Arc<Roster>) {
     let mut bench = bench(replies);
     bench.agent.name = name.into();
     bench.player().policy = format!("{name}'s");
@@ -17,15 +17,21 @@ fn helper(name: &str, replies: &[Reply]) -> (Bench, HelperSlot, Arc<Roster>) {
     slot.set(Arc::new(HelperAgent {
         agent: name.into(),
         roster: Arc::downgrade(&roster),
-        opens: Arc::new(|task| vec![Message::system("You help."), Message::user(task.question.as_str())]),
+        build_prompt: Arc::new(|task| {
+            vec![Message::system("You help."), Message::user(task.question.as_str())]
+        }),
     }));
     (bench, slot, roster)
 }
 
-fn asks(replies: &[Reply], slot: &HelperSlot, longest: Option<Duration>) -> Bench {
+fn helper_bench(replies: &[ScriptedReply], slot: &HelperSlot, timeout: Option<Duration>) -> Bench {
     let mut bench = bench(replies);
-    let clerk =
-        SubAgent { name: "clerk".into(), description: "Does sums.".into(), slot: slot.clone(), longest };
+    let clerk = SubAgent {
+        name: "clerk".into(),
+        description: "Does sums.".into(),
+        slot: slot.clone(),
+        longest: timeout,
+    };
     bench.agent.tools = ToolSet::new(vec![Arc::new(clerk)], Duration::from_secs(5)).unwrap();
     bench
 }
@@ -38,15 +44,17 @@ fn by<'a>(attempt: &'a Attempt, name: &str) -> Vec<&'a Segment> {
     attempt.trajectory.segments().iter().filter(|segment| segment.agent == name).collect()
 }
 
-fn asked(bench: &Bench) -> Vec<SampleRequest> {
+fn sampled_requests(bench: &Bench) -> Vec<SampleRequest> {
     bench.sampler.requests.lock().unwrap().clone()
 }
 
 #[tokio::test]
 async fn helper_conversation_becomes_branch_of_attempt() {
-    let (clerk, slot, _roster) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
+    let (clerk, slot, _roster) =
+        helper("clerk", &[text_reply(CALL), text_reply("It is 5."), text_reply("No idea.")]);
     let both = format!("{}{}", call(json!("2+3?")), call(json!(7)));
-    let solver = asks(&[says(&both), says(&call(json!("Why?"))), says("5")], &slot, None);
+    let solver =
+        helper_bench(&[text_reply(&both), text_reply(&call(json!("Why?"))), text_reply("5")], &slot, None);
     let attempt = solver.run().await;
     let outcome = &attempt.outcome;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "5"));
@@ -72,10 +80,10 @@ async fn helper_conversation_becomes_branch_of_attempt() {
     let clerks: Vec<u32> = helped.iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.turn).collect();
     assert!(outcome.calls_by_turn.iter().any(|(turn, counts)| clerks.contains(turn) && counts.ok == 1));
     let text = |request: &SampleRequest| solver.text(&request.prompt);
-    let read = asked(&solver);
+    let read = sampled_requests(&solver);
     assert!(text(&read[1]).contains("It is 5.") && text(&read[1]).contains("must be given, as a text"));
     assert!(text(&read[2]).contains("No idea."));
-    let theirs = asked(&clerk);
+    let theirs = sampled_requests(&clerk);
     assert!(text(&theirs[0]).contains("You help.") && text(&theirs[0]).contains("2+3?"));
     assert!(!text(&theirs[2]).contains("2+3?"), "each request is for itself");
     assert!(theirs.iter().all(|request| request.params.temperature == 0.5));
@@ -90,56 +98,72 @@ async fn helper_conversation_becomes_branch_of_attempt() {
         (&json!("2+3?"), &json!("It is 5."), &json!("No idea."))
     );
     // A repetition yields the same attempt.
-    let (_, again, _roster) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
-    let other = asks(&[says(&both), says(&call(json!("Why?"))), says("5")], &again, None).run().await;
+    let (_, again, _roster) =
+        helper("clerk", &[text_reply(CALL), text_reply("It is 5."), text_reply("No idea.")]);
+    let other =
+        helper_bench(&[text_reply(&both), text_reply(&call(json!("Why?"))), text_reply("5")], &again, None)
+            .run()
+            .await;
     assert_eq!(other, attempt);
 }
 
 #[tokio::test]
 async fn truncated_helper_fails_call_and_broken_helper_attempt() {
-    let (_clerk, slot, _roster) = helper("clerk", &[says(CALL), says(CALL), says(CALL)]);
-    let solver = asks(&[says(&call(json!("2+3?"))), says("Well.")], &slot, None);
+    let (_clerk, slot, _roster) = helper("clerk", &[text_reply(CALL), text_reply(CALL), text_reply(CALL)]);
+    let solver = helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None);
     let attempt = solver.run().await;
     assert_eq!((attempt.outcome.finish, attempt.outcome.calls.failed), (Finish::Answered, 1));
     assert!(
-        solver.text(&asked(&solver)[1].prompt).contains("clerk came to no answer: it was cut at a limit")
+        solver
+            .text(&sampled_requests(&solver)[1].prompt)
+            .contains("clerk came to no answer: it was cut at a limit")
     );
 
-    let (_clerk, slot, _roster) = helper("clerk", &[says(CALL), Reply::Breaks]);
-    let broken = asks(&[says(&call(json!("2+3?"))), says("Well.")], &slot, None).run().await;
+    let (_clerk, slot, _roster) = helper("clerk", &[text_reply(CALL), ScriptedReply::Breaks]);
+    let broken =
+        helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None).run().await;
     let error = broken.outcome.error.clone().unwrap();
     assert!(error.starts_with("the agent clerk broke: "), "{error}");
     assert_eq!(by(&broken, "clerk").iter().filter(|segment| segment.kind == Kind::Sampled).count(), 1);
 
     // Without running agents, as when tools are inspected on their own, the call fails with a message.
-    let alone = asks(&[says(&call(json!("2+3?"))), says("Well.")], &HelperSlot::new("clerk"), None);
-    let attempt = alone.run().await;
+    let standalone = helper_bench(
+        &[text_reply(&call(json!("2+3?"))), text_reply("Well.")],
+        &HelperSlot::new("clerk"),
+        None,
+    );
+    let attempt = standalone.run().await;
     assert_eq!((attempt.outcome.error, attempt.outcome.calls.failed), (None, 1));
-    assert!(alone.text(&asked(&alone)[1].prompt).contains("the agent clerk is not running here"));
+    assert!(
+        standalone
+            .text(&sampled_requests(&standalone)[1].prompt)
+            .contains("the agent clerk is not running here")
+    );
 }
 
 #[tokio::test]
 async fn only_long_tool_results_are_summarized() {
     let numbers: Vec<String> = (10..60).map(|number| number.to_string()).collect();
     let long = CALL.replace("2+3", &numbers.join("+"));
-    let (browser, slot, _roster) = helper("browser", &[says("Five."), says(CALL), says(CALL), says(CALL)]);
+    let (browser, slot, _roster) =
+        helper("browser", &[text_reply("Five."), text_reply(CALL), text_reply(CALL), text_reply(CALL)]);
     let keys = CondenseKeys { agent: "browser".into(), above: 2, instruction: "Condense.".into() };
-    let condensed = Condensed { toolbox: Arc::new(Calculator::default()), slot, keys };
-    let mut solver = bench(&[says(CALL), says(&long), says(&long), says("Done.")]);
+    let condensed = SummarizedToolbox { toolbox: Arc::new(Calculator::default()), slot, keys };
+    let mut solver = bench(&[text_reply(CALL), text_reply(&long), text_reply(&long), text_reply("Done.")]);
     solver.agent.tools = ToolSet::new(vec![Arc::new(condensed)], Duration::from_secs(5)).unwrap();
     solver.agent.limits.turns = 9;
     solver.agent.limits.tokens = 4000;
     let attempt = solver.run().await;
     let outcome = &attempt.outcome;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "Done."));
-    let read = asked(&solver);
+    let read = sampled_requests(&solver);
     let text = |at: usize| solver.text(&read[at].prompt);
     // The sum is 1725, which has four characters.
     assert!(text(1).contains('5') && text(2).contains("Five.") && !text(2).contains("1725"));
     assert!(text(3).contains("[… 2 characters are left out here …]"), "{}", text(3));
     assert_eq!(outcome.tool_metrics["calculator/condensed"], 1.0);
     assert_eq!(outcome.tool_metrics["calculator/cut"], 1.0);
-    let theirs = asked(&browser);
+    let theirs = sampled_requests(&browser);
     let question = solver.text(&theirs[0].prompt);
     assert!(question.contains("Condense.\n\nThe call: calculator {\"expression\":\"10+11"), "{question}");
     assert!(question.contains("The answer:\n1725"), "{question}");

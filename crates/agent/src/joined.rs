@@ -1,6 +1,6 @@
 //! Adds the outcomes of helpers to that of the attempt that they helped.
 
-use levade_tree::{CallCounts, ContextCut, Drift, Outcome};
+use levade_tree::{CallCounts, ContextTruncation, Drift, Outcome};
 
 /// Adds the events of a helper's conversation, which starts `first` turns after the start of the
 /// attempt's recorded conversation, to an outcome. Calls of the helper's tools are counted in `calls`.
@@ -15,9 +15,9 @@ pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, he
         *sum = finite(*sum + value);
     }
     outcome.drift.extend(drift.into_iter().map(|drift| Drift { turn: first + drift.turn, ..drift }));
-    outcome.cuts.extend(cuts.into_iter().map(|cut| ContextCut { turn: first + cut.turn, ..cut }));
-    for trouble in troubles {
-        outcome.trouble(trouble.source, trouble.why);
+    outcome.cuts.extend(cuts.into_iter().map(|cut| ContextTruncation { turn: first + cut.turn, ..cut }));
+    for failure in troubles {
+        outcome.trouble(failure.source, failure.why);
     }
 }
 

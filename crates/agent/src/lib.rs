@@ -71,7 +71,7 @@ pub use agent_loop::{AgentLoop, Attempt, AttemptContext};
 pub use attempt::BuiltInLoop;
 pub use context::{ContextPolicy, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
-pub use helping::{HelperAgent, Opens};
+pub use helping::{HelperAgent, PromptBuilder};
 pub use levade_call::{Backend, ChatApi, OpeningLimit, Truncation, probe_agent};
 pub use levade_gateway::When;
 pub use program::Program;

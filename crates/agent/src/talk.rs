@@ -9,7 +9,7 @@ use levade_tools::OpenTools;
 use levade_tree::{CallCounts, Finish, Outcome};
 
 use crate::AttemptContext;
-use crate::casting::{Caller, Casting};
+use crate::casting::{Caller, PartyBuilder};
 use crate::tool_loop::{Broken, LoopLimits, LoopObserver, ToolLoop, add_opening};
 
 /// Interactive conversation of a user with an agent. Tools stay open until the talk is closed.
@@ -94,6 +94,6 @@ impl Talk {
 /// Creates the cast of a new conversation.
 fn cast(context: &AttemptContext) -> Result<Cast, String> {
     let agent = context.own_agent()?;
-    let party = Casting::new(context, Caller::ToolLoop)?.party(agent, context.player(agent)?)?;
+    let party = PartyBuilder::new(context, Caller::ToolLoop)?.party(agent, context.player(agent)?)?;
     Ok(Cast::new([Arc::new(party)], context.recorder(usize::MAX)))
 }

@@ -28,7 +28,7 @@ pub(crate) struct Exchange {
 impl Exchange {
     /// Returns the complete responses among the external calls of an agent.
     pub(crate) fn of(calls: &[ExternalCall], agent: &str) -> Vec<Exchange> {
-        let whole = |call: &ExternalCall| {
+        let full_history = |call: &ExternalCall| {
             call.agent == agent && call.fault.is_none() && call.finish == FinishReason::StopId
         };
         let exchange = |at: usize| {
@@ -36,7 +36,7 @@ impl Exchange {
             let reply = messages.pop()?;
             Some(Exchange { messages, tools: ExternalCall::tools(calls, at).to_vec(), reply })
         };
-        (0..calls.len()).filter(|&at| whole(&calls[at])).filter_map(exchange).collect()
+        (0..calls.len()).filter(|&at| full_history(&calls[at])).filter_map(exchange).collect()
     }
 }
 

@@ -19,11 +19,11 @@ impl ChatApi for Script {
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.1.lock().unwrap().push(query);
-        let mut left = self.0.lock().unwrap();
-        let said = match left.is_empty() {
+        let mut remaining = self.0.lock().unwrap();
+        let said = match remaining.is_empty() {
             true => Err(ApiError::new(ErrorKind::Unavailable, "the teacher is gone")),
             false => Ok(ChatDelta::Done(Box::new(ChatCompletion {
-                message: left.remove(0),
+                message: remaining.remove(0),
                 finish: FinishReason::StopId,
                 prompt_tokens: 0,
                 tokens: 0,
@@ -61,19 +61,19 @@ async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<ChatQuery>) {
         ..testing::context(vec![agent()])
     };
     let attempt = BuiltInLoop.run(context).await;
-    let asked = script.1.lock().unwrap().clone();
-    (attempt, asked)
+    let requested = script.1.lock().unwrap().clone();
+    (attempt, requested)
 }
 
 #[tokio::test]
 async fn teacher_completions_become_demonstrations_in_pupil_format() {
-    let (Attempt { trajectory, outcome }, asked) =
+    let (Attempt { trajectory, outcome }, requested) =
         taught_by(vec![call("2+3"), Message::assistant("It is 5.")]).await;
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "It is 5."));
     assert_eq!((outcome.turns, outcome.calls.ok, outcome.error.as_deref()), (2, 1, None));
-    let last = asked[1].messages.last().unwrap();
+    let last = requested[1].messages.last().unwrap();
     assert_eq!((last.content.as_str(), last.tool_call_id.as_deref()), ("5", Some("x1")));
-    assert_eq!(asked[0].tools[0].name, "calculator");
+    assert_eq!(requested[0].tools[0].name, "calculator");
     let kinds: Vec<Kind> = trajectory.segments().iter().map(|segment| segment.kind).collect();
     assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
     assert!(trajectory.segments().iter().all(|s| (&*s.agent, &*s.policy) == ("solver", "student")));

@@ -84,8 +84,8 @@ pub fn written(task: &Task, field: &str) -> Result<Vec<Message>, String> {
         replies.extend((message.role == Role::Assistant).then_some(message));
     }
     for (turn, reply) in replies.iter_mut().enumerate() {
-        for (place, call) in reply.tool_calls.iter_mut().enumerate().filter(|(_, call)| call.id.is_empty()) {
-            call.id = format!("call_{turn}_{place}");
+        for (index, call) in reply.tool_calls.iter_mut().enumerate().filter(|(_, call)| call.id.is_empty()) {
+            call.id = format!("call_{turn}_{index}");
         }
     }
     if replies.is_empty() { Err(wrong("has no reply".to_owned())) } else { Ok(replies) }

@@ -91,7 +91,7 @@ impl ToolLoop<'_> {
                 called => called?,
             };
             let (finish, sampled) = (end.finish, end.tokens);
-            let Completed { turn, parsed, reasoning, message } = Completed::new(end, index);
+            let AssistantTurn { turn, parsed, reasoning, message } = AssistantTurn::new(end, index);
             debug!(turn, sampled, ?finish, "reply");
             history.push(message);
             match finish {
@@ -123,7 +123,7 @@ impl ToolLoop<'_> {
             if is_last {
                 return Ok(Finish::MaxTurns);
             }
-            if self.cast.recorder().left_tokens() == 0 {
+            if self.cast.recorder().remaining_tokens() == 0 {
                 return Ok(Finish::MaxTokens);
             }
             history.extend(results.iter().map(Observation::message));
@@ -179,7 +179,7 @@ pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
 }
 
 /// Complete turn of the model.
-struct Completed {
+struct AssistantTurn {
     /// Turn in the conversation. If the completion is not recorded as tokens, the number of earlier
     /// turns.
     turn: u32,
@@ -189,11 +189,11 @@ struct Completed {
     message: Message,
 }
 
-impl Completed {
+impl AssistantTurn {
     fn new(end: End, index: u32) -> Self {
         let End { message, reply, .. } = end;
         match reply {
-            Some(reply) => Completed {
+            Some(reply) => AssistantTurn {
                 turn: reply.turn,
                 message: reply.written(),
                 parsed: reply.parsed,
@@ -203,7 +203,7 @@ impl Completed {
                 let calls = message.tool_calls.iter().cloned().map(Ok).collect();
                 let parsed = Parsed { content: message.content.as_str().to_owned(), calls, bare: false };
                 let reasoning = message.reasoning_content.clone().unwrap_or_default();
-                Completed { turn: index, parsed, reasoning, message }
+                AssistantTurn { turn: index, parsed, reasoning, message }
             }
         }
     }
@@ -218,11 +218,11 @@ impl Completed {
 pub(crate) fn learn_from(
     outcome: &mut Outcome,
     turn: u32,
-    answers: &[Observation],
+    observations: &[Observation],
 ) -> Result<Option<String>, String> {
-    for Observation { call, toolbox, kind, trouble, metrics, .. } in answers {
-        if let (Some(call), Some(trouble)) = (call, trouble) {
-            outcome.trouble(format!("tool {}", call.name), trouble.as_str());
+    for Observation { call, toolbox, kind, trouble: failure, metrics, .. } in observations {
+        if let (Some(call), Some(failure)) = (call, failure) {
+            outcome.trouble(format!("tool {}", call.name), failure.as_str());
         }
         let Some(toolbox) = toolbox else { continue };
         let failed = f64::from(u8::from(*kind != ObservationKind::Ok));
@@ -233,12 +233,12 @@ pub(crate) fn learn_from(
             *sum = finite(*sum + value);
         }
     }
-    if answers.iter().any(|answer| answer.reward.is_some()) {
-        let reward = answers.iter().filter_map(|answer| answer.reward).sum();
+    if observations.iter().any(|answer| answer.reward.is_some()) {
+        let reward = observations.iter().filter_map(|answer| answer.reward).sum();
         outcome.earned_by_turn.push((turn, finite(reward)));
     }
-    if let Some(Observation { toolbox, text, .. }) = answers.iter().find(|answer| answer.breaks) {
+    if let Some(Observation { toolbox, text, .. }) = observations.iter().find(|answer| answer.breaks) {
         return Err(format!("the tool {} does not work: {text}", toolbox.as_deref().unwrap_or_default()));
     }
-    Ok(answers.iter().find_map(|answer| answer.ends.clone()))
+    Ok(observations.iter().find_map(|answer| answer.ends.clone()))
 }

@@ -52,7 +52,7 @@ async fn open(context: usize, budget: Budget, opening: Option<OpeningLimit>) -> 
 }
 
 /// Returns the prompt of the first call without any limit.
-async fn whole() -> Vec<u32> {
+async fn full_prompt() -> Vec<u32> {
     open(CONTEXT, Budget::NONE, None).await.unwrap().head().prompt.clone()
 }
 
@@ -62,10 +62,10 @@ fn limit(max_tokens: usize, truncation: Truncation) -> Option<OpeningLimit> {
 
 #[tokio::test]
 async fn opening_limit_truncates_only_longer_prompts() {
-    let whole = whole().await;
-    let n = whole.len();
+    let full_prompt = full_prompt().await;
+    let n = full_prompt.len();
     for (max_tokens, want, is_truncated) in
-        [(n + 1, &whole[..], false), (n, &whole, false), (n - 1, &whole[1..], true)]
+        [(n + 1, &full_prompt[..], false), (n, &full_prompt, false), (n - 1, &full_prompt[1..], true)]
     {
         let reader = open(CONTEXT, Budget::NONE, limit(max_tokens, Truncation::Left)).await.unwrap();
         assert_eq!((&reader.head().prompt[..], reader.head().is_truncated), (want, is_truncated));
@@ -78,12 +78,12 @@ async fn opening_limit_truncates_only_longer_prompts() {
 
 #[tokio::test]
 async fn opening_limit_truncates_prompt_over_context_or_budget() {
-    let n = whole().await.len();
-    let budget = |most| Budget { most, ..Budget::NONE };
+    let n = full_prompt().await.len();
+    let budget = |max_tokens| Budget { most: max_tokens, ..Budget::NONE };
     let right = limit(10, Truncation::Right);
-    for (context, most) in [(n - 1, usize::MAX), (CONTEXT, n - 1), (CONTEXT, 10)] {
-        let reader = open(context, budget(most), right).await.unwrap();
-        assert_eq!(reader.head().prompt.len(), 10, "{context} {most}");
+    for (context, max_tokens) in [(n - 1, usize::MAX), (CONTEXT, n - 1), (CONTEXT, 10)] {
+        let reader = open(context, budget(max_tokens), right).await.unwrap();
+        assert_eq!(reader.head().prompt.len(), 10, "{context} {max_tokens}");
     }
     // A long prompt, which is rendered only because of the opening limit.
     let cast = Cast::new([Arc::new(party("solver", CONTEXT, budget(20)))], recorder());
@@ -96,13 +96,13 @@ async fn opening_limit_truncates_prompt_over_context_or_budget() {
 
 #[tokio::test]
 async fn oversized_prompt_is_rejected_without_opening_limit() {
-    let n = whole().await.len();
+    let n = full_prompt().await.len();
     for overflow in [Overflow::Fail, Overflow::DropOldest] {
-        let budget = |most| Budget { most, overflow, keep: 1 };
+        let budget = |max_tokens| Budget { most: max_tokens, overflow, keep: 1 };
         assert!(open(CONTEXT, budget(n), None).await.is_ok());
-        for (context, most) in [(CONTEXT, n - 1), (n, usize::MAX)] {
-            let error = open(context, budget(most), None).await.unwrap_err();
-            assert_eq!(error.kind, ErrorKind::TooLong, "{overflow:?} {context} {most}: {error}");
+        for (context, max_tokens) in [(CONTEXT, n - 1), (n, usize::MAX)] {
+            let error = open(context, budget(max_tokens), None).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::TooLong, "{overflow:?} {context} {max_tokens}: {error}");
         }
     }
     // The completion is limited to the rest of the context.
@@ -133,11 +133,14 @@ async fn cast_calls_agents_by_name() {
 async fn recorder_reports_calls_and_remaining_limits() {
     let cast = Cast::new([Arc::new(party("solver", CONTEXT, Budget::NONE))], recorder());
     let recorder = cast.recorder();
-    assert_eq!((recorder.ended_calls(), recorder.left_calls(), recorder.left_tokens()), (0, 9, 100));
+    assert_eq!(
+        (recorder.ended_calls(), recorder.remaining_calls(), recorder.remaining_tokens()),
+        (0, 9, 100)
+    );
     for calls in 1..=3 {
         cast.call("solver", question(&format!("{calls}?"))).await.unwrap().completion().await.unwrap();
-        let left = (recorder.left_calls(), recorder.left_tokens());
-        assert_eq!((recorder.ended_calls(), left), (calls, (9 - calls as u32, 100 - 4 * calls)));
+        let remaining = (recorder.remaining_calls(), recorder.remaining_tokens());
+        assert_eq!((recorder.ended_calls(), remaining), (calls, (9 - calls as u32, 100 - 4 * calls)));
     }
     let turns: Vec<u32> = (0..9).filter(|turn| recorder.has_turn(*turn)).collect();
     assert_eq!(turns.len(), 3, "{turns:?}");

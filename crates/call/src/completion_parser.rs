@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use levade_conversation::Reply;
+use levade_conversation::RecordedCompletion;
 use levade_policy::FinishReason;
 use levade_text::{Chat, Message, Piece, ReplyStream, StreamDecoder, ToolCall, ToolSpec};
 
@@ -14,24 +14,24 @@ use crate::transcript::{End, parts_of};
 /// Parser of one completion.
 pub(crate) struct CompletionParser {
     source: Source,
-    told: Told,
+    output: ClientOutput,
 }
 
 /// Output for the client: counts of what was sent, and text that is held back.
 #[derive(Clone, Default)]
-struct Told {
+struct ClientOutput {
     is_text: bool,
-    speech: Held,
-    thought: Held,
+    speech: HeldText,
+    thought: HeldText,
     stops: Vec<String>,
     /// Whether the client receives the stop string that ended the completion.
     keeps_stop: bool,
     /// Prefix of the ids of tool calls.
     prefix: String,
     calls: usize,
-    /// Number of well-formed tool calls. The client receives at most `most_calls` of them.
+    /// Number of well-formed tool calls. The client receives at most `max_calls` of them.
     readable: usize,
-    most_calls: Option<usize>,
+    max_calls: Option<usize>,
     /// Whether text of the message was sent.
     spoken: bool,
     /// Whether the last piece was a malformed tool call.
@@ -40,7 +40,7 @@ struct Told {
     /// unless reasoning or a tool call follows. `None` after these.
     blank: Option<String>,
     tokens: usize,
-    thought_tokens: usize,
+    reasoning_tokens: usize,
     /// Complete text of a completion that is not a chat.
     text: String,
 }
@@ -52,7 +52,7 @@ enum Source {
 
 /// How a completion of a chat is parsed.
 #[derive(Clone)]
-pub(crate) struct ChatParsing {
+pub(crate) struct ChatParseOptions {
     pub chat: Arc<Chat>,
     /// Whether the prompt starts the completion's reasoning.
     pub in_thought: bool,
@@ -61,7 +61,7 @@ pub(crate) struct ChatParsing {
     pub calls_are_text: bool,
 }
 
-impl ChatParsing {
+impl ChatParseOptions {
     fn stream(&self) -> ReplyStream {
         let mut stream = self.chat.stream(self.in_thought, Arc::clone(&self.tools));
         if self.calls_are_text {
@@ -71,7 +71,7 @@ impl ChatParsing {
     }
 
     /// Returns the parts of a recorded completion in their order.
-    fn pieces(&self, reply: &Reply) -> Vec<Piece> {
+    fn pieces(&self, reply: &RecordedCompletion) -> Vec<Piece> {
         if reply.parsed.bare && !self.calls_are_text {
             let thought = Some(reply.thought.clone()).filter(|thought| !thought.is_empty());
             return parts_of(&Message { reasoning_content: thought, ..reply.message() });
@@ -82,7 +82,7 @@ impl ChatParsing {
 
 impl CompletionParser {
     /// Creates a parser for a completion of a chat. Ids of tool calls start with `prefix`.
-    pub(crate) fn chat(turn: &ChatParsing, stops: &[String], prefix: &str) -> Self {
+    pub(crate) fn chat(turn: &ChatParseOptions, stops: &[String], prefix: &str) -> Self {
         Self::new(Source::Chat(turn.stream()), stops, prefix)
     }
 
@@ -95,35 +95,36 @@ impl CompletionParser {
         let is_text = matches!(source, Source::Text(..));
         let stops: Vec<String> = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         let blank = (!is_text).then(String::new);
-        let told = Told { is_text, stops, prefix: prefix.to_owned(), blank, ..Told::default() };
-        CompletionParser { source, told }
+        let output =
+            ClientOutput { is_text, stops, prefix: prefix.to_owned(), blank, ..ClientOutput::default() };
+        CompletionParser { source, output: output }
     }
 
     /// Limits the number of tool calls that the client receives to `most`.
-    pub(crate) fn set_max_calls(&mut self, most: usize) {
-        self.told.most_calls = Some(most);
+    pub(crate) fn set_max_calls(&mut self, max: usize) {
+        self.output.max_calls = Some(max);
     }
 
     /// Makes the client receive the stop string that ends the completion.
     pub(crate) fn keep_stop(&mut self) {
-        self.told.keeps_stop = true;
+        self.output.keeps_stop = true;
     }
 
     /// Returns the number of tokens so far.
     pub(crate) fn tokens(&self) -> usize {
-        self.told.tokens
+        self.output.tokens
     }
 
     /// Parses a token, and returns the pieces that the client can receive now.
     pub(crate) fn push(&mut self, id: u32) -> Vec<Piece> {
-        self.told.tokens += 1;
+        self.output.tokens += 1;
         let pieces = match &mut self.source {
             Source::Chat(stream) => stream.push(id),
             Source::Text(chat, decoder) => vec![Piece::Speech(decoder.push(chat.tokenizer(), id))],
         };
         let thinks = pieces.iter().any(|piece| matches!(piece, Piece::Thought(_)));
-        self.told.thought_tokens += usize::from(thinks);
-        self.told.tell(pieces)
+        self.output.reasoning_tokens += usize::from(thinks);
+        self.output.emit(pieces)
     }
 
     /// Ends the parser. Returns the pieces that the client has not received yet, and the complete
@@ -131,43 +132,43 @@ impl CompletionParser {
     /// Without `turn`, all text is the message.
     pub(crate) fn end(
         self,
-        reply: Option<Reply>,
-        turn: Option<&ChatParsing>,
+        reply: Option<RecordedCompletion>,
+        turn: Option<&ChatParseOptions>,
         finish: FinishReason,
     ) -> (Vec<Piece>, End) {
         let stopped = finish == FinishReason::StopString;
-        let mut told = self.told;
+        let mut output = self.output;
         // A complete completion is parsed again: a tag at its end can turn the text before it into
         // reasoning.
-        let mut whole = Told {
-            stops: told.stops.clone(),
-            prefix: told.prefix.clone(),
-            keeps_stop: told.keeps_stop,
-            most_calls: told.most_calls,
+        let mut complete = ClientOutput {
+            stops: output.stops.clone(),
+            prefix: output.prefix.clone(),
+            keeps_stop: output.keeps_stop,
+            max_calls: output.max_calls,
             blank: Some(String::new()),
-            ..Told::default()
+            ..ClientOutput::default()
         };
         let last = match self.source {
             Source::Chat(stream) => stream.finish(),
             Source::Text(_, decoder) => vec![Piece::Speech(decoder.finish())],
         };
-        let mut rest = told.tell(last);
-        let (held, mut stopped_by) = told.finish(stopped);
-        rest.extend(held);
+        let mut rest = output.emit(last);
+        let (held_text, mut stopped_by) = output.finish(stopped);
+        rest.extend(held_text);
         let parts = reply.as_ref().zip(turn).map(|(reply, turn)| {
-            let mut parts = whole.tell(turn.pieces(reply));
-            let (held, stop) = whole.finish(stopped);
-            parts.extend(held);
+            let mut parts = complete.emit(turn.pieces(reply));
+            let (held_text, stop) = complete.finish(stopped);
+            parts.extend(held_text);
             stopped_by = stop;
             joined(parts)
         });
-        let said = reply.as_ref().map_or(told.text.as_str(), |reply| reply.said.as_str());
+        let said = reply.as_ref().map_or(output.text.as_str(), |reply| reply.said.as_str());
         // The stop string is within a tool call or spans tags.
-        let stopped_by = stopped_by.or_else(|| stopped.then(|| last_stop(&told.stops, said)).flatten());
+        let stopped_by = stopped_by.or_else(|| stopped.then(|| last_stop(&output.stops, said)).flatten());
         let text = match &stopped_by {
             None => said,
             Some(stop) => {
-                let kept = if told.keeps_stop { stop.len() } else { 0 };
+                let kept = if output.keeps_stop { stop.len() } else { 0 };
                 &said[..said.len().min(before_stop(said, stop).len() + kept)]
             }
         };
@@ -175,7 +176,7 @@ impl CompletionParser {
         let parts = parts.unwrap_or_else(|| parts_of(&Message::assistant(text.as_str())));
         let message = message_of(&parts);
         let calls = !message.tool_calls.is_empty();
-        let (tokens, thought_tokens) = (told.tokens, told.thought_tokens);
+        let (tokens, reasoning_tokens) = (output.tokens, output.reasoning_tokens);
         let end = End {
             message,
             parts,
@@ -186,7 +187,7 @@ impl CompletionParser {
             stopped_by,
             prompt_tokens: 0,
             tokens,
-            thought_tokens,
+            reasoning_tokens,
         };
         (rest, end)
     }
@@ -221,9 +222,9 @@ fn message_of(parts: &[Piece]) -> Message {
     Message { reasoning_content: thought, ..Message::calls(content, calls) }
 }
 
-impl Told {
-    fn tell(&mut self, pieces: Vec<Piece>) -> Vec<Piece> {
-        let mut told = Vec::with_capacity(pieces.len());
+impl ClientOutput {
+    fn emit(&mut self, pieces: Vec<Piece>) -> Vec<Piece> {
+        let mut output = Vec::with_capacity(pieces.len());
         for piece in pieces {
             match piece {
                 Piece::Speech(text) => {
@@ -233,15 +234,15 @@ impl Told {
                     let blank = self.blank.replace(String::new()).unwrap_or_default();
                     let line = if self.broken && !text.starts_with('\n') { "\n" } else { "" };
                     self.broken = false;
-                    self.say(&format!("{blank}{line}{text}"), &mut told);
+                    self.emit_text(&format!("{blank}{line}{text}"), &mut output);
                 }
                 Piece::Call(Ok(call)) => {
-                    self.leave(&mut told);
+                    self.flush(&mut output);
                     let id = format!("{}{}", self.prefix, self.calls);
                     self.calls += 1;
                     self.readable += 1;
-                    if self.most_calls.is_none_or(|most| self.readable <= most) {
-                        told.push(Piece::Call(Ok(ToolCall { id, ..call })));
+                    if self.max_calls.is_none_or(|max| self.readable <= max) {
+                        output.push(Piece::Call(Ok(ToolCall { id, ..call })));
                     }
                 }
                 // A malformed tool call becomes text, on lines of its own.
@@ -250,13 +251,13 @@ impl Told {
                     self.calls += 1;
                     let line = if self.spoken { "\n" } else { "" };
                     self.broken = true;
-                    self.say(&format!("{line}{}", malformed.raw), &mut told);
+                    self.emit_text(&format!("{line}{}", malformed.raw), &mut output);
                 }
                 Piece::Thought(text) => {
                     self.blank = None;
-                    self.speech.leave(Piece::Speech, &mut told);
+                    self.speech.flush(Piece::Speech, &mut output);
                     let text = self.thought.push(&text, &self.stops);
-                    told.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Thought));
+                    output.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Thought));
                 }
                 Piece::Aside(text) => {
                     match &mut self.blank {
@@ -265,26 +266,26 @@ impl Told {
                     }
                     // Clients do not receive this piece, but it ends the part that earlier tokens can
                     // belong to.
-                    told.push(Piece::Aside(text));
+                    output.push(Piece::Aside(text));
                 }
             }
         }
-        told
+        output
     }
 
     /// Sends text of the message.
-    fn say(&mut self, text: &str, told: &mut Vec<Piece>) {
-        self.thought.leave(Piece::Thought, told);
+    fn emit_text(&mut self, text: &str, output: &mut Vec<Piece>) {
+        self.thought.flush(Piece::Thought, output);
         self.spoken |= !text.is_empty();
         let text = self.speech.push(text, &self.stops);
-        told.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Speech));
+        output.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Speech));
     }
 
     /// Sends the text held back before a tool call.
-    fn leave(&mut self, told: &mut Vec<Piece>) {
+    fn flush(&mut self, output: &mut Vec<Piece>) {
         (self.blank, self.broken) = (None, false);
-        self.thought.leave(Piece::Thought, told);
-        self.speech.leave(Piece::Speech, told);
+        self.thought.flush(Piece::Thought, output);
+        self.speech.flush(Piece::Speech, output);
     }
 
     /// Ends the completion. Returns the text held back, and the stop string that ended the completion
@@ -292,13 +293,13 @@ impl Told {
     fn finish(&mut self, stopped: bool) -> (Vec<Piece>, Option<String>) {
         let mut rest = Vec::new();
         if let Some(blank) = self.blank.take().filter(|blank| !blank.is_empty()) {
-            self.say(&blank, &mut rest);
+            self.emit_text(&blank, &mut rest);
         }
         let mut stopped_by = None;
-        let held =
+        let held_text =
             [(&mut self.thought, Piece::Thought as fn(String) -> Piece), (&mut self.speech, Piece::Speech)];
-        for (held, kind) in held {
-            let (mut text, stop) = held.end(&self.stops, stopped);
+        for (held_text, kind) in held_text {
+            let (mut text, stop) = held_text.end(&self.stops, stopped);
             text += stop.as_deref().filter(|_| self.keeps_stop).unwrap_or_default();
             stopped_by = stop.or(stopped_by);
             rest.extend(Some(text).filter(|text| !text.is_empty()).map(kind));
@@ -331,28 +332,28 @@ pub fn before_stop<'a>(text: &'a str, stop: &str) -> &'a str {
 
 /// Text held back because its end can be the start of a stop string.
 #[derive(Debug, Clone, Default)]
-struct Held(String);
+struct HeldText(String);
 
-impl Held {
+impl HeldText {
     /// Adds text. Returns and removes the part in which no stop string can start.
     fn push(&mut self, text: &str, stops: &[String]) -> String {
         if stops.is_empty() {
             return text.to_owned();
         }
-        let longest = stops.iter().map(String::len).max().unwrap_or(0);
+        let max_length = stops.iter().map(String::len).max().unwrap_or(0);
         // If several stop strings end in the new text, the first one ends the completion.
-        let earliest = (self.0.len() + 1).saturating_sub(longest);
+        let earliest = (self.0.len() + 1).saturating_sub(max_length);
         self.0.push_str(text);
-        let begun = (earliest..self.0.len()).filter(|&at| self.0.is_char_boundary(at)).find(|&at| {
+        let stop_start = (earliest..self.0.len()).filter(|&at| self.0.is_char_boundary(at)).find(|&at| {
             let rest = &self.0[at..];
             stops.iter().any(|stop| stop.starts_with(rest) || rest.starts_with(stop.as_str()))
         });
-        self.0.drain(..begun.unwrap_or(self.0.len())).collect()
+        self.0.drain(..stop_start.unwrap_or(self.0.len())).collect()
     }
 
     /// Sends the rest, because text of another kind follows.
-    fn leave(&mut self, kind: fn(String) -> Piece, told: &mut Vec<Piece>) {
-        told.extend(Some(std::mem::take(&mut self.0)).filter(|text| !text.is_empty()).map(kind));
+    fn flush(&mut self, kind: fn(String) -> Piece, output: &mut Vec<Piece>) {
+        output.extend(Some(std::mem::take(&mut self.0)).filter(|text| !text.is_empty()).map(kind));
     }
 
     /// Returns the rest. If a stop string ended the completion, returns the text before it, and the
@@ -379,26 +380,29 @@ mod tests {
     #[test]
     fn no_part_of_stop_string_is_sent() {
         let stops = ["STOP".to_owned(), "\n\n".to_owned()];
-        let mut held = Held::default();
-        let told: Vec<String> =
-            ["ab S", "T", "x\n", "c ST", "OP"].iter().map(|t| held.push(t, &stops)).collect();
-        assert_eq!(told, ["ab ", "", "STx", "\nc ", ""]);
-        assert_eq!(held.end(&stops, true), (String::new(), Some("STOP".into())));
-        let mut held = Held::default();
-        assert_eq!((held.push("a", &stops), held.push("\n\n\n", &stops)), ("a".into(), String::new()));
-        assert_eq!(held.end(&stops, true), (String::new(), Some("\n\n".into())));
-        let mut held = Held::default();
-        assert_eq!(held.push("so ST", &stops), "so ");
-        assert_eq!(held.end(&stops, false), ("ST".into(), None));
+        let mut held_text = HeldText::default();
+        let output: Vec<String> =
+            ["ab S", "T", "x\n", "c ST", "OP"].iter().map(|t| held_text.push(t, &stops)).collect();
+        assert_eq!(output, ["ab ", "", "STx", "\nc ", ""]);
+        assert_eq!(held_text.end(&stops, true), (String::new(), Some("STOP".into())));
+        let mut held_text = HeldText::default();
+        assert_eq!(
+            (held_text.push("a", &stops), held_text.push("\n\n\n", &stops)),
+            ("a".into(), String::new())
+        );
+        assert_eq!(held_text.end(&stops, true), (String::new(), Some("\n\n".into())));
+        let mut held_text = HeldText::default();
+        assert_eq!(held_text.push("so ST", &stops), "so ");
+        assert_eq!(held_text.end(&stops, false), ("ST".into(), None));
     }
 
     #[test]
     fn held_stop_string_is_released_if_completion_continues() {
         let stops = ["ab".to_owned()];
-        let mut held = Held::default();
-        assert_eq!(held.push("xab", &stops), "x");
-        assert_eq!(held.push("c", &stops), "abc");
-        assert_eq!(held.end(&stops, false), (String::new(), None));
+        let mut held_text = HeldText::default();
+        assert_eq!(held_text.push("xab", &stops), "x");
+        assert_eq!(held_text.push("c", &stops), "abc");
+        assert_eq!(held_text.end(&stops, false), (String::new(), None));
     }
 
     #[test]
@@ -443,7 +447,7 @@ mod tests {
             let whole: String = parts.concat();
             prop_assume!(!whole.contains(&stop));
             let stops = [stop];
-            let mut held = Held::default();
+            let mut held = HeldText::default();
             let mut told: String = parts.iter().map(|part| held.push(part, &stops)).collect();
             told += &held.end(&stops, false).0;
             prop_assert_eq!(told, whole);

@@ -50,13 +50,13 @@ pub(crate) async fn grammar(
 /// Returns the grammar of a completion that matches a JSON schema.
 async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
     let followed = blocking(move || followed_schema(&schema)).await?;
-    let (schema, left_out) = followed.map_err(|why| ApiError::new(ErrorKind::Internal, why))?;
-    match left_out.first() {
+    let (schema, ignored_keywords) = followed.map_err(|why| ApiError::new(ErrorKind::Internal, why))?;
+    match ignored_keywords.first() {
         None => Ok(Grammar::JsonSchema(schema.to_string())),
         Some(found) => {
             let message = format!(
                 "the schema has {}, which no grammar can hold a reply to; leave it out",
-                place(found)
+                location_text(found)
             );
             Err(ApiError::field("response_format", message))
         }
@@ -90,7 +90,7 @@ async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> R
             "the parameters of the strict tool {:?} have {}, which no grammar can hold a call to; leave it out, or \
              leave out `strict`",
             strict.tool,
-            place(strict)
+            location_text(strict)
         );
         return Err(ApiError::field("tools", message));
     }
@@ -103,7 +103,7 @@ async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> R
 }
 
 /// Describes a keyword and its position in the schema, for an error message.
-fn place(found: &LeftOut) -> String {
+fn location_text(found: &LeftOut) -> String {
     let path = if found.path.is_empty() { "the top" } else { &found.path };
     match found.keyword.as_str() {
         "schema" => format!("something that is no schema, or none that a grammar can be made of, at {path}"),

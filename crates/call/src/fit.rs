@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use levade_conversation::{Judged, Overflow, Prepared, Request as PromptRequest};
+use levade_conversation::{FitResult, Overflow, Prepared, Request as PromptRequest};
 use levade_text::{Message, ToolSpec};
 
 use crate::api_error::{ApiError, ErrorKind};
@@ -18,7 +18,7 @@ pub(crate) type Summarize<'a> =
     &'a (dyn Fn(Arc<Summarizer>, String) -> BoxFuture<'a, Result<String, ApiError>> + Send + Sync);
 
 /// Prompt of a call that fits.
-pub(crate) struct Fitted {
+pub(crate) struct FittedPrompt {
     pub prepared: Box<Prepared>,
     /// Whether the opening limit truncated the prompt.
     pub is_truncated: bool,
@@ -36,7 +36,7 @@ pub(crate) async fn fit(
     messages: &[Message],
     tools: &[ToolSpec],
     (opening, summarize): (Option<OpeningLimit>, Summarize<'_>),
-) -> Result<Fitted, ApiError> {
+) -> Result<FittedPrompt, ApiError> {
     let backend = party.tokens()?;
     let (agent, policy, budget) = (party.agent.as_str(), party.policy.as_str(), party.budget);
     let request = PromptRequest { agent, policy, format: backend.format, messages, tools };
@@ -52,12 +52,12 @@ pub(crate) async fn fit(
             Cow::Owned(messages) => Some(messages),
         };
         let request = PromptRequest { messages: kept.as_deref().unwrap_or(messages), ..request };
-        let recognized = recorder.state().conversation.recognise(&request);
+        let recognized = recorder.state().conversation.match_request(&request);
         let prepared = blocking(move || recognized.render_within(max_tokens)).await??;
         let prepared = match fitting.judge(prepared) {
-            Judged::Fits(prepared) => prepared,
-            Judged::Again => continue,
-            Judged::Summarise(text) => {
+            FitResult::Fits(prepared) => prepared,
+            FitResult::Again => continue,
+            FitResult::Summarise(text) => {
                 let summary = match &party.summarizer {
                     Some(summarizer) => summarize(Arc::clone(summarizer), text).await?,
                     // Without a summarizer, the turns are dropped.
@@ -66,8 +66,8 @@ pub(crate) async fn fit(
                 fitting.summarised(&summary);
                 continue;
             }
-            Judged::TooLong(prepared) if opening.is_some() => prepared,
-            Judged::TooLong(prepared) => {
+            FitResult::TooLong(prepared) if opening.is_some() => prepared,
+            FitResult::TooLong(prepared) => {
                 let (found, max) = (prepared.prompt.len(), budget.most);
                 let message = format!(
                     "the prompt has {found} tokens, more than the {max} that agent.max_context_tokens and the \
@@ -78,13 +78,13 @@ pub(crate) async fn fit(
         };
         return match opening {
             Some(limit) => open(prepared, limit, budget.most),
-            None => Ok(Fitted { prepared, is_truncated: false }),
+            None => Ok(FittedPrompt { prepared, is_truncated: false }),
         };
     }
 }
 
 /// Truncates the first prompt of an attempt to `limit`, and checks that it has at most `budget` tokens.
-fn open(mut prepared: Box<Prepared>, limit: OpeningLimit, budget: usize) -> Result<Fitted, ApiError> {
+fn open(mut prepared: Box<Prepared>, limit: OpeningLimit, budget: usize) -> Result<FittedPrompt, ApiError> {
     let found = prepared.prompt.len();
     let too_long = |found: usize, max: usize, key: &str| {
         let message = format!(
@@ -94,9 +94,9 @@ fn open(mut prepared: Box<Prepared>, limit: OpeningLimit, budget: usize) -> Resu
     };
     let shortened = limit.truncation.truncate(prepared.prompt.clone(), limit.max_tokens);
     prepared.shorten(shortened.ok_or_else(|| too_long(found, limit.max_tokens, "max_prompt_tokens"))?);
-    let left = prepared.prompt.len();
-    match left > budget {
-        true => Err(too_long(left, budget, "max_context_tokens")),
-        false => Ok(Fitted { prepared, is_truncated: left < found }),
+    let prompt_tokens = prepared.prompt.len();
+    match prompt_tokens > budget {
+        true => Err(too_long(prompt_tokens, budget, "max_context_tokens")),
+        false => Ok(FittedPrompt { prepared, is_truncated: prompt_tokens < found }),
     }
 }

@@ -18,7 +18,7 @@ use levade_text::{Message, Piece, ToolSpec};
 use levade_tree::TreeError;
 
 use crate::api_error::{ApiError, ErrorKind};
-use crate::completion_parser::{ChatParsing, CompletionParser};
+use crate::completion_parser::{ChatParseOptions, CompletionParser};
 use crate::constraints;
 use crate::fit::Summarize;
 use crate::metrics::add;
@@ -66,14 +66,14 @@ struct Choice {
 }
 
 /// One sampled completion, before it is recorded.
-struct Sampled {
+struct SampledCompletion {
     index: usize,
     prompt: Prompt,
     completion: Completion,
     params: SamplingParams,
     parser: CompletionParser,
     /// How the completion is parsed as a message. `None` if it is plain text.
-    parsing: Option<ChatParsing>,
+    parsing: Option<ChatParseOptions>,
     /// Whether the text of the completion is sent only at the end.
     withholds: bool,
     /// Error that ended the completion early.
@@ -108,7 +108,7 @@ pub(crate) async fn start(
     let tools: Arc<[ToolSpec]> = tools.into();
     let question = match &input {
         Input::Messages(messages) if is_counted => {
-            recorder.state().probes.begins(&party.agent, messages, &tools)
+            recorder.state().probes.probe_question(&party.agent, messages, &tools)
         }
         _ => None,
     };
@@ -124,7 +124,7 @@ pub(crate) async fn start(
         return Err(PolicyError::PromptTooLong { prompt: ids.len(), context }.into());
     }
     params.max_tokens = params.max_tokens.min(context - ids.len());
-    let (streams, least_version) = {
+    let (streams, min_version) = {
         let mut state = recorder.state();
         if let (PromptRecording::BeforeSampling, Prompt::Chat(prepared)) =
             (recorder.options.prompt_recording, &mut prompt)
@@ -132,7 +132,7 @@ pub(crate) async fn start(
             state.conversation.give(prepared).map_err(internal)?;
         }
         if is_counted {
-            params.max_tokens = params.max_tokens.min(state.left_tokens).max(1);
+            params.max_tokens = params.max_tokens.min(state.remaining_tokens).max(1);
         }
         let streams: Vec<u64> = (0..n).map(|_| state.streams.admit(&party.agent, &ids)).collect();
         if let Some(fixed) = party.fixed().filter(|_| is_counted) {
@@ -152,7 +152,7 @@ pub(crate) async fn start(
         let request = SampleRequest {
             id: format!("{}/{id}/{index}", recorder.options.name),
             policy: party.policy.clone(),
-            least_version,
+            least_version: min_version,
             seed: recorder.options.seed,
             stream,
             prompt: ids.to_vec(),
@@ -206,23 +206,23 @@ pub(crate) async fn start(
 
 /// Returns the sampling parameters of a call, without the limits of its attempt.
 fn sampling_params(request: &Request, party: &Party, format: &Format) -> SamplingParams {
-    let asked = &request.sampling;
+    let requested = &request.sampling;
     let (mut params, ignores_eos) = match &party.sampling {
         SamplingRule::Fixed(fixed) => {
             let params = SamplingParams {
-                max_tokens: asked.max_tokens.unwrap_or(usize::MAX).min(fixed.max_tokens),
-                top_logprobs: asked.logprobs.unwrap_or(0),
-                stop_strings: asked.stop.clone(),
+                max_tokens: requested.max_tokens.unwrap_or(usize::MAX).min(fixed.max_tokens),
+                top_logprobs: requested.logprobs.unwrap_or(0),
+                stop_strings: requested.stop.clone(),
                 ..fixed.clone()
             };
             (params, false)
         }
-        SamplingRule::Default(defaults) => (asked.over(defaults), asked.ignore_eos),
+        SamplingRule::Default(defaults) => (requested.with_defaults(defaults), requested.ignore_eos),
     };
     if !ignores_eos {
         params.stop_ids = format.chat().stop_ids().to_vec();
     }
-    params.stop_ids.extend(&asked.stop_ids);
+    params.stop_ids.extend(&requested.stop_ids);
     params
 }
 
@@ -292,7 +292,7 @@ impl Generation {
     /// Samples all completions.
     async fn run(self, choices: Vec<Choice>) {
         let metrics = Arc::clone(&self.recorder.options.metrics);
-        let _ending = self.transcript.ending();
+        let _ending = self.transcript.end_guard();
         add(&metrics.running, 1);
         // The completions are sampled concurrently, but recorded in order, so that the record does not
         // depend on which of them ends first.
@@ -320,11 +320,11 @@ impl Generation {
     /// # Errors
     /// Returns an error if another call of the batch is rejected. In that case the completion is not
     /// recorded.
-    async fn sample(&self, choice: Choice) -> Result<Sampled, ApiError> {
+    async fn sample(&self, choice: Choice) -> Result<SampledCompletion, ApiError> {
         let Choice { index, prompt, params, mut stream, call_prefix } = choice;
         let chat = self.format.chat();
         let calls_are_text = self.tool_choice == ToolChoice::None || self.tools.is_empty();
-        let parsing = ChatParsing {
+        let parsing = ChatParseOptions {
             chat: Arc::clone(chat),
             in_thought: prompt.opens_reasoning(),
             tools: Arc::clone(&self.tools),
@@ -361,12 +361,13 @@ impl Generation {
         completion.finish = *ended.as_ref().unwrap_or(&FinishReason::Aborted);
         add(&self.recorder.options.metrics.sampled_tokens, completion.tokens.len() as u64);
         let error = ended.err();
-        Ok(Sampled { index, prompt, completion, params, parser, parsing, withholds, error })
+        Ok(SampledCompletion { index, prompt, completion, params, parser, parsing, withholds, error })
     }
 
     /// Records a completion, including one that failed, and writes its end to the transcript.
-    fn end(&self, sampled: Sampled) -> Result<(), ApiError> {
-        let Sampled { index, prompt, completion, params, parser, parsing, withholds, error } = sampled;
+    fn end(&self, sampled: SampledCompletion) -> Result<(), ApiError> {
+        let SampledCompletion { index, prompt, completion, params, parser, parsing, withholds, error } =
+            sampled;
         let (rest, end) =
             self.record(prompt, completion, &params, (parser, parsing.as_ref()), error.as_ref())?;
         if let Some(error) = error {
@@ -466,7 +467,7 @@ impl Generation {
         prompt: Prompt,
         completion: Completion,
         params: &SamplingParams,
-        (parser, parsing): (CompletionParser, Option<&ChatParsing>),
+        (parser, parsing): (CompletionParser, Option<&ChatParseOptions>),
         error: Option<&ApiError>,
     ) -> Result<(Vec<Piece>, End), ApiError> {
         let (finish, tokens) = (completion.finish, completion.tokens.len());
@@ -493,21 +494,21 @@ impl Generation {
         end.prompt_tokens = prompt_tokens;
         if let Some(segment) = segment {
             if let Some(question) = self.question.clone() {
-                state.probes.replied(&self.party.agent, question, segment);
+                state.probes.record_completion(&self.party.agent, question, segment);
             }
-            state.conversation.told(segment, &end.message);
+            state.conversation.note_received(segment, &end.message);
             // Some clients append the stop string that ended the completion.
             if let Some(stop) = &end.stopped_by {
                 let content = format!("{}{stop}", end.message.content.as_str()).into();
-                state.conversation.told(segment, &Message { content, ..end.message.clone() });
+                state.conversation.note_received(segment, &Message { content, ..end.message.clone() });
             }
         }
         if self.is_counted {
-            state.left_tokens = state.left_tokens.saturating_sub(tokens);
+            state.remaining_tokens = state.remaining_tokens.saturating_sub(tokens);
         }
         if let Some(version) = version {
-            let least = state.versions.entry(self.party.policy.clone()).or_default();
-            *least = version.max(*least);
+            let newest_version = state.versions.entry(self.party.policy.clone()).or_default();
+            *newest_version = version.max(*newest_version);
         }
         state.recorded.calls.push(CallRecord {
             agent: self.party.agent.clone(),
@@ -540,7 +541,7 @@ mod tests {
     fn message_tokens_exclude_reasoning_and_tool_calls() {
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
         let parsing =
-            ChatParsing { chat, in_thought: false, tools: Vec::new().into(), calls_are_text: false };
+            ChatParseOptions { chat, in_thought: false, tools: Vec::new().into(), calls_are_text: false };
         let mut parser = CompletionParser::chat(&parsing, &[], "");
         let reply = format!("<think>Hm.</think>One{CALL}Two");
         let ids: Vec<u32> = reply.bytes().map(u32::from).collect();

@@ -177,10 +177,10 @@ async fn prompt_logprobs_arrive_in_parts() {
     let prompt: Vec<u32> = (1..=8).collect();
     let known: Vec<f32> = (1..8).map(|index| -(index as f32)).collect();
     for parts in [vec![7], vec![3, 4], vec![1, 1, 5]] {
-        let mut left = known.clone();
+        let mut remaining = known.clone();
         let mut events: Events = Vec::new();
         for part in parts.clone() {
-            let logprobs = left.drain(..part).collect();
+            let logprobs = remaining.drain(..part).collect();
             events.push(Ok(SampleEvent::Prompt { logprobs, top: Vec::new() }));
         }
         events.extend(completion("So.", FinishReason::StopId));
@@ -282,9 +282,9 @@ async fn tokens_of_reasoning_are_counted() {
     let (end, _) = Attempt::of(text, FinishReason::StopId).call(question()).await;
     assert_eq!(end.tokens, text.len() + 1);
     assert_eq!(end.message.reasoning_content.as_deref(), Some("Hm, so be it."));
-    assert!((8..=28).contains(&end.thought_tokens), "{}", end.thought_tokens);
+    assert!((8..=28).contains(&end.reasoning_tokens), "{}", end.reasoning_tokens);
     let (end, _) = Attempt::of("So.", FinishReason::StopId).call(question()).await;
-    assert_eq!((end.thought_tokens, end.message.reasoning_content), (0, None));
+    assert_eq!((end.reasoning_tokens, end.message.reasoning_content), (0, None));
 }
 
 #[tokio::test]

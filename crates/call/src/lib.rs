@@ -82,6 +82,6 @@ pub use metrics::{CallMetrics, Histogram};
 pub use options::{Batch, BatchOutcome, CallOptions};
 pub use party::{Backend, Party, PartyLimits, SamplingRule, Summarizer, TokenBackend};
 pub use probes::probe_agent;
-pub use recorder::{CallRecord, PromptRecording, Recorded, Recorder, RecorderOptions, ToolCallIds};
+pub use recorder::{CallRecord, PromptRecording, Recorder, RecorderOptions, Recording, ToolCallIds};
 pub use request::{Constraint, Input, OpeningLimit, Request, SamplingOptions, ToolChoice, Truncation};
-pub use transcript::{End, Ending, Event, Head, MessageTokens, Reader, Token, Transcript, parts_of};
+pub use transcript::{End, EndGuard, Event, Head, MessageTokens, Reader, Token, Transcript, parts_of};

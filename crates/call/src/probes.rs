@@ -44,7 +44,12 @@ pub(crate) struct Probes {
 
 impl Probes {
     /// Records a call that starts. Returns its question if the call may be a probe.
-    pub(crate) fn begins(&mut self, agent: &str, messages: &[Message], tools: &[ToolSpec]) -> Option<String> {
+    pub(crate) fn probe_question(
+        &mut self,
+        agent: &str,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Option<String> {
         let mut questions = messages.iter().filter(|message| message.role == Role::User);
         if !tools.is_empty() {
             self.with_tools.insert(agent.to_owned());
@@ -64,12 +69,12 @@ impl Probes {
     }
 
     /// Records the completion of a call that may be a probe.
-    pub(crate) fn replied(&mut self, agent: &str, question: String, segment: SegmentId) {
+    pub(crate) fn record_completion(&mut self, agent: &str, question: String, segment: SegmentId) {
         self.candidates.push(Candidate { agent: agent.to_owned(), question, segment, belongs: false });
     }
 
     /// Assigns the segments of probes to separate agents. Returns the turns of the probes.
-    pub(crate) fn set_apart(self, trajectory: &mut Trajectory) -> Vec<u32> {
+    pub(crate) fn separate(self, trajectory: &mut Trajectory) -> Vec<u32> {
         let continued: BTreeSet<SegmentId> =
             trajectory.segments().iter().filter_map(|segment| segment.parent).collect();
         let mut turns = Vec::new();
@@ -104,10 +109,10 @@ mod tests {
             (vec![user(" \n")], None),
             (Vec::new(), None),
         ] {
-            assert_eq!(probes.begins("a", &messages, &[]), want, "{messages:?}");
+            assert_eq!(probes.probe_question("a", &messages, &[]), want, "{messages:?}");
         }
-        assert_eq!(probes.begins("a", &[user("hello")], &[tool]), None);
-        assert_eq!(probes.begins("a", &[user("hello")], &[]), None);
-        assert_eq!(probes.begins("b", &[user("hello")], &[]), hello());
+        assert_eq!(probes.probe_question("a", &[user("hello")], &[tool]), None);
+        assert_eq!(probes.probe_question("a", &[user("hello")], &[]), None);
+        assert_eq!(probes.probe_question("b", &[user("hello")], &[]), hello());
     }
 }

@@ -7,7 +7,7 @@ use levade_text::{Message, ToolSpec};
 
 use crate::api_error::ApiError;
 use crate::blocking::blocking;
-use crate::fit::{Fitted, Summarize, fit};
+use crate::fit::{FittedPrompt, Summarize, fit};
 use crate::metrics::{CallMetrics, add};
 use crate::party::{Party, TokenBackend};
 use crate::recorder::Recorder;
@@ -55,7 +55,8 @@ pub(crate) async fn prompt(
     let ids: Arc<[u32]> = match input {
         Input::Messages(messages) => {
             check_messages(&messages)?;
-            let Fitted { prepared, is_truncated } = fit(recorder, party, &messages, tools, rules).await?;
+            let FittedPrompt { prepared, is_truncated } =
+                fit(recorder, party, &messages, tools, rules).await?;
             return Ok((Prompt::Chat(prepared), is_truncated));
         }
         Input::Tokens(ids) => ids.into(),

@@ -90,7 +90,7 @@ pub struct CallRecord {
 
 /// Everything that a recorder has recorded.
 #[derive(Debug, Default)]
-pub struct Recorded {
+pub struct Recording {
     /// All tokens of prompts and completions, except for calls of chat APIs.
     pub trajectory: Trajectory,
     /// Turns at which the chat template renders recorded history differently.
@@ -106,7 +106,7 @@ pub struct Recorded {
     /// Number of times that the recipe overrode a client's sampling option, by option.
     pub overridden: BTreeMap<String, u32>,
     /// Number of rejected calls by kind.
-    pub refused: BTreeMap<String, u32>,
+    pub rejected: BTreeMap<String, u32>,
 }
 
 /// Recorder of one attempt. Calls of all its parties pass through it.
@@ -126,11 +126,11 @@ pub struct Recorder {
 pub(crate) struct State {
     pub conversation: Conversation,
     pub streams: CallStreams,
-    pub left_calls: u32,
-    pub left_tokens: usize,
+    pub remaining_calls: u32,
+    pub remaining_tokens: usize,
     /// Newest weight version of each policy so far. No later call samples with an older version.
     pub versions: HashMap<String, u64>,
-    pub recorded: Recorded,
+    pub recorded: Recording,
     /// Histories of calls of chat APIs.
     pub histories: Histories,
     /// Calls that may be probes.
@@ -143,10 +143,10 @@ impl Recorder {
         let state = State {
             conversation: Conversation::new(),
             streams: CallStreams::new(options.stream),
-            left_calls: options.max_calls,
-            left_tokens: options.max_tokens,
+            remaining_calls: options.max_calls,
+            remaining_tokens: options.max_tokens,
             versions: HashMap::new(),
-            recorded: Recorded::default(),
+            recorded: Recording::default(),
             histories: Histories::default(),
             probes: Probes::default(),
         };
@@ -190,17 +190,17 @@ impl Recorder {
         let mut state = self.state();
         self.check_open()?;
         if is_counted {
-            if state.left_calls == 0 {
+            if state.remaining_calls == 0 {
                 let max = self.options.max_calls;
                 let message = format!("this attempt has made its {max} calls (agent.max_turns)");
                 return Err(ApiError::new(ErrorKind::Limit, message));
             }
-            if state.left_tokens == 0 {
+            if state.remaining_tokens == 0 {
                 let max = self.options.max_tokens;
                 let message = format!("this attempt has sampled its {max} tokens (agent.max_tokens)");
                 return Err(ApiError::new(ErrorKind::Limit, message));
             }
-            state.left_calls -= 1;
+            state.remaining_calls -= 1;
         }
         self.running.send_modify(|running| *running += 1);
         Ok(CallGuard(Arc::clone(self)))
@@ -252,7 +252,7 @@ impl Recorder {
 
     /// Counts a rejected call.
     pub fn count_rejection(&self, error: &ApiError) {
-        *self.state().recorded.refused.entry(error.kind.name().to_owned()).or_default() += 1;
+        *self.state().recorded.rejected.entry(error.kind.name().to_owned()).or_default() += 1;
     }
 
     /// Returns the number of calls that have ended.
@@ -266,13 +266,13 @@ impl Recorder {
     }
 
     /// Returns the number of calls that the limit still allows.
-    pub fn left_calls(&self) -> u32 {
-        self.state().left_calls
+    pub fn remaining_calls(&self) -> u32 {
+        self.state().remaining_calls
     }
 
     /// Returns the number of tokens that the limit still allows.
-    pub fn left_tokens(&self) -> usize {
-        self.state().left_tokens
+    pub fn remaining_tokens(&self) -> usize {
+        self.state().remaining_tokens
     }
 
     /// Returns whether an ended call is recorded under this turn.
@@ -291,7 +291,7 @@ impl Recorder {
 
     /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted and
     /// recorded with the tokens sampled so far. A call that does not end within `timeout` is not recorded.
-    pub async fn close(self: &Arc<Self>, timeout: Duration) -> Recorded {
+    pub async fn close(self: &Arc<Self>, timeout: Duration) -> Recording {
         {
             // The lock ensures that no call is admitted afterwards.
             let _state = self.state();
@@ -320,7 +320,7 @@ impl Recorder {
         });
         recorded.counts = conversation.counts().clone();
         recorded.trajectory = conversation.into_trajectory();
-        let probes = probes.set_apart(&mut recorded.trajectory);
+        let probes = probes.separate(&mut recorded.trajectory);
         for call in &mut recorded.calls {
             call.probe = call.turn.is_some_and(|turn| probes.contains(&turn));
         }
@@ -368,10 +368,10 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(60)).await;
             drop(reader);
         };
-        let begun = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         let abandoned = async {
             recorder.abandoned(&transcript).await;
-            begun.elapsed()
+            started.elapsed()
         };
         let (elapsed, ()) = tokio::join!(abandoned, clients);
         assert_eq!(elapsed, Duration::from_secs(60 + 9 + 60 + 10));
@@ -392,7 +392,7 @@ mod tests {
     async fn close_waits_for_calls_until_timeout() {
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let guards = [recorder.admit(true).unwrap(), recorder.admit(false).unwrap()];
-        let begun = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         let end = async {
             for guard in guards {
                 tokio::time::sleep(Duration::from_secs(5)).await;
@@ -400,11 +400,11 @@ mod tests {
             }
         };
         tokio::join!(recorder.close(Duration::from_secs(60)), end);
-        assert_eq!(begun.elapsed(), Duration::from_secs(10));
+        assert_eq!(started.elapsed(), Duration::from_secs(10));
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let guard = recorder.admit(true).unwrap();
         recorder.close(Duration::from_secs(60)).await;
-        assert_eq!(begun.elapsed(), Duration::from_secs(70));
+        assert_eq!(started.elapsed(), Duration::from_secs(70));
         drop(guard);
     }
 }

@@ -33,7 +33,7 @@ struct Relay {
     /// Whether the call counts toward the limits of the attempt. Summaries do not.
     is_counted: bool,
     /// Held until the call has ended.
-    _held: (CallGuard, CallOptions),
+    _guards: (CallGuard, CallOptions),
 }
 
 /// Starts a call of a chat API, and waits for the first part of its completion.
@@ -99,7 +99,7 @@ pub(crate) async fn start(
         timeout,
         started,
         is_counted,
-        _held: (guard, options),
+        _guards: (guard, options),
     };
     tokio::spawn(relay.run(first, deltas));
     Ok(reader)
@@ -120,12 +120,12 @@ fn interrupted(party: &Party) -> ApiError {
 impl Relay {
     /// Writes the completion to the transcript as it arrives, and records it.
     async fn run(mut self, first: ChatDelta, mut deltas: UnboundedReceiver<Result<ChatDelta, ApiError>>) {
-        let (recorder, _ending) = (Arc::clone(&self.recorder), self.transcript.ending());
+        let (recorder, _ending) = (Arc::clone(&self.recorder), self.transcript.end_guard());
         let metrics = &recorder.options.metrics;
         add(&metrics.running, 1);
         metrics.first_token.observe(self.started.elapsed());
-        let left = self.timeout.saturating_sub(self.started.elapsed());
-        let ended = awake::within(left, self.follow(first, &mut deltas)).await;
+        let remaining = self.timeout.saturating_sub(self.started.elapsed());
+        let ended = awake::within(remaining, self.follow(first, &mut deltas)).await;
         drop(deltas);
         let ended = ended.unwrap_or_else(|| Err(late(&self.party)));
         metrics.running.fetch_sub(1, Ordering::Relaxed);
@@ -158,7 +158,7 @@ impl Relay {
             stopped_by: None,
             prompt_tokens,
             tokens,
-            thought_tokens: reasoning_tokens,
+            reasoning_tokens,
         };
         self.transcript.push(Event::Ended { choice: 0, end: Box::new(end) });
         self.transcript.push(Event::Done);

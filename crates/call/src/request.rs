@@ -85,7 +85,7 @@ pub struct SamplingOptions {
 
 impl SamplingOptions {
     /// Returns the sampling parameters, with `defaults` for values that the client does not set.
-    pub fn over(&self, defaults: &SamplingParams) -> SamplingParams {
+    pub fn with_defaults(&self, defaults: &SamplingParams) -> SamplingParams {
         SamplingParams {
             max_tokens: self.max_tokens.unwrap_or(defaults.max_tokens),
             temperature: self.temperature.unwrap_or(defaults.temperature),
@@ -109,18 +109,19 @@ impl SamplingOptions {
     /// Returns the names of options that differ from the recipe's `fixed` parameters and would change the
     /// sampling distribution.
     pub fn overridden_by(&self, fixed: &SamplingParams) -> Vec<&'static str> {
-        let differs = |asked: Option<f32>, fixed: f32| asked.is_some_and(|asked| asked != fixed);
-        let bias = self.logit_bias.as_ref().is_some_and(|asked| *asked != fixed.logit_bias);
+        let differs =
+            |requested: Option<f32>, fixed: f32| requested.is_some_and(|requested| requested != fixed);
+        let bias = self.logit_bias.as_ref().is_some_and(|requested| *requested != fixed.logit_bias);
         [
             ("temperature", differs(self.temperature, fixed.temperature)),
             ("top_p", differs(self.top_p, fixed.top_p)),
-            ("top_k", self.top_k.is_some_and(|asked| asked != fixed.top_k)),
+            ("top_k", self.top_k.is_some_and(|requested| requested != fixed.top_k)),
             ("min_p", differs(self.min_p, fixed.min_p)),
             ("repetition_penalty", differs(self.repetition_penalty, fixed.repetition_penalty)),
             ("presence_penalty", differs(self.presence_penalty, fixed.presence_penalty)),
             ("frequency_penalty", differs(self.frequency_penalty, fixed.frequency_penalty)),
             ("logit_bias", bias),
-            ("min_tokens", self.min_tokens.is_some_and(|asked| asked != fixed.min_tokens)),
+            ("min_tokens", self.min_tokens.is_some_and(|requested| requested != fixed.min_tokens)),
             ("ignore_eos", self.ignore_eos),
             ("seed", self.seed.is_some()),
         ]

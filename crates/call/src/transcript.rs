@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use levade_conversation::{Origin, Reply};
+use levade_conversation::{Origin, RecordedCompletion};
 use levade_policy::{FinishReason, TopLogprobs};
 use levade_text::{Message, Piece};
 use tokio::sync::watch;
@@ -38,7 +38,7 @@ pub struct End {
     pub text: String,
     /// The recorded completion of a chat. `None` for prompts of token ids, for chat APIs, and for an aborted
     /// completion without tokens.
-    pub reply: Option<Reply>,
+    pub reply: Option<RecordedCompletion>,
     /// Reason for the end of the completion.
     pub finish: FinishReason,
     /// Whether the completion calls tools.
@@ -50,7 +50,7 @@ pub struct End {
     /// Number of completion tokens.
     pub tokens: usize,
     /// Number of completion tokens within reasoning.
-    pub thought_tokens: usize,
+    pub reasoning_tokens: usize,
 }
 
 /// Event of a call. Events are stored in the order in which they occur.
@@ -181,9 +181,9 @@ struct Readers {
 
 /// Guard that ends a transcript when it is dropped, unless the transcript has ended. If the task that
 /// writes the transcript panics, readers therefore do not wait forever.
-pub struct Ending(Arc<Transcript>);
+pub struct EndGuard(Arc<Transcript>);
 
-impl Drop for Ending {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         let has_ended = {
             let events = self.0.events();
@@ -198,8 +198,8 @@ impl Drop for Ending {
 
 impl Transcript {
     /// Returns a guard for the writer, which it drops after the last event.
-    pub fn ending(self: &Arc<Self>) -> Ending {
-        Ending(Arc::clone(self))
+    pub fn end_guard(self: &Arc<Self>) -> EndGuard {
+        EndGuard(Arc::clone(self))
     }
 
     fn events(&self) -> MutexGuard<'_, Vec<Arc<Event>>> {
@@ -403,19 +403,19 @@ mod tests {
     async fn panicking_writer_fails_transcript_for_readers() {
         let transcript = transcript();
         let mut reader = transcript.read();
-        let ending = transcript.ending();
+        let guard = transcript.end_guard();
         transcript.push(delta(1));
-        let died = tokio::spawn(async move {
-            let _ending = ending;
+        let panicked = tokio::spawn(async move {
+            let _ending = guard;
             panic!("a bug");
         });
-        assert!(died.await.is_err());
+        assert!(panicked.await.is_err());
         reader.next().await.unwrap();
         assert!(
             matches!(&*reader.next().await.unwrap(), Event::Failed(fault) if fault.kind == ErrorKind::Internal)
         );
         assert!(reader.next().await.is_none() && transcript.is_broken());
-        drop(transcript.ending());
+        drop(transcript.end_guard());
         assert!(reader.ready().is_none(), "it has an end already");
     }
 

@@ -99,7 +99,7 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
         ..Player::new(DEFAULT, sampler, keys.format(chat), context)
     };
     let agent = Agent { when: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
-    let program = programs::Started::start(host.supervisor().clone()).await?.program(&keys, false);
+    let program = programs::ProgramGateway::start(host.supervisor().clone()).await?.program(&keys, false);
     let params = SamplingParams { temperature: args.temperature, ..SamplingParams::default() };
     params.validate()?;
     let name = format!("by-hand-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis());

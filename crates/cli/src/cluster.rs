@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use levade_cluster::{Environment, Left, Part, find_package, join};
+use levade_cluster::{Environment, JoinOutcome, Part, find_package, join};
 
 use crate::failure::INTERRUPTED;
 use crate::host;
@@ -107,11 +107,11 @@ fn take_part(args: Join) -> anyhow::Result<ExitCode> {
     let left =
         crate::runtime()?.block_on(async { join(&part, &host, Requests::listen()?.stream()).await })?;
     match left {
-        Left::Over => Ok(ExitCode::SUCCESS),
-        Left::Replaced => {
+        JoinOutcome::Finished => Ok(ExitCode::SUCCESS),
+        JoinOutcome::Replaced => {
             eprintln!("another process has taken the part of machine {}; this one ends", part.node);
             Ok(ExitCode::SUCCESS)
         }
-        Left::Stopped => Ok(ExitCode::from(INTERRUPTED)),
+        JoinOutcome::Stopped => Ok(ExitCode::from(INTERRUPTED)),
     }
 }

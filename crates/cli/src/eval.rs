@@ -172,7 +172,7 @@ async fn measure(
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     let begun = trained_by.as_ref().map(RunDir::begun).transpose()?;
     warn_of_trained(&tasks, &recipe.model.source).await;
-    let others = external::others(recipe)?;
+    let external_apis = external::external_apis(recipe)?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host)?;
     if needs_adapter && found.adapter.is_none() {
         let source = &recipe.model.source;
@@ -188,7 +188,7 @@ async fn measure(
         first.get_or_insert_with(|| Arc::clone(&chat));
         // All agents use the measured model, except those whose policy is an external API.
         let policy = recipe.policy_of(keys).unwrap_or_default();
-        let answers = match others.get(&policy) {
+        let answers = match external_apis.get(&policy) {
             Some(other) => Answers::Api(Arc::clone(other)),
             None => Answers::Policy(Arc::clone(&chat)),
         };
@@ -203,14 +203,15 @@ async fn measure(
         running,
         recipe.engine.precision,
     );
-    let options = model::within_memory(&files.config, options, recipe.engine.memory_mb);
+    let options = model::with_memory_limit(&files.config, options, recipe.engine.memory_mb);
     let first = first.ok_or_else(|| unusable("the recipe has no agent"))?;
     let engine = model::start_sampling(&found, &options, Some(&first), &host).await?;
     let context = engine.context();
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     programs::put_in(recipe, &mut agents, &environments, &host).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
-    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments, &host)?);
+    let scorers =
+        Scorers::new(&recipe.reward, scorers::custom_scorers(&recipe.reward, &environments, &host)?);
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,

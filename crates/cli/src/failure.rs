@@ -115,7 +115,7 @@ mod tests {
         let is = |error: anyhow::Error| is_users(&error);
         assert!(is(unusable("no")));
         assert!(is(TextError::NoTemplate.into()));
-        assert!(is(TrainerError::NothingHeldOut.into()));
+        assert!(is(TrainerError::NoHeldOutTasks.into()));
         assert!(is(PolicyError::Invalid("temperature = -1".into()).into()));
         assert!(!is(PolicyError::Stopped("the engine".into()).into()));
         assert!(!is(TrainerError::AllFailed { count: 3, first: "gone".into() }.into()));

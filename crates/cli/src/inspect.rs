@@ -8,9 +8,11 @@ use levade_call::ExternalCall;
 use levade_model::TokenizerSource;
 use levade_run::dir::RunDir;
 use levade_run::model;
-use levade_store::{Attempt, Earned, Earner, PerToken, PlannedPath, Store};
+use levade_store::{Attempt, CreditTarget, Earned, PerToken, PlannedPath, Store};
 use levade_text::Tokenizer;
-use levade_tree::{AttemptId, Component, ContextCut, Drift, Kind, Placement, Purpose, Segment, SegmentId};
+use levade_tree::{
+    AttemptId, Component, ContextTruncation, Drift, Kind, Placement, Purpose, Segment, SegmentId,
+};
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
@@ -262,7 +264,7 @@ fn shown(
             "{name:10} before turn {turn} the template prints {printed:?} where the record has {recorded:?}"
         );
     }
-    for ContextCut { turn, agent, why } in &attempt.outcome.cuts {
+    for ContextTruncation { turn, agent, why } in &attempt.outcome.cuts {
         let _ = writeln!(text, "{:10} turn {turn} of {agent}: {why}", "cut");
     }
     if let Some(program) = attempt.outcome.evidence.get("program") {
@@ -361,11 +363,11 @@ fn components(components: &[Component]) -> String {
     format!(", of {}", components.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
-fn earner(by: &Earner) -> String {
+fn earner(by: &CreditTarget) -> String {
     match by {
-        Earner::Segment(SegmentId(segment)) => format!("segment {segment}"),
-        Earner::Turn(turn) => format!("turn {turn}"),
-        Earner::Agent(agent) => agent.clone(),
+        CreditTarget::Segment(SegmentId(segment)) => format!("segment {segment}"),
+        CreditTarget::Turn(turn) => format!("turn {turn}"),
+        CreditTarget::Agent(agent) => agent.clone(),
     }
 }
 
@@ -453,8 +455,11 @@ mod tests {
     #[test]
     fn components_show_weights_and_targets() {
         let right = Component { weight: Some(0.75), ..Component::new("right", 1.0) };
-        let step =
-            Component { weight: Some(0.5), on: Some(Earner::Turn(0)), ..Component::new("judge.step", -0.5) };
+        let step = Component {
+            weight: Some(0.5),
+            on: Some(CreditTarget::Turn(0)),
+            ..Component::new("judge.step", -0.5)
+        };
         let all = [right.clone(), step, Component::new("judge.length", 9.0)];
         assert_eq!(components(&all), ", of right 1 × 0.75, judge.step -0.5 × 0.5 for turn 0, judge.length 9");
         // A single component with weight 1 is the score and is not repeated.
@@ -481,13 +486,13 @@ mod tests {
             number: 1,
             task: serde_json::json!({"id": "t", "template": null}),
             outcome: Outcome {
-                cuts: vec![ContextCut { turn: 1, agent: "default".into(), why: "it was long".into() }],
+                cuts: vec![ContextTruncation { turn: 1, agent: "default".into(), why: "it was long".into() }],
                 drift: vec![Drift { turn: 1, recorded: "<think>".into(), printed: "4".into(), forked: true }],
                 ..Outcome::demonstrated("4")
             },
             score: Some(1.0),
             reward: Some(0.5),
-            earned: vec![Earned { by: Earner::Turn(0), reward: -0.5 }],
+            earned: vec![Earned { by: CreditTarget::Turn(0), reward: -0.5 }],
             status: Status::Completed,
             trajectory,
         };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use levade_launch::{
-    Ended, Job, K8sOptions, Launch, Launcher, RayOptions, SlurmOptions, SshOptions, Watcher,
+    Job, K8sOptions, Launch, LaunchOutcome, Launcher, RayOptions, SlurmOptions, SshOptions, Watcher,
 };
 use levade_recipe::Override;
 
@@ -186,11 +186,11 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         launch.run(args.detach, Watcher { host: host::host()?, log, stops }).await
     })?;
     match ended {
-        Ended::Code(code) => {
+        LaunchOutcome::Code(code) => {
             screen::say(&format!("logs   {}", screen::path(&folder)));
             Ok(ExitCode::from(code))
         }
-        Ended::Detached { watch, end } => {
+        LaunchOutcome::Detached { watch, end } => {
             screen::say(&format!("it goes on\nwatch it  {watch}\nend it    {end}"));
             Ok(ExitCode::SUCCESS)
         }

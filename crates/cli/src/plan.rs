@@ -10,7 +10,7 @@ use levade_plan::memory::{Bytes, gib};
 use levade_plan::{Device, Learner, Shape, fleet, memory, time};
 use levade_recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys};
 use levade_run::model;
-use levade_run::policies::{EnginePlan, Planned};
+use levade_run::policies::{EnginePlan, PlannedModels};
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
@@ -107,7 +107,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         }
         None => {
             let files = ModelFiles::open(&model::get(&recipe.model.source, &host::host()?)?)?;
-            (Shape::of(&files.config), Some(files))
+            (Shape::new(&files.config), Some(files))
         }
     };
     let device = args.device.as_deref().map(Device::named).transpose().map_err(unusable)?;
@@ -217,7 +217,9 @@ fn of_learner(
             screen::say("the embedded engine learns: its plan needs the model itself, leave out --config");
             return Ok(none);
         }
-        for EnginePlan { what, plan, .. } in Planned::open(recipe, &host::host()?)?.plans(recipe, None)? {
+        for EnginePlan { what, plan, .. } in
+            PlannedModels::open(recipe, &host::host()?)?.plans(recipe, None)?
+        {
             let what = if what.is_empty() { "this machine" } else { what };
             screen::say(&format!("{} {what}: {plan}", style.bold("engine ")));
         }
@@ -225,7 +227,7 @@ fn of_learner(
     };
     memory::check_split(keys, shape).map_err(unusable)?;
     let processes = keys.of_node().saturating_mul(keys.nodes);
-    let plan = Learner::of(recipe, keys).plan(shape);
+    let plan = Learner::new(recipe, keys).plan(shape);
     let total = memory::total(&plan);
     screen::say(&format!(
         "{} {processes} processes of PyTorch, each {} GiB",
@@ -367,8 +369,8 @@ fn of_fleets(
     });
     let (index, keys) =
         keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
-    let apart = recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Apart;
-    let least = if apart { 2 } else { 1 };
+    let disaggregated = recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Apart;
+    let least = if disaggregated { 2 } else { 1 };
     if let Some(devices) = args.fleet.iter().find(|devices| !(least..=MOST_DEVICES).contains(*devices)) {
         return Err(unusable(format!("--fleet {devices}: give {least} to {MOST_DEVICES} devices")));
     }
@@ -381,7 +383,7 @@ fn of_fleets(
     }
     let fleet = fleet::Fleet {
         samplers: 1,
-        learners: usize::from(apart),
+        learners: usize::from(disaggregated),
         // The fleet counts devices, so the rows of a server are divided by its devices.
         rows: servers.running.div_ceil(servers.tensor.into()).max(1) as usize,
         groups: keys.groups,
@@ -395,9 +397,9 @@ fn of_fleets(
         learnt: args.learnt,
         service,
     };
-    let sizes = fleet::Sizes { devices: &args.fleet, fleet, apart };
-    let replies = sizes.replies();
-    if replies > fleet::MOST_REPLIES {
+    let sizes = fleet::Sizes { devices: &args.fleet, fleet, disaggregated };
+    let num_completions = sizes.num_completions();
+    if num_completions > fleet::MAX_COMPLETIONS {
         let turns = if args.turns.is_some() { "--turns" } else { "`agent.max_turns`" };
         let key = |name: &str| format!("`phase.{index}.{name}`");
         let counts = [
@@ -409,9 +411,9 @@ fn of_fleets(
         let largest = counts.into_iter().max_by_key(|(_, value)| *value);
         let (name, value) = largest.unwrap_or_default();
         return Err(unusable(format!(
-            "--fleet would simulate {replies} replies of the largest fleet, more than {}: lower {name}, which is {value}, or \
+            "--fleet would simulate {num_completions} replies of the largest fleet, more than {}: lower {name}, which is {value}, or \
              give fleets of which none is so much larger than the smallest",
-            fleet::MOST_REPLIES
+            fleet::MAX_COMPLETIONS
         )));
     }
     fleets::print(&sizes);

@@ -42,7 +42,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         screen::say(&path.display().to_string());
         return Ok(ExitCode::SUCCESS);
     }
-    let model::Found { files, path, .. } = model::open_at(path, args.base.as_deref(), &host)?;
+    let model::ResolvedModel { files, path, .. } = model::open_at(path, args.base.as_deref(), &host)?;
     eprintln!("{}", model::describe(&files));
     let tokenizer = if files.tokenizer.is_some() { "with its tokenizer" } else { "without a tokenizer" };
     let template =

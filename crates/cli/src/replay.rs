@@ -7,8 +7,8 @@ use levade_agent::environments::Environments;
 use levade_policy::awake::Clock;
 use levade_run::dir::RunDir;
 use levade_run::numerics;
-use levade_run::policies::{self, Started};
-use levade_trainer::{Compared, RunFolder, replay};
+use levade_run::policies::{self, StartedPolicies};
+use levade_trainer::{ReplayComparison, RunFolder, replay};
 
 use crate::host;
 use crate::screen::{self, Style};
@@ -48,13 +48,13 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     trained.cluster.samplers = None;
     trained.cluster.placement = levade_recipe::Placement::Apart;
     let host = host::host()?;
-    let Started { policies, fingerprint, .. } =
+    let StartedPolicies { policies, fingerprint, .. } =
         policies::start(&trained, begun, &Environments::default(), &host, &mut Vec::new()).await?;
     numerics::compare(&args.run, &fingerprint, &host);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());
     let style = Style::stdout();
-    let mut compared = |Compared { checkpoint, step, differs }: Compared| match differs {
+    let mut compared = |ReplayComparison { checkpoint, step, differs }: ReplayComparison| match differs {
         None => {
             same += 1;
             screen::say(&format!("step {step:>5}  {} {}", style.green("same"), screen::path(&checkpoint)));

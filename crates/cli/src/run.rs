@@ -36,7 +36,7 @@ pub fn is_best(text: &str) -> bool {
 pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
     let path = Path::new(text);
     if let Some(best) = best(path) {
-        let run = RunDir::of_checkpoint(&best);
+        let run = RunDir::find_for_checkpoint(&best);
         return Ok((best.to_string_lossy().into_owned(), run));
     }
     match RunDir::find(path) {
@@ -50,7 +50,7 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
         None if path.starts_with(RUNS) && !path.exists() => Err(unusable(format!(
             "{text} does not exist; give the folder of a run, as `levade train` printed it, or a model"
         ))),
-        None => Ok((text.to_owned(), RunDir::of_checkpoint(path))),
+        None => Ok((text.to_owned(), RunDir::find_for_checkpoint(path))),
     }
 }
 
@@ -130,7 +130,7 @@ pub fn trained_by(text: &str) -> anyhow::Result<Option<RunDir>> {
 mod tests {
     use std::fs;
 
-    use levade_run::dir::{CHECKPOINTS, RECIPE, RECORD};
+    use levade_run::dir::{CHECKPOINTS, RECIPE, STORE_FILE};
 
     use super::*;
 
@@ -139,7 +139,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         assert_eq!(RunDir::find(root), None);
-        for file in [RECIPE, RECORD] {
+        for file in [RECIPE, STORE_FILE] {
             fs::write(root.join(file), "").unwrap();
         }
         let text = root.to_str().unwrap();
@@ -176,7 +176,7 @@ mod tests {
             );
             fs::write(root.join(RECIPE), text).unwrap();
         };
-        fs::write(root.join(RECORD), "").unwrap();
+        fs::write(root.join(STORE_FILE), "").unwrap();
         let checkpoint = root.join(CHECKPOINTS).join("step-000004");
         let second = checkpoint.join(POLICIES).join("b");
         fs::create_dir_all(&second).unwrap();

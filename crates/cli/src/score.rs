@@ -9,7 +9,7 @@ use levade_recipe::{Override, Recipe, TaskSource};
 use levade_run::scorers;
 use levade_store::Attempt;
 use levade_tasks::{FileOptions, FileRow, QuestionKey, Task};
-use levade_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
+use levade_trainer::{Interval, ScoredCompletions, Scorers, Tasks, score_completions};
 use serde_json::{Value, json};
 
 use crate::failure::unusable;
@@ -62,7 +62,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         return Err(unusable(format!("--out {} is the file of replies; name another file", out.display())));
     }
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
-    let ScoredReplies { attempts, success, score } =
+    let ScoredCompletions { attempts, success, score } =
         crate::runtime()?.block_on(score_file(&args, &recipe))?;
     if let Some(out) = &mut out {
         attempts.iter().try_for_each(|attempt| out.write(&attempt_line(source(attempt), attempt)))?;
@@ -112,7 +112,7 @@ fn source(attempt: &Attempt) -> &str {
     attempt.task["source"].as_str().unwrap_or_default()
 }
 
-async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplies> {
+async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredCompletions> {
     let host = host::host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
     let known = known_tasks(recipe, &environments).await;
@@ -141,8 +141,9 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplie
         };
         replies.push((task, reply));
     }
-    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments, &host)?);
-    Ok(score_replies(&scorers, replies, recipe.engine.sequences()).await?)
+    let scorers =
+        Scorers::new(&recipe.reward, scorers::custom_scorers(&recipe.reward, &environments, &host)?);
+    Ok(score_completions(&scorers, replies, recipe.engine.sequences()).await?)
 }
 
 /// Ids of tasks that rows define themselves. Rows with the same task share an id and form a group.

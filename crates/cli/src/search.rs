@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use levade_run::encoder::{self, Prefixes};
 use levade_search::{
-    Analyzer, DenseModel, HttpOptions, Index, MOST_RESULTS, Mode, Progress, Searcher, build, serve,
+    Analyzer, DenseModel, HttpOptions, Index, MAX_RESULTS, Mode, Progress, Searcher, build, serve,
 };
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -149,10 +149,10 @@ fn analyzer(text: &str) -> Result<Analyzer, String> {
     }
 }
 
-/// Parses the number of passages for a query, from 1 to [`MOST_RESULTS`].
+/// Parses the number of passages for a query, from 1 to [`MAX_RESULTS`].
 fn passages(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| (1..=MOST_RESULTS).contains(count));
-    count.ok_or_else(|| format!("{text:?} is not a whole number from 1 to {MOST_RESULTS}"))
+    let count = text.parse().ok().filter(|count| (1..=MAX_RESULTS).contains(count));
+    count.ok_or_else(|| format!("{text:?} is not a whole number from 1 to {MAX_RESULTS}"))
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {

@@ -6,7 +6,7 @@ use std::path::Path;
 use levade_agent::environments::Environments;
 use levade_policy::awake::Clock;
 use levade_run::dir::RunDir;
-use levade_run::policies::{self, Started};
+use levade_run::policies::{self, StartedPolicies};
 use levade_store::Attempt;
 use levade_text::Tokenizer;
 use levade_trainer::{PolicyTerms, TokenTerm, terms};
@@ -41,7 +41,7 @@ pub async fn shown(
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
     let host = host::host()?;
-    let Started { policies, .. } =
+    let StartedPolicies { policies, .. } =
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new()).await?;
     let mut watch = Watch::new(Clock::default());
     let phase = attempt.placement.phase;

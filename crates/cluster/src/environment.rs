@@ -91,20 +91,20 @@ async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Returns an error if no package is found.
-pub fn find_package(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let is_it = |folder: &PathBuf| folder.join("pyproject.toml").is_file();
-    let found = match given {
-        Some(folder) => Some(folder.to_owned()).filter(is_it),
+pub fn find_package(explicit: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let is_it = |dir: &PathBuf| dir.join("pyproject.toml").is_file();
+    let found = match explicit {
+        Some(dir) => Some(dir.to_owned()).filter(is_it),
         None => {
             let built = std::env::current_exe().ok();
             let above = built.iter().flat_map(|file| file.ancestors().skip(1)).map(Path::to_owned);
-            std::iter::once(PathBuf::new()).chain(above).map(|folder| folder.join(PACKAGE)).find(is_it)
+            std::iter::once(PathBuf::new()).chain(above).map(|dir| dir.join(PACKAGE)).find(is_it)
         }
     };
     let found = found.ok_or_else(|| {
         unusable(format!(
             "{} holds no package; give the folder {PACKAGE} of Levade's source with --from",
-            given.map_or_else(|| PACKAGE.into(), |folder| folder.display().to_string())
+            explicit.map_or_else(|| PACKAGE.into(), |folder| folder.display().to_string())
         ))
     })?;
     Ok(std::path::absolute(found)?)
@@ -116,10 +116,10 @@ mod tests {
 
     #[test]
     fn find_package_names_missing_directory() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = find_package(Some(folder.path())).unwrap_err().to_string();
+        let dir = tempfile::tempdir().unwrap();
+        let error = find_package(Some(dir.path())).unwrap_err().to_string();
         assert!(error.contains("holds no package; give the folder python/levade_torch"), "{error}");
-        std::fs::write(folder.path().join("pyproject.toml"), "").unwrap();
-        assert_eq!(find_package(Some(folder.path())).unwrap(), folder.path());
+        std::fs::write(dir.path().join("pyproject.toml"), "").unwrap();
+        assert_eq!(find_package(Some(dir.path())).unwrap(), dir.path());
     }
 }

@@ -29,4 +29,4 @@ mod environment;
 mod join;
 
 pub use environment::{Environment, PACKAGE, find_package};
-pub use join::{Left, Part, join};
+pub use join::{JoinOutcome, Part, join};

@@ -44,39 +44,39 @@ enum Step {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut out = stdout().lock();
     for line in stdin().lock().lines() {
-        let asked: Asked = serde_json::from_str(&line?)?;
-        let answer = talk(&asked).unwrap_or_else(|error| json!({ "error": error.to_string() }));
-        writeln!(out, "{answer}")?;
+        let case: Asked = serde_json::from_str(&line?)?;
+        let response = talk(&case).unwrap_or_else(|error| json!({ "error": error.to_string() }));
+        writeln!(out, "{response}")?;
     }
     Ok(())
 }
 
 /// Returns a chat over bytes with these special tokens.
-fn chat(asked: &Asked) -> Result<Chat, Box<dyn Error>> {
+fn chat(case: &Asked) -> Result<Chat, Box<dyn Error>> {
     let mut source = tiny_gguf();
-    for token in asked.special.iter().chain([&asked.bos, &asked.eos]) {
+    for token in case.special.iter().chain([&case.bos, &case.eos]) {
         if !source.tokens.contains(token) {
             source.tokens.push(token.clone());
             source.types.push(TokenType::Control);
         }
     }
     let id = |text: &String| source.tokens.iter().position(|token| token == text).map(|at| at as u32);
-    (source.bos, source.eos) = (id(&asked.bos), id(&asked.eos));
-    let options = ChatOptions { variables: asked.variables.clone(), ..ChatOptions::default() };
-    Ok(Chat::new(Tokenizer::new(&TokenizerSource::Gguf(source))?, Some(&asked.template), options)?)
+    (source.bos, source.eos) = (id(&case.bos), id(&case.eos));
+    let options = ChatOptions { variables: case.variables.clone(), ..ChatOptions::default() };
+    Ok(Chat::new(Tokenizer::new(&TokenizerSource::Gguf(source))?, Some(&case.template), options)?)
 }
 
-fn talk(asked: &Asked) -> Result<Value, Box<dyn Error>> {
-    let chat = Arc::new(chat(asked)?);
+fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
+    let chat = Arc::new(chat(case)?);
     let options = Options { call_ids: CallIds::Unique, ..Options::default() };
     let format = Arc::new(Format::new(Arc::clone(&chat), options));
     let text = |ids: &[u32]| chat.tokenizer().decode_with_special(ids);
     let mut conversation = Conversation::new();
     // As the client sends them, with the reasoning of completions, and with completions as their model
     // wrote them.
-    let (mut sent, mut whole, mut written) = (Vec::<Message>::new(), Vec::new(), Vec::new());
+    let (mut sent, mut full_messages, mut written) = (Vec::<Message>::new(), Vec::new(), Vec::new());
     let (mut turns, mut replies) = (Vec::new(), 0);
-    for step in &asked.steps {
+    for step in &case.steps {
         let said = match step {
             Step::Say(message) => {
                 let mut message = message.clone();
@@ -88,34 +88,33 @@ fn talk(asked: &Asked) -> Result<Value, Box<dyn Error>> {
                         .and_then(|said| said.tool_calls.get(results))
                         .map_or(id.clone(), |call| call.id.clone());
                 }
-                whole.push(message.clone());
+                full_messages.push(message.clone());
                 written.push(message.clone());
                 sent.push(message);
                 continue;
             }
             Step::Reply(message) => message,
         };
-        let request =
-            Request { agent: "", policy: "", format: &format, messages: &sent, tools: &asked.tools };
+        let request = Request { agent: "", policy: "", format: &format, messages: &sent, tools: &case.tools };
         let prepared = conversation.prepare(&request)?;
-        let equal = [&whole, &written].into_iter().any(|messages| {
-            chat.prompt(messages, &asked.tools).is_ok_and(|ids| text(&ids) == text(&prepared.prompt))
+        let equal = [&full_messages, &written].into_iter().any(|messages| {
+            chat.prompt(messages, &case.tools).is_ok_and(|ids| text(&ids) == text(&prepared.prompt))
         });
         let fork = match prepared.origin {
             Origin::Forked(fork) => Some(format!("{:?}", fork.reason)),
             Origin::Began | Origin::Continued => None,
         };
-        let opened = chat.opened_thought(&sent, &asked.tools)?;
-        let drawn = chat.assistant(said, opened)?;
+        let opened = chat.opened_thought(&sent, &case.tools)?;
+        let sampled_tokens = chat.assistant(said, opened)?;
         let mut completion = Completion::default();
-        completion.extend(&drawn, &vec![-0.5; drawn.len()], 0);
+        completion.extend(&sampled_tokens, &vec![-0.5; sampled_tokens.len()], 0);
         let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
         let message = reply.message();
         if message.tool_calls.len() != said.tool_calls.len() {
             return Err(format!("the calls of a reply are not read: {:?}", reply.said).into());
         }
         let thought = Some(reply.thought.clone()).filter(|thought| !thought.is_empty());
-        whole.push(Message { reasoning_content: thought, ..message.clone() });
+        full_messages.push(Message { reasoning_content: thought, ..message.clone() });
         written.push(reply.written());
         sent.push(message);
         turns.push((replies > 0, fork, equal));
@@ -123,11 +122,11 @@ fn talk(asked: &Asked) -> Result<Value, Box<dyn Error>> {
     }
     let drifts = conversation.finish();
     let turns = turns.into_iter().zip(0u32..).filter(|((later, ..), _)| *later);
-    let answers: Vec<Value> = turns
+    let turn_results: Vec<Value> = turns
         .map(|((_, fork, equal), turn)| {
             let drift = drifts.iter().find(|drift| drift.turn == turn);
             json!({ "fork": fork, "equal": equal, "drift": drift.map(|drift| [&drift.recorded, &drift.printed]) })
         })
         .collect();
-    Ok(answers.into())
+    Ok(turn_results.into())
 }

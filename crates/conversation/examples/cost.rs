@@ -23,10 +23,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let options = Options { call_ids: CallIds::Unique, ..Options::default() };
     let chat = Arc::new(tiny_chat()?);
-    let begun = Instant::now();
+    let started = Instant::now();
     let format = Arc::new(Format::new(chat, options));
     let abridges = format.abridges();
-    println!("probe of the template  {:>9.1?}, an abridged past is enough: {abridges}", begun.elapsed());
+    println!("probe of the template  {:>9.1?}, an abridged past is enough: {abridges}", started.elapsed());
 
     let tools = [ToolSpec {
         name: "look_up".into(),
@@ -39,33 +39,33 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut prepare, mut record, mut sent) = (Vec::new(), Vec::new(), 0);
     let mut fork = 0;
     for turn in 0..turns {
-        let mut ask = |conversation: &mut Conversation, messages: &[Message], text: String| {
+        let mut request_completion = |conversation: &mut Conversation, messages: &[Message], text: String| {
             let request = Request { agent: "", policy: "", format: &format, messages, tools: &tools };
-            let begun = Instant::now();
+            let started = Instant::now();
             let prepared = conversation.prepare(&request)?;
-            let prepared_in = begun.elapsed();
+            let prepared_in = started.elapsed();
             sent += prepared.prompt.len();
             let mut ids = format.chat().tokenizer().encode(&text);
             ids.extend(format.chat().stop_ids().first());
             let mut completion = Completion::default();
             completion.extend(&ids, &vec![-0.5; ids.len()], 0);
-            let begun = Instant::now();
+            let started = Instant::now();
             let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
-            Ok::<_, Box<dyn Error>>((reply, prepared_in, begun.elapsed()))
+            Ok::<_, Box<dyn Error>>((reply, prepared_in, started.elapsed()))
         };
         let call = format!("{turn} {}", "x".repeat(half));
         let call = format!(
             "<tool_call>\n{{\"name\": \"look_up\", \"arguments\": {{\"q\": \"{call}\"}}}}\n</tool_call>"
         );
-        let (reply, prepared_in, recorded_in) = ask(&mut conversation, &messages, call)?;
+        let (reply, prepared_in, recorded_in) = request_completion(&mut conversation, &messages, call)?;
         prepare.push(prepared_in);
         record.push(recorded_in);
         // A different newest message, and its completion.
-        let mut beside = messages.clone();
-        if let Some(last) = beside.last_mut() {
+        let mut fork_messages = messages.clone();
+        if let Some(last) = fork_messages.last_mut() {
             last.content = format!("{} Or so?", last.content.as_str()).into();
         }
-        ask(&mut conversation, &beside, "No.".into())?;
+        request_completion(&mut conversation, &fork_messages, "No.".into())?;
         fork += 1;
         messages.push(reply.message());
         let id = reply.message().tool_calls.first().map(|call| call.id.clone());
@@ -96,9 +96,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let ratio = late.as_secs_f64() / early.as_secs_f64();
         println!("{name:<22} turns 2 to 6 {early:.1?}, last five {late:.1?}, ratio {ratio:.2}");
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let drift = conversation.finish();
-    println!("finish                 {:.1?}, drift at {} turns", begun.elapsed(), drift.len());
+    println!("finish                 {:.1?}, drift at {} turns", started.elapsed(), drift.len());
     Ok(())
 }
 

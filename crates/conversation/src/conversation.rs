@@ -13,18 +13,18 @@ use levade_text::{Message, ShiftedSystems, TextError, ToolSpec};
 use levade_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 
+use crate::canonical::{Form, Key, reasoning_key, tools_key};
 use crate::drift::Drift;
 use crate::format::{CallIds, Format, History, Round};
-use crate::index::{Asked, Index, NodeId, NodeKind, Party, Said, extended_by};
+use crate::index::{CompletionRecord, Index, NodeId, NodeKind, Party, PromptRecord, extended_by};
 use crate::origin::{Fork, Origin, Reason};
-use crate::reply::Reply;
-use crate::said::{Form, Key, thought_key, tools_key};
-use crate::tokens::{Given, Owner};
+use crate::recorded_completion::RecordedCompletion;
+use crate::tokens::{ContextTokens, Owner};
 use crate::window::Cut;
 
 pub use counts::Counts;
-use fitting::Fitted;
-pub use fitting::{Fitting, Judged};
+use fitting::AppliedCut;
+pub use fitting::{ContextFitter, FitResult};
 
 /// Reasons why a request cannot be rendered as a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +64,7 @@ pub struct Request<'a> {
 
 /// Part of the recorded history that a request repeats, and the differences that were accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Repeated {
+pub struct RepeatedHistory {
     /// Number of repeated messages.
     pub messages: usize,
     /// Number of messages up to the last repeated completion, included; the prompt continues its tokens.
@@ -83,11 +83,11 @@ pub struct Repeated {
 /// A request, matched with the history that it repeats. It contains everything needed to render the
 /// prompt without the conversation.
 #[derive(Debug, Clone)]
-pub struct Recognised {
+pub struct MatchedRequest {
     from: From,
     format: Arc<Format>,
     origin: Origin,
-    repeated: Repeated,
+    repeated: RepeatedHistory,
     after: Option<After>,
     new: Vec<Message>,
     turn: u32,
@@ -129,7 +129,7 @@ pub struct Prepared {
     /// How the prompt relates to the recorded history.
     pub origin: Origin,
     /// Recorded history that the prompt repeats.
-    pub repeated: Repeated,
+    pub repeated: RepeatedHistory,
     /// A position at which the template renders the recorded history differently. `None` if none was
     /// found.
     pub drift: Option<levade_tree::Drift>,
@@ -143,11 +143,11 @@ pub struct Prepared {
     recorded: Option<usize>,
     cut: bool,
     new: Vec<Message>,
-    given: Option<GivenTurn>,
+    given: Option<PromptTurn>,
     /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has set one.
     calls: Option<String>,
     /// The cut that was applied to the messages, if any.
-    fitted: Option<Box<Fitted>>,
+    fitted: Option<Box<AppliedCut>>,
 }
 
 /// The end of the recorded sequence that a prompt continues.
@@ -163,7 +163,7 @@ struct Continued {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct GivenTurn {
+struct PromptTurn {
     node: NodeId,
     end: Option<SegmentId>,
     turn: u32,
@@ -173,7 +173,7 @@ struct GivenTurn {
 #[derive(Debug, Default)]
 pub struct Conversation {
     trajectory: Trajectory,
-    given: Given,
+    given: ContextTokens,
     index: Index,
     parties: HashMap<(String, String), Party>,
     turns: u32,
@@ -182,7 +182,7 @@ pub struct Conversation {
     cuts: HashMap<Party, HashMap<Key, Cut>>,
 }
 
-impl Recognised {
+impl MatchedRequest {
     /// Renders the prompt. This takes as long as the chat template does, so run it outside async workers.
     /// It does not need the conversation.
     ///
@@ -201,7 +201,7 @@ impl Recognised {
     /// # Errors
     /// Returns [`TextError::TooLong`] for such a prompt, and the errors of [`render`](Self::render).
     pub fn render_within(self, max_tokens: usize) -> Result<Prepared, ConversationError> {
-        let Recognised { from, format, mut origin, repeated, after, new, turn } = self;
+        let MatchedRequest { from, format, mut origin, repeated, after, new, turn } = self;
         let chat = format.chat();
         let shifted = chat.shifted_systems(&new, after.is_none());
         let Some(after) = after else {
@@ -348,17 +348,17 @@ impl Conversation {
         &self.counts
     }
 
-    /// Matches a request and renders its prompt: [`recognise`](Self::recognise), then
-    /// [`Recognised::render`].
+    /// Matches a request and renders its prompt: [`match_request`](Self::match_request), then
+    /// [`MatchedRequest::render`].
     ///
     /// # Errors
-    /// Returns the errors of [`Recognised::render`].
+    /// Returns the errors of [`MatchedRequest::render`].
     pub fn prepare(&self, request: &Request<'_>) -> Result<Prepared, ConversationError> {
-        self.recognise(request).render()
+        self.match_request(request).render()
     }
 
     /// Finds the longest recorded history that a request repeats. Fast: hashes each message once.
-    pub fn recognise(&self, request: &Request<'_>) -> Recognised {
+    pub fn match_request(&self, request: &Request<'_>) -> MatchedRequest {
         let Request { agent, policy, format, messages, tools } = *request;
         let key = tools_key(tools);
         let merged = format.chat().merged_systems(messages);
@@ -367,15 +367,15 @@ impl Conversation {
         let root = party.and_then(|party| self.index.root(party, key));
         let gathered = root.and_then(|root| self.index.gathered(root, messages));
         let messages = gathered.as_deref().unwrap_or(messages);
-        let asked: Vec<(&Message, Form)> =
-            messages.iter().map(|message| (message, Form::of(message))).collect();
-        let hit = root.map(|root| self.index.search(root, &asked));
-        let origin = party.map_or(Origin::Began, |party| self.index.origin(party, root, hit, &asked));
+        let requested: Vec<(&Message, Form)> =
+            messages.iter().map(|message| (message, Form::from_message(message))).collect();
+        let hit = root.map(|root| self.index.search(root, &requested));
+        let origin = party.map_or(Origin::Began, |party| self.index.origin(party, root, hit, &requested));
         let after = hit.and_then(|hit| {
             let sent = hit.to_reply.checked_sub(1).map_or("", |at| messages[at].content.as_str());
             self.after(hit.reply?, &sent[sent.len() - hit.rest.0..])
         });
-        let repeated = hit.map_or_else(Repeated::default, |hit| Repeated {
+        let repeated = hit.map_or_else(RepeatedHistory::default, |hit| RepeatedHistory {
             messages: hit.messages,
             to_reply: hit.to_reply,
             trimmed: hit.trimmed.0,
@@ -387,7 +387,7 @@ impl Conversation {
             Some(root) => Arc::clone(&self.index.roots[root].tools),
             None => tools.into(),
         };
-        Recognised {
+        MatchedRequest {
             from: From { agent: agent.to_owned(), policy: policy.to_owned(), tools, key },
             format: Arc::clone(format),
             origin,
@@ -402,7 +402,7 @@ impl Conversation {
         let said = self.index.said(node)?;
         let entry = self.index.node(node);
         let above = entry.parent?;
-        let asked = self.index.node(above).asked.as_ref();
+        let requested = self.index.node(above).prompt.as_ref();
         let mut path = Vec::new();
         for part in self.trajectory.path(said.segment) {
             path.extend_from_slice(part.tokens());
@@ -414,8 +414,8 @@ impl Conversation {
             sampled: self.tokens_of(said.segment),
             past: self.index.messages(above),
             said: entry.message.clone()?,
-            cut: asked.is_some_and(|asked| asked.cut),
-            drifted: asked.and_then(Asked::drifted).cloned(),
+            cut: requested.is_some_and(|requested| requested.cut),
+            drifted: requested.and_then(PromptRecord::drifted).cloned(),
             rest: rest.to_owned(),
         })
     }
@@ -434,7 +434,7 @@ impl Conversation {
         self.give_once(prepared).map(|_| ())
     }
 
-    fn give_once(&mut self, prepared: &mut Prepared) -> Result<GivenTurn, TreeError> {
+    fn give_once(&mut self, prepared: &mut Prepared) -> Result<PromptTurn, TreeError> {
         if let Some(given) = prepared.given {
             return Ok(given);
         }
@@ -445,8 +445,8 @@ impl Conversation {
         let (turn, trajectory) = (self.turns, &mut self.trajectory);
         let end = match (&after, *recorded) {
             (Some(after), Some(recorded)) => {
-                let place = (after.segment, after.tokens);
-                self.given.give(trajectory, owner, Some(place), &prompt[recorded..], turn)?
+                let position = (after.segment, after.tokens);
+                self.given.give(trajectory, owner, Some(position), &prompt[recorded..], turn)?
             }
             (Some(after), None) => self.given.branch(trajectory, owner, after.segment, prompt, turn)?,
             (None, _) => self.given.give(trajectory, owner, None, prompt, turn)?,
@@ -463,7 +463,7 @@ impl Conversation {
         let cut = *cut;
         let drift = prepared.drift.take().map(|drift| levade_tree::Drift { turn, ..drift });
         prepared.drift.clone_from(&drift);
-        self.index.node_mut(node).asked.get_or_insert(Asked { end, turn, cut, drift });
+        self.index.node_mut(node).prompt.get_or_insert(PromptRecord { end, turn, cut, drift });
         match prepared.origin {
             Origin::Began => self.counts.began += 1,
             Origin::Continued => self.counts.continued += 1,
@@ -475,10 +475,10 @@ impl Conversation {
         self.counts.altered += u32::from(prepared.repeated.altered > 0);
         self.counts.extended += u32::from(prepared.repeated.extended);
         if let Some(fitted) = prepared.fitted.take() {
-            self.note_cut(party, *fitted);
+            self.store_cut(party, *fitted);
         }
         self.turns += 1;
-        let given = GivenTurn { node, end, turn };
+        let given = PromptTurn { node, end, turn };
         prepared.given = Some(given);
         Ok(given)
     }
@@ -494,11 +494,11 @@ impl Conversation {
         mut prepared: Prepared,
         completion: Completion,
         params: &SamplingParams,
-    ) -> Result<Reply, TreeError> {
+    ) -> Result<RecordedCompletion, TreeError> {
         self.check(&completion)?;
-        let GivenTurn { end, turn, .. } = self.give_once(&mut prepared)?;
+        let PromptTurn { end, turn, .. } = self.give_once(&mut prepared)?;
         let finish = completion.finish;
-        self.replied(prepared, completion.into_segment(end, params, turn), finish)
+        self.record_segment(prepared, completion.into_segment(end, params, turn), finish)
     }
 
     /// Records a prompt and the tokens of a completion from another source, as a demonstration.
@@ -506,18 +506,22 @@ impl Conversation {
     /// # Errors
     /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this conversation
     /// always fit.
-    pub fn demonstrate(&mut self, mut prepared: Prepared, said: Vec<u32>) -> Result<Reply, TreeError> {
-        let GivenTurn { end, turn, .. } = self.give_once(&mut prepared)?;
-        self.replied(prepared, Segment::demonstrated(end, said, turn), FinishReason::StopId)
+    pub fn demonstrate(
+        &mut self,
+        mut prepared: Prepared,
+        said: Vec<u32>,
+    ) -> Result<RecordedCompletion, TreeError> {
+        let PromptTurn { end, turn, .. } = self.give_once(&mut prepared)?;
+        self.record_segment(prepared, Segment::demonstrated(end, said, turn), FinishReason::StopId)
     }
 
-    fn replied(
+    fn record_segment(
         &mut self,
         mut prepared: Prepared,
         mut segment: Segment,
         finish: FinishReason,
-    ) -> Result<Reply, TreeError> {
-        let GivenTurn { node, turn, .. } = self.give_once(&mut prepared)?;
+    ) -> Result<RecordedCompletion, TreeError> {
+        let PromptTurn { node, turn, .. } = self.give_once(&mut prepared)?;
         let Prepared { from, format, in_thought, calls, .. } = prepared;
         let chat = format.chat();
         let said = chat.said(&segment.tokens);
@@ -527,20 +531,20 @@ impl Conversation {
         let mut parsed = chat.parse(&said, in_thought, &from.tools);
         let counted = format.options().call_ids == CallIds::Unique;
         let prefix = calls.or_else(|| counted.then(|| format!("call_{turn}_")));
-        for (place, call) in parsed.calls.iter_mut().enumerate() {
+        for (position, call) in parsed.calls.iter_mut().enumerate() {
             if let (Ok(call), Some(prefix)) = (call, &prefix) {
-                call.id = format!("{prefix}{place}");
+                call.id = format!("{prefix}{position}");
             }
         }
         let thought = chat.thought(&said, in_thought);
-        let reply = Reply { segment, turn, said, thought, parsed, finish };
-        let said = Said {
+        let reply = RecordedCompletion { segment, turn, said, thought, parsed, finish };
+        let said = CompletionRecord {
             segment,
             in_thought,
-            written: Form::of(&reply.written()),
-            shown: Form::of(&reply.message()),
-            thought: (!reply.thought.trim().is_empty()).then(|| thought_key(&reply.thought)),
-            told: Vec::new(),
+            written: Form::from_message(&reply.written()),
+            shown: Form::from_message(&reply.message()),
+            thought: (!reply.thought.trim().is_empty()).then(|| reasoning_key(&reply.thought)),
+            received_forms: Vec::new(),
         };
         let root = self.index.node(node).root;
         self.index.reply(root, node, reply.written(), said, prefix.is_some());
@@ -550,14 +554,14 @@ impl Conversation {
     /// Records a message that the client received in place of the complete assistant message: the part
     /// before a stop string, or the first of several tool calls. Later requests match the completion by
     /// this message, too.
-    pub fn told(&mut self, segment: SegmentId, message: &Message) {
+    pub fn note_received(&mut self, segment: SegmentId, message: &Message) {
         let is_reply = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
-            NodeKind::Reply(said) => said.segment == segment,
+            NodeKind::RecordedCompletion(said) => said.segment == segment,
             _ => false,
         };
         let node = self.index.nodes().rev().find(is_reply).map(|(node, _)| node);
         if let Some(node) = node {
-            self.index.told(node, message);
+            self.index.note_received(node, message);
         }
     }
 
@@ -577,8 +581,8 @@ impl Conversation {
     /// Returns the known positions at which the template renders a sequence differently from the recorded
     /// tokens, sorted by turn.
     pub fn drift(&self) -> Vec<levade_tree::Drift> {
-        let asked = self.index.nodes().filter_map(|(_, node)| node.asked.as_ref());
-        let mut found: Vec<_> = asked.filter_map(|asked| asked.drift.clone()).collect();
+        let requested = self.index.nodes().filter_map(|(_, node)| node.prompt.as_ref());
+        let mut found: Vec<_> = requested.filter_map(|requested| requested.drift.clone()).collect();
         found.sort_by_key(|drift| drift.turn);
         found
     }

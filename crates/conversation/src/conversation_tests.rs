@@ -41,14 +41,14 @@ fn opening() -> Vec<Message> {
     vec![Message::system("Use tools."), Message::user("1.5+2, 3+4?")]
 }
 
-fn results(reply: &Reply) -> Vec<Message> {
+fn results(reply: &RecordedCompletion) -> Vec<Message> {
     let calls = reply.message().tool_calls;
     let answered = |call: ToolCall| Message { tool_call_id: Some(call.id), ..Message::tool("3.5") };
     calls.into_iter().map(answered).collect()
 }
 
 /// A conversation with reasoning, two calls and an answer, as its client would send it back.
-fn recorded(talk: &mut Talk) -> (Vec<Message>, Reply, Reply) {
+fn recorded(talk: &mut Talk) -> (Vec<Message>, RecordedCompletion, RecordedCompletion) {
     let mut messages = opening();
     let (_, first) = talk.say(&messages, &format!("<think>two sums</think>{CALLS}"));
     messages.push(first.message());
@@ -69,13 +69,16 @@ fn completion_is_parsed_and_continued() {
     let mut talk = talk();
     let (messages, first, second) = recorded(&mut talk);
     assert_eq!((first.thought.as_str(), first.parsed.content.as_str()), ("two sums", "Let me see."));
-    let ids = |reply: &Reply| -> Vec<String> {
+    let ids = |reply: &RecordedCompletion| -> Vec<String> {
         reply.message().tool_calls.into_iter().map(|call| call.id).collect()
     };
     assert_eq!((ids(&first), first.turn, second.turn), (vec!["call_0_0".into(), "call_0_1".into()], 0, 1));
     let prepared = talk.prepare(&messages);
     assert_eq!((prepared.origin, prepared.drift.clone()), (Origin::Continued, None));
-    assert_eq!(prepared.repeated, Repeated { messages: 6, to_reply: 6, unsaid: 1, ..Repeated::default() });
+    assert_eq!(
+        prepared.repeated,
+        RepeatedHistory { messages: 6, to_reply: 6, unsaid: 1, ..RepeatedHistory::default() }
+    );
     // The tokens are those that were sampled, including reasoning, followed by the new ones.
     let path = talk.conversation.trajectory().path_tokens(second.segment);
     let text = talk.text(&prepared.prompt);
@@ -182,16 +185,19 @@ fn reformatted_history_is_continued() {
         assert!(prepared.prompt == want, "{name}");
     }
     let unsaid = |messages: &[Message]| talk.prepare(messages).repeated.unsaid;
-    let mut whole = messages.clone();
-    whole[2].content = "<think>two sums</think>Let me see.".into();
-    assert_eq!((unsaid(&messages), unsaid(&whole)), (1, 0));
-    whole[2].content = "<think>sums</think>Let me see.".into();
-    assert_eq!(unsaid(&whole), 1);
+    let mut full = messages.clone();
+    full[2].content = "<think>two sums</think>Let me see.".into();
+    assert_eq!((unsaid(&messages), unsaid(&full)), (1, 0));
+    full[2].content = "<think>sums</think>Let me see.".into();
+    assert_eq!(unsaid(&full), 1);
     // In a field of its own, as inference servers return it.
-    let mut beside = messages.clone();
-    for (thought, left_out) in [("\ntwo sums ", 0), ("sums", 1)] {
-        beside[2].reasoning_content = Some(thought.into());
-        assert_eq!((talk.prepare(&beside).origin, unsaid(&beside)), (Origin::Continued, left_out));
+    let mut fork_messages = messages.clone();
+    for (thought, unsaid_count) in [("\ntwo sums ", 0), ("sums", 1)] {
+        fork_messages[2].reasoning_content = Some(thought.into());
+        assert_eq!(
+            (talk.prepare(&fork_messages).origin, unsaid(&fork_messages)),
+            (Origin::Continued, unsaid_count)
+        );
     }
 }
 
@@ -204,10 +210,10 @@ fn split_completion_is_continued() {
     let text = Message::assistant(messages[2].content.clone());
     let by_call = [vec![text.clone()], calls.collect()].concat();
     let by_kind = vec![text, Message::calls("", messages[2].tool_calls.clone())];
-    for pieces in [by_kind, by_call] {
-        let sent = [&messages[..2], &pieces, &messages[3..]].concat();
+    for parts in [by_kind, by_call] {
+        let sent = [&messages[..2], &parts, &messages[3..]].concat();
         let prepared = talk.prepare(&sent);
-        assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5 + pieces.len()));
+        assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5 + parts.len()));
         assert!(prepared.prompt == want);
         // If one part has another text, the parts are not merged.
         let mut other = sent;
@@ -226,9 +232,9 @@ fn missing_reasoning_is_counted_only_if_sampled() {
             talk.prepare(&messages).repeated
         };
         let to_reply = 3;
-        let want = Repeated { messages: to_reply, to_reply, unsaid, ..Repeated::default() };
+        let want = RepeatedHistory { messages: to_reply, to_reply, unsaid, ..RepeatedHistory::default() };
         assert_eq!(repeated(reply.message()), want);
-        assert_eq!(repeated(reply.written()), Repeated { unsaid: 0, ..want });
+        assert_eq!(repeated(reply.written()), RepeatedHistory { unsaid: 0, ..want });
     }
 }
 
@@ -244,9 +250,9 @@ fn counts_classify_prompts_by_origin() {
     let counts = talk.conversation.counts().clone();
     let forked = [(Reason::AskedAgain, 1), (Reason::ReplyEdited, 1)].into();
     assert_eq!(counts, Counts { began: 1, continued: 2, forked, trimmed: 1, ..Counts::default() });
-    let whole = talk.conversation.trajectory().clone();
-    assert_eq!(whole.segments().len(), 9);
-    assert!(talk.conversation.into_trajectory() == whole);
+    let full = talk.conversation.trajectory().clone();
+    assert_eq!(full.segments().len(), 9);
+    assert!(talk.conversation.into_trajectory() == full);
 }
 
 #[test]
@@ -278,15 +284,15 @@ fn agents_and_policies_do_not_share_history() {
 #[test]
 fn repeated_prompt_has_sibling_completions() {
     let mut talk = talk();
-    let asked = opening();
+    let requested = opening();
     // Prepared in parallel, and recorded in the other order.
-    let (one, two, never) = (talk.prepare(&asked), talk.prepare(&asked), talk.prepare(&asked));
+    let (one, two, never) = (talk.prepare(&requested), talk.prepare(&requested), talk.prepare(&requested));
     assert!(one.prompt == two.prompt && two.prompt == never.prompt);
     drop(never);
     assert_eq!(talk.conversation.trajectory().segments(), []);
     let second = talk.record(two, "3.5 and 7");
     let first = talk.record(one, "3.5 and 7");
-    let third = talk.say(&asked, "5 and 7").1;
+    let third = talk.say(&requested, "5 and 7").1;
     let parents: Vec<_> =
         talk.conversation.trajectory().segments().iter().map(|segment| segment.parent.map(|p| p.0)).collect();
     assert_eq!(parents, [None, Some(0), Some(0), Some(0)]);
@@ -294,17 +300,21 @@ fn repeated_prompt_has_sibling_completions() {
     assert_eq!(turns, [0, 1, 2]);
     // Of two equal completions the latest is continued, unless a request has already continued the other
     // one.
-    let follow =
-        |reply: &Reply, text: &str| [asked.clone(), vec![reply.message(), Message::user(text)]].concat();
+    let follow = |reply: &RecordedCompletion, text: &str| {
+        [requested.clone(), vec![reply.message(), Message::user(text)]].concat()
+    };
     let starts = |talk: &Talk, messages: &[Message]| {
         let prompt = talk.prepare(messages).prompt;
-        let starts =
-            |reply: &Reply| prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment));
+        let starts = |reply: &RecordedCompletion| {
+            prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment))
+        };
         [&first, &second, &third].map(starts)
     };
     assert_eq!(starts(&talk, &follow(&third, "Sure?")), [false, false, true]);
     let (_, yes) = talk.say(&follow(&second, "Sure?"), "Yes");
-    let parent = |reply: &Reply| talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent;
+    let parent = |reply: &RecordedCompletion| {
+        talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent
+    };
     let given = parent(&yes).unwrap();
     assert_eq!(talk.conversation.trajectory().segments()[given.0 as usize].parent, Some(first.segment));
 }
@@ -312,10 +322,10 @@ fn repeated_prompt_has_sibling_completions() {
 #[test]
 fn call_ids_distinguish_equal_completions() {
     let mut talk = talk();
-    let asked = opening();
-    let replies = [CALLS; 3].map(|text| talk.say(&asked, text).1);
+    let requested = opening();
+    let replies = [CALLS; 3].map(|text| talk.say(&requested, text).1);
     for reply in &replies {
-        let messages = [asked.clone(), vec![reply.message()], results(reply)].concat();
+        let messages = [requested.clone(), vec![reply.message()], results(reply)].concat();
         let kept = talk.say(&messages, "ok").1;
         let trajectory = talk.conversation.trajectory();
         let path: Vec<SegmentId> = trajectory.path(kept.segment).iter().map(|part| part.segment.id).collect();
@@ -323,32 +333,32 @@ fn call_ids_distinguish_equal_completions() {
     }
     // If ids are numbered within each completion, they distinguish nothing.
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
-    let ids = |reply: &Reply| reply.message().tool_calls[1].id.clone();
-    assert_eq!([0, 1].map(|_| ids(&talk.say(&asked, CALLS).1)), ["call_1", "call_1"]);
-    let (_, thinks) = talk.say(&asked, &format!("<think>two sums</think>{CALLS}"));
+    let ids = |reply: &RecordedCompletion| reply.message().tool_calls[1].id.clone();
+    assert_eq!([0, 1].map(|_| ids(&talk.say(&requested, CALLS).1)), ["call_1", "call_1"]);
+    let (_, thinks) = talk.say(&requested, &format!("<think>two sums</think>{CALLS}"));
     let edited = Message { content: "<think>two summs</think>Let me see.".into(), ..thinks.message() };
-    let prepared = talk.prepare(&[asked, vec![edited], results(&thinks)].concat());
+    let prepared = talk.prepare(&[requested, vec![edited], results(&thinks)].concat());
     assert_eq!(prepared.origin, forked(2, Reason::ThoughtEdited));
 }
 
 #[test]
 fn truncated_completions_can_continue_or_retry() {
     let mut talk = talk();
-    let asked = opening();
+    let requested = opening();
     let params = SamplingParams { temperature: 0.7, top_k: 5, ..SamplingParams::default() };
     let cut = talk.format.chat().tokenizer().encode("Let me <tool_call>\n{\"na");
-    let drawn = Completion { finish: FinishReason::Length, ..completion(cut) };
-    let reply = talk.conversation.record(talk.prepare(&asked), drawn, &params).unwrap();
+    let truncated_completion = Completion { finish: FinishReason::Length, ..completion(cut) };
+    let reply = talk.conversation.record(talk.prepare(&requested), truncated_completion, &params).unwrap();
     assert_eq!((reply.finish, reply.message().tool_calls.len()), (FinishReason::Length, 0));
     let segment = &talk.conversation.trajectory().segments()[1];
     assert_eq!((segment.temperature, segment.filtered, segment.versions[0].version), (0.7, true, 3));
     for message in [reply.written(), reply.message()] {
-        let prepared = talk.prepare(&[asked.clone(), vec![message, Message::user("Go on.")]].concat());
+        let prepared = talk.prepare(&[requested.clone(), vec![message, Message::user("Go on.")]].concat());
         assert_eq!(prepared.origin, Origin::Continued);
         let text = talk.text(&prepared.prompt);
         assert!(text.contains("{\"na<|im_end|>\n<|im_start|>user\nGo on."), "{text}");
     }
-    let again = talk.say(&asked, "3.5 and 7").0;
+    let again = talk.say(&requested, "3.5 and 7").0;
     assert_eq!(again.origin, forked(2, Reason::AskedAgain));
 
     // A completion that is rejected leaves nothing in the store.
@@ -382,11 +392,11 @@ fn prompt_can_be_recorded_before_completion() {
 #[test]
 fn reasoning_opened_by_prompt_is_parsed() {
     let mut talk = Talk::new(chat(ALWAYS_THINKS, ChatOptions::default()), options());
-    let asked = [Message::user("2+3?")];
-    let (prepared, reply) = talk.say(&asked, "add them</think>5");
+    let requested = [Message::user("2+3?")];
+    let (prepared, reply) = talk.say(&requested, "add them</think>5");
     assert!(prepared.in_thought);
     assert_eq!((reply.thought.as_str(), reply.message()), ("add them", Message::assistant("5")));
-    let next = [asked.to_vec(), vec![reply.message(), Message::tool("x")]].concat();
+    let next = [requested.to_vec(), vec![reply.message(), Message::tool("x")]].concat();
     let (prepared, unclosed) = talk.say(&next, "<think>hm");
     assert!(!prepared.in_thought);
     assert_eq!((unclosed.thought.as_str(), unclosed.message()), ("hm", Message::assistant("")));
@@ -411,7 +421,7 @@ fn reasons_have_distinct_texts() {
         "unrecorded",
         "reprinted",
     ];
-    let words: std::collections::BTreeSet<_> =
+    let descriptions: std::collections::BTreeSet<_> =
         all.iter().map(|name| serde_json::from_value::<Reason>(json!(name)).unwrap().words()).collect();
-    assert_eq!(words.len(), all.len());
+    assert_eq!(descriptions.len(), all.len());
 }

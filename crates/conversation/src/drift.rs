@@ -10,7 +10,7 @@
 
 use levade_text::{Chat, Message, Role, ToolSpec};
 
-use crate::reply::shown;
+use crate::recorded_completion::shown;
 
 /// A difference between the conversation as the template renders it and the recorded tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,8 +36,9 @@ impl Drift {
     /// fails: a template that rejects the conversation counts as drift.
     pub fn find(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
         let drift = Self::printed(chat, path, messages, tools)?;
-        let apart: Vec<Message> = messages.iter().map(|message| taken_apart(chat, message, tools)).collect();
-        let drifts = apart == messages || Self::printed(chat, path, &apart, tools).is_some();
+        let separated: Vec<Message> =
+            messages.iter().map(|message| parse_message(chat, message, tools)).collect();
+        let drifts = separated == messages || Self::printed(chat, path, &separated, tools).is_some();
         drifts.then_some(drift)
     }
 
@@ -75,7 +76,7 @@ impl Drift {
 
 /// Parses a completion that is one text into reasoning, content and calls. Returns any other
 /// message unchanged.
-fn taken_apart(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message {
+fn parse_message(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message {
     let is_written = message.tool_calls.is_empty() && message.reasoning_content.is_none();
     if message.role != Role::Assistant || !is_written {
         return message.clone();

@@ -17,18 +17,18 @@ fn after(chat: Chat, reply: &str, new: &[Message]) -> Option<(String, String)> {
     let ids = sampled(&chat, reply);
     let prompt = chat.prompt(&history, &[]).unwrap();
     let given = chat.continuation(&history, &ids, new, &[]).unwrap();
-    let path = [prompt, ids.clone(), given.clone()].concat();
+    let sequence = [prompt, ids.clone(), given.clone()].concat();
     let format = Format::new(Arc::new(chat), Options::default());
     let past = history.map(Arc::new);
     let round = Round { past: &past, reply: &ids, said: reply, rest: "", new, tools: &[] };
-    let drift = format.drift_of_all(&path, round);
+    let drift = format.drift_of_all(&sequence, round);
     if format.abridges() {
         let near = format.drift_near(round, &given);
         let texts = |drift: &Option<Drift>| drift.clone().map(|drift| (drift.recorded, drift.printed));
         assert_eq!(texts(&near), texts(&drift));
     }
     drift.map(|drift| {
-        assert_ne!(drift.prompt.unwrap(), path);
+        assert_ne!(drift.prompt.unwrap(), sequence);
         (drift.recorded, drift.printed)
     })
 }

@@ -35,9 +35,9 @@ fn all_call_formats_continue_as_rendered_by_template() {
                 let written = chat.tokenizer().decode_with_special(&shown);
                 let written = written.replace("functions.add:0", &format!("functions.add:{round}"));
                 let written = written.replace("call00000", &format!("call0000{round}"));
-                let drawn = chat.tokenizer().encode_template(&written);
+                let sampled_tokens = chat.tokenizer().encode_template(&written);
                 let params = SamplingParams::default();
-                let reply = talk.conversation.record(prepared, completion(drawn), &params).unwrap();
+                let reply = talk.conversation.record(prepared, completion(sampled_tokens), &params).unwrap();
                 assert_eq!(reply.message().tool_calls.len(), 1, "{protocol:?}");
                 let id = reply.message().tool_calls[0].id.clone();
                 let result =

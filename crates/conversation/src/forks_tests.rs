@@ -182,12 +182,12 @@ fn moved_calls_are_merged_or_reordered() {
     assert_eq!(talk.prepare(&reordered).origin, forked(2, Reason::Reordered));
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
     // A final answer before the call that led to it, and in place of that call.
-    let (_, answer) = talk.say(&messages, "Three sums.");
-    messages.push(answer.message());
+    let (_, final_completion) = talk.say(&messages, "Three sums.");
+    messages.push(final_completion.message());
     messages.push(Message::user("And then?"));
     let mut early = messages.clone();
-    let answer = early.remove(8);
-    early.insert(6, answer);
+    let final_completion = early.remove(8);
+    early.insert(6, final_completion);
     assert_eq!(talk.prepare(&early).origin, forked(6, Reason::Reordered));
     early.drain(7..9);
     assert_eq!(talk.prepare(&early).origin, forked(6, Reason::Shortened));
@@ -202,7 +202,7 @@ fn other_tools_and_conversations_are_distinguished() {
     let tools = std::mem::take(&mut talk.tools);
     assert_eq!(talk.prepare(&title).origin, Origin::Began);
     assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
-    assert_eq!(talk.prepare(&messages).repeated, Repeated::default());
+    assert_eq!(talk.prepare(&messages).repeated, RepeatedHistory::default());
     talk.tools = [tools.clone(), vec![tool("sub")]].concat();
     assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
     assert_eq!(talk.prepare(&messages[..2]).origin, forked(0, Reason::Tools));
@@ -227,11 +227,11 @@ fn other_tools_and_conversations_are_distinguished() {
     assert_eq!(talk.prepare(&more).origin, Origin::Began);
     talk.say(&second, "15");
     assert_eq!(talk.prepare(&more).origin, forked(2, Reason::Shortened));
-    let (_, answer) = talk.say(&messages, "11");
+    let (_, final_completion) = talk.say(&messages, "11");
     let (next, last) = (Message::user("12+13?"), Message::user("Well?"));
-    let asked = [messages, vec![answer.message(), next]].concat();
-    talk.say(&asked, "25");
-    assert_eq!(talk.prepare(&[asked, vec![last]].concat()).origin, forked(9, Reason::Shortened));
+    let requested = [messages, vec![final_completion.message(), next]].concat();
+    talk.say(&requested, "25");
+    assert_eq!(talk.prepare(&[requested, vec![last]].concat()).origin, forked(9, Reason::Shortened));
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub struct Format {
 
 /// Tokens between a completion and the next one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Following {
+pub(crate) struct FollowingTokens {
     pub tokens: Vec<u32>,
     /// Whether the tokens open the reasoning of the next completion.
     pub in_thought: bool,
@@ -134,7 +134,11 @@ impl Format {
     ///
     /// # Errors
     /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_thought`].
-    pub(crate) fn following(&self, round: Round<'_>, max_tokens: usize) -> Result<Following, TextError> {
+    pub(crate) fn following(
+        &self,
+        round: Round<'_>,
+        max_tokens: usize,
+    ) -> Result<FollowingTokens, TextError> {
         let reply = (round.reply, round.rest);
         if self.abridges() {
             let (past, tools) = abridged(round.past, round.tools);
@@ -152,38 +156,38 @@ impl Format {
         new: &[Message],
         tools: &[ToolSpec],
         max_tokens: usize,
-    ) -> Result<Following, TextError> {
+    ) -> Result<FollowingTokens, TextError> {
         let tokens = self.chat.continuation_within(past, reply, new, tools, max_tokens)?;
         // Only the existence of the completion matters here, not its text.
-        let replied = [Message::assistant("")];
-        let messages: Vec<Message> = past.iter().chain(&replied).chain(new).cloned().collect();
+        let placeholder = [Message::assistant("")];
+        let messages: Vec<Message> = past.iter().chain(&placeholder).chain(new).cloned().collect();
         let in_thought = self.chat.opened_thought(&messages, tools)?.is_some();
-        Ok(Following { tokens, in_thought })
+        Ok(FollowingTokens { tokens, in_thought })
     }
 
     /// Returns drift of the newest completion, now that `following` comes after it, if an abridged past
     /// shows it.
     pub(crate) fn drift_near(&self, round: Round<'_>, following: &[u32]) -> Option<Drift> {
         let (mut messages, tools) = abridged(round.past, round.tools);
-        let mut path = match self.chat.prompt(&messages, tools) {
+        let mut sequence = match self.chat.prompt(&messages, tools) {
             Ok(prompt) => prompt,
             Err(error) => {
                 return Some(Drift { recorded: String::new(), printed: error.to_string(), prompt: None });
             }
         };
-        path.extend(round.reply);
-        path.extend(following);
+        sequence.extend(round.reply);
+        sequence.extend(following);
         messages.push(Message::assistant(round.said));
         messages.extend(round.new.iter().cloned());
-        Drift::find(&self.chat, &path, &messages, tools)
+        Drift::find(&self.chat, &sequence, &messages, tools)
     }
 
     /// Returns drift if the template renders the complete conversation differently from `path`.
-    pub(crate) fn drift_of_all(&self, path: &[u32], round: Round<'_>) -> Option<Drift> {
+    pub(crate) fn drift_of_all(&self, sequence: &[u32], round: Round<'_>) -> Option<Drift> {
         let mut messages = whole(round.past);
         messages.push(Message::assistant(round.said));
         messages.extend(round.new.iter().cloned());
-        Drift::find(&self.chat, path, &messages, round.tools)
+        Drift::find(&self.chat, sequence, &messages, round.tools)
     }
 }
 
@@ -226,20 +230,20 @@ mod tests {
             let past: Vec<_> = past.iter().cloned().map(Arc::new).collect();
             abridged(&past, &[]).0
         };
-        let (asked, answered) = (Message::user("1+1?"), Message::assistant("two"));
+        let (requested, response_message) = (Message::user("1+1?"), Message::assistant("two"));
         let (hi, done) = (|| Message::user("Hi"), || Message::assistant("Done."));
         assert_eq!(short(&[]), [hi()]);
-        assert_eq!(short(std::slice::from_ref(&asked)), [hi()]);
-        assert_eq!(short(&[asked.clone(), answered.clone(), asked.clone()]), [hi()]);
-        assert_eq!(short(&[asked.clone(), answered.clone()]), [hi(), done()]);
-        let result = [asked.clone(), answered, Message::tool("2"), Message::tool("3")];
+        assert_eq!(short(std::slice::from_ref(&requested)), [hi()]);
+        assert_eq!(short(&[requested.clone(), response_message.clone(), requested.clone()]), [hi()]);
+        assert_eq!(short(&[requested.clone(), response_message.clone()]), [hi(), done()]);
+        let result = [requested.clone(), response_message, Message::tool("2"), Message::tool("3")];
         assert_eq!(short(&result), [hi(), done(), Message::tool("1")]);
         // Instructions keep their role.
         for opening in
             [Message::system("Use tools."), Message { role: Role::Developer, ..Message::user("x") }]
         {
             let help = Message { role: opening.role, ..Message::user("Help.") };
-            assert_eq!(short(&[opening, asked.clone()]), [help, hi()]);
+            assert_eq!(short(&[opening, requested.clone()]), [help, hi()]);
         }
     }
 

@@ -8,7 +8,7 @@ use super::*;
 use crate::testing::{Talk, chat};
 use crate::{Options, Reason};
 
-fn turns(drift: &[levade_tree::Drift]) -> Vec<(u32, bool)> {
+fn drift_turns(drift: &[levade_tree::Drift]) -> Vec<(u32, bool)> {
     drift.iter().map(|drift| (drift.turn, drift.forked)).collect()
 }
 
@@ -29,12 +29,12 @@ fn drift_counts_at_every_later_turn() {
     let always = || chat(ALWAYS_THINKS, ChatOptions::default());
     let (mut talk, messages) =
         conversation(always(), Options::default(), &["two", "hm</think>four", "so</think>4"]);
-    assert_eq!(turns(&talk.conversation.drift()), [(1, false), (2, false)]);
+    assert_eq!(drift_turns(&talk.conversation.drift()), [(1, false), (2, false)]);
     // The first completion never closes its reasoning, so the reasoning is rendered, but not the tag that
     // opened it.
     let drift = talk.prepare(&messages).drift.unwrap();
     assert_eq!((drift.turn, drift.recorded.starts_with("<think>")), (3, true));
-    assert_eq!(turns(&talk.conversation.finish()), [(1, false), (2, false)]);
+    assert_eq!(drift_turns(&talk.conversation.finish()), [(1, false), (2, false)]);
     assert_eq!(
         conversation(tiny_chat().unwrap(), Options::default(), &["a ", " b"]).0.conversation.finish(),
         []
@@ -52,12 +52,12 @@ fn drift_counts_at_every_later_turn() {
 fn drift_has_turn_of_recording() {
     let always = chat(ALWAYS_THINKS, ChatOptions::default());
     let (mut talk, messages) = conversation(always, Options::default(), &["hm</think>four"]);
-    let beside = [&messages[..2], &[Message::user("3+3?")]].concat();
+    let fork_messages = [&messages[..2], &[Message::user("3+3?")]].concat();
     // Both are prepared as if they were turn 1.
-    let (first, second) = (talk.prepare(&messages), talk.prepare(&beside));
+    let (first, second) = (talk.prepare(&messages), talk.prepare(&fork_messages));
     talk.record(first, "so</think>4");
     talk.record(second, "so</think>6");
-    assert_eq!(turns(&talk.conversation.drift()), [(1, false), (2, false)]);
+    assert_eq!(drift_turns(&talk.conversation.drift()), [(1, false), (2, false)]);
 }
 
 #[test]
@@ -68,12 +68,12 @@ fn late_drift_is_counted_by_finish() {
     let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &replies);
     assert!(talk.format.abridges());
     assert_eq!(talk.conversation.drift(), []);
-    let whole: Vec<(u32, bool)> = (4..7).map(|turn| (turn, false)).collect();
-    assert_eq!(turns(&talk.conversation.finish()), whole);
-    assert_eq!(turns(&talk.conversation.finish()), whole);
+    let full: Vec<(u32, bool)> = (4..7).map(|turn| (turn, false)).collect();
+    assert_eq!(drift_turns(&talk.conversation.finish()), full);
+    assert_eq!(drift_turns(&talk.conversation.finish()), full);
     assert!(talk.conversation.drift()[0].recorded.starts_with("<think>\nhm"));
     // From then on the drift is known.
-    assert_eq!(turns(&[talk.prepare(&messages).drift.unwrap()]), [(7, false)]);
+    assert_eq!(drift_turns(&[talk.prepare(&messages).drift.unwrap()]), [(7, false)]);
 
     // A fork that ends earlier is unchanged. A fork that was first seen to drift near a completion
     // drifted earlier.
@@ -83,8 +83,8 @@ fn late_drift_is_counted_by_finish() {
     talk.say(&fork, "<think>\nso\n</think>\n\nNo.");
     fork.extend([Message::assistant("<think>\nso\n</think>\n\nNo."), Message::user("Sure?")]);
     talk.say(&fork, "Yes");
-    assert_eq!(turns(&talk.conversation.drift()), [(4, false)]);
-    assert_eq!(turns(&talk.conversation.finish()), [(3, false), (4, false)]);
+    assert_eq!(drift_turns(&talk.conversation.drift()), [(4, false)]);
+    assert_eq!(drift_turns(&talk.conversation.finish()), [(3, false), (4, false)]);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn context_dependent_templates_see_complete_history() {
         text.ends_with("<|im_end|><|im_start|>user 5 of 5\n2+2?<|im_end|><|im_start|>assistant 6\n"),
         "{text}"
     );
-    assert_eq!(turns(&talk.conversation.finish()), [(1, false)]);
+    assert_eq!(drift_turns(&talk.conversation.finish()), [(1, false)]);
 }
 
 #[test]
@@ -108,10 +108,12 @@ fn template_history_forks_at_drift() {
     let prepared = talk.prepare(&messages);
     assert_eq!(prepared.origin, forked(0, Reason::Reprinted));
     assert_eq!(prepared.prompt, talk.format.chat().prompt(&messages, &[]).unwrap());
-    assert_eq!(turns(&talk.conversation.finish()), [(1, true)]);
+    assert_eq!(drift_turns(&talk.conversation.finish()), [(1, true)]);
     // The same request again yields the same branch.
     let (first, second) = (talk.record(prepared.clone(), "x"), talk.record(talk.prepare(&messages), "y"));
-    let parent = |reply: &Reply| talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent;
+    let parent = |reply: &RecordedCompletion| {
+        talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent
+    };
     assert_eq!(parent(&first), parent(&second));
     assert_eq!(talk.conversation.trajectory().path_tokens(parent(&first).unwrap()), prepared.prompt);
     // After a template that rejects the past, only the new messages are appended. In strict mode that is
@@ -119,7 +121,10 @@ fn template_history_forks_at_drift() {
     let strict = || chat(STRICT, ChatOptions::default());
     let (talk, messages) = conversation(strict(), options, &["<think>two"]);
     let prepared = talk.prepare(&messages);
-    assert_eq!((prepared.origin, turns(&[prepared.drift.unwrap()])), (Origin::Continued, vec![(1, false)]));
+    assert_eq!(
+        (prepared.origin, drift_turns(&[prepared.drift.unwrap()])),
+        (Origin::Continued, vec![(1, false)])
+    );
     let (talk, messages) = conversation(strict(), Options { strict: true, ..options }, &["<think>two"]);
     let request = Request { agent: "", policy: "", format: &talk.format, messages: &messages, tools: &[] };
     assert!(talk.conversation.prepare(&request).unwrap_err().to_string().contains("not liked"));
@@ -133,12 +138,12 @@ fn template_history_forks_at_drift() {
 #[test]
 fn shortened_prompt_continues_without_drift_check() {
     let mut talk = Talk::new(chat(ALWAYS_THINKS, ChatOptions::default()), Options::default());
-    let asked = [Message::user("a long question")];
-    let mut prepared = talk.prepare(&asked);
+    let requested = [Message::user("a long question")];
+    let mut prepared = talk.prepare(&requested);
     let short = prepared.prompt[..9].to_vec();
     prepared.shorten(short.clone());
     let reply = talk.record(prepared, "hm</think>two");
-    let messages = [asked.to_vec(), vec![reply.message(), Message::user("And?")]].concat();
+    let messages = [requested.to_vec(), vec![reply.message(), Message::user("And?")]].concat();
     let (mut prepared, next) = talk.say(&messages, "hm</think>three");
     assert!(prepared.prompt.starts_with(&short) && prepared.drift.is_none());
     assert!(talk.text(&prepared.prompt).starts_with("<|im_start|>user\na lhm</think>two<|im_end|>"));
@@ -146,8 +151,8 @@ fn shortened_prompt_continues_without_drift_check() {
     assert_eq!(talk.say(&more, "x").0.drift, None);
     assert_eq!(talk.conversation.finish(), []);
     // A prompt that continues a completion is not shortened.
-    let whole = prepared.prompt.clone();
+    let full = prepared.prompt.clone();
     prepared.shorten(short);
-    assert_eq!(prepared.prompt, whole);
+    assert_eq!(prepared.prompt, full);
     assert_eq!(sampled(talk.format.chat(), "x").len(), 2);
 }

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use levade_text::{Message, Role, ToolSpec};
 use levade_tree::{Drift, SegmentId};
 
+use crate::canonical::{Form, Key, reasoning_key};
 use crate::format::{Format, Replies};
-use crate::reply::shown;
+use crate::recorded_completion::shown;
 use crate::rewritten::{appended, same_calls};
-use crate::said::{Form, Key, thought_key};
 
 /// Index of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,7 +46,7 @@ pub(crate) struct Node {
     pub message: Option<Arc<Message>>,
     pub kind: NodeKind,
     /// The recorded prompt that ends here, if any.
-    pub asked: Option<Asked>,
+    pub prompt: Option<PromptRecord>,
     pub children: Vec<NodeId>,
 }
 
@@ -55,9 +55,9 @@ pub(crate) enum NodeKind {
     /// Start of a history.
     Root,
     /// A message from the client that was not sampled here.
-    Given(Form),
+    Context(Form),
     /// A completion that was sampled here.
-    Reply(Box<Said>),
+    RecordedCompletion(Box<CompletionRecord>),
     /// The completion in the parent node, with text that the client has appended. The node's message is
     /// the complete text.
     Extended,
@@ -65,7 +65,7 @@ pub(crate) enum NodeKind {
 
 /// A recorded completion.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CompletionRecord {
     pub segment: SegmentId,
     pub in_thought: bool,
     /// Form of the complete text as content.
@@ -76,12 +76,12 @@ pub(crate) struct Said {
     pub thought: Option<Key>,
     /// Other forms in which the client received the message: a completion that a stop string ended, with
     /// and without that string, or the first of several calls.
-    pub told: Vec<(Form, Message)>,
+    pub received_forms: Vec<(Form, Message)>,
 }
 
 /// A recorded prompt.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct PromptRecord {
     /// Segment that the prompt ends with. `None` if the prompt has no tokens.
     pub end: Option<SegmentId>,
     pub turn: u32,
@@ -90,7 +90,7 @@ pub(crate) struct Asked {
     pub drift: Option<Drift>,
 }
 
-impl Asked {
+impl PromptRecord {
     /// Returns the drift that a completion of this prompt, and everything after it, inherits.
     pub(crate) fn drifted(&self) -> Option<&Drift> {
         self.drift.as_ref().filter(|drift| !drift.forked)
@@ -144,10 +144,10 @@ impl Index {
         self.nodes.iter().enumerate().map(|(id, node)| (NodeId(id as u32), node))
     }
 
-    pub(crate) fn said(&self, id: NodeId) -> Option<&Said> {
+    pub(crate) fn said(&self, id: NodeId) -> Option<&CompletionRecord> {
         match &self.node(id).kind {
-            NodeKind::Reply(said) => Some(said),
-            NodeKind::Root | NodeKind::Given(_) | NodeKind::Extended => None,
+            NodeKind::RecordedCompletion(completion) => Some(completion),
+            NodeKind::Root | NodeKind::Context(_) | NodeKind::Extended => None,
         }
     }
 
@@ -157,19 +157,19 @@ impl Index {
     }
 
     /// Returns the nodes from `id` up to its root, both included.
-    pub(crate) fn up(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+    pub(crate) fn ancestors(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
         std::iter::successors(Some(id), |&id| self.node(id).parent)
     }
 
     /// Returns the messages from the root to a node, included.
     pub(crate) fn messages(&self, id: NodeId) -> Vec<Arc<Message>> {
         let mut messages = Vec::new();
-        let mut up = self.up(id);
-        while let Some(id) = up.next() {
+        let mut ancestors = self.ancestors(id);
+        while let Some(id) = ancestors.next() {
             messages.extend(self.node(id).message.clone());
             if self.is_extended(id) {
                 // The message includes that of the completion above.
-                up.next();
+                ancestors.next();
             }
         }
         messages.reverse();
@@ -208,7 +208,7 @@ impl Index {
     ) -> NodeId {
         let id = NodeId(self.nodes.len() as u32);
         let depth = parent.map_or(0, |parent| self.node(parent).depth + 1);
-        self.nodes.push(Node { parent, root, depth, message, kind, asked: None, children: Vec::new() });
+        self.nodes.push(Node { parent, root, depth, message, kind, prompt: None, children: Vec::new() });
         if let Some(parent) = parent {
             self.node_mut(parent).children.push(id);
         }
@@ -223,15 +223,15 @@ impl Index {
     /// Returns the node of a client's message below `parent`. Reuses a node only if its message is
     /// identical.
     pub(crate) fn given(&mut self, root: usize, parent: NodeId, message: &Message) -> NodeId {
-        let form = Form::of(message);
-        let there = self.below.get(&(parent, form.loose)).into_iter().flatten();
-        let there = there.copied().find(|&id| {
+        let form = Form::from_message(message);
+        let existing = self.below.get(&(parent, form.loose)).into_iter().flatten();
+        let existing = existing.copied().find(|&id| {
             let node = self.node(id);
-            matches!(node.kind, NodeKind::Given(_)) && node.message.as_deref() == Some(message)
+            matches!(node.kind, NodeKind::Context(_)) && node.message.as_deref() == Some(message)
         });
-        there.unwrap_or_else(|| {
+        existing.unwrap_or_else(|| {
             let key = form.loose;
-            let id = self.push(root, Some(parent), Some(Arc::new(message.clone())), NodeKind::Given(form));
+            let id = self.push(root, Some(parent), Some(Arc::new(message.clone())), NodeKind::Context(form));
             self.enter(root, parent, key, id);
             id
         })
@@ -240,7 +240,7 @@ impl Index {
     /// Returns the node of a completion that the client has extended to `message`, below the completion.
     /// Creates it if it does not exist.
     pub(crate) fn extended(&mut self, root: usize, reply: NodeId, message: Message) -> NodeId {
-        let key = Form::of(&message).loose;
+        let key = Form::from_message(&message).loose;
         self.extension(reply, key).unwrap_or_else(|| {
             let id = self.push(root, Some(reply), Some(Arc::new(message)), NodeKind::Extended);
             self.below.entry((reply, key)).or_default().push(id);
@@ -256,16 +256,19 @@ impl Index {
 
     /// Records another form in which the client received a completion. Requests match the completion by
     /// it, too.
-    pub(crate) fn told(&mut self, id: NodeId, message: &Message) {
+    pub(crate) fn note_received(&mut self, id: NodeId, message: &Message) {
         let Node { root, parent: Some(parent), .. } = *self.node(id) else { return };
-        let form = Form::of(message);
-        let NodeKind::Reply(said) = &mut self.node_mut(id).kind else { return };
+        let form = Form::from_message(message);
+        let NodeKind::RecordedCompletion(completion) = &mut self.node_mut(id).kind else { return };
         let known = |known: &Form| known.loose == form.loose;
-        if known(&said.shown) || known(&said.written) || said.told.iter().any(|(form, _)| known(form)) {
+        if known(&completion.shown)
+            || known(&completion.written)
+            || completion.received_forms.iter().any(|(form, _)| known(form))
+        {
             return;
         }
         let key = form.loose;
-        said.told.push((form, message.clone()));
+        completion.received_forms.push((form, message.clone()));
         self.enter(root, parent, key, id);
     }
 
@@ -276,12 +279,17 @@ impl Index {
         root: usize,
         parent: NodeId,
         message: Message,
-        said: Said,
+        completion: CompletionRecord,
         unique: bool,
     ) -> NodeId {
-        let (written, shown) = (said.written.loose, said.shown.loose);
-        let ids = if unique { said.shown.ids.clone() } else { Vec::new() };
-        let id = self.push(root, Some(parent), Some(Arc::new(message)), NodeKind::Reply(Box::new(said)));
+        let (written, shown) = (completion.written.loose, completion.shown.loose);
+        let ids = if unique { completion.shown.ids.clone() } else { Vec::new() };
+        let id = self.push(
+            root,
+            Some(parent),
+            Some(Arc::new(message)),
+            NodeKind::RecordedCompletion(Box::new(completion)),
+        );
         self.enter(root, parent, shown, id);
         if written != shown {
             self.enter(root, parent, written, id);
@@ -299,13 +307,13 @@ impl Index {
 
     /// Returns whether a message with this loose hash is somewhere below `above`. Checks only the first
     /// 16 candidates.
-    pub(crate) fn said_below(&self, root: usize, above: NodeId, key: Key) -> bool {
-        const PLACES: usize = 16;
+    pub(crate) fn is_message_below(&self, root: usize, above: NodeId, key: Key) -> bool {
+        const MAX_CANDIDATES: usize = 16;
         let depth = self.node(above).depth;
-        let places = self.anywhere.get(&(root, key)).into_iter().flatten().take(PLACES);
-        places.copied().any(|place| {
-            let up = self.up(place).take_while(|&id| self.node(id).depth >= depth);
-            place != above && up.last() == Some(above)
+        let candidates = self.anywhere.get(&(root, key)).into_iter().flatten().take(MAX_CANDIDATES);
+        candidates.copied().any(|position| {
+            let ancestors = self.ancestors(position).take_while(|&id| self.node(id).depth >= depth);
+            position != above && ancestors.last() == Some(above)
         })
     }
 
@@ -324,9 +332,9 @@ impl Index {
     pub(crate) fn gathered(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
         let (mut gathered, mut at) = (None::<Vec<Message>>, 0);
         while let Some(message) = messages.get(at) {
-            if let Some((whole, results, length)) = self.gather(root, message, &messages[at + 1..]) {
+            if let Some((full_message, results, length)) = self.gather(root, message, &messages[at + 1..]) {
                 let gathered = gathered.get_or_insert_with(|| messages[..at].to_vec());
-                gathered.push(whole);
+                gathered.push(full_message);
                 gathered.extend(results);
                 at += length;
             } else {
@@ -358,26 +366,26 @@ impl Index {
         if first.tool_calls.len() >= ids.len() {
             return None;
         }
-        let (mut whole, mut results, mut is_apart, mut length) = (first.clone(), Vec::new(), false, 1);
+        let (mut full_message, mut results, mut is_split, mut length) = (first.clone(), Vec::new(), false, 1);
         for message in rest {
             if message.role == Role::Tool {
                 results.push(message);
-            } else if whole.tool_calls.len() < ids.len() && caller(message) == Some(reply) {
-                is_apart |= !results.is_empty();
-                whole.append(message, "\n");
+            } else if full_message.tool_calls.len() < ids.len() && caller(message) == Some(reply) {
+                is_split |= !results.is_empty();
+                full_message.append(message, "\n");
             } else {
                 break;
             }
             length += 1;
         }
-        let is_whole = whole.tool_calls.iter().map(|call| &call.id).eq(ids);
-        (is_apart && is_whole).then(|| (whole, results.into_iter().cloned().collect(), length))
+        let is_complete = full_message.tool_calls.iter().map(|call| &call.id).eq(ids);
+        (is_split && is_complete).then(|| (full_message, results.into_iter().cloned().collect(), length))
     }
 
     /// Returns the longest history below a root that these messages repeat: the one with the most
     /// messages up to a completion. Ties are resolved by the number of completions with matching call
     /// ids, then by the number of messages, then by exactness, then in favor of the latest.
-    pub(crate) fn search(&self, root: usize, asked: &[(&Message, Form)]) -> Hit {
+    pub(crate) fn search(&self, root: usize, requested: &[(&Message, Form)]) -> Hit {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
         let start = Hit {
@@ -394,31 +402,31 @@ impl Index {
         let lenient = format.options().replies == Replies::Lenient;
         let mut best = start;
         // Histories by the number of messages that they repeat.
-        let mut fronts = vec![Vec::new(); asked.len() + 1];
+        let mut fronts = vec![Vec::new(); requested.len() + 1];
         fronts[0].push(start);
-        for (at, (message, form)) in asked.iter().enumerate() {
+        for (at, (message, form)) in requested.iter().enumerate() {
             for hit in std::mem::take(&mut fronts[at]) {
-                let apart = |message: &Message| Form::taken_apart(message, format.chat(), tools);
+                let parsed_form = |message: &Message| Form::taken_apart(message, format.chat(), tools);
                 let repeated = |message: &Message, form: &Form, length: usize| {
                     let found = self.repeated(&hit, form, length);
-                    let apart = if found.is_empty() { apart(message) } else { None };
-                    apart.map_or(found, |apart| self.repeated(&hit, &apart, length))
+                    let parsed_form = if found.is_empty() { parsed_form(message) } else { None };
+                    parsed_form.map_or(found, |parsed_form| self.repeated(&hit, &parsed_form, length))
                 };
                 let (mut found, mut length) = (repeated(message, form, 1), 1);
-                let is_thought = |message: &Message| {
-                    apart(message).is_some_and(|form| !form.has_content && form.calls.is_none())
+                let is_reasoning = |message: &Message| {
+                    parsed_form(message).is_some_and(|form| !form.has_content && form.calls.is_none())
                 };
                 let joined = match found.is_empty() {
-                    true => Form::joined(asked[at..].iter().map(|(message, _)| *message), is_thought),
+                    true => Form::joined(requested[at..].iter().map(|(message, _)| *message), is_reasoning),
                     false => None,
                 };
-                if let Some((whole, joined, pieces)) = &joined {
-                    (found, length) = (repeated(whole, joined, *pieces), *pieces);
+                if let Some((full_message, joined, count)) = &joined {
+                    (found, length) = (repeated(full_message, joined, *count), *count);
                 }
                 if found.is_empty() && lenient {
                     (found, length) = match &joined {
-                        Some((whole, joined, pieces)) => {
-                            (self.altered(&hit, whole, joined, *pieces), *pieces)
+                        Some((full_message, joined, count)) => {
+                            (self.altered(&hit, full_message, joined, *count), *count)
                         }
                         None => (self.altered(&hit, message, form, 1), 1),
                     };
@@ -442,12 +450,13 @@ impl Index {
         let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();
         let callers = if has_ids { self.callers(root, &form.ids) } else { Vec::new() };
         let (&[caller], None) = (&callers[..], message.content.others().next()) else { return Vec::new() };
-        let Some(said) = self.said(caller).filter(|_| self.node(caller).parent == Some(hit.node)) else {
+        let Some(completion) = self.said(caller).filter(|_| self.node(caller).parent == Some(hit.node))
+        else {
             return Vec::new();
         };
-        let shown = self.shown(caller, said);
-        let told = said.told.iter().map(|(form, message)| (&form.ids, message));
-        let same = std::iter::once((&said.shown.ids, &shown)).chain(told).any(|(ids, recorded)| {
+        let shown = self.shown(caller, completion);
+        let received = completion.received_forms.iter().map(|(form, message)| (&form.ids, message));
+        let same = std::iter::once((&completion.shown.ids, &shown)).chain(received).any(|(ids, recorded)| {
             *ids == form.ids
                 && (!form.has_content || recorded.content.trim() == message.content.trim())
                 && same_calls(&recorded.tool_calls, &message.tool_calls)
@@ -465,36 +474,37 @@ impl Index {
         }
         let sent = message.content.as_str();
         let extended = |&reply: &NodeId| {
-            let said = self.said(reply)?;
+            let completion = self.said(reply)?;
             let written = self.node(reply).message.as_ref()?;
-            let shown = self.shown(reply, said);
-            let texts = said.told.iter().filter(|(_, message)| message.tool_calls.is_empty());
+            let shown = self.shown(reply, completion);
+            let texts = completion.received_forms.iter().filter(|(_, message)| message.tool_calls.is_empty());
             let texts: Vec<&str> = texts.map(|(_, message)| message.content.as_str()).collect();
-            let of = |full: &str| appended(full, texts.iter().copied(), sent);
-            let of_shown = of(&shown.content).filter(|_| shown.tool_calls.is_empty());
-            let rest = of_shown.into_iter().chain(of(&written.content)).min()?;
-            let whole = extended_by(written, &sent[sent.len() - rest..]);
-            let extension = self.extension(reply, Form::of(&whole).loose).filter(|_| rest > 0);
+            let rest_after = |full: &str| appended(full, texts.iter().copied(), sent);
+            let of_shown = rest_after(&shown.content).filter(|_| shown.tool_calls.is_empty());
+            let rest = of_shown.into_iter().chain(rest_after(&written.content)).min()?;
+            let full_message = extended_by(written, &sent[sent.len() - rest..]);
+            let extension =
+                self.extension(reply, Form::from_message(&full_message).loose).filter(|_| rest > 0);
             let node = extension.unwrap_or(reply);
-            let thought = self.thought(reply, said, form);
+            let thought = self.thought(reply, completion, form);
             let mut hit = Hit { reply: Some(reply), node, ..*hit };
             hit.messages += 1;
             hit.to_reply = hit.messages;
             hit.trimmed.0 += u32::from(rest == 0);
-            hit.unsaid.0 += u32::from(thought != Thought::Whole);
+            hit.unsaid.0 += u32::from(thought != ReasoningMatch::Full);
             hit.rest.0 = rest;
-            (thought != Thought::Other).then_some(hit)
+            (thought != ReasoningMatch::Other).then_some(hit)
         };
         self.node(hit.node).children.iter().filter_map(extended).collect()
     }
 
     /// Returns the assistant message of a completion, as the client received it.
-    fn shown(&self, reply: NodeId, said: &Said) -> Message {
+    fn shown(&self, reply: NodeId, completion: &CompletionRecord) -> Message {
         let Node { message: Some(written), root, .. } = self.node(reply) else {
             return Message::assistant("");
         };
         let Root { format, tools, .. } = &self.roots[*root];
-        shown(&format.chat().parse(&written.content, said.in_thought, tools))
+        shown(&format.chat().parse(&written.content, completion.in_thought, tools))
     }
 
     /// Extends a match by a form that stands for `length` messages, once for each matching node.
@@ -509,24 +519,30 @@ impl Index {
         let exact = match &self.node(node).kind {
             NodeKind::Root | NodeKind::Extended => return None,
             // The model has seen the white space of such a message, so it must be equal.
-            NodeKind::Given(given) if given.exact != form.exact => return None,
-            NodeKind::Given(_) => true,
-            NodeKind::Reply(said) => {
-                let mut known = said.told.iter().map(|(told, _)| &told.ids).chain([&said.shown.ids]);
+            NodeKind::Context(given) if given.exact != form.exact => return None,
+            NodeKind::Context(_) => true,
+            NodeKind::RecordedCompletion(completion) => {
+                let mut known = completion
+                    .received_forms
+                    .iter()
+                    .map(|(received, _)| &received.ids)
+                    .chain([&completion.shown.ids]);
                 let by_id = !form.ids.is_empty() && known.any(|ids| *ids == form.ids);
-                let thought = self.thought(node, said, form);
-                if thought == Thought::Other
+                let thought = self.thought(node, completion, form);
+                if thought == ReasoningMatch::Other
                     && !(by_id && self.callers(self.node(node).root, &form.ids) == [node])
                 {
                     return None;
                 }
                 hit.by_id += u32::from(by_id);
-                hit.unsaid.0 += u32::from(thought != Thought::Whole);
+                hit.unsaid.0 += u32::from(thought != ReasoningMatch::Full);
                 hit.to_reply = messages;
                 hit.reply = Some(node);
                 hit.rest.0 = 0;
-                let told = said.told.iter().map(|(told, _)| told);
-                told.chain([&said.shown, &said.written]).any(|known| known.exact == form.exact)
+                let received = completion.received_forms.iter().map(|(received, _)| received);
+                received
+                    .chain([&completion.shown, &completion.written])
+                    .any(|known| known.exact == form.exact)
             }
         };
         hit.trimmed.0 += u32::from(!exact);
@@ -534,18 +550,22 @@ impl Index {
     }
 
     /// Returns how much of a completion's reasoning a message has.
-    fn thought(&self, node: NodeId, said: &Said, form: &Form) -> Thought {
+    fn thought(&self, node: NodeId, completion: &CompletionRecord, form: &Form) -> ReasoningMatch {
         let Some(sent) = &form.thought else {
-            let is_written = form.loose == said.written.loose;
-            return if is_written || said.thought.is_none() { Thought::Whole } else { Thought::Part };
+            let is_written = form.loose == completion.written.loose;
+            return if is_written || completion.thought.is_none() {
+                ReasoningMatch::Full
+            } else {
+                ReasoningMatch::Part
+            };
         };
-        if said.thought.unwrap_or(thought_key("")) == thought_key(sent) {
-            return Thought::Whole;
+        if completion.thought.unwrap_or(reasoning_key("")) == reasoning_key(sent) {
+            return ReasoningMatch::Full;
         }
-        let Node { message: Some(message), root, .. } = self.node(node) else { return Thought::Other };
-        let whole = self.roots[*root].format.chat().thought(&message.content, said.in_thought);
+        let Node { message: Some(message), root, .. } = self.node(node) else { return ReasoningMatch::Other };
+        let full_message = self.roots[*root].format.chat().thought(&message.content, completion.in_thought);
         // Clients truncate reasoning, but do not change it.
-        if whole.contains(sent.trim()) { Thought::Part } else { Thought::Other }
+        if full_message.contains(sent.trim()) { ReasoningMatch::Part } else { ReasoningMatch::Other }
     }
 
     /// Returns whether a message with this form differs from a completion below `parent` only in its
@@ -562,8 +582,8 @@ pub(crate) fn extended_by(written: &Message, rest: &str) -> Message {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Thought {
-    Whole,
+enum ReasoningMatch {
+    Full,
     Part,
     Other,
 }

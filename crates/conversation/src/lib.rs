@@ -57,7 +57,7 @@
 //!   requests become siblings. Agents and policies share no history.
 //! - **Recording is atomic.** [`prepare`](Conversation::prepare) changes nothing, so calls can be prepared in
 //!   parallel and dropped. [`record`](Conversation::record) writes prompt and completion together.
-//! - **Prompts fit.** [`Fitting`] shortens a request that exceeds its [`Budget`] by a context policy
+//! - **Prompts fit.** [`ContextFitter`] shortens a request that exceeds its [`Budget`] by a context policy
 //!   (`window`).
 //! - **Work and storage grow with new messages only.** Each message of a request is hashed once and
 //!   stored once, even if several forks share it; the tokens of a prompt are copied once. `format`
@@ -66,6 +66,7 @@
 //! Out of scope: sampling (`levade-policy`), templates and parsing (`levade-text`), agent loops
 //! (`levade-agent`), and chat APIs, whose tokens are unknown.
 
+mod canonical;
 mod conversation;
 mod drift;
 #[cfg(test)]
@@ -75,19 +76,19 @@ mod index;
 #[cfg(test)]
 mod naive_tests;
 mod origin;
-mod reply;
+mod recorded_completion;
 mod rewritten;
-mod said;
 #[cfg(test)]
 mod testing;
 mod tokens;
 mod window;
 
 pub use conversation::{
-    Conversation, ConversationError, Counts, Fitting, Judged, Prepared, Recognised, Repeated, Request,
+    ContextFitter, Conversation, ConversationError, Counts, FitResult, MatchedRequest, Prepared,
+    RepeatedHistory, Request,
 };
 pub use drift::Drift;
 pub use format::{CallIds, Format, History, Options, Replies};
 pub use origin::{Fork, Origin, Reason};
-pub use reply::Reply;
+pub use recorded_completion::RecordedCompletion;
 pub use window::{Budget, Overflow};

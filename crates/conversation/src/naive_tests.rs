@@ -16,11 +16,11 @@ use crate::testing::{Talk, chat, tool};
 use crate::{CallIds, Conversation, Drift, Format, Options, Origin, Prepared, Request};
 
 /// A recorded conversation up to a completion.
-struct Recorded {
+struct RecordedSequence {
     /// Messages, with completions as they were written.
     messages: Vec<Message>,
     /// Completions, with the indices of their messages.
-    replies: Vec<(usize, Said)>,
+    replies: Vec<(usize, NaiveCompletion)>,
     reply: Vec<u32>,
     /// All tokens of the sequence.
     ids: Vec<u32>,
@@ -28,7 +28,7 @@ struct Recorded {
 }
 
 #[derive(Clone)]
-struct Said {
+struct NaiveCompletion {
     thought: String,
     shown: Message,
 }
@@ -48,7 +48,7 @@ fn canonical(value: &Value) -> String {
 }
 
 /// Returns the content of a message, without white space around it.
-fn says(message: &Message) -> (Role, String, Vec<(String, String)>) {
+fn message_key(message: &Message) -> (Role, String, Vec<(String, String)>) {
     let call =
         |call: &levade_text::ToolCall| (call.name.clone(), canonical(&Value::from(call.arguments.clone())));
     (message.role, message.content.trim().to_owned(), message.tool_calls.iter().map(call).collect())
@@ -60,7 +60,7 @@ fn ids(message: &Message) -> Vec<&str> {
 }
 
 /// Returns a message with reasoning and calls parsed out of its text, and the reasoning.
-fn apart(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message, String) {
+fn parse_message(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message, String) {
     let parsed = chat.parse(&message.content, false, tools);
     let unread = parsed.calls.iter().filter_map(|call| call.as_ref().err().map(|call| call.raw.clone()));
     let content: Vec<String> = Some(parsed.content.clone())
@@ -73,20 +73,21 @@ fn apart(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message, String
     (Message::calls(content.join("\n"), calls.collect()), chat.thought(&message.content, false))
 }
 
-impl Recorded {
+impl RecordedSequence {
     /// Returns whether messages start with this conversation.
-    fn begins(&self, chat: &Chat, tools: &[ToolSpec], messages: &[Message]) -> bool {
+    fn is_repeated_by(&self, chat: &Chat, tools: &[ToolSpec], messages: &[Message]) -> bool {
         self.messages.len() <= messages.len()
             && self.messages.iter().zip(messages).enumerate().all(|(at, (kept, sent))| {
-                let Some((_, said)) = self.replies.iter().find(|(place, _)| *place == at) else {
-                    return says(kept) == says(sent) && kept.content.as_str() == sent.content.as_str();
+                let Some((_, said)) = self.replies.iter().find(|(position, _)| *position == at) else {
+                    return message_key(kept) == message_key(sent)
+                        && kept.content.as_str() == sent.content.as_str();
                 };
-                if says(kept) == says(sent) || says(&said.shown) == says(sent) {
+                if message_key(kept) == message_key(sent) || message_key(&said.shown) == message_key(sent) {
                     return true;
                 }
                 // Part of the reasoning, or any reasoning if the ids of calls identify the completion.
-                let (shown, thought) = apart(chat, tools, sent);
-                says(&shown) == says(&said.shown)
+                let (shown, thought) = parse_message(chat, tools, sent);
+                message_key(&shown) == message_key(&said.shown)
                     && (said.thought.contains(thought.trim())
                         || !ids(sent).is_empty() && ids(sent) == ids(&said.shown))
             })
@@ -121,12 +122,12 @@ struct Step {
     new: Vec<(bool, &'static str)>,
     reply: &'static str,
     written: bool,
-    given_up: bool,
+    is_abandoned: bool,
     other_tools: bool,
 }
 
 const TEXTS: [&str; 5] = ["1+1?", "And then?", " 2\n", "<think> is what?", "é"];
-const REPLIES: [&str; 9] = [
+const COMPLETIONS: [&str; 9] = [
     "two",
     "two ",
     "Noted.",
@@ -151,23 +152,23 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Style::Tagged),
     ];
     let new = proptest::collection::vec((any::<bool>(), prop::sample::select(&TEXTS[..])), 1..3);
-    let others = (any::<bool>(), proptest::bool::weighted(0.1), proptest::bool::weighted(0.1));
+    let flags = (any::<bool>(), proptest::bool::weighted(0.1), proptest::bool::weighted(0.1));
     (
         any::<Index>(),
         edit,
         proptest::collection::vec(style, 1..5),
         new,
-        prop::sample::select(&REPLIES[..]),
-        others,
+        prop::sample::select(&COMPLETIONS[..]),
+        flags,
     )
-        .prop_map(|(history, edit, styles, new, reply, (written, given_up, other_tools))| Step {
+        .prop_map(|(history, edit, styles, new, reply, (written, is_abandoned, other_tools))| Step {
             history,
             edit,
             styles,
             new,
             reply,
             written,
-            given_up,
+            is_abandoned,
             other_tools,
         })
 }
@@ -223,13 +224,13 @@ struct World {
     talk: Talk,
     tools: Vec<ToolSpec>,
     /// All recorded sequences, and whether they had the other tools.
-    recorded: Vec<(bool, Recorded)>,
+    recorded: Vec<(bool, RecordedSequence)>,
     histories: Vec<History>,
 }
 
 impl World {
-    fn new(which: usize, with_tools: bool) -> Self {
-        let mut talk = Talk::with(Arc::clone(&FORMATS[which]));
+    fn new(format_index: usize, with_tools: bool) -> Self {
+        let mut talk = Talk::with(Arc::clone(&FORMATS[format_index]));
         talk.tools = if with_tools { vec![tool("add")] } else { vec![] };
         World { tools: talk.tools.clone(), talk, recorded: Vec::new(), histories: vec![Vec::new()] }
     }
@@ -237,20 +238,20 @@ impl World {
     /// Returns all valid prompts.
     fn naive(&self, other_tools: bool, messages: &[Message], tools: &[ToolSpec]) -> Vec<Vec<u32>> {
         let chat = self.talk.format.chat();
-        let begins = self
-            .recorded
-            .iter()
-            .filter(|(other, recorded)| *other == other_tools && recorded.begins(chat, tools, messages));
-        let begins: Vec<&Recorded> = begins.map(|(_, recorded)| recorded).collect();
-        let longest = begins.iter().map(|recorded| recorded.messages.len()).max();
-        let Some(longest) = longest else { return vec![chat.prompt(messages, tools).unwrap()] };
-        let longest_ones = begins.into_iter().filter(|recorded| recorded.messages.len() == longest);
-        let prompt = |recorded: &Recorded| {
-            let past = &recorded.messages[..longest - 1];
-            let between = chat.continuation(past, &recorded.reply, &messages[longest..], tools).unwrap();
+        let repeated = self.recorded.iter().filter(|(other, recorded)| {
+            *other == other_tools && recorded.is_repeated_by(chat, tools, messages)
+        });
+        let repeated: Vec<&RecordedSequence> = repeated.map(|(_, recorded)| recorded).collect();
+        let max_length = repeated.iter().map(|recorded| recorded.messages.len()).max();
+        let Some(max_length) = max_length else { return vec![chat.prompt(messages, tools).unwrap()] };
+        let longest_recordings =
+            repeated.into_iter().filter(|recorded| recorded.messages.len() == max_length);
+        let prompt = |recorded: &RecordedSequence| {
+            let past = &recorded.messages[..max_length - 1];
+            let between = chat.continuation(past, &recorded.reply, &messages[max_length..], tools).unwrap();
             [recorded.ids.clone(), between].concat()
         };
-        longest_ones.map(prompt).collect()
+        longest_recordings.map(prompt).collect()
     }
 
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
@@ -275,7 +276,7 @@ impl World {
             "{} is none of {texts:#?}",
             self.talk.text(&prepared.prompt)
         );
-        if step.given_up {
+        if step.is_abandoned {
             return Ok(());
         }
         self.record(step, prepared, &messages, tools)?;
@@ -306,8 +307,8 @@ impl World {
         let from = self.recorded.iter().find(|(_, recorded)| {
             recorded.messages.len() == repeated.to_reply && prefix.starts_with(&recorded.ids)
         });
-        let shared = from.map_or(0, |(_, recorded)| recorded.ids.len());
-        prop_assert!(stored(trajectory) <= stored(&before) + ids.len() - shared + 1);
+        let common_length = from.map_or(0, |(_, recorded)| recorded.ids.len());
+        prop_assert!(stored(trajectory) <= stored(&before) + ids.len() - common_length + 1);
 
         // Repeated messages are as recorded; the remaining ones are as sent.
         let (mut whole, mut replies) = match from {
@@ -316,10 +317,10 @@ impl World {
         };
         whole.extend(messages[repeated.to_reply..].iter().cloned());
         whole.push(kept.written());
-        let said = Said { thought: kept.thought.clone(), shown: kept.message() };
+        let said = NaiveCompletion { thought: kept.thought.clone(), shown: kept.message() };
         replies.push((whole.len() - 1, said));
         let other = tools != self.tools;
-        self.recorded.push((other, Recorded { messages: whole, replies, reply, ids, prompt }));
+        self.recorded.push((other, RecordedSequence { messages: whole, replies, reply, ids, prompt }));
 
         let mut history: History = messages.iter().map(|message| (message.clone(), None)).collect();
         let message = if step.written { kept.written() } else { kept.message() };
@@ -332,7 +333,7 @@ impl World {
     /// differently.
     fn drifted(&self, other_tools: &[ToolSpec]) -> BTreeSet<Vec<u32>> {
         let chat = self.talk.format.chat();
-        let drifts = |(other, recorded): &&(bool, Recorded)| {
+        let drifts = |(other, recorded): &&(bool, RecordedSequence)| {
             let tools = if *other { other_tools } else { &self.tools };
             let messages = &recorded.messages[..recorded.messages.len() - 1];
             Drift::find(chat, &recorded.prompt, messages, tools).is_some()
@@ -379,7 +380,7 @@ proptest! {
     /// rendering of the complete conversation.
     #[test]
     fn turns_match_complete_rendering(
-        turns in proptest::collection::vec((prop::sample::select(&TEXTS[..]), prop::sample::select(&REPLIES[..])), 1..7),
+        turns in proptest::collection::vec((prop::sample::select(&TEXTS[..]), prop::sample::select(&COMPLETIONS[..])), 1..7),
         written in any::<bool>(),
     ) {
         let mut talk = Talk::with(Arc::clone(&FORMATS[0]));
@@ -406,19 +407,19 @@ fn parallel_calls_are_recorded_in_any_order() {
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     let first = [Message::user("1+1?")];
     let (_, reply) = talk.say(&first, "two");
-    let asked: Vec<Vec<Message>> = (0..20)
+    let requested: Vec<Vec<Message>> = (0..20)
         .map(|n| [first.to_vec(), vec![reply.message(), Message::user(format!("And {}?", n % 7))]].concat())
         .collect();
-    let prepared: Vec<Prepared> = asked.iter().map(|messages| talk.prepare(messages)).collect();
-    let recognised = talk.conversation.recognise(&Request {
+    let prepared: Vec<Prepared> = requested.iter().map(|messages| talk.prepare(messages)).collect();
+    let matched = talk.conversation.match_request(&Request {
         agent: "",
         policy: "",
         format: &talk.format,
-        messages: &asked[0],
+        messages: &requested[0],
         tools: &[],
     });
     // Another thread can render the prompt.
-    let elsewhere = std::thread::spawn(move || recognised.render()).join().unwrap().unwrap();
+    let elsewhere = std::thread::spawn(move || matched.render()).join().unwrap().unwrap();
     assert_eq!(elsewhere.prompt, prepared[0].prompt);
     let params = SamplingParams::default();
     for prepared in prepared.into_iter().rev() {

@@ -4,8 +4,8 @@
 use levade_text::{Message, Role};
 use serde::{Deserialize, Serialize};
 
-use crate::index::{Hit, Index, NodeId, Party, Root, Said};
-use crate::said::Form;
+use crate::canonical::Form;
+use crate::index::{CompletionRecord, Hit, Index, NodeId, Party, Root};
 
 /// Relation of a prompt to the recorded history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,17 +115,17 @@ impl Index {
         party: Party,
         root: Option<usize>,
         hit: Option<Hit>,
-        asked: &[(&Message, Form)],
+        requested: &[(&Message, Form)],
     ) -> Origin {
         let fork = |at, reason| Origin::Forked(Fork { at, reason });
-        if hit.is_none_or(|hit| hit.messages == 0) && self.knows_with_other_tools(party, root, asked) {
+        if hit.is_none_or(|hit| hit.messages == 0) && self.knows_with_other_tools(party, root, requested) {
             return fork(0, Reason::Tools);
         }
         let (Some(root), Some(hit)) = (root, hit) else { return Origin::Began };
         let node = self.node(hit.node);
         let at = hit.messages;
-        let Some((message, form)) = asked.get(at) else {
-            return if node.asked.is_some() {
+        let Some((message, form)) = requested.get(at) else {
+            return if node.prompt.is_some() {
                 fork(at, Reason::AskedAgain)
             } else if self.said(hit.node).is_some() || self.is_extended(hit.node) {
                 Origin::Continued
@@ -136,24 +136,27 @@ impl Index {
         if node.children.is_empty() {
             return if hit.reply.is_some() { Origin::Continued } else { Origin::Began };
         }
-        let answered = asked[at..].iter().any(|(_, form)| form.role == Role::Assistant);
+        let has_assistant = requested[at..].iter().any(|(_, form)| form.role == Role::Assistant);
         if form.role == Role::Assistant {
             let Root { format, tools, .. } = &self.roots[root];
-            let apart = Form::taken_apart(message, format.chat(), tools);
-            let form = apart.as_ref().unwrap_or(form);
-            let reason = self.why_no_reply(root, hit.node, form, &asked[at + 1..]);
-            let is_cut = message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some());
-            return fork(at, if is_cut && reason == Reason::CallsEdited { Reason::CallsCut } else { reason });
+            let parsed_form = Form::taken_apart(message, format.chat(), tools);
+            let form = parsed_form.as_ref().unwrap_or(form);
+            let reason = self.mismatch_reason(root, hit.node, form, &requested[at + 1..]);
+            let is_truncated = message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some());
+            return fork(
+                at,
+                if is_truncated && reason == Reason::CallsEdited { Reason::CallsCut } else { reason },
+            );
         }
-        if at == 0 && self.other_system(hit.node, form, asked.get(1)) {
+        if at == 0 && self.other_system(hit.node, form, requested.get(1)) {
             return fork(at, Reason::System);
         }
         // The message differs in white space around its content.
-        let is_spaced = answered && !self.saying(hit.node, form.loose).is_empty();
-        if !is_spaced && self.said_below(root, hit.node, form.loose) {
+        let is_spaced = has_assistant && !self.saying(hit.node, form.loose).is_empty();
+        if !is_spaced && self.is_message_below(root, hit.node, form.loose) {
             return fork(at, Reason::Shortened);
         }
-        if answered {
+        if has_assistant {
             return fork(at, Reason::Edited);
         }
         if node.children.iter().all(|&child| self.said(child).is_some()) {
@@ -165,23 +168,27 @@ impl Index {
 
     /// Returns whether this party has had the same conversation with other tools: one of its completions,
     /// or all messages.
-    fn knows_with_other_tools(&self, party: Party, root: Option<usize>, asked: &[(&Message, Form)]) -> bool {
-        let others =
+    fn knows_with_other_tools(
+        &self,
+        party: Party,
+        root: Option<usize>,
+        requested: &[(&Message, Form)],
+    ) -> bool {
+        let other_roots =
             (0..self.roots.len()).filter(|&other| self.roots[other].party == party && Some(other) != root);
-        others
-            .map(|other| self.search(other, asked))
-            .any(|hit| hit.reply.is_some() || hit.messages == asked.len())
+        other_roots
+            .map(|other| self.search(other, requested))
+            .any(|hit| hit.reply.is_some() || hit.messages == requested.len())
     }
 
     /// Returns whether the message after different instructions is one that follows the recorded
     /// instructions.
     fn other_system(&self, root: NodeId, form: &Form, second: Option<&(&Message, Form)>) -> bool {
-        let opens = |role| !matches!(role, Role::User | Role::Assistant | Role::Tool);
-        let recorded =
-            self.node(root).children.iter().filter(|&&child| {
-                self.node(child).message.as_ref().is_some_and(|message| opens(message.role))
-            });
-        opens(form.role)
+        let is_instruction = |role| !matches!(role, Role::User | Role::Assistant | Role::Tool);
+        let recorded = self.node(root).children.iter().filter(|&&child| {
+            self.node(child).message.as_ref().is_some_and(|message| is_instruction(message.role))
+        });
+        is_instruction(form.role)
             && second.is_some_and(|(_, second)| {
                 recorded.into_iter().any(|&child| !self.saying(child, second.loose).is_empty())
             })
@@ -189,7 +196,7 @@ impl Index {
 
     /// Returns why an assistant message is not a completion recorded below `above`. `rest` follows the
     /// message.
-    fn why_no_reply(&self, root: usize, above: NodeId, form: &Form, rest: &[(&Message, Form)]) -> Reason {
+    fn mismatch_reason(&self, root: usize, above: NodeId, form: &Form, rest: &[(&Message, Form)]) -> Reason {
         let here: Vec<NodeId> =
             self.node(above).children.iter().copied().filter(|&child| self.said(child).is_some()).collect();
         let callers = self.callers(root, &form.ids);
@@ -197,32 +204,33 @@ impl Index {
             return Reason::Merged;
         }
         if let Some(&caller) = callers.first() {
-            let Some(said) = self.said(caller).filter(|_| here.contains(&caller)) else {
+            let Some(completion) = self.said(caller).filter(|_| here.contains(&caller)) else {
                 return Reason::Reordered;
             };
-            return if said.shown.calls != form.calls {
+            return if completion.shown.calls != form.calls {
                 Reason::CallsEdited
-            } else if said.shown.has_content && !form.has_content {
+            } else if completion.shown.has_content && !form.has_content {
                 Reason::TextLost
             } else {
                 Reason::ReplyEdited
             };
         }
-        let said = || here.iter().filter_map(|&child| self.said(child));
-        let comes_later = |said: &Said| rest.iter().any(|(_, form)| form.loose == said.shown.loose);
-        if self.said_below(root, above, form.loose) && !self.thinks_otherwise(above, form) {
-            if said().any(comes_later) { Reason::Reordered } else { Reason::Shortened }
+        let completion = || here.iter().filter_map(|&child| self.said(child));
+        let comes_later =
+            |completion: &CompletionRecord| rest.iter().any(|(_, form)| form.loose == completion.shown.loose);
+        if self.is_message_below(root, above, form.loose) && !self.thinks_otherwise(above, form) {
+            if completion().any(comes_later) { Reason::Reordered } else { Reason::Shortened }
         } else if here.is_empty() {
             Reason::Unrecorded
         } else if self.thinks_otherwise(above, form) {
             Reason::ThoughtEdited
-        } else if form.calls.is_none() && said().all(|said| said.shown.calls.is_some()) {
+        } else if form.calls.is_none() && completion().all(|completion| completion.shown.calls.is_some()) {
             Reason::CallsAsText
         } else if form.calls.is_none() {
             Reason::ReplyEdited
-        } else if !form.has_content && said().any(|said| said.shown.calls == form.calls) {
+        } else if !form.has_content && completion().any(|completion| completion.shown.calls == form.calls) {
             Reason::TextLost
-        } else if said().any(|said| said.shown.calls == form.calls) {
+        } else if completion().any(|completion| completion.shown.calls == form.calls) {
             Reason::ReplyEdited
         } else {
             Reason::CallsEdited

@@ -37,11 +37,11 @@ fn same_value(recorded: &Value, sent: &Value) -> bool {
             recorded.len() == sent.len() && recorded.iter().zip(sent).all(|(a, b)| same_value(a, b))
         }
         (Value::String(recorded), Value::String(sent)) => same_text(recorded, sent),
-        (Value::Number(_), Value::Number(_)) => crate::said::same_number(recorded, sent),
+        (Value::Number(_), Value::Number(_)) => crate::canonical::same_number(recorded, sent),
         (Value::String(text), scalar @ (Value::Number(_) | Value::Bool(_)))
         | (scalar @ (Value::Number(_) | Value::Bool(_)), Value::String(text)) => {
             serde_json::from_str(text.trim()).is_ok_and(|read| match (&read, scalar) {
-                (Value::Number(_), Value::Number(_)) => crate::said::same_number(&read, scalar),
+                (Value::Number(_), Value::Number(_)) => crate::canonical::same_number(&read, scalar),
                 (read, scalar) => read == scalar,
             })
         }
@@ -90,11 +90,11 @@ fn canonical_line(line: &str) -> String {
 /// and what followed it in the same token.
 pub(crate) fn appended<'a>(
     full: &'a str,
-    told: impl IntoIterator<Item = &'a str>,
+    received: impl IntoIterator<Item = &'a str>,
     sent: &str,
 ) -> Option<usize> {
     let (full, sent) = (full.trim_start(), sent.trim_start());
-    let rests = std::iter::once(full).chain(told).filter_map(|known| {
+    let rests = std::iter::once(full).chain(received).filter_map(|known| {
         let known = known.trim();
         let tail = full.strip_prefix(known).filter(|_| !known.is_empty())?;
         let rest = sent.strip_prefix(known)?;
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn appended_text_is_found_after_completion() {
-        for (full, told, sent, rest) in [
+        for (full, received, sent, rest) in [
             // A stop string that is restored, and more text.
             ("x = 1\n</code>", &["x = 1\n"][..], "x = 1\n</code>\nCalling tools:", "\nCalling tools:"),
             // A stop string that ended within a token.
@@ -212,7 +212,8 @@ mod tests {
             ("1, 2, 3, 4", &["1, 2, 3, "], "1, 2, 3,4", ""),
             ("x = 1", &[], " x = 1 \n", ""),
         ] {
-            let found = appended(full, told.iter().copied(), sent).map(|length| &sent[sent.len() - length..]);
+            let found =
+                appended(full, received.iter().copied(), sent).map(|length| &sent[sent.len() - length..]);
             assert_eq!(found, Some(rest), "{full:?} {sent:?}");
         }
         for (full, sent) in [

@@ -60,7 +60,7 @@ fn rewritten_completion_is_continued_and_counted() {
             let mut sent = reply.message();
             change(&mut sent);
             messages.extend([sent, result(&reply.message().tool_calls[0])]);
-            let (prepared, answer) = talk.say(&messages, "36.");
+            let (prepared, second) = talk.say(&messages, "36.");
             if replies == Replies::Strict {
                 assert_eq!(prepared.origin, forked(1, reason));
                 continue;
@@ -70,7 +70,7 @@ fn rewritten_completion_is_continued_and_counted() {
             assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
             assert_eq!(talk.conversation.counts().altered, 1);
             // Later prompts repeat both completions.
-            messages.extend([answer.message(), Message::user("Sure?")]);
+            messages.extend([second.message(), Message::user("Sure?")]);
             let prepared = talk.prepare(&messages);
             assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
             assert_eq!(talk.conversation.finish(), []);
@@ -241,10 +241,10 @@ fn completion_matches_as_client_received() {
     let mut talk = talk(Replies::Strict);
     let question = Message::user("Count.");
     let (_, reply) = talk.say(std::slice::from_ref(&question), "1, 2, 3, 4,");
-    for told in ["1, 2, 3, ", "1, 2, 3, 4"] {
-        let messages = [question.clone(), Message::assistant(told), Message::user("Go on.")];
+    for received in ["1, 2, 3, ", "1, 2, 3, 4"] {
+        let messages = [question.clone(), Message::assistant(received), Message::user("Go on.")];
         assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
-        talk.conversation.told(reply.segment, &messages[1]);
+        talk.conversation.note_received(reply.segment, &messages[1]);
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.trimmed), (Origin::Continued, 0));
         assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
@@ -257,7 +257,7 @@ fn completion_matches_as_client_received() {
     let (_, reply) = talk.say(&[Message::user("12*3?")], &two);
     let mut first = reply.message();
     first.tool_calls.truncate(1);
-    talk.conversation.told(reply.segment, &first);
+    talk.conversation.note_received(reply.segment, &first);
     let messages = [Message::user("12*3?"), first.clone(), result(&first.tool_calls[0])];
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
 }
@@ -266,7 +266,7 @@ fn completion_matches_as_client_received() {
 fn reasoning_in_separate_message_continues() {
     let thinks =
         |thought: &str| Message { reasoning_content: Some(thought.into()), ..Message::assistant("") };
-    for pieces in [
+    for parts in [
         vec![thinks("Hm."), Message::assistant("See.")],
         vec![Message::assistant("<think>Hm.</think>"), Message::assistant("See.")],
         vec![thinks("H"), thinks("m."), Message::assistant("See.")],
@@ -274,7 +274,7 @@ fn reasoning_in_separate_message_continues() {
         let mut talk = talk(Replies::Strict);
         let question = Message::user("1?");
         talk.say(std::slice::from_ref(&question), "<think>Hm.</think>See.");
-        let messages = [vec![question], pieces, vec![Message::user("2?")]].concat();
+        let messages = [vec![question], parts, vec![Message::user("2?")]].concat();
         let (prepared, second) = talk.say(&messages, "y = 2");
         assert_eq!((prepared.origin, prepared.repeated.unsaid), (Origin::Continued, 0), "{messages:?}");
         let messages = [messages, vec![second.message(), Message::user("3?")]].concat();
@@ -294,26 +294,26 @@ fn results_between_calls_continue_completion() {
     let two = [CALL, CALL.strip_prefix("Let me see.").unwrap()].concat();
     let question = Message::user("12*3?");
     let (_, reply) = talk.say(std::slice::from_ref(&question), &two);
-    let whole = reply.message();
-    let [one, two] = &whole.tool_calls[..] else { panic!("{whole:?}") };
-    let apart = vec![
+    let full = reply.message();
+    let [one, two] = &full.tool_calls[..] else { panic!("{full:?}") };
+    let separated = vec![
         question,
-        Message::calls(whole.content.as_str(), vec![one.clone()]),
+        Message::calls(full.content.as_str(), vec![one.clone()]),
         result(one),
         Message::calls("", vec![two.clone()]),
         result(two),
     ];
-    let (prepared, second) = talk.say(&apart, "36.");
+    let (prepared, second) = talk.say(&separated, "36.");
     assert_eq!(prepared.origin, Origin::Continued);
     // The prompt is the same as with both results after the calls.
-    let together = [apart[0].clone(), whole.clone(), result(one), result(two)];
+    let together = [separated[0].clone(), full.clone(), result(one), result(two)];
     assert_eq!(talk.prepare(&together).prompt, prepared.prompt);
-    let next = [apart.clone(), vec![second.message(), Message::user("Sure?")]].concat();
+    let next = [separated.clone(), vec![second.message(), Message::user("Sure?")]].concat();
     let prepared = talk.prepare(&next);
     assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5));
     // A changed value in one of the calls makes another completion, and so does a missing call.
-    let mut edited = apart.clone();
+    let mut edited = separated.clone();
     edited[3].tool_calls[0].arguments.insert("a".into(), json!("13 * 3"));
     assert_eq!(talk.prepare(&edited).origin, forked(1, Reason::CallsEdited));
-    assert_eq!(talk.prepare(&apart[..3]).origin, forked(1, Reason::CallsEdited));
+    assert_eq!(talk.prepare(&separated[..3]).origin, forked(1, Reason::CallsEdited));
 }

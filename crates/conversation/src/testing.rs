@@ -7,7 +7,7 @@ use levade_text::testing::{sampled, tiny_tokenizer};
 use levade_text::{Chat, ChatOptions, Message, ToolSpec};
 use serde_json::json;
 
-use crate::{Conversation, Format, Options, Prepared, Reply, Request};
+use crate::{Conversation, Format, Options, Prepared, RecordedCompletion, Request};
 
 /// Template that numbers the rounds, and renders all messages.
 pub(crate) const ROUNDS: &str = "{% set ns = namespace(round=0) %}{% for m in messages %}
@@ -54,17 +54,17 @@ impl Talk {
         self.conversation.prepare(&Request { agent, policy, format, messages, tools }).unwrap()
     }
 
-    pub(crate) fn record(&mut self, prepared: Prepared, reply: &str) -> Reply {
+    pub(crate) fn record(&mut self, prepared: Prepared, reply: &str) -> RecordedCompletion {
         let tokens = sampled(self.format.chat(), reply);
         self.conversation.record(prepared, completion(tokens), &SamplingParams::default()).unwrap()
     }
 
     /// Prepares and records. The prompt must be equal to the recorded tokens before the completion.
-    pub(crate) fn say(&mut self, messages: &[Message], reply: &str) -> (Prepared, Reply) {
+    pub(crate) fn say(&mut self, messages: &[Message], reply: &str) -> (Prepared, RecordedCompletion) {
         let prepared = self.prepare(messages);
         let kept = self.record(prepared.clone(), reply);
-        let whole = [prepared.prompt.clone(), sampled(self.format.chat(), reply)].concat();
-        assert_eq!(self.conversation.trajectory().path_tokens(kept.segment), whole);
+        let full = [prepared.prompt.clone(), sampled(self.format.chat(), reply)].concat();
+        assert_eq!(self.conversation.trajectory().path_tokens(kept.segment), full);
         (prepared, kept)
     }
 

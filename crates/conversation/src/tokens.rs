@@ -12,7 +12,7 @@ use levade_tree::{Segment, SegmentId, Trajectory, TreeError};
 
 /// A position in a trajectory: a segment and the number of its tokens before the position. The
 /// number is at least 1 unless the segment is empty.
-pub(crate) type Place = (SegmentId, u32);
+pub(crate) type Position = (SegmentId, u32);
 
 /// Agent and policy that the tokens belong to.
 #[derive(Debug, Clone, Copy)]
@@ -25,15 +25,15 @@ pub(crate) struct Owner<'a> {
 
 /// The context segments of a trajectory, indexed by their start.
 #[derive(Debug, Default)]
-pub(crate) struct Given {
+pub(crate) struct ContextTokens {
     /// Segments by the position that they follow (or the party at a root) and their first token.
-    below: HashMap<(Result<Place, u32>, u32), SegmentId>,
+    below: HashMap<(Result<Position, u32>, u32), SegmentId>,
     /// One-token segments that repeat the last token of a prompt which ends within another segment,
     /// by the position of that end.
-    ends: HashMap<Place, SegmentId>,
+    ends: HashMap<Position, SegmentId>,
 }
 
-impl Given {
+impl ContextTokens {
     /// Adds `tokens` as context after `place`. Returns the segment at whose end the added tokens end.
     /// Returns `None` if there are no tokens and no position.
     ///
@@ -43,19 +43,19 @@ impl Given {
         &mut self,
         trajectory: &mut Trajectory,
         owner: Owner<'_>,
-        place: Option<Place>,
+        position: Option<Position>,
         tokens: &[u32],
         turn: u32,
     ) -> Result<Option<SegmentId>, TreeError> {
-        let (mut place, mut at) = (place, 0);
+        let (mut position, mut at) = (position, 0);
         while let Some(first) = tokens.get(at)
-            && let Some(&next) = self.below.get(&(place.ok_or(owner.party), *first))
+            && let Some(&next) = self.below.get(&(position.ok_or(owner.party), *first))
         {
             let same = shared(&trajectory.segments()[next.0 as usize].tokens, &tokens[at..]);
-            place = Some((next, same as u32));
+            position = Some((next, same as u32));
             at += same;
         }
-        self.rest(trajectory, owner, place, &tokens[at..], turn)
+        self.rest(trajectory, owner, position, &tokens[at..], turn)
     }
 
     /// Adds `tokens` as a sequence from the root, sharing the prefix that it has in common with the
@@ -72,18 +72,18 @@ impl Given {
         tokens: &[u32],
         turn: u32,
     ) -> Result<Option<SegmentId>, TreeError> {
-        let (mut place, mut at) = (None, 0);
+        let (mut position, mut at) = (None, 0);
         for part in trajectory.path(leaf) {
             let same = shared(part.tokens(), &tokens[at..]);
             if same > 0 {
-                place = Some((part.segment.id, same as u32));
+                position = Some((part.segment.id, same as u32));
                 at += same;
             }
             if same < part.len {
                 break;
             }
         }
-        self.give(trajectory, owner, place, &tokens[at..], turn)
+        self.give(trajectory, owner, position, &tokens[at..], turn)
     }
 
     /// Adds the tokens that are not stored yet.
@@ -91,17 +91,17 @@ impl Given {
         &mut self,
         trajectory: &mut Trajectory,
         owner: Owner<'_>,
-        place: Option<Place>,
+        position: Option<Position>,
         tokens: &[u32],
         turn: u32,
     ) -> Result<Option<SegmentId>, TreeError> {
         if !tokens.is_empty() {
-            let given = Self::push(trajectory, owner, place, tokens.to_vec(), turn)?;
-            self.below.insert((place.ok_or(owner.party), tokens[0]), given);
+            let given = Self::push(trajectory, owner, position, tokens.to_vec(), turn)?;
+            self.below.insert((position.ok_or(owner.party), tokens[0]), given);
             return Ok(Some(given));
         }
-        let Some((segment, after)) = place else { return Ok(None) };
-        let Some(last) = Self::again(trajectory, place) else { return Ok(Some(segment)) };
+        let Some((segment, after)) = position else { return Ok(None) };
+        let Some(last) = Self::token_before(trajectory, position) else { return Ok(Some(segment)) };
         if let Some(&end) = self.ends.get(&(segment, after)) {
             return Ok(Some(end));
         }
@@ -110,8 +110,8 @@ impl Given {
         let above = match &trajectory.segments()[segment.0 as usize] {
             _ if after > 1 => Some((segment, after - 1)),
             Segment { parent: Some(parent), after, .. } => {
-                let whole = trajectory.segments()[parent.0 as usize].tokens.len() as u32;
-                Some((*parent, after.unwrap_or(whole)))
+                let full_length = trajectory.segments()[parent.0 as usize].tokens.len() as u32;
+                Some((*parent, after.unwrap_or(full_length)))
             }
             _ => None,
         };
@@ -121,8 +121,8 @@ impl Given {
     }
 
     /// Returns the token before `place` if `place` is within a segment, not at its end.
-    fn again(trajectory: &Trajectory, place: Option<Place>) -> Option<u32> {
-        let (segment, after) = place?;
+    fn token_before(trajectory: &Trajectory, position: Option<Position>) -> Option<u32> {
+        let (segment, after) = position?;
         let tokens = &trajectory.segments()[segment.0 as usize].tokens;
         ((after as usize) < tokens.len()).then(|| tokens[after as usize - 1])
     }
@@ -130,16 +130,16 @@ impl Given {
     fn push(
         trajectory: &mut Trajectory,
         owner: Owner<'_>,
-        place: Option<Place>,
+        position: Option<Position>,
         tokens: Vec<u32>,
         turn: u32,
     ) -> Result<SegmentId, TreeError> {
-        let whole = |segment: SegmentId| trajectory.segments()[segment.0 as usize].tokens.len() as u32;
+        let full_length = |segment: SegmentId| trajectory.segments()[segment.0 as usize].tokens.len() as u32;
         trajectory.push(Segment {
-            after: place.filter(|&(segment, after)| after < whole(segment)).map(|(_, after)| after),
+            after: position.filter(|&(segment, after)| after < full_length(segment)).map(|(_, after)| after),
             agent: owner.agent.to_owned(),
             policy: owner.policy.to_owned(),
-            ..Segment::given(place.map(|(segment, _)| segment), tokens, turn)
+            ..Segment::given(position.map(|(segment, _)| segment), tokens, turn)
         })
     }
 }

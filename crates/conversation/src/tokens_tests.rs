@@ -14,7 +14,7 @@ fn reply(trajectory: &mut Trajectory, parent: Option<SegmentId>, tokens: &[u32])
 
 #[test]
 fn prompts_share_common_prefixes() {
-    let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
+    let (mut trajectory, mut given) = (Trajectory::new(), ContextTokens::default());
     let mut give = |tokens: &[u32]| given.give(&mut trajectory, OWNER, None, tokens, 0).unwrap().unwrap();
     let first = give(&[1, 2, 3, 4]);
     assert_eq!(give(&[1, 2, 3, 4]), first);
@@ -55,7 +55,7 @@ fn branch_shares_prefix_of_sequence() {
         [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7], &[1, 2]];
     let whole = [1, 2, 7, 8, 9, 5];
     for tokens in paths {
-        let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
+        let (mut trajectory, mut given) = (Trajectory::new(), ContextTokens::default());
         let root = given.give(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap();
         let leaf = reply(&mut trajectory, root, &[7, 8, 9]);
         let leaf = given.give(&mut trajectory, OWNER, Some((leaf, 3)), &[5], 1).unwrap().unwrap();
@@ -78,7 +78,7 @@ fn branch_shares_prefix_of_sequence() {
         let second = given.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
         assert_eq!(trajectory.path_tokens(second), [1, 2, 7, 8]);
     }
-    let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
+    let (mut trajectory, mut given) = (Trajectory::new(), ContextTokens::default());
     let leaf = given.give(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap().unwrap();
     assert_eq!(given.branch(&mut trajectory, OWNER, leaf, &[], 0).unwrap(), None);
 }
@@ -90,7 +90,7 @@ proptest! {
     fn sequences_are_stored_once(steps in proptest::collection::vec(
         (any::<prop::sample::Index>(), proptest::collection::vec(0u32..3, 0..6), any::<bool>(), any::<bool>()), 1..30,
     )) {
-        let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
+        let (mut trajectory, mut given) = (Trajectory::new(), ContextTokens::default());
         let mut paths: Vec<(Option<SegmentId>, Vec<u32>)> = vec![(None, Vec::new())];
         for (above, tokens, samples, replaces) in steps {
             let (end, path) = above.get(&paths).clone();

@@ -68,11 +68,11 @@ impl Overflow {
 }
 
 /// Minimum number of bytes that remain of a shortened message.
-const LEAST: usize = 128;
+const MIN_BYTES: usize = 128;
 /// Upper bound on the length in bytes of the note that replaces omitted text.
 const NOTE: usize = 64;
 /// Estimated number of bytes that a template renders around a message.
-const AROUND: usize = 24;
+const MESSAGE_OVERHEAD: usize = 24;
 
 /// Heading of a summary.
 const SUMMARY: &str = "Summary of the part of this conversation that was left out:";
@@ -95,7 +95,7 @@ pub(crate) fn opening(messages: &[Message]) -> usize {
 
 /// Returns the indices at which the turns after the opening start. A turn is a completion, in one or
 /// several messages, and all messages up to the next completion.
-fn turns(messages: &[Message]) -> Vec<usize> {
+fn turn_starts(messages: &[Message]) -> Vec<usize> {
     let replies = |at: usize| messages[at].role == Role::Assistant;
     (0..messages.len()).filter(|&at| replies(at) && (at == 0 || !replies(at - 1))).collect()
 }
@@ -141,7 +141,7 @@ impl Cut {
                     + call.arguments.unreadable().map_or(0, str::len)
             })
             .sum::<usize>();
-        content + calls + message.reasoning_content.as_ref().map_or(0, String::len) + AROUND
+        content + calls + message.reasoning_content.as_ref().map_or(0, String::len) + MESSAGE_OVERHEAD
     }
 
     /// Extends the cut of a history whose prompt, with the present cut, has `found` tokens. Returns the
@@ -154,10 +154,11 @@ impl Cut {
         found: usize,
         budget: &Budget,
     ) -> Option<(Range<usize>, usize)> {
-        let (opening, turns) = (opening(messages), turns(messages));
+        let (opening, turn_starts) = (opening(messages), turn_starts(messages));
         let from = self.upto.max(opening);
         // End of the messages that can be omitted.
-        let newest = turns.len().checked_sub(budget.keep.max(1)).map_or(from, |at| turns[at].max(from));
+        let newest =
+            turn_starts.len().checked_sub(budget.keep.max(1)).map_or(from, |at| turn_starts[at].max(from));
         let size = |cut: &Cut, at: usize| cut.size(at, &messages[at]);
         let kept = (0..opening).chain(from..messages.len()).map(|at| size(self, at)).sum::<usize>();
         let told: usize = tools.iter().map(|tool| written(&tool.to_openai())).sum();
@@ -173,7 +174,7 @@ impl Cut {
             over = over.saturating_sub(saved);
         }
         let mut upto = from;
-        for end in turns.iter().copied().filter(|&end| end > from && end <= newest) {
+        for end in turn_starts.iter().copied().filter(|&end| end > from && end <= newest) {
             if over == 0 {
                 break;
             }
@@ -194,18 +195,18 @@ impl Cut {
         let long = |at: usize| {
             let (message, now) = (&messages[at], self.shortened.get(&at));
             let now = now.copied().unwrap_or_else(|| message.content.len().saturating_sub(NOTE));
-            let may = matches!(message.role, Role::Tool | Role::User) && now > LEAST;
+            let may = matches!(message.role, Role::Tool | Role::User) && now > MIN_BYTES;
             may.then_some((now, at))
         };
         let mut long: Vec<(usize, usize)> = range.filter_map(long).collect();
         long.sort_unstable_by(|a, b| b.cmp(a));
         // As many of the longest contents as needed are shortened, to the length of the next one or less.
-        let (mut level, mut sum) = (LEAST, 0);
+        let (mut level, mut sum) = (MIN_BYTES, 0);
         for count in 1..=long.len() {
             sum += long[count - 1].0;
-            let next = long.get(count).map_or(LEAST, |next| next.0);
+            let next = long.get(count).map_or(MIN_BYTES, |next| next.0);
             if sum - count * next >= over {
-                level = ((sum - over) / count).max(LEAST);
+                level = ((sum - over) / count).max(MIN_BYTES);
                 break;
             }
         }
@@ -231,8 +232,8 @@ fn shortened(text: &str, most: usize) -> String {
     }
     let head = text.floor_char_boundary(most / 2);
     let tail = text.ceil_char_boundary(text.len() - (most - most / 2));
-    let left_out = text[head..tail].chars().count();
-    format!("{}\n[{left_out} characters left out]\n{}", &text[..head], &text[tail..])
+    let omitted_count = text[head..tail].chars().count();
+    format!("{}\n[{omitted_count} characters left out]\n{}", &text[..head], &text[tail..])
 }
 
 /// Returns messages as one text of at most about `most` bytes, for a model that summarizes them. `before`
@@ -274,9 +275,9 @@ mod tests {
 
     #[test]
     fn turns_start_with_completions() {
-        assert_eq!((opening(&said("suattauat")), turns(&said("suattauat"))), (2, vec![2, 5, 7]));
+        assert_eq!((opening(&said("suattauat")), turn_starts(&said("suattauat"))), (2, vec![2, 5, 7]));
         // A completion in several messages is one turn.
-        assert_eq!(turns(&said("uaatta")), [1, 5]);
+        assert_eq!(turn_starts(&said("uaatta")), [1, 5]);
         assert_eq!((opening(&said("au")), opening(&said("su"))), (0, 2));
     }
 
@@ -299,9 +300,9 @@ mod tests {
         let message =
             Message { reasoning_content: Some("thing".into()), ..Message::calls("0123456789", vec![call]) };
         let mut cut = Cut::default();
-        assert_eq!(cut.size(3, &message), 10 + (4 + 32 + 7) + 5 + AROUND);
+        assert_eq!(cut.size(3, &message), 10 + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
         cut.shortened.insert(3, 200);
-        assert_eq!(cut.size(3, &message), 200 + NOTE + (4 + 32 + 7) + 5 + AROUND);
+        assert_eq!(cut.size(3, &message), 200 + NOTE + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
     }
 
     #[test]
@@ -321,7 +322,7 @@ mod tests {
             (300, 300, vec![(2, 700)]),
             (400, 400, vec![(2, 600)]),
             (500, 500, vec![(2, 550), (4, 550)]),
-            (9000, 1600 - 2 * LEAST, vec![(2, LEAST), (4, LEAST)]),
+            (9000, 1600 - 2 * MIN_BYTES, vec![(2, MIN_BYTES), (4, MIN_BYTES)]),
         ] {
             let mut cut = Cut::default();
             assert_eq!(cut.shorten(&messages, 1..5, over), saved, "{over}");
@@ -336,10 +337,10 @@ mod tests {
             ToolSpec { name: "look".into(), description: "Looks.".into(), parameters: serde_json::json!({}) };
         let budget = Budget { most: 500, overflow: Overflow::Summarise, keep: 1 };
         let mut cut = Cut { summary: Some("It was said.".into()), ..Cut::default() };
-        let all = 6 * (1 + AROUND) + written(&tool.to_openai()) + 12;
+        let all = 6 * (1 + MESSAGE_OVERHEAD) + written(&tool.to_openai()) + 12;
         // A prompt of 1,000 tokens must shrink to 250.
-        let (gone, bytes) = cut.further(&messages, &[tool], 1000, &budget).unwrap();
-        assert_eq!((gone, bytes), (1..5, all / 4));
+        let (omitted, bytes) = cut.further(&messages, &[tool], 1000, &budget).unwrap();
+        assert_eq!((omitted, bytes), (1..5, all / 4));
     }
 
     #[test]
@@ -352,9 +353,9 @@ mod tests {
         let mut cut = Cut::default();
         // A prompt of 3,000 tokens must shrink to 500. Shortened to the minimum, it still has a few
         // hundred bytes too many.
-        let (gone, _) = cut.further(&messages, &[], 3000, &budget).unwrap();
-        assert_eq!((gone, cut.upto), (1..3, 3));
-        assert_eq!(cut.shortened, [(4, LEAST), (6, LEAST)].into());
+        let (omitted, _) = cut.further(&messages, &[], 3000, &budget).unwrap();
+        assert_eq!((omitted, cut.upto), (1..3, 3));
+        assert_eq!(cut.shortened, [(4, MIN_BYTES), (6, MIN_BYTES)].into());
     }
 
     #[test]

@@ -96,8 +96,8 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
     engine.optim_step(OPTIM).await?;
     engine.publish(version).await?;
     let seconds = start.elapsed().as_secs_f64();
-    let optimiser = seconds - backward.as_secs_f64();
-    let parts = json!({ "forward and backward": backward.as_secs_f64(), "optimiser": optimiser });
+    let optimizer = seconds - backward.as_secs_f64();
+    let parts = json!({ "forward and backward": backward.as_secs_f64(), "optimiser": optimizer });
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "parts": parts }))
 }
 

@@ -117,12 +117,12 @@ fn model(files: &ModelFiles, request: &Request) -> Result<Transformer> {
     let weights = Weights::load(&compute, files)?;
     let mut model = Transformer::new(compute, weights, files.config.context);
     let policy = request.adapter.is_some().then_some(0);
-    if let Some(folder) = &request.adapter {
-        let config = AdapterConfig::open(folder)?;
+    if let Some(dir) = &request.adapter {
+        let config = AdapterConfig::open(dir)?;
         let options = Adapter::options_of(&config, &files.config)?;
         let base = config.base.unwrap_or_default();
         let mut adapter = Adapter::new(&model.compute, &model.weights.layout, options, 0, base)?;
-        let file = adapter.open(folder, &files.config)?;
+        let file = adapter.open(dir, &files.config)?;
         adapter.load(&model.compute, &file)?;
         model.adapters.push(adapter);
     }
@@ -138,11 +138,11 @@ async fn engine(files: &ModelFiles, request: &Request) -> Result<Engine> {
     let Request { threads, precision, .. } = *request;
     let options = EngineOptions { threads, precision, kv_memory_mb: 16, ..EngineOptions::default() };
     let engine = Engine::start(files, &options, None)?;
-    let Some(folder) = &request.adapter else { return Ok(engine) };
-    let config = AdapterConfig::open(folder)?;
+    let Some(dir) = &request.adapter else { return Ok(engine) };
+    let config = AdapterConfig::open(dir)?;
     let options = Adapter::options_of(&config, &files.config)?;
     let policy = engine.lora(options, 0, &config.base.unwrap_or_default()).await?;
-    policy.load(folder, false).await?;
+    policy.load(dir, false).await?;
     Ok(policy)
 }
 
@@ -217,8 +217,8 @@ fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) 
                 .write(&out.join(TENSORS), &learning.adapters[index].gradient)?;
         }
     }
-    if let (Some(head), Some(optimiser)) = (model.values.get(&policy), learning.value_heads.get(&policy)) {
-        head.tensors.write(&out.join(VALUE_HEAD), &optimiser.gradient)?;
+    if let (Some(head), Some(optimizer)) = (model.values.get(&policy), learning.value_heads.get(&policy)) {
+        head.tensors.write(&out.join(VALUE_HEAD), &optimizer.gradient)?;
     }
     Ok(serde_json::to_value(sums)?)
 }
@@ -241,17 +241,17 @@ async fn train(engine: &Engine, steps: &[Step]) -> Result<Value> {
 /// Writes weights, configuration and, if the model has one, tokenizer to the directory `checkpoint`;
 /// with an adapter, also writes `merged`.
 async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
-    let folder = out.join("checkpoint");
-    std::fs::create_dir_all(&folder)?;
-    engine.save(&folder, false).await?;
-    if folder.join(AdapterConfig::FILE).exists() {
+    let dir = out.join("checkpoint");
+    std::fs::create_dir_all(&dir)?;
+    engine.save(&dir, false).await?;
+    if dir.join(AdapterConfig::FILE).exists() {
         let merged = out.join("merged");
         std::fs::create_dir_all(&merged)?;
         engine.save_merged(&merged).await?;
     }
     if let Some(source) = &files.tokenizer {
-        std::fs::write(folder.join("tokenizer.json"), Tokenizer::new(source)?.to_json()?)?;
-        let settings = folder.join("tokenizer_config.json");
+        std::fs::write(dir.join("tokenizer.json"), Tokenizer::new(source)?.to_json()?)?;
+        let settings = dir.join("tokenizer_config.json");
         let template = files.chat_template.as_deref();
         write_tokenizer_config(&settings, &files.special_tokens, template, files.config.context)?;
     }

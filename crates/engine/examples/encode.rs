@@ -15,9 +15,9 @@ use serde_json::Value;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().context("usage: encode FOLDER NAME < TEXTS")?;
-    let name = arguments.next().unwrap_or_else(|| folder.clone());
-    let files = EncoderFiles::open(Path::new(&folder), &name)?;
+    let dir = arguments.next().context("usage: encode FOLDER NAME < TEXTS")?;
+    let name = arguments.next().unwrap_or_else(|| dir.clone());
+    let files = EncoderFiles::open(Path::new(&dir), &name)?;
     let tokenizer = EncoderTokenizer::new(&files.tokenizer, files.config.most_tokens)?;
     let encoder = TextEncoder::new(&files, Arc::new(tokenizer), 2)?;
     let (mut queries, mut passages, mut roles) = (Vec::new(), Vec::new(), Vec::new());

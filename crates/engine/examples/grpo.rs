@@ -16,7 +16,7 @@ use levade_engine::testing::{Compute, random_weights, tiny_config};
 use levade_engine::{Engine, EngineOptions};
 use levade_model::ModelConfig;
 use levade_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams};
-use levade_rl::{Estimator, GroupBaseline, Loss, Normaliser, Path, PolicyLoss, Rollout, RolloutTokens};
+use levade_rl::{Estimator, GroupBaseline, Loss, Normalizer, Path, PolicyLoss, Rollout, RolloutTokens};
 use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -106,7 +106,7 @@ fn advantages(sampled: &[Sampled]) -> Result<Vec<f64>> {
 fn batch(tasks: &[Task], sampled: &[Sampled], advantages: &[f64]) -> Result<TreeBatch> {
     let sizes: Vec<RolloutTokens> =
         sampled.iter().map(|one| RolloutTokens { group: one.task as u64, tokens: 1 }).collect();
-    let weights = Normaliser::TokenMean.weights(&sizes);
+    let weights = Normalizer::TokenMean.weights(&sizes);
     let sequence = |(index, one): (usize, &Sampled)| {
         let mut tokens = tasks[one.task].prompt();
         tokens.push(one.token);

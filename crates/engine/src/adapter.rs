@@ -309,7 +309,7 @@ impl Adapter {
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.
-    pub fn save(&self, folder: &Path) -> Result<[&'static str; 2], ModelError> {
+    pub fn save(&self, dir: &Path) -> Result<[&'static str; 2], ModelError> {
         let LoraOptions { rank, alpha, targets, rank_stabilised, ranks, alphas } = &self.options;
         let config = json!({
             "peft_type": "LORA",
@@ -326,8 +326,8 @@ impl Adapter {
             "fan_in_fan_out": false,
             "inference_mode": true,
         });
-        write_json(&folder.join(AdapterConfig::FILE), &config)?;
-        self.layout.tensors.write(&folder.join(WEIGHTS), &self.master)?;
+        write_json(&dir.join(AdapterConfig::FILE), &config)?;
+        self.layout.tensors.write(&dir.join(WEIGHTS), &self.master)?;
         Ok([AdapterConfig::FILE, WEIGHTS])
     }
 
@@ -367,8 +367,8 @@ impl Adapter {
     /// # Errors
     /// Returns an error if a file is missing or damaged, or if the files contain an adapter with other
     /// options.
-    pub fn open(&self, folder: &Path, base: &ModelConfig) -> Result<SafetensorsFile, ModelError> {
-        let config = AdapterConfig::open(folder)?;
+    pub fn open(&self, dir: &Path, base: &ModelConfig) -> Result<SafetensorsFile, ModelError> {
+        let config = AdapterConfig::open(dir)?;
         let found = Self::options_of(&config, base)?;
         let all =
             || base.parameters().into_iter().filter_map(|p| Some(p.name.strip_suffix(".weight")?.to_owned()));
@@ -395,7 +395,7 @@ impl Adapter {
                 way_out: "load it into a policy that was made with its options".into(),
             });
         }
-        let weights = folder.join(WEIGHTS);
+        let weights = dir.join(WEIGHTS);
         if !weights.exists() {
             return Err(ModelError::Missing {
                 path: weights,

@@ -31,41 +31,41 @@ pub fn save(
     model: &Transformer,
     learning: &Learning,
     adapter: Option<usize>,
-    folder: &Path,
+    dir: &Path,
     with_optimiser: bool,
 ) -> Result<(Content, Vec<String>), ModelError> {
     let weights = &model.weights;
-    let (optimiser, tensors, content, mut names) = match adapter {
+    let (optimizer, tensors, content, mut names) = match adapter {
         None => {
-            write_json(&folder.join(CONFIG), &weights.config.to_hf_json())?;
-            weights.layout.tensors.write(&folder.join(WEIGHTS), &weights.master)?;
+            write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
+            weights.layout.tensors.write(&dir.join(WEIGHTS), &weights.master)?;
             (Some(&learning.optimiser), &weights.layout.tensors, Content::Whole, vec![CONFIG, WEIGHTS])
         }
         Some(index) => {
             let adapter = &model.adapters[index];
-            let names = adapter.save(folder)?.to_vec();
+            let names = adapter.save(dir)?.to_vec();
             let content = Content::Adapter { base: adapter.base().to_owned() };
             (learning.adapters.get(index), &adapter.layout.tensors, content, names)
         }
     };
-    let write_moments = |tensors: &Tensors, names: [&str; 2], optimiser: &Optimiser| {
-        let moments = names.into_iter().zip([&optimiser.first, &optimiser.second]);
-        moments.into_iter().try_for_each(|(name, moment)| tensors.write(&folder.join(name), moment))
+    let write_moments = |tensors: &Tensors, names: [&str; 2], optimizer: &Optimiser| {
+        let moments = names.into_iter().zip([&optimizer.first, &optimizer.second]);
+        moments.into_iter().try_for_each(|(name, moment)| tensors.write(&dir.join(name), moment))
     };
     if let Some(head) = model.values.get(&adapter) {
-        head.tensors.write(&folder.join(value_head::FILE), &head.master)?;
+        head.tensors.write(&dir.join(value_head::FILE), &head.master)?;
         names.push(value_head::FILE);
         let moments = learning.value_heads.get(&adapter).filter(|o| with_optimiser && !o.first.is_empty());
-        if let Some(optimiser) = moments {
-            write_moments(&head.tensors, VALUE_MOMENTS, optimiser)?;
+        if let Some(optimizer) = moments {
+            write_moments(&head.tensors, VALUE_MOMENTS, optimizer)?;
             names.extend(VALUE_MOMENTS);
         }
     }
     crash_point("checkpoint_file");
-    if let Some(optimiser) = optimiser.filter(|o| with_optimiser && !o.first.is_empty()) {
-        write_moments(tensors, MOMENTS, optimiser)?;
-        let steps = serde_json::json!({ "schema": 1, "steps": optimiser.steps });
-        write_json(&folder.join(STEPS), &steps)?;
+    if let Some(optimizer) = optimizer.filter(|o| with_optimiser && !o.first.is_empty()) {
+        write_moments(tensors, MOMENTS, optimizer)?;
+        let steps = serde_json::json!({ "schema": 1, "steps": optimizer.steps });
+        write_json(&dir.join(STEPS), &steps)?;
         names.extend(MOMENTS.into_iter().chain([STEPS]));
     }
     Ok((content, names.into_iter().map(str::to_owned).collect()))
@@ -75,12 +75,12 @@ pub fn save(
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
-pub fn save_merged(model: &Transformer, adapter: Option<usize>, folder: &Path) -> Result<(), ModelError> {
+pub fn save_merged(model: &Transformer, adapter: Option<usize>, dir: &Path) -> Result<(), ModelError> {
     let weights = &model.weights;
     let wide = |array: &[f32]| -> Vec<f64> { array.iter().map(|v| f64::from(*v)).collect() };
     let adapter = adapter.map(|index| &model.adapters[index]).map(|adapter| (adapter, wide(&adapter.master)));
-    write_json(&folder.join(CONFIG), &weights.config.to_hf_json())?;
-    weights.layout.tensors.write_with(&folder.join(WEIGHTS), |place| {
+    write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
+    weights.layout.tensors.write_with(&dir.join(WEIGHTS), |place| {
         let base = weights.part(&place.range);
         match &adapter {
             Some((adapter, array)) if adapter.adapts(&place.range) => {
@@ -120,26 +120,23 @@ struct Moments {
 pub fn open(
     model: &Transformer,
     adapter: Option<usize>,
-    folder: &Path,
+    dir: &Path,
     with_optimiser: bool,
 ) -> Result<Saved, ModelError> {
     let (weights, tensors) = match adapter {
         None => {
-            let files = ModelFiles::open(folder)?;
+            let files = ModelFiles::open(dir)?;
             check_same(files.path(), &model.weights.config, &files.config)?;
             (SavedWeights::Base(Box::new(files)), &model.weights.layout.tensors)
         }
         Some(index) => {
             let adapter = &model.adapters[index];
-            (
-                SavedWeights::Adapter(index, adapter.open(folder, &model.weights.config)?),
-                &adapter.layout.tensors,
-            )
+            (SavedWeights::Adapter(index, adapter.open(dir, &model.weights.config)?), &adapter.layout.tensors)
         }
     };
-    let head = model.values.get(&adapter).filter(|_| folder.join(value_head::FILE).exists());
-    let value_head = head.map(|head| head.tensors.open(&folder.join(value_head::FILE))).transpose()?;
-    let steps = folder.join(STEPS);
+    let head = model.values.get(&adapter).filter(|_| dir.join(value_head::FILE).exists());
+    let value_head = head.map(|head| head.tensors.open(&dir.join(value_head::FILE))).transpose()?;
+    let steps = dir.join(STEPS);
     if !with_optimiser || !steps.exists() {
         return Ok(Saved { adapter, weights, value_head, moments: None });
     }
@@ -148,10 +145,10 @@ pub fn open(
     let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
     let steps = value["steps"].as_u64().ok_or_else(|| damaged("it has no number of steps".into()))?;
     let open = |tensors: &Tensors, [first, second]: [&str; 2]| {
-        Ok([tensors.open(&folder.join(first))?, tensors.open(&folder.join(second))?])
+        Ok([tensors.open(&dir.join(first))?, tensors.open(&dir.join(second))?])
     };
     let of_weights = open(tensors, MOMENTS)?;
-    let head = head.filter(|_| folder.join(VALUE_MOMENTS[0]).exists());
+    let head = head.filter(|_| dir.join(VALUE_MOMENTS[0]).exists());
     let of_head = head.map(|head| open(&head.tensors, VALUE_MOMENTS)).transpose()?;
     let moments = Some(Moments { steps, weights: of_weights, value_head: of_head });
     Ok(Saved { adapter, weights, value_head, moments })
@@ -185,7 +182,7 @@ fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Resul
 pub fn load(model: &mut Transformer, learning: &mut Learning, saved: Saved) -> Result<(), ModelError> {
     let Saved { adapter, weights: files, value_head, moments } = saved;
     let Transformer { compute, weights, adapters, values, .. } = model;
-    let optimiser = match adapter {
+    let optimizer = match adapter {
         None => &mut learning.optimiser,
         Some(index) => {
             learning.ensure_adapter(index);
@@ -193,7 +190,7 @@ pub fn load(model: &mut Transformer, learning: &mut Learning, saved: Saved) -> R
         }
     };
     // The accumulated gradient belongs to the replaced weights.
-    *optimiser = Optimiser::default();
+    *optimizer = Optimiser::default();
     learning.value_heads.remove(&adapter);
     let tensors = match &files {
         SavedWeights::Base(files) => {
@@ -211,14 +208,14 @@ pub fn load(model: &mut Transformer, learning: &mut Learning, saved: Saved) -> R
     }
     let Some(Moments { steps, weights: of_weights, value_head: of_head }) = moments else { return Ok(()) };
     let read = |tensors: &Tensors, files: &[SafetensorsFile; 2]| {
-        let mut optimiser = Optimiser::default();
-        optimiser.steps = steps;
-        optimiser.ensure(tensors.len);
-        tensors.read(&files[0], &mut optimiser.first)?;
-        tensors.read(&files[1], &mut optimiser.second)?;
-        Ok(optimiser)
+        let mut optimizer = Optimiser::default();
+        optimizer.steps = steps;
+        optimizer.ensure(tensors.len);
+        tensors.read(&files[0], &mut optimizer.first)?;
+        tensors.read(&files[1], &mut optimizer.second)?;
+        Ok(optimizer)
     };
-    *optimiser = read(tensors, &of_weights)?;
+    *optimizer = read(tensors, &of_weights)?;
     if let (Some(head), Some(files)) = (head, &of_head) {
         learning.value_heads.insert(adapter, read(&head.tensors, files)?);
     }

@@ -2,7 +2,7 @@
 
 use levade_policy::{SamplingParams, TokenSet, TopLogprobs};
 
-use crate::ops::softmax::{Distribution, Normaliser, argmax, exponentiate, scale};
+use crate::ops::softmax::{Distribution, Normalizer, argmax, exponentiate, scale};
 use crate::simd::Isa;
 
 /// A sampled token, or a token of a scored prompt.
@@ -67,7 +67,7 @@ pub fn score(isa: Isa, logits: &mut [f32], temperature: f32, token: u32, top: us
 }
 
 /// Returns a token of a row of scaled logits, with the `top` most likely tokens.
-fn chosen(normaliser: &Normaliser, logits: &[f32], token: usize, top: usize) -> Chosen {
+fn chosen(normaliser: &Normalizer, logits: &[f32], token: usize, top: usize) -> Chosen {
     let logprob = |token: usize| (token as u32, normaliser.log_probability(logits[token]));
     let top = most_likely(logits, top).into_iter().map(logprob).collect();
     Chosen { token: token as u32, logprob: logprob(token).1, top }

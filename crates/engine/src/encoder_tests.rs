@@ -9,17 +9,17 @@ use crate::ops::testing::{close, noise};
 const HIDDEN: usize = 24;
 
 /// Writes a small encoder with random weights to `folder`.
-fn made(folder: &Path) -> EncoderFiles {
+fn made(dir: &Path) -> EncoderFiles {
     let config = json!({
         "model_type": "bert", "hidden_size": HIDDEN, "intermediate_size": 40, "num_hidden_layers": 2,
         "num_attention_heads": 3, "vocab_size": 50, "max_position_embeddings": 32, "type_vocab_size": 2,
         "layer_norm_eps": 1e-12,
     });
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
-    std::fs::write(folder.join("modules.json"), "[]").unwrap();
-    std::fs::create_dir(folder.join("1_Pooling")).unwrap();
-    std::fs::write(folder.join("1_Pooling/config.json"), r#"{"pooling_mode_mean_tokens": true}"#).unwrap();
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(dir.join("tokenizer.json"), "{}").unwrap();
+    std::fs::write(dir.join("modules.json"), "[]").unwrap();
+    std::fs::create_dir(dir.join("1_Pooling")).unwrap();
+    std::fs::write(dir.join("1_Pooling/config.json"), r#"{"pooling_mode_mean_tokens": true}"#).unwrap();
     let config = EncoderConfig {
         hidden: HIDDEN,
         intermediate: 40,
@@ -45,8 +45,8 @@ fn made(folder: &Path) -> EncoderFiles {
         .collect();
     let tensors =
         values.iter().map(|(parameter, data)| (parameter.name.clone(), parameter.shape.clone(), &data[..]));
-    write_safetensors(&folder.join("model.safetensors"), tensors).unwrap();
-    EncoderFiles::open(folder, "small").unwrap()
+    write_safetensors(&dir.join("model.safetensors"), tensors).unwrap();
+    EncoderFiles::open(dir, "small").unwrap()
 }
 
 /// Reference in f64 that follows the paper.
@@ -138,8 +138,8 @@ fn texts() -> Vec<Vec<u32>> {
 
 #[test]
 fn encode_matches_f64_reference() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut files = made(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = made(dir.path());
     for pooling in [Pooling::Mean, Pooling::Cls] {
         files.config.pooling = pooling;
         let found = Encoder::new(&files, 2).unwrap().encode(&texts()).unwrap();
@@ -151,8 +151,8 @@ fn encode_matches_f64_reference() {
 
 #[test]
 fn encode_is_independent_of_batch_and_threads() {
-    let folder = tempfile::tempdir().unwrap();
-    let files = made(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let files = made(dir.path());
     let mut one = Encoder::new(&files, 1).unwrap();
     let alone: Vec<Vec<f32>> = texts().into_iter().map(|ids| one.encode(&[ids]).unwrap().remove(0)).collect();
     for threads in [1, 3] {
@@ -167,8 +167,8 @@ fn encode_is_independent_of_batch_and_threads() {
 
 #[test]
 fn encode_rejects_invalid_texts() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut encoder = Encoder::new(&made(folder.path()), 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut encoder = Encoder::new(&made(dir.path()), 1).unwrap();
     for (ids, why) in [
         (vec![], "a text has 0 tokens"),
         (vec![1; 33], "has 33 tokens, but the encoder takes 1 to 32"),
@@ -189,8 +189,8 @@ async fn embed_prepends_prefix_of_role() {
             Ok(text.bytes().map(|byte| u32::from(byte) % 50).take(32).collect())
         }
     }
-    let folder = tempfile::tempdir().unwrap();
-    let mut files = made(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = made(dir.path());
     let plain = TextEncoder::new(&files, Arc::new(Bytes), 1).unwrap();
     (files.config.query_prefix, files.config.passage_prefix) = ("query: ".into(), "passage: ".into());
     let prefixed = TextEncoder::new(&files, Arc::new(Bytes), 1).unwrap();

@@ -252,8 +252,8 @@ impl Engine {
     ///
     /// # Errors
     /// Returns an error if a file cannot be written, or if the engine has stopped.
-    pub async fn save_merged(&self, folder: &Path) -> Result<(), PolicyError> {
-        self.learn(|answer| LearnerCommand::Merge(folder.to_path_buf(), answer)).await
+    pub async fn save_merged(&self, dir: &Path) -> Result<(), PolicyError> {
+        self.learn(|answer| LearnerCommand::Merge(dir.to_path_buf(), answer)).await
     }
 }
 
@@ -292,9 +292,9 @@ impl Sampler for Engine {
         };
         let manifest = manifest.clone();
         let verified = tokio::task::spawn_blocking(move || manifest.verify().map(Path::to_owned)).await;
-        let folder = verified.map_err(|_| PolicyError::Stopped("the check of weights".into()))??;
+        let dir = verified.map_err(|_| PolicyError::Stopped("the check of weights".into()))??;
         let version = weights.version;
-        let adopted = self.learn(|answer| LearnerCommand::Adopt(folder, version, answer)).await;
+        let adopted = self.learn(|answer| LearnerCommand::Adopt(dir, version, answer)).await;
         adopted.map_err(|error| match error {
             PolicyError::Storage(why) | PolicyError::Invalid(why) => PolicyError::NotAdopted(why),
             other => other,
@@ -340,12 +340,12 @@ impl Learner for Engine {
         self.learn(|answer| LearnerCommand::OptimStep(params, answer)).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        self.learn(|answer| LearnerCommand::Save(folder.to_path_buf(), with_optimiser, answer)).await
+    async fn save(&self, dir: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
+        self.learn(|answer| LearnerCommand::Save(dir.to_path_buf(), with_optimiser, answer)).await
     }
 
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        self.learn(|answer| LearnerCommand::Load(folder.to_path_buf(), with_optimiser, answer)).await
+    async fn load(&self, dir: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        self.learn(|answer| LearnerCommand::Load(dir.to_path_buf(), with_optimiser, answer)).await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {

@@ -264,10 +264,10 @@ impl Learning {
         }
         if loss.is_of_values() {
             let critic = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
-            let optimiser = self.value_heads.entry(adapter).or_default();
-            optimiser.ensure(critic.master.len());
-            if optimiser.begin() == Mode::Set {
-                optimiser.gradient.fill(0.0);
+            let optimizer = self.value_heads.entry(adapter).or_default();
+            optimizer.ensure(critic.master.len());
+            if optimizer.begin() == Mode::Set {
+                optimizer.gradient.fill(0.0);
             }
         }
         let mut found = vec![0.0; batch.targets.len()];
@@ -367,7 +367,7 @@ impl Learning {
         let rows = laid.rows();
         let size = rows.tokens.len() * config.hidden;
         let Learning {
-            optimiser,
+            optimiser: optimizer,
             adapters,
             value_heads,
             activations,
@@ -387,18 +387,18 @@ impl Learning {
         dx.fill(0.0);
         let mut gradients = match adapter {
             None => {
-                let mode = optimiser.begin();
+                let mode = optimizer.begin();
                 if mode == Mode::Set {
-                    clear_what_products_leave(&model.weights.layout, &mut optimiser.gradient);
+                    clear_what_products_leave(&model.weights.layout, &mut optimizer.gradient);
                 }
-                Gradients { base: Some(&mut optimiser.gradient), adapter: None, mode, turned }
+                Gradients { base: Some(&mut optimizer.gradient), adapter: None, mode, turned }
             }
             Some(index) => {
-                let optimiser = &mut adapters[index];
-                let mode = optimiser.begin();
+                let optimizer = &mut adapters[index];
+                let mode = optimizer.begin();
                 Gradients {
                     base: None,
-                    adapter: Some((&model.adapters[index], &mut optimiser.gradient)),
+                    adapter: Some((&model.adapters[index], &mut optimizer.gradient)),
                     mode,
                     turned,
                 }
@@ -409,8 +409,8 @@ impl Learning {
             HeadGradient { loss, dx, base: gradients.base.as_deref_mut(), mode, turned: gradients.turned };
         let x = activations.output(size);
         let sums = match (model.values.get(&adapter), value_heads.get_mut(&adapter)) {
-            (Some(critic), Some(optimiser)) if loss.is_of_values() => {
-                let gradient = Some((gradient, &mut optimiser.gradient[..]));
+            (Some(critic), Some(optimizer)) if loss.is_of_values() => {
+                let gradient = Some((gradient, &mut optimizer.gradient[..]));
                 values.run(model, critic, batch, unit, x, gradient, found.logprobs)
             }
             _ => head.run(model, batch, unit, x, &mut temporary.scratch.product, Some(gradient), &mut found),

@@ -156,14 +156,14 @@ mod tests {
 
     /// Returns the memory left, in MiB, on a machine with 8000 MiB free and these files.
     fn left(files: &[(&str, &str)]) -> u64 {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let meminfo = format!("MemTotal: 9999999 kB\nMemAvailable:  {} kB\n", 8000 << 10);
         for (path, contents) in [("proc/meminfo", meminfo.as_str())].iter().chain(files) {
-            let path = folder.path().join(path);
+            let path = dir.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, contents).unwrap();
         }
-        System { root: folder.path() }.available().unwrap() / MIB
+        System { root: dir.path() }.available().unwrap() / MIB
     }
 
     fn mib(n: u64) -> String {
@@ -184,8 +184,8 @@ mod tests {
             ),
         ];
         assert_eq!(left(&unlimited), 8000);
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(System { root: folder.path() }.available(), None);
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(System { root: dir.path() }.available(), None);
     }
 
     /// systemd, version 2: the limit may be the unit's own, or that of an enclosing slice.

@@ -66,15 +66,15 @@ pub fn step(
 ) -> OptimReport {
     let squares = trained
         .iter_mut()
-        .map(|(optimiser, parameters)| optimiser.close(compute, parameters.master.len()).powi(2));
+        .map(|(optimizer, parameters)| optimizer.close(compute, parameters.master.len()).powi(2));
     let grad_norm = squares.sum::<f64>().sqrt();
     if !grad_norm.is_finite() {
         return OptimReport { grad_norm, applied: false };
     }
     let limit = f64::from(params.max_grad_norm);
     let scale = if grad_norm > limit { (limit / (grad_norm + 1e-6)) as f32 } else { 1.0 };
-    for (optimiser, parameters) in trained {
-        optimiser.step(compute, params, scale, parameters);
+    for (optimizer, parameters) in trained {
+        optimizer.step(compute, params, scale, parameters);
     }
     OptimReport { grad_norm, applied: true }
 }

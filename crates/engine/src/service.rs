@@ -321,31 +321,29 @@ impl Service {
                 }
                 drop(answer.send(report));
             }
-            LearnerCommand::Save(folder, with_optimiser, answer) => {
-                let saved = checkpoint::save(model, learning, adapter, &folder, with_optimiser);
-                let saved = saved
-                    .map_err(storage)
-                    .and_then(|(content, names)| Manifest::of(&folder, content, &names));
+            LearnerCommand::Save(dir, with_optimiser, answer) => {
+                let saved = checkpoint::save(model, learning, adapter, &dir, with_optimiser);
+                let saved =
+                    saved.map_err(storage).and_then(|(content, names)| Manifest::of(&dir, content, &names));
                 drop(answer.send(saved));
             }
-            LearnerCommand::Load(folder, with_optimiser, answer) => {
-                let opened = frozen().and_then(|()| {
-                    checkpoint::open(model, adapter, &folder, with_optimiser).map_err(storage)
-                });
+            LearnerCommand::Load(dir, with_optimiser, answer) => {
+                let opened = frozen()
+                    .and_then(|()| checkpoint::open(model, adapter, &dir, with_optimiser).map_err(storage));
                 let replaced = opened.and_then(|saved| self.replace(policy, saved));
                 drop(answer.send(replaced));
             }
-            LearnerCommand::Adopt(folder, version, answer) => {
+            LearnerCommand::Adopt(dir, version, answer) => {
                 let opened =
-                    frozen().and_then(|()| checkpoint::open(model, adapter, &folder, false).map_err(storage));
+                    frozen().and_then(|()| checkpoint::open(model, adapter, &dir, false).map_err(storage));
                 let replaced = opened.and_then(|saved| self.replace(policy, saved));
                 if replaced.is_ok() {
                     self.published[policy as usize] = Published { version, current: true };
                 }
                 drop(answer.send(replaced));
             }
-            LearnerCommand::Merge(folder, answer) => {
-                drop(answer.send(checkpoint::save_merged(model, adapter, &folder).map_err(storage)));
+            LearnerCommand::Merge(dir, answer) => {
+                drop(answer.send(checkpoint::save_merged(model, adapter, &dir).map_err(storage)));
             }
             LearnerCommand::Publish(version, answer) => {
                 self.published[policy as usize] = Published { version, current: true };

@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("counts: {:?}", recorded.counts);
     println!("drift: {:?}", recorded.drift);
-    println!("refused: {:?}", recorded.refused);
+    println!("refused: {:?}", recorded.rejected);
     println!("unknown: {:?}", gateway.unknown_fields());
     Ok(())
 }

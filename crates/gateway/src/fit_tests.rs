@@ -14,8 +14,8 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// Creates a gateway whose model returns `texts`, with an attempt whose prompts have at most `most`
 /// tokens.
-fn served(texts: &[&str], overflow: Overflow, most: usize) -> Served {
-    let budget = Budget { most, overflow, keep: 1 };
+fn served(texts: &[&str], overflow: Overflow, budget_tokens: usize) -> Served {
+    let budget = Budget { most: budget_tokens, overflow, keep: 1 };
     Served::within(texts, |party| {
         let summarizer = || Summarizer {
             party: Arc::new(Party { agent: "default.summary".into(), ..(**party).clone() }),
@@ -45,10 +45,10 @@ async fn long_conversation_forks_and_continues() {
         assert_eq!(ask(&served, &mut messages, &question).await, StatusCode::OK);
     }
     let origins = served.origins();
-    let cut = Origin::Forked(Fork { at: 2, reason: Reason::ContextDropped });
-    let cuts = origins.iter().filter(|origin| **origin == cut).count();
-    assert!((2..=4).contains(&cuts), "{origins:?}");
-    assert_eq!(origins.iter().filter(|origin| **origin == Origin::Continued).count(), 11 - cuts);
+    let truncation = Origin::Forked(Fork { at: 2, reason: Reason::ContextDropped });
+    let truncations = origins.iter().filter(|origin| **origin == truncation).count();
+    assert!((2..=4).contains(&truncations), "{origins:?}");
+    assert_eq!(origins.iter().filter(|origin| **origin == Origin::Continued).count(), 11 - truncations);
     for path in served.paths().await {
         assert!(path.contains("Be brief.") && path.contains("Question 0:"), "{path}");
         assert!(path.len() < 800, "{path}");
@@ -67,7 +67,7 @@ async fn summary_calls_do_not_count_toward_limits() {
         );
     }
     assert_eq!(messages.last().unwrap()["content"], "Four.");
-    assert_eq!(served.session.recorder().left_calls(), 100 - 4);
+    assert_eq!(served.session.recorder().remaining_calls(), 100 - 4);
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let calls: Vec<(&str, bool)> =
         recorded.calls.iter().map(|call| (call.agent.as_str(), call.summary)).collect();

@@ -171,11 +171,11 @@ enum Damage {
     Repeat(Index, usize),
     Write(Index, Vec<u8>),
     Insert(Index, Vec<u8>),
-    Cut(Index),
+    Truncate(Index),
 }
 
 fn odd() -> impl Strategy<Value = Value> {
-    const WORDS: &[&str] = &[
+    const VALUES: &[&str] = &[
         "",
         "assistant",
         "user",
@@ -245,7 +245,7 @@ fn odd() -> impl Strategy<Value = Value> {
         json!(1.5),
     ];
     let leaf = prop_oneof![
-        3 => prop::sample::select(WORDS).prop_map(Value::from),
+        3 => prop::sample::select(VALUES).prop_map(Value::from),
         3 => prop::sample::select(numbers.to_vec()),
         1 => Just(Value::Null),
         1 => any::<bool>().prop_map(Value::from),
@@ -312,7 +312,7 @@ fn damage() -> impl Strategy<Value = Damage> {
         1 => (at(), 2..40usize).prop_map(|(at, times)| Damage::Repeat(at, times)),
         1 => (at(), bytes()).prop_map(|(at, bytes)| Damage::Write(at, bytes)),
         1 => (at(), bytes()).prop_map(|(at, bytes)| Damage::Insert(at, bytes)),
-        1 => at().prop_map(Damage::Cut),
+        1 => at().prop_map(Damage::Truncate),
     ]
 }
 
@@ -379,7 +379,7 @@ fn damage_json(body: &mut Value, damage: &Damage) {
             Value::String(text) if text.len() * times < 20_000 => *text = text.repeat(*times),
             _ => {}
         },
-        Damage::Write(..) | Damage::Insert(..) | Damage::Cut(_) => {}
+        Damage::Write(..) | Damage::Insert(..) | Damage::Truncate(_) => {}
     }
 }
 
@@ -395,7 +395,7 @@ fn damage_bytes(body: &mut Vec<u8>, damage: &Damage) {
             let at = at.index(body.len() + 1);
             body.splice(at..at, bytes.iter().copied());
         }
-        Damage::Cut(at) => body.truncate(at.index(body.len() + 1)),
+        Damage::Truncate(at) => body.truncate(at.index(body.len() + 1)),
         _ => {}
     }
 }
@@ -417,28 +417,28 @@ fn request() -> impl Strategy<Value = (String, Vec<u8>)> {
 }
 
 /// Response of an endpoint, with its complete body.
-struct Answered {
+struct ReceivedResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: Vec<u8>,
 }
 
-async fn send(served: &Served, request: Request<Body>) -> Answered {
+async fn send(served: &Served, request: Request<Body>) -> ReceivedResponse {
     let response = served.router().oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = axum::body::to_bytes(body, usize::MAX).await.unwrap().to_vec();
-    Answered { status: parts.status, headers: parts.headers, body }
+    ReceivedResponse { status: parts.status, headers: parts.headers, body }
 }
 
 /// Checks that a response has the format of the API: a document, a complete stream, or an error with
 /// a message.
-fn check_shape(path: &str, answered: &Answered) -> Result<(), TestCaseError> {
-    let text = String::from_utf8_lossy(&answered.body);
-    let told = || format!("{path}: {} {text}", answered.status);
-    prop_assert!(answered.status != StatusCode::INTERNAL_SERVER_ERROR, "{}", told());
-    let kind = answered.headers.get("content-type").map_or("", |kind| kind.to_str().unwrap());
+fn check_shape(path: &str, response: &ReceivedResponse) -> Result<(), TestCaseError> {
+    let text = String::from_utf8_lossy(&response.body);
+    let told = || format!("{path}: {} {text}", response.status);
+    prop_assert!(response.status != StatusCode::INTERNAL_SERVER_ERROR, "{}", told());
+    let kind = response.headers.get("content-type").map_or("", |kind| kind.to_str().unwrap());
     if kind.starts_with("text/event-stream") {
-        prop_assert!(answered.status == StatusCode::OK && text.ends_with("\n\n"), "{}", told());
+        prop_assert!(response.status == StatusCode::OK && text.ends_with("\n\n"), "{}", told());
         let mut last = Value::Null;
         for frame in text.split("\n\n").filter(|frame| !frame.is_empty() && !frame.starts_with(':')) {
             let data = frame.lines().find_map(|line| line.strip_prefix("data: "));
@@ -464,9 +464,9 @@ fn check_shape(path: &str, answered: &Answered) -> Result<(), TestCaseError> {
         return Ok(());
     }
     prop_assert_eq!(kind, "application/json", "{}", told());
-    let body: Value = serde_json::from_slice(&answered.body)
+    let body: Value = serde_json::from_slice(&response.body)
         .map_err(|error| TestCaseError::fail(format!("{error}: {}", told())))?;
-    if answered.status.is_success() {
+    if response.status.is_success() {
         return Ok(());
     }
     prop_assert!(!body["error"]["message"].as_str().unwrap_or_default().is_empty(), "{}", told());
@@ -477,11 +477,11 @@ fn check_shape(path: &str, answered: &Answered) -> Result<(), TestCaseError> {
 
 /// Closes an attempt. Checks that its record has at most `most` calls, and contains every sampled
 /// token once.
-async fn check_record(session: &Arc<Session>, most: usize) -> Result<(), TestCaseError> {
+async fn check_record(session: &Arc<Session>, max_calls: usize) -> Result<(), TestCaseError> {
     let recorded = session.close(Duration::from_secs(30)).await.0;
-    prop_assert!(recorded.calls.len() <= most, "{} calls of {most} requests", recorded.calls.len());
-    let drawn: usize = recorded.calls.iter().map(|call| call.tokens).sum();
-    prop_assert_eq!(recorded.trajectory.sampled_tokens(), drawn);
+    prop_assert!(recorded.calls.len() <= max_calls, "{} calls of {max_calls} requests", recorded.calls.len());
+    let total: usize = recorded.calls.iter().map(|call| call.tokens).sum();
+    prop_assert_eq!(recorded.trajectory.sampled_tokens(), total);
     Ok(())
 }
 

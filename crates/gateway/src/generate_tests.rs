@@ -361,10 +361,10 @@ async fn abandoned_call_aborts_and_keeps_sampled_tokens() {
     .expect("the call ends");
     assert_eq!(metrics.aborted.load(Ordering::Relaxed), 1);
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
-    let drawn = recorded.calls[0].tokens;
-    assert!((1..3000).contains(&drawn), "{drawn}");
+    let sampled_count = recorded.calls[0].tokens;
+    assert!((1..3000).contains(&sampled_count), "{sampled_count}");
     let sampled = recorded.trajectory.segments().iter().find(|s| s.kind == Kind::Sampled).unwrap();
-    assert_eq!(sampled.tokens.len(), drawn);
+    assert_eq!(sampled.tokens.len(), sampled_count);
 }
 
 #[tokio::test]
@@ -407,14 +407,14 @@ async fn attempt_limits_reject_further_calls() {
     let ask = async |text: &str| served.post(CHAT, &question(text)).await;
     assert_eq!(ask("a").await.status, StatusCode::OK);
     assert_eq!(ask("b").await.status, StatusCode::OK);
-    let refused = ask("c").await;
+    let rejected = ask("c").await;
     // Clients retry neither this status nor a response with this header.
     assert_eq!(
-        (refused.status, &refused.headers["x-should-retry"]),
+        (rejected.status, &rejected.headers["x-should-retry"]),
         (StatusCode::BAD_REQUEST, &"false".parse().unwrap())
     );
-    assert_eq!(refused.json()["error"]["code"], "attempt_limit_reached");
-    assert!(refused.text.contains("its 2 calls"), "{}", refused.text);
+    assert_eq!(rejected.json()["error"]["code"], "attempt_limit_reached");
+    assert!(rejected.text.contains("its 2 calls"), "{}", rejected.text);
     let limits = Limits { calls: 9, tokens: 7, timeout: Duration::from_secs(5) };
     let served = Served::limited(&["Four"], limits);
     let ask = async |text: &str| served.post(CHAT, &question(text)).await;

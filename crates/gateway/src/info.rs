@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::gateway::Model;
-use crate::http::{Incoming, json as document};
+use crate::http::{IncomingRequest, json as document};
 use crate::openai::respond;
 use crate::route::Route;
 use levade_call::{ApiError, ErrorKind, TokenBackend};
@@ -35,7 +35,7 @@ pub(crate) async fn version() -> Response {
 }
 
 /// Handles `GET /health_generate`: samples one token from every local model that the caller can call.
-pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let probed = async {
         let (caller, _) = incoming.in_order()?;
         // External chat APIs are not probed, because their completions may cost money.
@@ -51,9 +51,9 @@ pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: In
 pub(crate) async fn model_info(
     State(gateway): State<Gateway>,
     Query(asked): Query<Asked>,
-    incoming: Incoming,
+    incoming: IncomingRequest,
 ) -> Response {
-    let told = async {
+    let reported = async {
         let model = model(&gateway, incoming, &asked)?;
         Ok(json!({
             "model_path": model.party.model,
@@ -65,16 +65,16 @@ pub(crate) async fn model_info(
             "has_audio_understanding": false,
         }))
     };
-    respond(told.await)
+    respond(reported.await)
 }
 
 /// Handles `GET /server_info`, and `/get_server_info`, its earlier name.
 pub(crate) async fn server_info(
     State(gateway): State<Gateway>,
     Query(asked): Query<Asked>,
-    incoming: Incoming,
+    incoming: IncomingRequest,
 ) -> Response {
-    let told = async {
+    let reported = async {
         let model = model(&gateway, incoming, &asked)?;
         Ok(json!({
             "model_path": model.party.model,
@@ -85,20 +85,20 @@ pub(crate) async fn server_info(
             "weight_version": weights(&model).await?,
         }))
     };
-    respond(told.await)
+    respond(reported.await)
 }
 
 /// Handles `GET /weight_info`.
 pub(crate) async fn weight_info(
     State(gateway): State<Gateway>,
     Query(asked): Query<Asked>,
-    incoming: Incoming,
+    incoming: IncomingRequest,
 ) -> Response {
-    let told = async {
+    let reported = async {
         let model = model(&gateway, incoming, &asked)?;
         Ok(json!({ "weight_version": weights(&model).await? }))
     };
-    respond(told.await)
+    respond(reported.await)
 }
 
 /// Handles `GET /tokenizer_info`: returns the special tokens and the chat template under the names
@@ -106,7 +106,7 @@ pub(crate) async fn weight_info(
 pub(crate) async fn tokenizer_info(
     State(gateway): State<Gateway>,
     Query(asked): Query<Asked>,
-    incoming: Incoming,
+    incoming: IncomingRequest,
 ) -> Response {
     respond(model(&gateway, incoming, &asked).and_then(|model| {
         let model = model.party.tokens()?;
@@ -141,7 +141,7 @@ pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
 
 /// Returns the model that `asked` names, or the first model that the caller can call if `asked` names
 /// none.
-fn model(gateway: &Gateway, incoming: Incoming, asked: &Asked) -> Result<Model, ApiError> {
+fn model(gateway: &Gateway, incoming: IncomingRequest, asked: &Asked) -> Result<Model, ApiError> {
     let (caller, _) = incoming.in_order()?;
     let mut models = models(gateway, &caller);
     let place = models.iter().position(|model| asked.model.is_empty() || model.party.model == asked.model);
@@ -171,13 +171,13 @@ async fn probe(model: &Model) -> Result<(), ApiError> {
     let policy = model.party.policy.clone();
     let request =
         SampleRequest { id: "probe".into(), policy, prompt: vec![first], params, ..SampleRequest::default() };
-    let drawn = async { sampler.sample(request).await?.collect(PROBE).await };
+    let probed = async { sampler.sample(request).await?.collect(PROBE).await };
     let late = || {
         ApiError::new(
             ErrorKind::Deadline,
             format!("{:?} sampled no token within {PROBE:?}", model.party.model),
         )
     };
-    within(&**sampler, PROBE, drawn).await.ok_or_else(late)??;
+    within(&**sampler, PROBE, probed).await.ok_or_else(late)??;
     Ok(())
 }

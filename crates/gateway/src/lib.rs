@@ -124,9 +124,9 @@ mod relay_tests;
 #[cfg(test)]
 mod scripted;
 #[cfg(test)]
-mod testing;
+mod sent_tests;
 #[cfg(test)]
-mod told_tests;
+mod testing;
 #[cfg(test)]
 mod training_tests;
 

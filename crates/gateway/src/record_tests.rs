@@ -186,8 +186,8 @@ async fn completion_stream_reports_all_tokens() {
             // Only the last frame of a choice can be empty.
             for choice in &choices {
                 let is_empty = choice["text"] == "" && choice["token_ids"].is_null();
-                let says_nothing = is_empty && choice["logprobs"].is_null();
-                assert!(!says_nothing || !choice["finish_reason"].is_null(), "{stream}");
+                let is_silent = is_empty && choice["logprobs"].is_null();
+                assert!(!is_silent || !choice["finish_reason"].is_null(), "{stream}");
             }
         }
     }

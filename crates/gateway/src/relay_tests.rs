@@ -21,14 +21,14 @@ use crate::{Route, SessionOptions, When};
 #[derive(Default)]
 struct Parrot {
     parts: Mutex<Vec<Result<ChatDelta, ApiError>>>,
-    asked: Mutex<Vec<ChatQuery>>,
+    queries: Mutex<Vec<ChatQuery>>,
     /// Whether the API stays silent after its deltas instead of ending the stream.
     hangs: bool,
 }
 
 impl ChatApi for Parrot {
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
-        self.asked.lock().unwrap().push(query);
+        self.queries.lock().unwrap().push(query);
         let (sender, receiver) = mpsc::unbounded_channel();
         for part in self.parts.lock().unwrap().iter() {
             sender.send(part.clone()).unwrap();
@@ -138,7 +138,7 @@ async fn request_options_are_forwarded_to_chat_api() {
     body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
     body["response_format"] = json!({ "type": "json_object" });
     assert_eq!(post(&served, &session, "/v1/chat/completions", &body).await.status, StatusCode::OK);
-    let asked = parrot.asked.lock().unwrap();
+    let asked = parrot.queries.lock().unwrap();
     assert_eq!((asked[0].sampling.temperature, &asked[0].tool_choice), (Some(0.5), &ToolChoice::Required));
     assert_eq!((asked[0].tools.len(), asked[0].messages.len()), (1, 1));
     assert_eq!(asked[0].constraint, Some(Constraint::JsonObject));
@@ -160,15 +160,15 @@ async fn external_histories_are_recorded_once_as_messages() {
     post(&served, &session, "/v1/chat/completions", &own).await.json();
     let recorded = session.close(Duration::from_secs(5)).await.0;
     let external = &recorded.external;
-    let places: Vec<(Option<usize>, usize, usize)> =
+    let ranges: Vec<(Option<usize>, usize, usize)> =
         external.iter().map(|call| (call.after, call.shared, call.messages.len())).collect();
-    assert_eq!(places, [(None, 0, 1), (Some(0), 2, 1), (None, 0, 1)]);
+    assert_eq!(ranges, [(None, 0, 1), (Some(0), 2, 1), (None, 0, 1)]);
     let history = ExternalCall::history(external, 1);
     let texts: Vec<&str> = history.iter().map(|message| message.content.as_str()).collect();
     assert_eq!(texts, ["1?", "So be it.", "2", "So be it."]);
     assert!(external.iter().all(|call| (call.agent.as_str(), call.policy.as_str()) == ("judge", "api")));
-    let of_others: Vec<bool> = recorded.calls.iter().map(|call| call.external).collect();
-    assert_eq!(of_others, [true, true, true, false]);
+    let is_external: Vec<bool> = recorded.calls.iter().map(|call| call.external).collect();
+    assert_eq!(is_external, [true, true, true, false]);
     let leaves = recorded.trajectory.leaves();
     assert_eq!(leaves.len(), 1, "only the agent of tokens has a path");
     let record = serde_json::to_string(external).unwrap();
@@ -205,8 +205,8 @@ async fn chat_api_errors_keep_status_and_are_recorded() {
     assert!(session.close(Duration::from_secs(5)).await.0.external.is_empty(), "nothing was said");
 
     // The API breaks off in the middle of a completion.
-    let begun = parts().into_iter().take(2).collect();
-    let (served, session, _) = self::served(Parrot { parts: Mutex::new(begun), ..Parrot::default() });
+    let started = parts().into_iter().take(2).collect();
+    let (served, session, _) = self::served(Parrot { parts: Mutex::new(started), ..Parrot::default() });
     let answer = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);
     let external = session.close(Duration::from_secs(5)).await.0.external;
@@ -216,8 +216,9 @@ async fn chat_api_errors_keep_status_and_are_recorded() {
 
 #[tokio::test]
 async fn silent_call_ends_with_attempt_and_keeps_text() {
-    let begun = parts().into_iter().take(2).collect();
-    let (served, session, _) = served(Parrot { parts: Mutex::new(begun), hangs: true, ..Parrot::default() });
+    let started = parts().into_iter().take(2).collect();
+    let (served, session, _) =
+        served(Parrot { parts: Mutex::new(started), hangs: true, ..Parrot::default() });
     let mut body = question("1?");
     body["stream"] = true.into();
     let (asked, closed) = (post(&served, &session, "/v1/chat/completions", &body), async {

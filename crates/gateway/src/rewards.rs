@@ -3,17 +3,17 @@
 use axum::response::Response;
 use serde_json::json;
 
-use crate::http::{Incoming, read};
+use crate::http::{IncomingRequest, read};
 use crate::openai::respond;
 use crate::session::Reward;
 use levade_call::ApiError;
 
 /// Handles `POST …/reward`.
-pub(crate) async fn reward(incoming: Incoming) -> Response {
+pub(crate) async fn reward(incoming: IncomingRequest) -> Response {
     respond(note(incoming).map(|()| json!({ "noted": true })))
 }
 
-fn note(incoming: Incoming) -> Result<(), ApiError> {
+fn note(incoming: IncomingRequest) -> Result<(), ApiError> {
     let (session, body) = incoming.of_reward()?;
     let reward: Reward = read(&body)?;
     session.reward(reward)

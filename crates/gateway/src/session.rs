@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use levade_call::{ApiError, Recorded, Recorder, Transcript};
+use levade_call::{ApiError, Recorder, Recording, Transcript};
 use serde::{Deserialize, Serialize};
 
 use crate::key::Key;
@@ -150,7 +150,7 @@ impl Session {
 
     /// Ends the session. Calls in flight are aborted and recorded with the tokens sampled so far; see
     /// [`Recorder::close`]. Returns the recorded calls, and the rewards that the program posted.
-    pub async fn close(&self, timeout: Duration) -> (Recorded, Vec<Reward>) {
+    pub async fn close(&self, timeout: Duration) -> (Recording, Vec<Reward>) {
         let recorded = self.recorder().close(timeout).await;
         (recorded, std::mem::take(&mut self.state().rewards))
     }

@@ -15,7 +15,9 @@ use serde_json::{Map, Value, json};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather_all, json as document, read};
+use crate::http::{
+    CollectedCompletion, Dialect, IncomingRequest, answer, failed, frame, gather_all, json as document, read,
+};
 use crate::openai::{self, finite, structured, weight_versions};
 use levade_call::ApiError;
 use levade_call::Request as CallRequest;
@@ -79,15 +81,15 @@ enum Ids {
 }
 
 /// Handles `POST /generate`.
-pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     let Prepared { caller, mut calls, mut writers, is_batch, streams } = match prepare(&gateway, incoming) {
         Ok(prepared) => prepared,
         Err(found) => return failed(&found, &openai::fault(&found)),
     };
     if !is_batch && let (Some(call), Some(writer)) = (calls.pop(), writers.pop()) {
-        let begun = gateway.call(&caller, call).await;
-        return answer(begun, writer, streams, ping).await;
+        let started = gateway.call(&caller, call).await;
+        return answer(started, writer, streams, ping).await;
     }
     match gather_all(&gateway, &caller, calls).await {
         Ok(found) => {
@@ -110,7 +112,7 @@ struct Prepared {
     streams: bool,
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, ApiError> {
+fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<Prepared, ApiError> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     openai::notice(gateway, API, &request.rest)?;
@@ -330,8 +332,8 @@ impl Writer {
     }
 
     /// Returns the completions of one prompt.
-    fn replies(&self, head: &Head, replies: Vec<Gathered>) -> Vec<Value> {
-        let one = |(index, Gathered { prompt, tokens, end, .. })| {
+    fn replies(&self, head: &Head, replies: Vec<CollectedCompletion>) -> Vec<Value> {
+        let one = |(index, CollectedCompletion { prompt, tokens, end, .. })| {
             let text = self.text(&tokens, Some(&end));
             self.reply(head, index, &Partial { text, prompt, tokens }, Some(&end))
         };
@@ -370,7 +372,7 @@ impl Dialect for Writer {
         openai::fault(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
         let mut replies = self.replies(head, replies);
         match replies.pop_if(|_| head.n == 1) {
             Some(only) => only,

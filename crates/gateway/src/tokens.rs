@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::gateway::Gateway;
-use crate::http::{Incoming, read};
+use crate::http::{IncomingRequest, read};
 use crate::openai::{self, respond};
 use levade_call::ApiError;
 
@@ -31,7 +31,7 @@ struct Detokenize {
 }
 
 /// Handles `POST /tokenize`.
-pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
     let failed = |error| {
         ApiError::new(levade_call::ErrorKind::Internal, format!("tokenizing came to no end: {error}"))
@@ -39,7 +39,7 @@ pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: Incoming)
     respond(work.map_err(failed).and_then(|found| found))
 }
 
-fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, ApiError> {
+fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {
     let (caller, body) = incoming.in_order()?;
     let request: Tokenize = read(&body)?;
     let model = gateway.party_of_model(&caller, &request.model)?;
@@ -63,11 +63,11 @@ fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, ApiError> {
 }
 
 /// Handles `POST /detokenize`.
-pub(crate) async fn detokenize(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn detokenize(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     respond(text_of(&gateway, incoming))
 }
 
-fn text_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, ApiError> {
+fn text_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {
     let (caller, body) = incoming.in_order()?;
     let request: Detokenize = read(&body)?;
     let model = gateway.party_of_model(&caller, &request.model)?;

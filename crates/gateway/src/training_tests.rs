@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_call::{Backend, Party, PartyLimits, Recorded, SamplingRule};
+use levade_call::{Backend, Party, PartyLimits, Recording, SamplingRule};
 use levade_conversation::{Format, Options as History};
 use levade_policy::{
     FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
@@ -103,7 +103,7 @@ impl Bench {
         self.sampler.0.lock().unwrap().clone()
     }
 
-    async fn close(self) -> Recorded {
+    async fn close(self) -> Recording {
         self.served.session.close(Duration::from_secs(5)).await.0
     }
 }
@@ -253,7 +253,7 @@ async fn max_tokens_respects_attempt_and_context() {
     }
     let most: Vec<usize> = bench.requests().iter().map(|request| request.params.max_tokens).collect();
     assert_eq!(most, [5, 3, 1]);
-    assert_eq!(bench.close().await.refused.get("limit"), Some(&1));
+    assert_eq!(bench.close().await.rejected.get("limit"), Some(&1));
 
     let bench = Bench::new(LIMITS, 2);
     let prompt: Vec<u32> = vec![97; CONTEXT - 3];
@@ -267,6 +267,6 @@ async fn later_calls_require_no_older_weights() {
     for text in ["a", "b", "c"] {
         bench.ask(CHAT, &question(text, json!({}))).await;
     }
-    let least: Vec<u64> = bench.requests().iter().map(|request| request.least_version).collect();
-    assert_eq!(least, [0, 1, 2]);
+    let min_versions: Vec<u64> = bench.requests().iter().map(|request| request.least_version).collect();
+    assert_eq!(min_versions, [0, 1, 2]);
 }

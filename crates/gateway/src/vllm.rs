@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, read};
+use crate::http::{CollectedCompletion, Dialect, IncomingRequest, answer, failed, frame, read};
 use crate::openai::{self, Tokens, finite, structured, usage, usage_of, weight_versions};
 use levade_call::ApiError;
 use levade_call::Input;
@@ -40,13 +40,13 @@ struct Request {
 }
 
 /// Handles `POST /inference/v1/generate`.
-pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
         Err(found) => failed(&found, &openai::fault(&found)),
         Ok((caller, call, writer, streams)) => {
-            let begun = gateway.call(&caller, call).await;
-            answer(begun, writer, streams, ping).await
+            let started = gateway.call(&caller, call).await;
+            answer(started, writer, streams, ping).await
         }
     }
 }
@@ -62,7 +62,7 @@ fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, A
     value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong).map(Some)
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Writer, bool), ApiError> {
+fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Call, Writer, bool), ApiError> {
     let (caller, body) = incoming.in_order()?;
     let request: Request = read(&body)?;
     if let Some(mode) = request.output_mode.filter(|mode| mode != "tokens") {
@@ -73,7 +73,7 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Write
     let mut params = request.sampling_params;
     let (logprobs, prompt_logprobs) =
         (count(&mut params, "logprobs")?, count(&mut params, "prompt_logprobs")?);
-    let constraint = structured::of_vllm(gateway, &mut params)?;
+    let constraint = structured::from_vllm(gateway, &mut params)?;
     let asked = openai::split(&mut params)?;
     openai::notice(gateway, "generate.sampling_params", &params)?;
     let mut sampling = asked.sampling()?;
@@ -178,8 +178,8 @@ impl Dialect for Writer {
         openai::fault(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
-        let choices = replies.iter().enumerate().map(|(index, Gathered { tokens, end, .. })| {
+    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
+        let choices = replies.iter().enumerate().map(|(index, CollectedCompletion { tokens, end, .. })| {
             let mut choice = self.choice(index, tokens, 0);
             self.end(&mut choice, end, tokens.last().map(|token| token.id));
             choice
@@ -213,7 +213,7 @@ impl Dialect for Writer {
                 frame(None, &self.document(head, vec![value]))
             }
             Event::Ended { choice, end } => {
-                self.ended.push((end.tokens, end.thought_tokens));
+                self.ended.push((end.tokens, end.reasoning_tokens));
                 let (told, last) = self.told[*choice];
                 let mut value = self.choice(*choice, &[], told);
                 self.end(&mut value, end, last);

@@ -198,8 +198,8 @@ impl Access {
         let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
         let authority = text.split_once("://").map(|(_, authority)| authority);
         let port = |text: &str| split(text).map(|(_, port)| port);
-        let asked = headers.get(HOST).and_then(|host| host.to_str().ok()).and_then(port);
-        authority.is_some_and(|authority| self.is_own_host(authority) && port(authority) == asked)
+        let requested = headers.get(HOST).and_then(|host| host.to_str().ok()).and_then(port);
+        authority.is_some_and(|authority| self.is_own_host(authority) && port(authority) == requested)
     }
 
     /// Returns whether pages of an origin can call the server.
@@ -230,9 +230,9 @@ impl Access {
             cors.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
             return Cors(cors);
         };
-        let asked = request.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(ALLOWED_HEADERS);
+        let requested = request.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(ALLOWED_HEADERS);
         cors.insert(ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
-        cors.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
+        cors.insert(ACCESS_CONTROL_ALLOW_HEADERS, requested);
         cors.insert(ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
         // Chromium requests this permission before a public page may reach a private address.
         if request.contains_key("access-control-request-private-network") {

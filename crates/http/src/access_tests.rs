@@ -179,7 +179,7 @@ fn check_with_keys_accepts_foreign_pages() {
 #[test]
 fn allowed_origins_get_cors_headers() {
     let page = "http://localhost:3000";
-    let ask = |access: &Access, method: Method, origin: &str, needs_key: bool| {
+    let check_request = |access: &Access, method: Method, origin: &str, needs_key: bool| {
         let pairs = [
             ("host", "127.0.0.1:8000"),
             ("origin", origin),
@@ -192,7 +192,8 @@ fn allowed_origins_get_cors_headers() {
     };
     for needs_key in [false, true] {
         for (access, allowed) in [(local(&[page, "https://other.example"]), page), (local(&["*"]), "*")] {
-            let Verdict::Preflight(Cors(cors)) = ask(&access, Method::OPTIONS, page, needs_key) else {
+            let Verdict::Preflight(Cors(cors)) = check_request(&access, Method::OPTIONS, page, needs_key)
+            else {
                 panic!()
             };
             assert_eq!(cors["access-control-allow-origin"], allowed);
@@ -200,7 +201,9 @@ fn allowed_origins_get_cors_headers() {
             assert_eq!(cors["access-control-allow-headers"], "content-type,authorization");
             assert_eq!(cors["access-control-allow-private-network"], "true");
             assert_eq!(cors.get("vary").is_some(), allowed != "*");
-            let Verdict::Allowed(cors) = ask(&access, Method::POST, page, needs_key) else { panic!() };
+            let Verdict::Allowed(cors) = check_request(&access, Method::POST, page, needs_key) else {
+                panic!()
+            };
             let mut response = headers(&[("vary", "accept-encoding")]);
             cors.apply(&mut response);
             assert_eq!(response["access-control-allow-origin"], allowed);
@@ -210,7 +213,7 @@ fn allowed_origins_get_cors_headers() {
         }
         // Pages of other origins remain rejected, as all foreign pages are by default.
         for access in [local(&[page]), local(&[])] {
-            let verdict = ask(&access, Method::OPTIONS, "http://localhost:3001", needs_key);
+            let verdict = check_request(&access, Method::OPTIONS, "http://localhost:3001", needs_key);
             let Verdict::Rejected(rejection) = verdict else { panic!("{verdict:?}") };
             assert_eq!(rejection.status, 403);
             assert!(rejection.message.contains("--allow-origin http://localhost:3001"), "{rejection:?}");

@@ -9,7 +9,7 @@ use crate::Hosts;
 
 /// Starts a server that responds to each connection with the result of `answers` for its path, or never
 /// if that is `None`. Returns the server's address and a list of the requests that it received.
-async fn server(answers: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<String>>>) {
+async fn server(respond: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let heard = Arc::new(Mutex::new(Vec::new()));
@@ -23,8 +23,8 @@ async fn server(answers: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<S
                 let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
                 let path = text.split(' ').nth(1).unwrap_or_default().to_owned();
                 hears.lock().await.push(text);
-                match answers(&path) {
-                    Some(answer) => drop(stream.write_all(answer.as_bytes()).await),
+                match respond(&path) {
+                    Some(response) => drop(stream.write_all(response.as_bytes()).await),
                     None => tokio::time::sleep(Duration::from_secs(3600)).await,
                 }
             });
@@ -43,12 +43,12 @@ fn to(status: u16, location: &str) -> Option<String> {
     ))
 }
 
-fn post(url: String) -> Ask {
+fn post(url: String) -> ClientRequest {
     let mut headers = HeaderMap::new();
     headers.insert("authorization", "Bearer secret".parse().unwrap());
     headers.insert("x-api-key", "secret".parse().unwrap());
     headers.insert("content-type", "application/json".parse().unwrap());
-    Ask { method: Method::POST, url, headers, body: Bytes::from_static(b"{\"q\": 1}") }
+    ClientRequest { method: Method::POST, url, headers, body: Bytes::from_static(b"{\"q\": 1}") }
 }
 
 const BOUNDS: Bounds = Bounds { deadline: Duration::from_secs(20), bytes: 1000, redirects: 3 };
@@ -68,13 +68,13 @@ async fn ask_follows_redirects_as_browsers_do() {
     })
     .await;
     let client = client(Hosts::any());
-    let reply = client.ask(post(format!("http://{address}/see")), BOUNDS).await.unwrap();
-    assert_eq!((reply.text().as_str(), reply.status.as_u16()), ("here", 200));
-    assert_eq!(reply.url, format!("http://{address}/there?x=1"));
-    client.ask(post(format!("http://{address}/again")), BOUNDS).await.unwrap();
-    let put = Ask { method: Method::PUT, ..post(format!("http://{address}/moved")) };
-    client.ask(put, BOUNDS).await.unwrap();
-    client.ask(post(format!("http://{address}/moved")), BOUNDS).await.unwrap();
+    let response = client.send(post(format!("http://{address}/see")), BOUNDS).await.unwrap();
+    assert_eq!((response.text().as_str(), response.status.as_u16()), ("here", 200));
+    assert_eq!(response.url, format!("http://{address}/there?x=1"));
+    client.send(post(format!("http://{address}/again")), BOUNDS).await.unwrap();
+    let put = ClientRequest { method: Method::PUT, ..post(format!("http://{address}/moved")) };
+    client.send(put, BOUNDS).await.unwrap();
+    client.send(post(format!("http://{address}/moved")), BOUNDS).await.unwrap();
     let heard = heard.lock().await.clone();
     assert!(heard[1].starts_with("GET /there?x=1 ") && !heard[1].contains("{\"q\""), "{}", heard[1]);
     assert!(heard[1].contains("Bearer secret"), "the same host is told the key: {}", heard[1]);
@@ -82,8 +82,8 @@ async fn ask_follows_redirects_as_browsers_do() {
     // 301 turns only a POST request into a GET request.
     assert!(heard[5].starts_with("PUT /there ") && heard[5].ends_with("{\"q\": 1}"), "{}", heard[5]);
     assert!(heard[7].starts_with("GET /there "), "{}", heard[7]);
-    let error = client.ask(post(format!("http://{address}/round")), BOUNDS).await.unwrap_err();
-    assert!(matches!(error, HttpError::Redirects { most: 3, .. }), "{error}");
+    let error = client.send(post(format!("http://{address}/round")), BOUNDS).await.unwrap_err();
+    assert!(matches!(error, HttpError::Redirects { max: 3, .. }), "{error}");
 }
 
 #[tokio::test]
@@ -94,11 +94,11 @@ async fn redirects_send_no_keys_and_respect_allowed_hosts() {
     static STRANGER: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     let stranger_address = STRANGER.get_or_init(|| stranger).clone();
     let (address, _) = server(|_| to(307, &format!("http://{}/x", STRANGER.get().unwrap()))).await;
-    let reply = client(Hosts::any()).ask(post(format!("http://{address}/")), BOUNDS).await.unwrap();
-    assert_eq!(reply.text(), "stranger");
+    let response = client(Hosts::any()).send(post(format!("http://{address}/")), BOUNDS).await.unwrap();
+    assert_eq!(response.text(), "stranger");
     assert!(!heard.lock().await[0].contains("secret"), "{:?}", heard.lock().await);
     let hosts = Hosts::only(["example.org"]).unwrap().and_private([address.as_str()]).unwrap();
-    let error = client(hosts).ask(post(format!("http://{address}/")), BOUNDS).await.unwrap_err();
+    let error = client(hosts).send(post(format!("http://{address}/")), BOUNDS).await.unwrap_err();
     assert!(error.to_string().contains("127.0.0.1 is not an allowed host"), "{error}");
     assert_eq!(heard.lock().await.len(), 1, "{stranger_address} was asked all the same");
 }
@@ -108,11 +108,12 @@ async fn public_names_that_resolve_to_loopback_are_denied() {
     let (address, heard) = server(|_| ok("inside")).await;
     let port = address.rsplit(':').next().unwrap();
     let url = format!("http://localhost:{port}/");
-    let error = client(Hosts::only(["localhost"]).unwrap()).ask(post(url.clone()), BOUNDS).await.unwrap_err();
+    let error =
+        client(Hosts::only(["localhost"]).unwrap()).send(post(url.clone()), BOUNDS).await.unwrap_err();
     assert!(matches!(&error, HttpError::Denied(why) if why.contains("localhost stands for")), "{error}");
     assert!(heard.lock().await.is_empty());
     let hosts = Hosts::only(["example.org"]).unwrap().and_private(["localhost"]).unwrap();
-    assert_eq!(client(hosts).ask(post(url), BOUNDS).await.unwrap().text(), "inside");
+    assert_eq!(client(hosts).send(post(url), BOUNDS).await.unwrap().text(), "inside");
 }
 
 #[tokio::test]
@@ -125,25 +126,25 @@ async fn ask_limits_response_time_and_size() {
     })
     .await;
     let client = client(Hosts::any());
-    let ask = |path: &str| post(format!("http://{address}/{path}"));
-    let error = client.ask(ask("long"), BOUNDS).await.unwrap_err();
-    assert_eq!(error, HttpError::TooLarge { host: address.clone(), most: 1000 });
+    let client_request = |path: &str| post(format!("http://{address}/{path}"));
+    let error = client.send(client_request("long"), BOUNDS).await.unwrap_err();
+    assert_eq!(error, HttpError::TooLarge { host: address.clone(), max: 1000 });
     let bounds = Bounds { deadline: Duration::from_millis(300), ..BOUNDS };
-    let error = client.ask(ask("silent"), bounds).await.unwrap_err();
+    let error = client.send(client_request("silent"), bounds).await.unwrap_err();
     assert!(matches!(error, HttpError::Late { .. }) && error.may_pass(), "{error}");
     for path in ["short", "garbage"] {
-        let error = client.ask(ask(path), BOUNDS).await.unwrap_err();
+        let error = client.send(client_request(path), BOUNDS).await.unwrap_err();
         assert!(matches!(error, HttpError::Broken { .. }), "{error}");
     }
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error = client.ask(post(format!("http://{free}/")), BOUNDS).await.unwrap_err();
+    let error = client.send(post(format!("http://{free}/")), BOUNDS).await.unwrap_err();
     assert!(matches!(error, HttpError::Connect { .. }), "{error}");
 }
 
 #[test]
 fn joined_resolves_relative_references() {
     let from: Uri = "https://a.org:8443/x/y?q=1".parse().unwrap();
-    for (to, whole) in [
+    for (to, resolved) in [
         ("https://b.org/z", "https://b.org/z"),
         ("//b.org/z#part", "https://b.org/z"),
         ("/z", "https://a.org:8443/z"),
@@ -152,7 +153,7 @@ fn joined_resolves_relative_references() {
         ("/login?next=https://c.org/z", "https://a.org:8443/login?next=https://c.org/z"),
         ("go?to=http://c.org", "https://a.org:8443/x/go?to=http://c.org"),
     ] {
-        assert_eq!(joined(&from, to), whole);
+        assert_eq!(resolve_reference(&from, to), resolved);
     }
 }
 
@@ -163,12 +164,12 @@ fn unpacked_limits_decompressed_size() {
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packer.write_all(&[b'x'; 1000]).unwrap();
     let packed = Bytes::from(packer.finish().unwrap());
-    let unpack = |encoding: &str, most| unpacked("h", packed.clone(), &headers(encoding), most);
+    let unpack = |encoding: &str, max| unpack_body("h", packed.clone(), &headers(encoding), max);
     assert_eq!(unpack("gzip", 1000).unwrap(), [b'x'; 1000][..]);
-    assert_eq!(unpack("GZIP", 999).unwrap_err(), HttpError::TooLarge { host: "h".into(), most: 999 });
+    assert_eq!(unpack("GZIP", 999).unwrap_err(), HttpError::TooLarge { host: "h".into(), max: 999 });
     assert_eq!(unpack("identity", 1).unwrap(), packed);
     let error = unpack("br", 1000).unwrap_err().to_string();
     assert_eq!(error, "the answer of h cannot be unpacked: its content-encoding is \"br\"");
-    let damaged = unpacked("h", packed.slice(..9), &headers("gzip"), 1000);
+    let damaged = unpack_body("h", packed.slice(..9), &headers("gzip"), 1000);
     assert!(matches!(damaged, Err(HttpError::Packed { .. })), "{damaged:?}");
 }

@@ -25,7 +25,7 @@ use crate::hosts::{Reach, check_address};
 use crate::{Hosts, HttpError};
 
 /// Time for which an idle connection is kept.
-const KEPT: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Connector = HttpsConnector<HttpConnector<Resolver>>;
 
@@ -72,7 +72,7 @@ impl Client {
             let connector = HttpsConnectorBuilder::new().with_tls_config(config.clone());
             let connector = connector.https_or_http().enable_http1().wrap_connector(http);
             let mut pool = Pool::builder(TokioExecutor::new());
-            pool.pool_idle_timeout(KEPT).pool_timer(TokioTimer::new());
+            pool.pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
             pool.build(connector)
         };
         Ok(Client(Arc::new(Pools { any: pool(Reach::Any), public: pool(Reach::Public), hosts })))
@@ -91,17 +91,17 @@ impl Client {
             Reach::Any => any,
             Reach::Public => public,
         };
-        pool.request(request).await.map_err(|error| told(host, &error))
+        pool.request(request).await.map_err(|error| to_http_error(host, &error))
     }
 }
 
 /// Converts a client error, preserving an [`HttpError`] that the resolver returned.
-fn told(host: String, error: &Error) -> HttpError {
+fn to_http_error(host: String, error: &Error) -> HttpError {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         // `io::Error::source` skips the error inside, so the resolver's error is found by `get_ref`.
-        let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        if let Some(denied) = held.and_then(|held| held.downcast_ref::<HttpError>()) {
+        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        if let Some(denied) = inner.and_then(|inner| inner.downcast_ref::<HttpError>()) {
             return denied.clone();
         }
         cause = error.source();

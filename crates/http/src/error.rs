@@ -36,12 +36,12 @@ pub enum HttpError {
         after: Duration,
     },
     /// The response body is too large.
-    #[error("the answer of {host} is longer than {most} bytes")]
+    #[error("the answer of {host} is longer than {max} bytes")]
     TooLarge {
         /// Host and port.
         host: String,
         /// Maximum size in bytes.
-        most: usize,
+        max: usize,
     },
     /// The response has a content encoding that was not requested and cannot be decoded.
     #[error("the answer of {host} cannot be unpacked: its content-encoding is {encoding:?}")]
@@ -52,12 +52,12 @@ pub enum HttpError {
         encoding: String,
     },
     /// The request was redirected too often.
-    #[error("{host} redirects more than {most} times, last to {to}")]
+    #[error("{host} redirects more than {max} times, last to {to}")]
     Redirects {
         /// Host and port of the first request.
         host: String,
         /// Maximum number of redirects.
-        most: u32,
+        max: u32,
         /// Target of the last redirect.
         to: String,
     },

@@ -37,13 +37,13 @@ impl Pattern {
              \"localhost:8000\" or \"[::1]:8000\""
             ))
         };
-        let whole = text.trim().to_ascii_lowercase();
-        if whole.contains('/') {
+        let lowered = text.trim().to_ascii_lowercase();
+        if lowered.contains('/') {
             return Err(wrong("it is an address of a page"));
         }
-        let (below, rest) = match whole.strip_prefix("*.") {
+        let (below, rest) = match lowered.strip_prefix("*.") {
             Some(rest) => (true, rest),
-            None => (false, whole.as_str()),
+            None => (false, lowered.as_str()),
         };
         let (host, port) = match rest.strip_prefix('[') {
             Some(rest) => {

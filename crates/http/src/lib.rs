@@ -3,7 +3,7 @@
 //! A [`Client`] keeps connections and speaks TLS. It sends requests either to every host or only to
 //! allowed [`Hosts`]. The rules are checked for the name of a host, for every address that the name
 //! resolves to, and again after every redirect, so a page cannot lead a model to a service of this
-//! machine. [`Client::ask`] sends one request and returns the complete response, with a deadline and a
+//! machine. [`Client::send`] sends one request and returns the complete response, with a deadline and a
 //! maximum size. [`Client::request`] returns a response whose body is still to be read, for streams.
 //!
 //! [`Access`] and [`service`] are the server's side: which requests of web pages a server accepts, and
@@ -23,17 +23,17 @@
 //! ```
 
 mod access;
-mod ask;
 mod client;
 mod error;
 mod hosts;
+mod send;
 pub mod service;
 mod text;
 mod unpack;
 
 pub use access::{Access, Cors, Rejection, Verdict};
-pub use ask::{Ask, Bounds, Reply};
 pub use client::Client;
 pub use error::{HttpError, causes};
 pub use hosts::Hosts;
+pub use send::{Bounds, ClientRequest, ClientResponse};
 pub use unpack::{Unpack, unpack};

@@ -50,16 +50,16 @@ pub fn with_manners<S: Clone + Send + Sync + 'static>(
     reject: impl Fn(&Request, Rejection) -> Response + Send + Sync + 'static,
 ) -> Router<S> {
     let reject = Arc::new(reject);
-    let [at_no_path, by_no_method] = [Arc::clone(&reject), Arc::clone(&reject)];
+    let [reject_path, reject_method] = [Arc::clone(&reject), Arc::clone(&reject)];
     let nowhere = move |request: Request| {
         let message = format!("nothing is at {} {}", request.method(), request.uri().path());
-        ready(at_no_path(&request, Rejection { status: StatusCode::NOT_FOUND, message }))
+        ready(reject_path(&request, Rejection { status: StatusCode::NOT_FOUND, message }))
     };
     // The router adds the header `Allow`.
     let wrong_method = move |request: Request| {
         let (method, path) = (request.method(), request.uri().path());
         let message = format!("{path} has no method {method}; see the header Allow");
-        ready(by_no_method(&request, Rejection { status: StatusCode::METHOD_NOT_ALLOWED, message }))
+        ready(reject_method(&request, Rejection { status: StatusCode::METHOD_NOT_ALLOWED, message }))
     };
     let rules = Arc::new((access, needs_key));
     let guarded = move |request: Request, next: Next| {
@@ -145,7 +145,7 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
 
 /// Error in a JSON body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Malformed {
+pub struct JsonError {
     /// Path of the invalid field; `None` if the error concerns the complete body.
     pub field: Option<String>,
     /// Position and reason of the error.
@@ -155,8 +155,8 @@ pub struct Malformed {
 /// Parses a body as JSON.
 ///
 /// # Errors
-/// Returns [`Malformed`] if the body is not JSON, contains more than one document, or is not a `T`.
-pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Malformed> {
+/// Returns [`JsonError`] if the body is not JSON, contains more than one document, or is not a `T`.
+pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, JsonError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let field = Some(error.path().to_string()).filter(|path| path != "." && path != "?");
@@ -168,10 +168,10 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Malformed> {
             ),
             false => why,
         };
-        Malformed { message: format!("{}: {why}", field.as_deref().unwrap_or("the body")), field }
+        JsonError { message: format!("{}: {why}", field.as_deref().unwrap_or("the body")), field }
     })?;
     let rest =
-        |error| Malformed { field: None, message: format!("the body goes on after its JSON: {error}") };
+        |error| JsonError { field: None, message: format!("the body goes on after its JSON: {error}") };
     deserializer.end().map_err(rest)?;
     Ok(value)
 }

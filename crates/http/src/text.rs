@@ -10,7 +10,7 @@ const WINDOWS: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90
 const LATIN: [&str; 6] = ["iso-8859-1", "latin1", "windows-1252", "cp1252", "us-ascii", "ascii"];
 
 /// Decodes a body with the `Content-Type` in `kind`, such as `text/html; charset=utf-8`.
-pub(crate) fn of(body: &[u8], kind: &str) -> String {
+pub(crate) fn decode(body: &[u8], kind: &str) -> String {
     match body {
         [0xEF, 0xBB, 0xBF, rest @ ..] => return lossy(rest),
         [0xFF, 0xFE, rest @ ..] => return utf16(rest, u16::from_le_bytes),
@@ -89,7 +89,7 @@ mod tests {
             (b"\x89PNG", "", "[4 bytes that are no text]"),
             (b"", "image/png", ""),
         ] {
-            assert_eq!(of(body, kind), want, "{kind}");
+            assert_eq!(decode(body, kind), want, "{kind}");
         }
         assert_eq!(WINDOWS.chars().count(), 32);
     }

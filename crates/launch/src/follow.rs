@@ -11,7 +11,7 @@ use levade_policy::awake::{Clock, sleep, within};
 use levade_run::Host;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::{Ended, INTERRUPTED, POLL_INTERVAL};
+use super::{INTERRUPTED, LaunchOutcome, POLL_INTERVAL};
 
 /// Channels to the user who watches a job.
 pub struct Watcher {
@@ -41,7 +41,7 @@ pub struct State {
 }
 
 /// A job that a scheduler accepted. It runs independently of this process.
-pub trait Submitted {
+pub trait SchedulerJob {
     /// Name of the scheduler in messages.
     const LAUNCHER: &'static str;
 
@@ -67,7 +67,7 @@ struct Timeouts {
     /// Interval between two requests of the state.
     poll: Duration,
     /// Timeout for one response of the scheduler.
-    answer: Duration,
+    response_timeout: Duration,
     /// Timeout for an outage, in which the scheduler does not report the state.
     silence: Duration,
     /// Timeout for the end of a job after a request. The job may write a checkpoint first.
@@ -76,7 +76,7 @@ struct Timeouts {
 
 const TIMEOUTS: Timeouts = Timeouts {
     poll: POLL_INTERVAL,
-    answer: Duration::from_secs(120),
+    response_timeout: Duration::from_secs(120),
     silence: Duration::from_secs(900),
     ending: Duration::from_secs(300),
 };
@@ -87,40 +87,40 @@ const TIMEOUTS: Timeouts = Timeouts {
 /// Returns an error if the scheduler does not report the job's state for too long, or the job does not
 /// end after a request.
 pub async fn follow(
-    job: &impl Submitted,
+    job: &impl SchedulerJob,
     log: &Path,
     detach: bool,
     watcher: Watcher,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<LaunchOutcome> {
     if detach {
-        return Ok(Ended::Detached { watch: job.to_watch(), end: job.to_end() });
+        return Ok(LaunchOutcome::Detached { watch: job.to_watch(), end: job.to_end() });
     }
     let Watcher { host, log: output, mut stops } = watcher;
-    let asked = Cell::new(false);
+    let stop_requested = Cell::new(false);
     let clock = Clock::default();
     let twice = async {
         stop_request(&mut stops).await;
-        asked.set(true);
+        stop_requested.set(true);
         stop_request(&mut stops).await;
     };
     tokio::select! {
-        code = watch(job, GrowingLog::new(log, output), &host, &asked, &clock, TIMEOUTS) => Ok(Ended::Code(code?)),
-        () = twice => Ok(Ended::Code(INTERRUPTED)),
+        code = watch(job, GrowingLog::new(log, output), &host, &stop_requested, &clock, TIMEOUTS) => Ok(LaunchOutcome::Code(code?)),
+        () = twice => Ok(LaunchOutcome::Code(INTERRUPTED)),
         () = clock.clone().keep(|_| {}) => unreachable!("the clock does not end"),
     }
 }
 
 /// Sends a message of a launcher.
-pub fn say<J: Submitted>(host: &Host, text: &str) {
+pub fn report_status<J: SchedulerJob>(host: &Host, text: &str) {
     host.setup(J::LAUNCHER, text);
 }
 
 /// Follows a job until it has ended, and returns its exit code.
-async fn watch<J: Submitted>(
+async fn watch<J: SchedulerJob>(
     job: &J,
     mut log: GrowingLog,
     host: &Host,
-    asked: &Cell<bool>,
+    stop_requested: &Cell<bool>,
     clock: &Clock,
     timeouts: Timeouts,
 ) -> anyhow::Result<u8> {
@@ -133,26 +133,29 @@ async fn watch<J: Submitted>(
     loop {
         sleep(timeouts.poll).await;
         log.pass_on();
-        if asked.get() && ending.is_none() {
-            match answered(job.end(), timeouts.answer).await {
+        if stop_requested.get() && ending.is_none() {
+            match within_timeout(job.end(), timeouts.response_timeout).await {
                 Ok(()) => {
-                    say::<J>(host, &format!("{} is asked to end", job.name()));
+                    report_status::<J>(host, &format!("{} is asked to end", job.name()));
                     ending = Some(clock.now());
                 }
                 Err(error) if !rejected => {
-                    say::<J>(host, &format!("{} cannot be asked to end, tried again: {error:#}", job.name()));
+                    report_status::<J>(
+                        host,
+                        &format!("{} cannot be asked to end, tried again: {error:#}", job.name()),
+                    );
                     rejected = true;
                 }
                 Err(_) => {}
             }
         }
-        match answered(job.state(), timeouts.answer).await {
+        match within_timeout(job.state(), timeouts.response_timeout).await {
             Ok(state) => {
                 if silent.take().is_some() {
-                    say::<J>(host, "answers again");
+                    report_status::<J>(host, "answers again");
                 }
                 if state.text != last {
-                    say::<J>(host, &state.text);
+                    report_status::<J>(host, &state.text);
                     last = state.text;
                 }
                 if let Some(code) = state.ended {
@@ -162,7 +165,10 @@ async fn watch<J: Submitted>(
             }
             Err(error) => {
                 let since = *silent.get_or_insert_with(|| {
-                    say::<J>(host, &format!("says nothing of {}, asked again: {error:#}", job.name()));
+                    report_status::<J>(
+                        host,
+                        &format!("says nothing of {}, asked again: {error:#}", job.name()),
+                    );
                     clock.now()
                 });
                 if clock.now() - since > timeouts.silence {
@@ -189,11 +195,11 @@ async fn watch<J: Submitted>(
     }
 }
 
-async fn answered<T>(
-    answer: impl Future<Output = anyhow::Result<T>>,
-    longest: Duration,
+async fn within_timeout<T>(
+    response: impl Future<Output = anyhow::Result<T>>,
+    timeout: Duration,
 ) -> anyhow::Result<T> {
-    within(longest, answer).await.unwrap_or_else(|| anyhow::bail!("waited {longest:?} for an answer"))
+    within(timeout, response).await.unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for an answer"))
 }
 
 /// A log that another process appends to.
@@ -229,15 +235,15 @@ mod tests {
 
     use super::*;
 
-    type Answer = Result<(&'static str, Option<u8>), &'static str>;
+    type ScriptedResponse = Result<(&'static str, Option<u8>), &'static str>;
 
     /// A job whose scheduler returns scripted responses and repeats the last one.
-    struct Scripted {
-        answers: RefCell<Vec<Answer>>,
+    struct ScriptedJob {
+        responses: RefCell<Vec<ScriptedResponse>>,
         ends: RefCell<Vec<Result<(), &'static str>>>,
     }
 
-    impl Submitted for Scripted {
+    impl SchedulerJob for ScriptedJob {
         const LAUNCHER: &'static str = "test";
 
         fn name(&self) -> String {
@@ -253,9 +259,9 @@ mod tests {
         }
 
         async fn state(&self) -> anyhow::Result<State> {
-            let mut answers = self.answers.borrow_mut();
-            let answer = if answers.len() > 1 { answers.remove(0) } else { answers[0] };
-            let (text, ended) = answer.map_err(|why| anyhow::anyhow!(why))?;
+            let mut responses = self.responses.borrow_mut();
+            let response = if responses.len() > 1 { responses.remove(0) } else { responses[0] };
+            let (text, ended) = response.map_err(|why| anyhow::anyhow!(why))?;
             Ok(State { text: text.into(), ended })
         }
 
@@ -267,19 +273,20 @@ mod tests {
 
     const QUICK: Timeouts = Timeouts {
         poll: Duration::from_millis(1),
-        answer: Duration::from_millis(200),
+        response_timeout: Duration::from_millis(200),
         silence: Duration::from_millis(100),
         ending: Duration::from_millis(100),
     };
 
-    async fn watched(
-        answers: &[Answer],
+    async fn run_watch(
+        responses: &[ScriptedResponse],
         ends: &[Result<(), &'static str>],
-        asked: bool,
+        stop_requested: bool,
     ) -> anyhow::Result<u8> {
-        let job = Scripted { answers: answers.to_vec().into(), ends: ends.to_vec().into() };
+        let job = ScriptedJob { responses: responses.to_vec().into(), ends: ends.to_vec().into() };
         let log = GrowingLog::new(Path::new("/nowhere"), Box::new(std::io::sink()));
-        let code = watch(&job, log, &Host::default(), &Cell::new(asked), &Clock::default(), QUICK).await;
+        let code =
+            watch(&job, log, &Host::default(), &Cell::new(stop_requested), &Clock::default(), QUICK).await;
         assert!(code.is_err() || job.ends.borrow().is_empty());
         code
     }
@@ -287,13 +294,13 @@ mod tests {
     #[tokio::test]
     async fn watch_continues_after_scheduler_outage() {
         let run = Ok(("runs", None));
-        let answers = [run, Err("down"), Err("down"), run, Err("down"), Ok(("done", Some(3)))];
-        assert_eq!(watched(&answers, &[], false).await.unwrap(), 3);
+        let responses = [run, Err("down"), Err("down"), run, Err("down"), Ok(("done", Some(3)))];
+        assert_eq!(run_watch(&responses, &[], false).await.unwrap(), 3);
     }
 
     #[tokio::test]
     async fn watch_names_unresponsive_scheduler_at_deadline() {
-        let error = watched(&[Ok(("runs", None)), Err("down")], &[], false).await.unwrap_err().to_string();
+        let error = run_watch(&[Ok(("runs", None)), Err("down")], &[], false).await.unwrap_err().to_string();
         for part in ["waited 100ms for test to say how job 7 is", "down", "watch it  look 7", "cancel 7"] {
             assert!(error.contains(part), "{part} in {error}");
         }
@@ -301,9 +308,9 @@ mod tests {
 
     #[tokio::test]
     async fn watch_follows_job_to_end_after_stop_request() {
-        let answers = [Ok(("runs", None)), Ok(("ends", None)), Ok(("gone", Some(INTERRUPTED)))];
-        assert_eq!(watched(&answers, &[Err("down")], true).await.unwrap(), INTERRUPTED);
-        let error = watched(&[Ok(("runs", None))], &[], true).await.unwrap_err().to_string();
+        let responses = [Ok(("runs", None)), Ok(("ends", None)), Ok(("gone", Some(INTERRUPTED)))];
+        assert_eq!(run_watch(&responses, &[Err("down")], true).await.unwrap(), INTERRUPTED);
+        let error = run_watch(&[Ok(("runs", None))], &[], true).await.unwrap_err().to_string();
         assert!(error.contains("for job 7 to end; it was last said to be: runs"), "{error}");
     }
 

@@ -18,7 +18,7 @@ use levade_run::{Host, unusable};
 use crate::follow::{GrowingLog, Watcher, stop_request};
 use crate::job::Job;
 use crate::shell::quoted;
-use crate::{Ended, INTERRUPTED, POLL_INTERVAL, STABLE};
+use crate::{INTERRUPTED, LaunchOutcome, POLL_INTERVAL, STABLE};
 
 /// Options of the ssh launcher.
 #[derive(Debug, Clone)]
@@ -37,14 +37,14 @@ pub struct Hosts {
 }
 
 /// Delay before the first restart of a failed part. The delay is tripled for each consecutive failure.
-const AGAIN: Duration = Duration::from_secs(2);
+const RESTART_DELAY: Duration = Duration::from_secs(2);
 /// Maximum delay before a restart.
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(300);
 /// Timeout for the first machine after a request to stop. It continues to a point at which the run can
 /// be resumed, and writes a checkpoint.
-const STOPPING: Duration = Duration::from_secs(300);
+const STOP_TIMEOUT: Duration = Duration::from_secs(300);
 /// Timeout for the remaining machines after the first one has ended.
-const ENDING: Duration = Duration::from_secs(60);
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates the parts of all machines on this machine.
 ///
@@ -110,8 +110,8 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
 fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
     let mut command = std::process::Command::new("ssh");
     let asked = command.args(ssh_args).args(["-G", host]).stdin(std::process::Stdio::null()).output().ok()?;
-    let said = String::from_utf8(asked.stdout).ok().filter(|_| asked.status.success())?;
-    let address = said.lines().find_map(|line| line.strip_prefix("hostname "))?.trim();
+    let text = String::from_utf8(asked.stdout).ok().filter(|_| asked.status.success())?;
+    let address = text.lines().find_map(|line| line.strip_prefix("hostname "))?.trim();
     (!address.is_empty()).then(|| address.to_owned())
 }
 
@@ -128,32 +128,32 @@ fn address_of(host: &str) -> &str {
 
 /// Returns the exit code of a run that ends because a machine's part failed with the exit code `ended`.
 /// Code 2, an error that the user has to correct, is preserved.
-fn given_up(ended: i32) -> u8 {
+fn failure_code(ended: i32) -> u8 {
     if ended == 2 { 2 } else { 1 }
 }
 
 /// State of a machine's part.
 enum Part {
-    /// Running, after `died` consecutive failures.
-    Up { process: Box<Child>, since: Instant, died: u32 },
+    /// Running, after `failures` consecutive failures.
+    Up { process: Box<Child>, since: Instant, failures: u32 },
     /// Waiting for its next start.
-    Down { until: Instant, died: u32 },
+    Down { until: Instant, failures: u32 },
     /// Finished successfully.
     Done,
 }
 
 /// Asks the first machine to stop at a point at which the run can be resumed. The remaining machines
 /// follow it.
-async fn ask_to_stop(parts: &mut [Part], host: &Host) {
+async fn request_stop(parts: &mut [Part], host: &Host) {
     host.note("told to stop: the run stops where it can go on (again to stop at once)");
     if let Some(Part::Up { process, .. }) = parts.first_mut() {
-        process.ask_to_end().await;
+        process.request_end().await;
     }
 }
 
 /// Returns the exit code of the first machine, which was asked to stop, or `None` if it is still
 /// running.
-fn stopped(parts: &mut [Part]) -> Option<u8> {
+fn stop_code(parts: &mut [Part]) -> Option<u8> {
     match parts.first_mut() {
         Some(Part::Up { process, .. }) => {
             let code = process.try_wait()?;
@@ -173,7 +173,7 @@ impl Hosts {
         self.machines.iter().enumerate().map(command).collect()
     }
 
-    async fn start(&self, job: &Job, node: u32, died: u32) -> anyhow::Result<Part> {
+    async fn start(&self, job: &Job, node: u32, failures: u32) -> anyhow::Result<Part> {
         let (name, supervisor) = &self.machines[node as usize];
         let log = job.log(node);
         let file = child::log(&log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -187,11 +187,11 @@ impl Hosts {
         let launch = Launch { dir: job.root.clone(), variables: environment, ..Launch::new(command) };
         let process = supervisor.serve(&launch, file).await;
         let process = process.map_err(|why| anyhow::anyhow!("{name} cannot be started: {why}"))?;
-        Ok(Part::Up { process: Box::new(process), since: Instant::now(), died })
+        Ok(Part::Up { process: Box::new(process), since: Instant::now(), failures })
     }
 
     /// Starts every machine's part and restarts failed parts, until the first machine's part has ended.
-    pub async fn run(self, job: &Job, watcher: Watcher) -> anyhow::Result<Ended> {
+    pub async fn run(self, job: &Job, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
         let Watcher { host, log, mut stops } = watcher;
         let mut log = GrowingLog::new(&job.log(0), log);
         let mut parts: Vec<Part> = Vec::new();
@@ -204,7 +204,7 @@ impl Hosts {
                 () = stop_request(&mut stops) => match asked {
                     None => {
                         asked = Some(Instant::now());
-                        ask_to_stop(&mut parts, &host).await;
+                        request_stop(&mut parts, &host).await;
                     }
                     Some(_) => break (INTERRUPTED, Duration::ZERO),
                 },
@@ -212,27 +212,27 @@ impl Hosts {
             }
             log.pass_on();
             match asked {
-                Some(since) if since.elapsed() > STOPPING => break (INTERRUPTED, Duration::ZERO),
+                Some(since) if since.elapsed() > STOP_TIMEOUT => break (INTERRUPTED, Duration::ZERO),
                 Some(_) => {
-                    if let Some(code) = stopped(&mut parts) {
-                        break (code, ENDING);
+                    if let Some(code) = stop_code(&mut parts) {
+                        break (code, END_TIMEOUT);
                     }
                 }
                 None => {
-                    if let Some(code) = self.look(job, &mut parts, &host).await? {
-                        break (code, if code == 0 { ENDING } else { Duration::ZERO });
+                    if let Some(code) = self.check_parts(job, &mut parts, &host).await? {
+                        break (code, if code == 0 { END_TIMEOUT } else { Duration::ZERO });
                     }
                 }
             }
         };
         log.pass_on();
-        let over = Instant::now();
+        let ended_at = Instant::now();
         // The first machine tells the remaining ones to stop. Those that it did not reach are
         // terminated.
         for part in parts.iter_mut().skip(1) {
-            let left = ending.saturating_sub(over.elapsed());
+            let remaining = ending.saturating_sub(ended_at.elapsed());
             if let Part::Up { process, .. } = part {
-                let _ = tokio::time::timeout(left, process.ended()).await;
+                let _ = tokio::time::timeout(remaining, process.ended()).await;
             }
         }
         for part in parts {
@@ -240,21 +240,21 @@ impl Hosts {
                 process.stop().await;
             }
         }
-        Ok(Ended::Code(code))
+        Ok(LaunchOutcome::Code(code))
     }
 
     /// Checks every part and restarts failed ones. Returns the exit code of the run if it is over.
-    async fn look(&self, job: &Job, parts: &mut [Part], host: &Host) -> anyhow::Result<Option<u8>> {
+    async fn check_parts(&self, job: &Job, parts: &mut [Part], host: &Host) -> anyhow::Result<Option<u8>> {
         for node in 0..job.nodes {
             let part = &mut parts[node as usize];
-            let (ended, lived, died) = match part {
-                Part::Up { process, since, died } => match process.try_wait() {
-                    Some(ended) => (ended.unwrap_or(255), since.elapsed(), *died),
+            let (ended, lived, failures) = match part {
+                Part::Up { process, since, failures } => match process.try_wait() {
+                    Some(ended) => (ended.unwrap_or(255), since.elapsed(), *failures),
                     None => continue,
                 },
-                Part::Down { until, died } => {
+                Part::Down { until, failures } => {
                     if Instant::now() > *until {
-                        *part = self.start(job, node, *died).await?;
+                        *part = self.start(job, node, *failures).await?;
                     }
                     continue;
                 }
@@ -266,28 +266,30 @@ impl Hosts {
                 (0, code) if code == i32::from(INTERRUPTED) => return Ok(Some(INTERRUPTED)),
                 (_, 0) => *part = Part::Done,
                 _ => {
-                    let died = if lived > STABLE { 1 } else { died + 1 };
+                    let failures = if lived > STABLE { 1 } else { failures + 1 };
                     let (name, _) = &self.machines[node as usize];
-                    if died > job.restarts || (node > 0 && ended == 2) {
+                    if failures > job.restarts || (node > 0 && ended == 2) {
                         host.note(format!(
-                            "{name} ended with exit code {ended}, {died} times in a row (log: {})",
+                            "{name} ended with exit code {ended}, {failures} times in a row (log: {})",
                             job.log(node).display()
                         ));
-                        return Ok(Some(given_up(ended)));
+                        return Ok(Some(failure_code(ended)));
                     }
                     // An unreachable machine may return within a minute.
-                    let wait = AGAIN.saturating_mul(3u32.saturating_pow(died - 1)).min(MAX_RESTART_DELAY);
+                    let wait = RESTART_DELAY
+                        .saturating_mul(3u32.saturating_pow(failures - 1))
+                        .min(MAX_RESTART_DELAY);
                     host.note(format!(
-                        "{name} ended with exit code {ended}; started again in {wait:?} ({died} of {})",
+                        "{name} ended with exit code {ended}; started again in {wait:?} ({failures} of {})",
                         job.restarts
                     ));
                     let until = Instant::now() + wait;
-                    *part = Part::Down { until, died };
+                    *part = Part::Down { until, failures };
                     if node == 0 {
                         // Finished parts may have taken the failure of the first machine for the end of
                         // the run.
                         for other in parts.iter_mut().filter(|other| matches!(other, Part::Done)) {
-                            *other = Part::Down { until, died: 0 };
+                            *other = Part::Down { until, failures: 0 };
                         }
                     }
                 }
@@ -336,8 +338,8 @@ mod tests {
 
     #[test]
     fn resolved_returns_address_of_ssh_alias() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("config");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config");
         std::fs::write(&file, "Host gpu-box\n  HostName 10.0.0.7\n").unwrap();
         let args = ["-F".to_owned(), file.display().to_string()];
         let has_ssh = std::process::Command::new("ssh").arg("-V").output().is_ok();
@@ -360,7 +362,7 @@ mod tests {
 
     #[test]
     fn given_up_preserves_exit_code_of_user_errors() {
-        assert_eq!([2, 1, 137].map(given_up), [2, 1, 1]);
+        assert_eq!([2, 1, 137].map(failure_code), [2, 1, 1]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use levade_recipe::{LearnerKeys, Recipe};
 use levade_run::dir::RECIPE;
-use levade_run::gpus::Shares;
+use levade_run::gpus::GpuAllocation;
 use levade_run::unusable;
 
 use crate::shell::quoted;
@@ -44,7 +44,7 @@ impl Job {
         };
         let processors = processes.saturating_mul(threads).max(1);
         // All machines of a job get as many GPUs as the first one, which also runs the servers.
-        let gpus = Shares::of(recipe).all();
+        let gpus = GpuAllocation::of(recipe).all();
         Ok(Job { nodes, processors, gpus, restarts, ..Job::named(&recipe.run.name, root, binary)? })
     }
 
@@ -62,8 +62,8 @@ impl Job {
         let name: String = name.chars().map(fits).take(40).collect();
         let name = format!("levade-{}", name.trim_matches('-'));
         let name = name.trim_end_matches('-').to_owned();
-        let folder = root.join("launch");
-        Ok(Job { name, root, folder, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
+        let dir = root.join("launch");
+        Ok(Job { name, root, folder: dir, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
     }
 
     /// Returns the path of the script that each machine runs with its number.

@@ -8,10 +8,10 @@ use levade_run::cluster_learner::torchrun::HEAD;
 use levade_run::{Host, unusable};
 use serde_json::{Value, json};
 
-use crate::follow::{State, Submitted, Watcher, follow, say};
+use crate::follow::{SchedulerJob, State, Watcher, follow, report_status};
 use crate::job::Job;
 use crate::shell::{output, quoted};
-use crate::{Ended, INTERRUPTED};
+use crate::{INTERRUPTED, LaunchOutcome};
 
 /// Options of the Kubernetes launcher.
 #[derive(Debug, Clone)]
@@ -48,14 +48,16 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
         image.as_ref().ok_or_else(|| unusable("--on k8s needs --image: one that has levade in it"))?;
     let (mut volumes, mut mounts, mut holds_run) = (Vec::new(), Vec::new(), false);
     for (number, claim) in claims.iter().enumerate() {
-        let (of, folder) = claim
+        let (of, mount_path) = claim
             .split_once(':')
-            .filter(|(of, folder)| !of.is_empty() && folder.starts_with('/') && !folder.contains(':'))
+            .filter(|(of, mount_path)| {
+                !of.is_empty() && mount_path.starts_with('/') && !mount_path.contains(':')
+            })
             .ok_or_else(|| unusable(format!("--claim {claim:?} must be NAME:FOLDER, such as runs:/runs")))?;
         let name = format!("volume-{number}");
         volumes.push(json!({ "name": name, "persistentVolumeClaim": { "claimName": of } }));
-        mounts.push(json!({ "name": name, "mountPath": folder }));
-        holds_run |= job.root.starts_with(folder);
+        mounts.push(json!({ "name": name, "mountPath": mount_path }));
+        holds_run |= job.root.starts_with(mount_path);
     }
     if !holds_run {
         return Err(unusable(format!(
@@ -140,21 +142,22 @@ impl Manifests {
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
+    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
         let file = self.file.display().to_string();
         let host = watcher.host.clone();
-        let submitted = Applied { name: self.name, namespace: self.namespace, file, job: job.clone(), host };
+        let submitted =
+            KubernetesJob { name: self.name, namespace: self.namespace, file, job: job.clone(), host };
         if is_over(&submitted.found().await?)? {
-            say::<Applied>(
+            report_status::<KubernetesJob>(
                 &submitted.host,
                 &format!("{} of an earlier launch is over, and makes room", submitted.name()),
             );
             submitted.kubectl(&["delete", "--ignore-not-found", "job", &submitted.name]).await?;
         }
         output(&["kubectl", "apply", "-f", &submitted.file]).await?;
-        say::<Applied>(&submitted.host, &submitted.name());
+        report_status::<KubernetesJob>(&submitted.host, &submitted.name());
         let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
-        if matches!(ended, Ended::Code(_)) {
+        if matches!(ended, LaunchOutcome::Code(_)) {
             submitted.end().await?;
         }
         Ok(ended)
@@ -162,7 +165,7 @@ impl Manifests {
 }
 
 /// A job that was submitted to the cluster.
-struct Applied {
+struct KubernetesJob {
     name: String,
     namespace: String,
     file: String,
@@ -170,7 +173,7 @@ struct Applied {
     host: Host,
 }
 
-impl Applied {
+impl KubernetesJob {
     async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
         output(&[&["kubectl", "-n", &self.namespace], words].concat()).await
     }
@@ -187,14 +190,16 @@ impl Applied {
             match self.kubectl(&["logs", "-l", &pods, "--tail=-1"]).await {
                 Ok(logs) if logs.is_empty() => {}
                 Ok(logs) => std::fs::write(self.job.log(node), logs)?,
-                Err(error) => say::<Self>(&self.host, &format!("no log of machine {node}: {error:#}")),
+                Err(error) => {
+                    report_status::<Self>(&self.host, &format!("no log of machine {node}: {error:#}"))
+                }
             }
         }
         Ok(())
     }
 }
 
-impl Submitted for Applied {
+impl SchedulerJob for KubernetesJob {
     const LAUNCHER: &'static str = "k8s";
 
     fn name(&self) -> String {
@@ -216,7 +221,7 @@ impl Submitted for Applied {
     async fn end(&self) -> anyhow::Result<()> {
         // The job is deleted even if its logs cannot be saved, for example on a full disk.
         if let Err(error) = self.collect().await {
-            say::<Self>(&self.host, &format!("what its machines printed is not kept: {error:#}"));
+            report_status::<Self>(&self.host, &format!("what its machines printed is not kept: {error:#}"));
         }
         // The command does not wait for the pods, whose grace period exceeds the timeout for a
         // response.

@@ -78,7 +78,7 @@ pub enum Launcher {
 
 /// Outcome of a job that this process followed or detached from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum LaunchOutcome {
     /// The run ended with this exit code.
     Code(u8),
     /// The job continues without this process.
@@ -160,7 +160,7 @@ impl Launch {
     /// # Errors
     /// Returns an error if a file cannot be written, or if the launcher rejects the job, fails to
     /// report its state for too long, or does not end the job after a request.
-    pub async fn run(self, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
+    pub async fn run(self, detach: bool, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
         let Launch { job, files, submission } = self;
         if detach && matches!(submission, Submission::Hosts(_)) {
             return Err(unusable(

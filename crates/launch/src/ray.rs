@@ -7,14 +7,14 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
-use levade_http::{Ask, Bounds, Client, Hosts};
+use levade_http::{Bounds, Client, ClientRequest, Hosts};
 use levade_run::unusable;
 use serde_json::{Value, json};
 
-use crate::follow::{State, Submitted, Watcher, follow, say};
+use crate::follow::{SchedulerJob, State, Watcher, follow, report_status};
 use crate::job::Job;
 use crate::shell::quoted;
-use crate::{Ended, INTERRUPTED, STABLE};
+use crate::{INTERRUPTED, LaunchOutcome, STABLE};
 
 /// Options of the Ray launcher.
 #[derive(Debug, Clone)]
@@ -73,24 +73,27 @@ impl RayJob {
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
+    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
         let client = Client::new(Hosts::default(), None)?;
         // Ray requires a new id for each submission.
         let seconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let id = format!("{}-{seconds}", self.name);
         let order = self.order(&id);
-        let submitted = Accepted { client, address: self.address, id, log: job.log(0) };
-        submitted.ask(Method::POST, "", &order).await.map_err(|error| {
+        let submitted = AcceptedRayJob { client, address: self.address, id, log: job.log(0) };
+        submitted.send(Method::POST, "", &order).await.map_err(|error| {
             unusable(format!("the Ray cluster at {} takes no job: {error}; see --address", submitted.address))
         })?;
-        say::<Accepted>(&watcher.host, &submitted.name());
+        report_status::<AcceptedRayJob>(&watcher.host, &submitted.name());
         let host = watcher.host.clone();
         let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
-        if matches!(ended, Ended::Code(_)) {
+        if matches!(ended, LaunchOutcome::Code(_)) {
             let log = job.folder.join("ray.log");
-            match submitted.ask(Method::GET, &format!("{}/logs", submitted.id), &Value::Null).await {
+            match submitted.send(Method::GET, &format!("{}/logs", submitted.id), &Value::Null).await {
                 Ok(found) => std::fs::write(&log, found["logs"].as_str().unwrap_or_default())?,
-                Err(error) => say::<Accepted>(&host, &format!("the driver's log cannot be had: {error:#}")),
+                Err(error) => report_status::<AcceptedRayJob>(
+                    &host,
+                    &format!("the driver's log cannot be had: {error:#}"),
+                ),
             }
         }
         Ok(ended)
@@ -98,29 +101,29 @@ impl RayJob {
 }
 
 /// A job that a Ray cluster has accepted.
-struct Accepted {
+struct AcceptedRayJob {
     client: Client,
     address: String,
     id: String,
     log: PathBuf,
 }
 
-impl Accepted {
-    async fn ask(&self, method: Method, path: &str, body: &Value) -> anyhow::Result<Value> {
+impl AcceptedRayJob {
+    async fn send(&self, method: Method, path: &str, body: &Value) -> anyhow::Result<Value> {
         let url = format!("{}/api/jobs/{path}", self.address);
         let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
-        let ask = Ask { method, url: url.clone(), headers, body };
+        let request = ClientRequest { method, url: url.clone(), headers, body };
         let bounds = Bounds { deadline: TIMEOUT, bytes: 64 << 20, redirects: 2 };
-        let reply = self.client.ask(ask, bounds).await?;
-        if reply.status != StatusCode::OK {
-            anyhow::bail!("{url} answers {}: {}", reply.status, reply.text().trim());
+        let response = self.client.send(request, bounds).await?;
+        if response.status != StatusCode::OK {
+            anyhow::bail!("{url} answers {}: {}", response.status, response.text().trim());
         }
-        Ok(serde_json::from_slice(&reply.body)?)
+        Ok(serde_json::from_slice(&response.body)?)
     }
 }
 
-impl Submitted for Accepted {
+impl SchedulerJob for AcceptedRayJob {
     const LAUNCHER: &'static str = "ray";
 
     fn name(&self) -> String {
@@ -137,11 +140,11 @@ impl Submitted for Accepted {
     }
 
     async fn state(&self) -> anyhow::Result<State> {
-        state_of(&self.ask(Method::GET, &self.id, &Value::Null).await?)
+        state_of(&self.send(Method::GET, &self.id, &Value::Null).await?)
     }
 
     async fn end(&self) -> anyhow::Result<()> {
-        self.ask(Method::POST, &format!("{}/stop", self.id), &Value::Null).await.map(drop)
+        self.send(Method::POST, &format!("{}/stop", self.id), &Value::Null).await.map(drop)
     }
 }
 

@@ -6,10 +6,10 @@ use anyhow::Context as _;
 
 use levade_run::unusable;
 
-use crate::follow::{State, Submitted, Watcher, follow, say};
+use crate::follow::{SchedulerJob, State, Watcher, follow, report_status};
 use crate::job::Job;
 use crate::shell::{output, quoted};
-use crate::{Ended, INTERRUPTED, STABLE};
+use crate::{INTERRUPTED, LaunchOutcome, STABLE};
 
 /// Options of the Slurm launcher.
 #[derive(Debug, Clone)]
@@ -35,9 +35,9 @@ const OWNED: [(&str, &str); 5] = [
 /// Exit code of a task whose part failed with an error that the user has to correct. srun returns the
 /// highest code of all tasks. The codes are ordered so that the code of the failed task exceeds those
 /// of tasks that were stopped because of the failure.
-const USERS: i32 = 202;
+const EXIT_USER_ERROR: i32 = 202;
 /// Exit code of a task whose part has failed otherwise.
-const DIED: i32 = 203;
+const EXIT_FAILED: i32 = 203;
 
 /// Script of one task, which runs one machine's part.
 const TASK: &str = "#!/bin/sh
@@ -97,8 +97,8 @@ pub fn render(job: &Job, options: &SlurmOptions) -> anyhow::Result<(Batch, [(Pat
     let log = |name: &str| {
         // Slurm expands patterns after a percent sign. A backslash would disable the expansion in the
         // complete name.
-        let folder = job.folder.display().to_string();
-        format!("{}/{name}", folder.replace('%', "%%"))
+        let dir = job.folder.display().to_string();
+        format!("{}/{name}", dir.replace('%', "%%"))
     };
     if job.folder.display().to_string().contains('\\') {
         return Err(unusable(format!(
@@ -139,8 +139,8 @@ pub fn render(job: &Job, options: &SlurmOptions) -> anyhow::Result<(Batch, [(Pat
         ("{log}", quoted(&log("node-%t.log"))),
         ("{task}", quoted(&task.display())),
         ("{script}", quoted(&job.script().display())),
-        ("{users}", USERS.to_string()),
-        ("{died}", DIED.to_string()),
+        ("{users}", EXIT_USER_ERROR.to_string()),
+        ("{died}", EXIT_FAILED.to_string()),
         ("{restarts}", job.restarts.to_string()),
         ("{fresh}", STABLE.as_secs().to_string()),
     ];
@@ -191,7 +191,7 @@ struct Fields {
 
 impl Fields {
     /// Parses a line of `scontrol show job -o`.
-    fn of(line: &str) -> Option<Self> {
+    fn parse(line: &str) -> Option<Self> {
         let field = |name: &str| {
             let found = line.split_whitespace().find_map(|word| word.strip_prefix(name));
             found.and_then(|rest| rest.strip_prefix('=')).map(str::to_owned)
@@ -225,23 +225,23 @@ impl Batch {
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
-        let said = output(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
-        let id = said.trim().split(';').next().unwrap_or_default().to_owned();
-        anyhow::ensure!(!id.is_empty(), "sbatch named no job: {said:?}");
-        let submitted = Queued { id, log: job.log(0) };
-        say::<Queued>(&watcher.host, &submitted.name());
+    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
+        let job_line = output(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
+        let id = job_line.trim().split(';').next().unwrap_or_default().to_owned();
+        anyhow::ensure!(!id.is_empty(), "sbatch named no job: {job_line:?}");
+        let submitted = SlurmJob { id, log: job.log(0) };
+        report_status::<SlurmJob>(&watcher.host, &submitted.name());
         follow(&submitted, &job.log(0), detach, watcher).await
     }
 }
 
 /// A job that was submitted to Slurm.
-struct Queued {
+struct SlurmJob {
     id: String,
     log: PathBuf,
 }
 
-impl Submitted for Queued {
+impl SchedulerJob for SlurmJob {
     const LAUNCHER: &'static str = "slurm";
 
     fn name(&self) -> String {
@@ -258,7 +258,7 @@ impl Submitted for Queued {
 
     async fn state(&self) -> anyhow::Result<State> {
         let line = output(&["scontrol", "show", "job", "-o", &self.id]).await?;
-        let state = Fields::of(&line);
+        let state = Fields::parse(&line);
         let state = state.with_context(|| format!("scontrol says nothing of it: {}", line.trim()))?;
         let text = format!("{} {}", state.name, state.reason).trim().to_owned();
         Ok(State { text, ended: state.ended() })
@@ -338,8 +338,8 @@ mod tests {
                 .collect();
             let log = format!("--output=/runs/{}/launch/slurm.log", name.replace('%', "%%"));
             assert!(directives.contains(&log), "{log} in {directives:?}");
-            let of_node = format!("/runs/{}/launch/node-%t.log", name.replace('%', "%%"));
-            let words = [quoted(&of_node), quoted(&format!("/runs/{name}/launch/task.sh"))];
+            let node_log = format!("/runs/{}/launch/node-%t.log", name.replace('%', "%%"));
+            let words = [quoted(&node_log), quoted(&format!("/runs/{name}/launch/task.sh"))];
             assert!(text.contains(&format!("--output={} sh {} ||", words[0], words[1])), "{text}");
             assert!(task.contains(&quoted(&format!("/runs/{name}/launch/node.sh"))), "{task}");
         }
@@ -349,9 +349,9 @@ mod tests {
 
     /// Returns the exit code of a task whose part runs the script `part`.
     #[cfg(unix)]
-    fn of_task(part: &str) -> Option<i32> {
-        let folder = tempfile::tempdir().unwrap();
-        let job = Job::named("calc", folder.path().to_owned(), "/opt/levade".into()).unwrap();
+    fn task_exit_code(part: &str) -> Option<i32> {
+        let dir = tempfile::tempdir().unwrap();
+        let job = Job::named("calc", dir.path().to_owned(), "/opt/levade".into()).unwrap();
         std::fs::create_dir(&job.folder).unwrap();
         std::fs::write(job.script(), part).unwrap();
         let (_, files) = render(&job, &SlurmOptions { sbatch: Vec::new() }).unwrap();
@@ -367,31 +367,31 @@ mod tests {
         for (part, code) in [
             ("exit 0", 0),
             ("exit 130", 130),
-            ("exit 2", USERS),
-            ("exit 1", DIED),
-            ("kill -9 $$", DIED),
+            ("exit 2", EXIT_USER_ERROR),
+            ("exit 1", EXIT_FAILED),
+            ("kill -9 $$", EXIT_FAILED),
             // Slurm signals all processes of a task.
             ("trap 'exit 130' TERM; kill -TERM $PPID; kill -TERM $$", 130),
         ] {
-            assert_eq!(of_task(part), Some(code), "{part}");
+            assert_eq!(task_exit_code(part), Some(code), "{part}");
         }
     }
 
     #[test]
     fn fields_map_slurm_states_to_exit_codes() {
         let line = "JobId=7 UserId=root(0) JobState=PENDING Reason=Resources Requeue=1 ExitCode=0:0";
-        let state = Fields::of(line).unwrap();
+        let state = Fields::parse(line).unwrap();
         assert_eq!(
             state,
             Fields { name: "PENDING".into(), reason: "Resources".into(), exit: 0, again: true }
         );
         assert_eq!(state.ended(), None);
         let ended =
-            |state: &str| Fields::of(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended();
+            |state: &str| Fields::parse(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended();
         assert_eq!(ended("FAILED"), Some(2));
         assert_eq!(ended("COMPLETED"), Some(0));
         assert_eq!(ended("NODE_FAIL"), None, "it is requeued");
-        assert_eq!(Fields::of("JobState=NODE_FAIL Requeue=0").unwrap().ended(), Some(1));
-        assert_eq!(Fields::of("slurm_load_jobs error"), None);
+        assert_eq!(Fields::parse("JobState=NODE_FAIL Requeue=0").unwrap().ended(), Some(1));
+        assert_eq!(Fields::parse("slurm_load_jobs error"), None);
     }
 }

@@ -96,9 +96,9 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let context = keys.size("max_position_embeddings")?.unwrap_or(defaults.context);
     let layers = keys.needed_size("num_hidden_layers")?;
     // Code below iterates over the layers, so their number must be bounded.
-    if layers > known::MOST_LAYERS {
+    if layers > known::MAX_LAYERS {
         let what =
-            format!("the number of layers is {layers}; it must lie between 1 and {}", known::MOST_LAYERS);
+            format!("the number of layers is {layers}; it must lie between 1 and {}", known::MAX_LAYERS);
         return Err(ModelError::config(path, what));
     }
     let mut pattern = pattern::read(keys, traits, layers)?;

@@ -27,7 +27,7 @@
 //! ```
 //!
 //! Out of scope: the memory of the embedded engine, which the engine itself plans
-//! ([`Planned`](levade_run::policies::Planned)), and printing, which the binary does.
+//! ([`PlannedModels`](levade_run::policies::PlannedModels)), and printing, which the binary does.
 
 pub mod devices;
 pub mod fleet;

@@ -75,13 +75,13 @@ pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
 
 /// Returns the value of the last `--head-rows` in the process arguments, or the default of 512.
 fn head_rows(args: &[String]) -> u64 {
-    let given = args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
+    let value = args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
         Some("") => args.get(at + 1),
         Some(_) => Some(arg),
         None => None,
     });
     let number = |text: &String| text.rsplit('=').next()?.parse().ok();
-    given.and_then(number).unwrap_or(512)
+    value.and_then(number).unwrap_or(512)
 }
 
 /// Device memory that the CUDA context and NCCL buffers take per learner process, in bytes (assumed).
@@ -107,13 +107,13 @@ struct Stage {
     /// Parameters of the embedding, the final norm and the head, if they are on this stage.
     ends: u64,
     /// Maximum number of micro-batches that have activations at the same time.
-    under_way: u64,
+    in_flight: u64,
     has_head: bool,
 }
 
 impl Learner {
     /// Creates the description of the learner that `recipe` starts with `keys`.
-    pub fn of(recipe: &Recipe, keys: &TorchKeys) -> Self {
+    pub fn new(recipe: &Recipe, keys: &TorchKeys) -> Self {
         let needs = |needs: fn(&RlKeys) -> bool| {
             recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
         };
@@ -146,15 +146,15 @@ impl Learner {
     fn ends(&self, shape: &Shape) -> Vec<Stage> {
         let (stages, embedding) = (self.pipeline, shape.vocabulary * shape.hidden);
         if stages == 1 {
-            return vec![Stage { layers: shape.layers, ends: shape.ends(), under_way: 1, has_head: true }];
+            return vec![Stage { layers: shape.layers, ends: shape.ends(), in_flight: 1, has_head: true }];
         }
         let first = shape.layers.div_ceil(stages);
         vec![
-            Stage { layers: first, ends: embedding, under_way: stages, has_head: false },
+            Stage { layers: first, ends: embedding, in_flight: stages, has_head: false },
             Stage {
                 layers: shape.layers / stages,
                 ends: embedding + shape.hidden,
-                under_way: 1,
+                in_flight: 1,
                 has_head: true,
             },
         ]
@@ -162,21 +162,21 @@ impl Learner {
 
     fn plan_stage(&self, shape: &Shape, stage: &Stage) -> Vec<(&'static str, Bytes)> {
         let Learner { tensor, context, compute, .. } = *self;
-        let Stage { layers, ends, under_way, has_head } = *stage;
+        let Stage { layers, ends, in_flight, has_head } = *stage;
         let ranks = (self.processes / self.pipeline).max(1);
         let parameters = layers * shape.block() + ends;
-        let share = |bytes: u64| bytes.div_ceil(ranks);
+        let shard = |bytes: u64| bytes.div_ceil(ranks);
         let adapter = self.lora.map(|rank| {
             let block = 2 * (shape.hidden + shape.queries()) + 2 * (shape.hidden + shape.keys());
             let wide = 3 * (shape.hidden + shape.wide());
             layers * rank * (block + wide)
         });
         // Trained weights have a gradient and two moments. An adapter is replicated on every rank.
-        let (learnt, whole) = match adapter {
+        let (trainable_bytes, is_unsharded) = match adapter {
             Some(adapter) => (3 * F32 * adapter + F32 * adapter, true),
             None => (3 * F32 * parameters, false),
         };
-        let optimiser = if whole { learnt } else { share(learnt) };
+        let optimizer = if is_unsharded { trainable_bytes } else { shard(trainable_bytes) };
         // Sharded weights are gathered block by block; the embedding, final norm and head stay gathered.
         // Each gathered part has its weights and their gradient.
         let gathered = match ranks / tensor {
@@ -184,8 +184,8 @@ impl Learner {
             _ => 2 * compute * (ends + shape.block()).div_ceil(tensor),
         };
         let rows = self.tokens.div_ceil(context);
-        let kept = if self.recompute { 1 } else { under_way * layers };
-        let inputs = if self.recompute { under_way * layers } else { 0 };
+        let kept = if self.recompute { 1 } else { in_flight * layers };
+        let inputs = if self.recompute { in_flight * layers } else { 0 };
         // Per block, PyTorch keeps the inputs of both norms (in f32 and in the compute dtype), the
         // queries, keys and values before and after RoPE, the attention output, and four tensors of the
         // feed-forward part.
@@ -196,16 +196,16 @@ impl Learner {
         let activations = product(&[compute, rows, kept, of_block])
             .saturating_add(product(&[compute, rows, inputs, shape.hidden]))
             .saturating_add(product(&[F32, 2, kept, rows, shape.hidden]));
-        let mask = if self.on_gpu { 0 } else { product(&[under_way, 1 + compute, rows, self.tokens]) };
+        let mask = if self.on_gpu { 0 } else { product(&[in_flight, 1 + compute, rows, self.tokens]) };
         let head = if has_head { product(&[4, F32, self.head_rows.min(rows), shape.vocabulary]) } else { 0 };
-        let frozen = if self.reference { share(compute * parameters) } else { 0 };
-        let critic = if self.critic { share(4 * F32 * parameters) } else { 0 };
+        let frozen = if self.reference { shard(compute * parameters) } else { 0 };
+        let critic = if self.critic { shard(4 * F32 * parameters) } else { 0 };
         // On CPUs, measured by `bench/plan_memory.py`: PyTorch with transformers, gloo and the memory
         // that the allocator keeps. On GPUs, assumed: the CUDA context with NCCL buffers.
         let runtime = if self.on_gpu { CONTEXT } else { 1000 << 20 };
         vec![
-            ("weights, f32", share(F32 * parameters)),
-            ("gradients and moments, f32", optimiser),
+            ("weights, f32", shard(F32 * parameters)),
+            ("gradients and moments, f32", optimizer),
             ("blocks as they are gathered", gathered),
             ("activations", activations.saturating_add(mask)),
             ("logits", head),
@@ -272,8 +272,8 @@ mod tests {
     #[test]
     fn moved_is_16_bytes_per_parameter() {
         let plan = learner().plan(&shape());
-        let share = moved(&plan) as f64 * 8.0 / shape().parameters() as f64;
-        assert!((share - 16.0).abs() < 1e-3, "16 bytes a parameter: {share}");
+        let shard = moved(&plan) as f64 * 8.0 / shape().parameters() as f64;
+        assert!((shard - 16.0).abs() < 1e-3, "16 bytes a parameter: {shard}");
     }
 
     #[test]

@@ -47,9 +47,9 @@ pub struct Shape {
 }
 
 /// Maximum accepted number of heads and experts, and maximum width.
-const MOST: u64 = 1 << 24;
+const MAX_SIZE: u64 = 1 << 24;
 /// Maximum accepted number of parameters.
-const MOST_PARAMETERS: u128 = 1 << 50;
+const MAX_PARAMETERS: u128 = 1 << 50;
 
 fn usual_context() -> u64 {
     4096
@@ -64,8 +64,8 @@ impl Shape {
     pub fn read(text: &str) -> Result<Self, String> {
         // In a family that the engine supports, missing keys have the defaults of that family.
         match ModelConfig::from_hf_json(Path::new("config.json"), text.as_bytes()) {
-            Ok(config) => Self::of(&config).checked(),
-            Err(_) => Self::read_any(text)?.checked(),
+            Ok(config) => Self::new(&config).check_limits(),
+            Err(_) => Self::read_any(text)?.check_limits(),
         }
     }
 
@@ -89,37 +89,37 @@ impl Shape {
     }
 
     /// Returns the shape if its numbers are in range, and an error otherwise.
-    fn checked(self) -> Result<Self, String> {
-        let given = |of: Option<u64>| of.unwrap_or(1);
-        for (name, value, most) in [
-            ("hidden_size", self.hidden, MOST),
+    fn check_limits(self) -> Result<Self, String> {
+        let or_one = |inner_value: Option<u64>| inner_value.unwrap_or(1);
+        for (name, value, limit) in [
+            ("hidden_size", self.hidden, MAX_SIZE),
             ("num_hidden_layers", self.layers, 1 << 14),
-            ("num_attention_heads", self.heads, self.hidden.min(MOST)),
-            ("num_key_value_heads", given(self.kv_heads), self.heads),
-            ("head_dim", given(self.head_dim), MOST),
-            ("intermediate_size", self.intermediate, MOST),
+            ("num_attention_heads", self.heads, self.hidden.min(MAX_SIZE)),
+            ("num_key_value_heads", or_one(self.kv_heads), self.heads),
+            ("head_dim", or_one(self.head_dim), MAX_SIZE),
+            ("intermediate_size", self.intermediate, MAX_SIZE),
             ("vocab_size", self.vocabulary, 1 << 32),
             ("max_position_embeddings", self.context, 1 << 32),
-            ("num_experts", given(self.experts), MOST),
-            ("num_experts_per_tok", given(self.experts_of_token), given(self.experts)),
-            ("moe_intermediate_size", given(self.expert_intermediate), MOST),
+            ("num_experts", or_one(self.experts), MAX_SIZE),
+            ("num_experts_per_tok", or_one(self.experts_of_token), or_one(self.experts)),
+            ("moe_intermediate_size", or_one(self.expert_intermediate), MAX_SIZE),
         ] {
-            if value == 0 || value > most {
-                return Err(format!("{name} is {value}, which no model has: 1 to {most}"));
+            if value == 0 || value > limit {
+                return Err(format!("{name} is {value}, which no model has: 1 to {limit}"));
             }
         }
         let wide = |value: u64| u128::from(value);
         let one = wide(self.expert_intermediate.unwrap_or(self.intermediate).max(self.intermediate));
-        let block = wide(self.hidden) * (3 * wide(given(self.experts)) * one + 4 * wide(self.queries()));
+        let block = wide(self.hidden) * (3 * wide(or_one(self.experts)) * one + 4 * wide(self.queries()));
         let all = wide(self.layers) * block + 2 * wide(self.vocabulary) * wide(self.hidden);
-        if all > MOST_PARAMETERS {
+        if all > MAX_PARAMETERS {
             return Err(format!("these numbers make {all} parameters, which no model has"));
         }
         Ok(self)
     }
 
     /// Creates the shape from the configuration of a model on this machine, in any file format.
-    pub fn of(config: &ModelConfig) -> Self {
+    pub fn new(config: &ModelConfig) -> Self {
         Shape {
             model_type: serde_json::to_value(config.family)
                 .ok()
@@ -243,8 +243,11 @@ mod tests {
     fn of_matches_shape_read_from_config_json() {
         let config = levade_engine::testing::tiny_config();
         let read = Shape::read(&config.to_hf_json().to_string()).unwrap();
-        let of = Shape::of(&config);
-        assert_eq!(Shape { head_dim: of.head_dim, kv_heads: of.kv_heads, ..read }, of);
+        let inner_value = Shape::new(&config);
+        assert_eq!(
+            Shape { head_dim: inner_value.head_dim, kv_heads: inner_value.kv_heads, ..read },
+            inner_value
+        );
     }
 
     /// Published parameter counts: 134,515,008 of SmolLM2-135M, 7.62 B of Qwen2.5-7B, and 30.5 B of

@@ -9,7 +9,7 @@ const TRAINING: f64 = 0.38;
 /// Fraction of the peak FLOP/s that prefill reaches.
 const PREFILL: f64 = 0.5;
 /// Fraction of the memory bandwidth that sampling reaches.
-const DRAWING: f64 = 0.6;
+const SAMPLING_BANDWIDTH: f64 = 0.6;
 /// Rate at which weights are sent to a sampler, in bytes per second: a link of 100 Gbit/s.
 const LINK: f64 = 12.5e9;
 
@@ -107,9 +107,9 @@ impl Work {
         let cache = running as f64 * seen as f64 * shape.cache_of_token(2) as f64;
         let read = 2.0 * shape.parameters() as f64 + cache;
         let computed = running as f64 * shape.forward(seen) / (PREFILL * flops);
-        let of_row = (read / (DRAWING * bandwidth)).max(computed);
-        let drawn = attempts.sampled.saturating_mul(reply);
-        let drawing = drawn as f64 / (running as f64 / of_row) / f64::from(samplers);
+        let row_seconds = (read / (SAMPLING_BANDWIDTH * bandwidth)).max(computed);
+        let sampled_tokens = attempts.sampled.saturating_mul(reply);
+        let generation = sampled_tokens as f64 / (running as f64 / row_seconds) / f64::from(samplers);
         let prompts = attempts.learnt.div_ceil(passes.group.max(1)).saturating_mul(prompt);
         let filling = prompts as f64 * shape.forward(prompt / 2) / (PREFILL * flops) / f64::from(samplers);
         let learnt = attempts
@@ -126,7 +126,7 @@ impl Work {
         let bubble = stages.saturating_sub(1) as f64;
         let bubble = bubble / (rounds + bubble);
         let learning = operations / (TRAINING * device.flops * devices) / (1.0 - bubble);
-        Step { sampled: drawn, learnt, sampling: drawing + filling, learning, bubble, turns }
+        Step { sampled: sampled_tokens, learnt, sampling: generation + filling, learning, bubble, turns }
     }
 }
 
@@ -141,12 +141,13 @@ pub fn service(
     turns: f64,
 ) -> Service {
     let seen = prompt + reply / 2;
-    let of_path = seen as f64 * shape.cache_of_token(2) as f64 / (DRAWING * device.bandwidth);
+    let sequence_seconds =
+        seen as f64 * shape.cache_of_token(2) as f64 / (SAMPLING_BANDWIDTH * device.bandwidth);
     let weights = 2.0 * shape.parameters() as f64;
     Service {
         prompt: shape.forward(prompt / 2) / (PREFILL * device.flops),
-        batch: weights / (DRAWING * device.bandwidth * f64::from(tensor.max(1))),
-        sequence: of_path.max(shape.forward(seen) / (PREFILL * device.flops)),
+        batch: weights / (SAMPLING_BANDWIDTH * device.bandwidth * f64::from(tensor.max(1))),
+        sequence: sequence_seconds.max(shape.forward(seen) / (PREFILL * device.flops)),
         learn: 3.0 * shape.forward(seen) / (TRAINING * device.flops),
         update: 0.0,
         publish: if turns > 0.0 { turns } else { weights / LINK },
@@ -155,8 +156,8 @@ pub fn service(
 
 /// Describes the assumptions behind the estimates. `shares` is whether sampling and training use the same
 /// devices.
-pub fn assumptions(device: &Device, shares: bool, stages: u64) -> String {
-    let turns = match shares {
+pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
+    let turns = match is_colocated {
         true => {
             format!(
                 " or judges; {:.0} GB/s to the host's memory and {:.1} GB/s of weights",
@@ -176,7 +177,7 @@ pub fn assumptions(device: &Device, shares: bool, stages: u64) -> String {
         device.bandwidth / 1e12,
         100.0 * TRAINING,
         100.0 * PREFILL,
-        100.0 * DRAWING
+        100.0 * SAMPLING_BANDWIDTH
     )
 }
 
@@ -206,9 +207,9 @@ mod tests {
         assert_eq!((step.sampled, step.learnt), (512_000, 512_000 + 64 * 500));
         // Per second, one H100 samples 5 to 30 thousand tokens of a 7B model and trains on 5 to 12
         // thousand.
-        let drawn = step.sampled as f64 / step.sampling / 4.0;
+        let sampled_tokens = step.sampled as f64 / step.sampling / 4.0;
         let learnt = step.learnt as f64 / step.learning / 4.0;
-        assert!((5_000.0..30_000.0).contains(&drawn), "{drawn}");
+        assert!((5_000.0..30_000.0).contains(&sampled_tokens), "{sampled_tokens}");
         assert!((5_000.0..12_000.0).contains(&learnt), "{learnt}");
         let more = Work { samplers: 8, learners: 8, ..work.clone() }.step(&shape, device, attempts, passes);
         assert!(more.sampling < 0.6 * step.sampling && more.learning < 0.6 * step.learning);
@@ -217,9 +218,9 @@ mod tests {
         assert_eq!((spare.sampled, spare.learnt, spare.learning), (640_000, step.learnt, step.learning));
         assert!(spare.sampling > 1.1 * step.sampling);
         // One server of two devices has the bandwidth of two servers, but reads the weights only once.
-        let shared = Work { tensor: 2, samplers: 2, running: 256, ..work.clone() };
-        let shared = shared.step(&shape, device, attempts, passes);
-        assert!(shared.sampling <= step.sampling && shared.sampling > 0.5 * step.sampling);
+        let tensor_parallel = Work { tensor: 2, samplers: 2, running: 256, ..work.clone() };
+        let tensor_parallel = tensor_parallel.step(&shape, device, attempts, passes);
+        assert!(tensor_parallel.sampling <= step.sampling && tensor_parallel.sampling > 0.5 * step.sampling);
         // 544 k tokens are 17 rounds of 32 k: with 4 stages, each works in 17 of 20 time slots.
         let staged = |updates| {
             let passes = Passes { updates, ..passes };
@@ -229,8 +230,9 @@ mod tests {
         assert!((staged(1).learning / step.learning - 20.0 / 17.0).abs() < 1e-9);
         assert!(staged(8).bubble > 0.4, "fewer micro-batches fill it less");
         // With handoffs, a step takes sampling, training and handoffs one after another.
-        let by_turns = Work { turns: turns(&shape, 14 << 30), ..work }.step(&shape, device, attempts, passes);
-        assert!((by_turns.seconds(false) - step.seconds(false) - by_turns.turns).abs() < 1e-9);
-        assert!((2.0..4.0).contains(&by_turns.turns), "{}", by_turns.turns);
+        let with_handoff =
+            Work { turns: turns(&shape, 14 << 30), ..work }.step(&shape, device, attempts, passes);
+        assert!((with_handoff.seconds(false) - step.seconds(false) - with_handoff.turns).abs() < 1e-9);
+        assert!((2.0..4.0).contains(&with_handoff.turns), "{}", with_handoff.turns);
     }
 }

@@ -299,7 +299,7 @@ pub trait Learner: Send + Sync {
     /// # Errors
     /// Returns an error with the file and the reason if a file cannot be written, and an error if the
     /// learner has stopped.
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError>;
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError>;
 
     /// Replaces the weights by those in the directory `folder`. If `with_optimiser` is set and `folder`
     /// contains the optimizer state, it is loaded too; otherwise the optimizer state is reset. An
@@ -307,7 +307,7 @@ pub trait Learner: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if a file is missing or does not fit the model, or if the learner has stopped.
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError>;
 
     /// Restores the initial weights and resets the optimizer state. The default does nothing, which is
     /// right for a learner that was started with this process and that no other process trains.

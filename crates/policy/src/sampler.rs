@@ -31,11 +31,11 @@ use tokio::sync::mpsc;
 use crate::{Grammar, PolicyError, WeightsRef, awake};
 
 /// Maximum absolute value of a presence or frequency penalty, as in OpenAI's API.
-const MOST_PENALTY: f32 = 2.0;
+const MAX_PENALTY: f32 = 2.0;
 /// Maximum absolute value of a logit bias, as in OpenAI's API.
-const MOST_BIAS: f32 = 100.0;
+const MAX_BIAS: f32 = 100.0;
 /// Maximum number of alternatives reported per token, as in OpenAI's API.
-const MOST_TOP_LOGPROBS: usize = 20;
+const MAX_TOP_LOGPROBS: usize = 20;
 
 /// Sampling parameters. The defaults sample from the model's own distribution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -147,18 +147,18 @@ impl SamplingParams {
         check((0.0..=1.0).contains(&self.min_p), "min_p", self.min_p, "in 0..=1")?;
         let r = self.repetition_penalty;
         check(r > 0.0 && r.is_finite(), "repetition_penalty", r, "more than 0")?;
-        let p = MOST_PENALTY;
+        let p = MAX_PENALTY;
         let penalty = |name, value: f32| check((-p..=p).contains(&value), name, value, "in -2..=2");
         penalty("presence_penalty", self.presence_penalty)?;
         penalty("frequency_penalty", self.frequency_penalty)?;
         for (token, bias) in &self.logit_bias {
-            let ok = (-MOST_BIAS..=MOST_BIAS).contains(bias);
+            let ok = (-MAX_BIAS..=MAX_BIAS).contains(bias);
             check(ok, &format!("logit_bias of token {token}"), *bias, "in -100..=100")?;
         }
         let top = self.top_logprobs;
-        check(top <= MOST_TOP_LOGPROBS, "top_logprobs", top as f32, "at most 20")?;
+        check(top <= MAX_TOP_LOGPROBS, "top_logprobs", top as f32, "at most 20")?;
         let top = self.prompt_logprobs.unwrap_or(0);
-        check(top <= MOST_TOP_LOGPROBS, "prompt_logprobs", top as f32, "at most 20")?;
+        check(top <= MAX_TOP_LOGPROBS, "prompt_logprobs", top as f32, "at most 20")?;
         let is_empty = self.max_tokens == 0 && self.prompt_logprobs.is_none();
         check(
             !is_empty,

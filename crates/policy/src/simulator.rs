@@ -39,7 +39,7 @@ const INITIAL_STREAM: u64 = u64::MAX;
 /// Stream of the random numbers that decide which of the learner's calls fail.
 const LEARNER_STREAM: u64 = u64::MAX - 1;
 const WEIGHTS: &str = "simulator.weights";
-const OPTIMISER: &str = "simulator.optimiser";
+const OPTIMIZER: &str = "simulator.optimiser";
 
 /// Configuration of a simulator.
 #[derive(Debug, Clone, PartialEq)]
@@ -251,8 +251,8 @@ impl SimulatorConfig {
             .map(|&w| f64::from(w) / f64::from(temperature))
             .collect();
         let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let normaliser = top + logits.iter().map(|z| (z - top).exp()).sum::<f64>().ln();
-        let logprobs: Vec<f64> = logits.iter().map(|z| z - normaliser).collect();
+        let normalizer = top + logits.iter().map(|z| (z - top).exp()).sum::<f64>().ln();
+        let logprobs: Vec<f64> = logits.iter().map(|z| z - normalizer).collect();
         Row { probabilities: logprobs.iter().map(|l| l.exp()).collect(), logprobs }
     }
 }
@@ -457,27 +457,27 @@ impl Learner for Simulator {
         Ok(OptimReport { grad_norm, applied })
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
         let state = self.state();
         let mut names = vec![WEIGHTS.to_owned()];
-        write(&folder.join(WEIGHTS), &state.weights, None)?;
+        write(&dir.join(WEIGHTS), &state.weights, None)?;
         crash_point("checkpoint_file");
-        if with_optimiser {
+        if with_optimizer {
             let moments: Vec<f32> = state.first.iter().chain(&state.second).copied().collect();
-            write(&folder.join(OPTIMISER), &moments, Some(state.steps))?;
-            names.push(OPTIMISER.to_owned());
+            write(&dir.join(OPTIMIZER), &moments, Some(state.steps))?;
+            names.push(OPTIMIZER.to_owned());
         }
-        Manifest::of(folder, Content::Whole, &names)
+        Manifest::of(dir, Content::Whole, &names)
     }
 
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
         let mut guard = self.state();
         let state = &mut *guard;
         let size = state.weights.len();
-        let (weights, _) = read(&folder.join(WEIGHTS), size, false)?;
-        let optimiser = folder.join(OPTIMISER);
-        let (moments, steps) = if with_optimiser && optimiser.exists() {
-            read(&optimiser, 2 * size, true)?
+        let (weights, _) = read(&dir.join(WEIGHTS), size, false)?;
+        let optimizer = dir.join(OPTIMIZER);
+        let (moments, steps) = if with_optimizer && optimizer.exists() {
+            read(&optimizer, 2 * size, true)?
         } else {
             (vec![0.0; 2 * size], 0)
         };

@@ -258,20 +258,20 @@ async fn saved_training_state_resumes_bitwise() {
     let reply = complete(&simulator, request(0, 0.0)).await;
     assert_eq!((reply.tokens, reply.versions[0].version), (vec![5, 4, 6], 401));
 
-    let folder = tempfile::tempdir().unwrap();
-    simulator.save(folder.path(), true).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    simulator.save(dir.path(), true).await.unwrap();
     let other = Simulator::new(SimulatorConfig { seed: 9, ..small() });
-    other.load(folder.path(), true).await.unwrap();
+    other.load(dir.path(), true).await.unwrap();
     train(&simulator, 3).await;
     train(&other, 3).await;
     assert_eq!(simulator.weights(), other.weights());
     // Without its saved state the optimizer starts from zero.
-    other.load(folder.path(), false).await.unwrap();
+    other.load(dir.path(), false).await.unwrap();
     train(&other, 3).await;
     assert_ne!(simulator.weights(), other.weights());
 
     let bigger = Simulator::new(SimulatorConfig { rows: 501, ..small() });
-    let error = bigger.load(folder.path(), true).await.unwrap_err().to_string();
+    let error = bigger.load(dir.path(), true).await.unwrap_err().to_string();
     assert!(error.contains("simulator.weights has 14000 bytes instead of 14028"), "{error}");
 }
 

@@ -115,14 +115,14 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         self.wait(self.policy.optim_step(params), || "a step of the optimiser".into()).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        let what = || format!("the weights to be written to {}", folder.display());
-        self.wait(self.policy.save(folder, with_optimiser), what).await
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
+        let what = || format!("the weights to be written to {}", dir.display());
+        self.wait(self.policy.save(dir, with_optimizer), what).await
     }
 
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        let what = || format!("the weights to be read from {}", folder.display());
-        self.wait(self.policy.load(folder, with_optimiser), what).await
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
+        let what = || format!("the weights to be read from {}", dir.display());
+        self.wait(self.policy.load(dir, with_optimizer), what).await
     }
 
     async fn begin_again(&self) -> Result<(), PolicyError> {

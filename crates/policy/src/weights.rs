@@ -65,8 +65,8 @@ impl SavedFile {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
-    pub fn read(folder: &Path, name: &str) -> io::Result<Self> {
-        let (bytes, crc32c) = checksum(File::open(folder.join(name))?)?;
+    pub fn read(dir: &Path, name: &str) -> io::Result<Self> {
+        let (bytes, crc32c) = checksum(File::open(dir.join(name))?)?;
         Ok(SavedFile { name: name.to_owned(), bytes, crc32c })
     }
 }
@@ -76,15 +76,15 @@ impl Manifest {
     ///
     /// # Errors
     /// Returns [`PolicyError::Storage`] with the name and the reason if a file cannot be read.
-    pub fn of(folder: &Path, content: Content, names: &[String]) -> Result<Self, PolicyError> {
+    pub fn of(dir: &Path, content: Content, names: &[String]) -> Result<Self, PolicyError> {
         let read = |name: &String| {
-            let file = folder.join(name);
+            let file = dir.join(name);
             let failed = |e| PolicyError::Storage(format!("cannot read {}: {e}", file.display()));
-            SavedFile::read(folder, name).map_err(failed)
+            SavedFile::read(dir, name).map_err(failed)
         };
         let mut files = names.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Manifest { place: Place::Local(folder.to_owned()), content, files })
+        Ok(Manifest { place: Place::Local(dir.to_owned()), content, files })
     }
 
     /// Checks size and checksum of every file and returns the directory. Callers must verify before
@@ -95,24 +95,24 @@ impl Manifest {
     /// files are listed, or a file is missing, damaged or outside the directory.
     pub fn verify(&self) -> Result<&Path, PolicyError> {
         let refused = |why: String| Err(PolicyError::NotAdopted(why));
-        let folder = match &self.place {
-            Place::Local(folder) => folder,
-            Place::Remote { machine, folder } => {
+        let dir = match &self.place {
+            Place::Local(dir) => dir,
+            Place::Remote { machine, folder: dir } => {
                 return refused(format!(
-                    "they are in {folder} on {machine}; let the learner write to a folder that this machine \
+                    "they are in {dir} on {machine}; let the learner write to a folder that this machine \
                      reads, too"
                 ));
             }
         };
         if self.files.is_empty() {
-            return refused(format!("the manifest of {} lists no files", folder.display()));
+            return refused(format!("the manifest of {} lists no files", dir.display()));
         }
         for SavedFile { name, bytes, crc32c } in &self.files {
             if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
-                return refused(format!("{name:?} is no file within {}", folder.display()));
+                return refused(format!("{name:?} is no file within {}", dir.display()));
             }
-            let path = folder.join(name);
-            match SavedFile::read(folder, name) {
+            let path = dir.join(name);
+            match SavedFile::read(dir, name) {
                 Err(error) => return refused(format!("cannot read {}: {error}", path.display())),
                 Ok(found) if found.bytes != *bytes => {
                     return refused(format!(
@@ -131,7 +131,7 @@ impl Manifest {
                 Ok(_) => {}
             }
         }
-        Ok(folder)
+        Ok(dir)
     }
 }
 
@@ -205,12 +205,12 @@ mod tests {
 
     #[test]
     fn manifest_lists_size_and_checksum_of_files() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("b"), "123456789").unwrap();
-        std::fs::write(folder.path().join("a"), "").unwrap();
-        std::fs::write(folder.path().join("of others"), "x").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("b"), "123456789").unwrap();
+        std::fs::write(dir.path().join("a"), "").unwrap();
+        std::fs::write(dir.path().join("of others"), "x").unwrap();
         let content = Content::Adapter { base: "m".into() };
-        let manifest = Manifest::of(folder.path(), content, &["b".into(), "a".into()]).unwrap();
+        let manifest = Manifest::of(dir.path(), content, &["b".into(), "a".into()]).unwrap();
         // The check value of CRC-32C (RFC 3720).
         let files: Vec<(&str, u64, u32)> =
             manifest.files.iter().map(|file| (file.name.as_str(), file.bytes, file.crc32c)).collect();
@@ -218,23 +218,23 @@ mod tests {
         let text =
             serde_json::to_string(&WeightsRef { version: 2, at: WeightsAt::Manifest(manifest) }).unwrap();
         assert_eq!(serde_json::to_string(&serde_json::from_str::<WeightsRef>(&text).unwrap()).unwrap(), text);
-        let missing = Manifest::of(folder.path(), Content::Whole, &["c".into()]).unwrap_err();
+        let missing = Manifest::of(dir.path(), Content::Whole, &["c".into()]).unwrap_err();
         assert!(missing.to_string().contains("cannot read"), "{missing}");
     }
 
     #[test]
     fn verify_names_missing_or_damaged_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |text: &str| std::fs::write(folder.path().join("a"), text).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let write = |text: &str| std::fs::write(dir.path().join("a"), text).unwrap();
         write("abc");
-        let manifest = Manifest::of(folder.path(), Content::Whole, &["a".into()]).unwrap();
-        assert_eq!(manifest.verify(), Ok(folder.path()));
+        let manifest = Manifest::of(dir.path(), Content::Whole, &["a".into()]).unwrap();
+        assert_eq!(manifest.verify(), Ok(dir.path()));
         let why = |manifest: &Manifest| manifest.verify().unwrap_err().to_string();
         write("abd");
         assert!(why(&manifest).contains("has the checksum"));
         write("ab");
         assert!(why(&manifest).contains("has 2 bytes instead of 3"));
-        std::fs::remove_file(folder.path().join("a")).unwrap();
+        std::fs::remove_file(dir.path().join("a")).unwrap();
         assert!(why(&manifest).contains("cannot read"));
         let outside = SavedFile { name: "../a".into(), bytes: 0, crc32c: 0 };
         assert!(why(&Manifest { files: vec![outside], ..manifest.clone() }).contains("is no file within"));

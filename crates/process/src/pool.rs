@@ -86,8 +86,8 @@ impl Pool {
     /// Returns an error if no worker becomes ready, the worker exits first, or the timeout passes.
     pub async fn request(&self, request: Request, timeout: Duration) -> Result<Value, WorkerError> {
         let mut call = self.send(request).await?;
-        match awake::within(timeout, call.answer()).await {
-            Some(answer) => answer,
+        match awake::within(timeout, call.response()).await {
+            Some(response) => response,
             None => {
                 call.cancel().await;
                 Err(WorkerError::Timeout(timeout))
@@ -101,9 +101,9 @@ impl Pool {
         workers.remove_ended();
         let max_requests = self.options.max_requests;
         let is_ready = |worker: &&Arc<Worker>| matches!(*worker.state.borrow(), State::Ready);
-        let has_idle = workers.running.iter().filter(is_ready).any(|worker| worker.load() == 0);
+        let has_idle_worker = workers.running.iter().filter(is_ready).any(|worker| worker.load() == 0);
         let mut starting = workers.running.iter().filter(|worker| !is_ready(worker));
-        let needs_worker = !has_idle && !starting.any(|worker| worker.has_slot(max_requests));
+        let needs_worker = !has_idle_worker && !starting.any(|worker| worker.has_slot(max_requests));
         let failure = workers.failure.clone().filter(|(since, _)| since.elapsed() < RESTART_INTERVAL);
         if needs_worker && failure.is_none() && workers.running.len() < self.options.max_workers {
             workers.running.push(Worker::start(&self.options)?);

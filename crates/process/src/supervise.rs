@@ -59,12 +59,12 @@ pub fn supervise() -> ExitCode {
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(_) if !order.folder.as_os_str().is_empty() && !order.folder.is_dir() => {
-            let folder = order.folder.display();
-            return failed(&format!("cannot start {program}: there is no folder {folder}"));
+            let dir = order.folder.display();
+            return failed(&format!("cannot start {program}: there is no folder {dir}"));
         }
         Err(error) => return failed(&format!("cannot start {program}: {error}")),
     };
-    let (mut stdin, asks) = (child.stdin.take(), order.asks);
+    let (mut stdin, signals_end) = (child.stdin.take(), order.asks);
     if let Some(input) = order.input {
         let mut stdin = stdin.take();
         // A separate thread writes, because the program may never read its input.
@@ -72,16 +72,16 @@ pub fn supervise() -> ExitCode {
     }
     let Some(leader) = Pid::from_raw(child.id() as i32) else { return failed("the program has no process") };
     std::thread::spawn(move || {
-        match asks {
-            true => ask_to_end(leader),
+        match signals_end {
+            true => signal_end_on_input(leader),
             false => pass_on(stdin.take()),
         }
         drop(stdin);
-        end_for_good(leader)
+        terminate_until_gone(leader)
     });
     std::thread::spawn(move || {
-        if told_to_end().is_ok() {
-            end_for_good(leader);
+        if wait_for_end_signal().is_ok() {
+            terminate_until_gone(leader);
         }
     });
     let code = outlive(leader);
@@ -96,7 +96,7 @@ pub fn supervise() -> ExitCode {
 
 /// Sends SIGTERM to the program and its descendants. After the grace period, sends SIGKILL repeatedly,
 /// because the program may still start processes. Never returns.
-fn end_for_good(leader: Pid) {
+fn terminate_until_gone(leader: Pid) {
     end(leader, Signal::TERM);
     let since = Instant::now();
     while since.elapsed() < GRACE {
@@ -109,7 +109,7 @@ fn end_for_good(leader: Pid) {
 }
 
 /// Waits for a signal that asks this process to exit, which applies to the program, too.
-fn told_to_end() -> std::io::Result<()> {
+fn wait_for_end_signal() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -129,7 +129,7 @@ fn told_to_end() -> std::io::Result<()> {
 
 /// Sends SIGTERM to the program for each byte of the standard input, until the input ends. The
 /// program's descendants get no signal, because the program may need them to exit cleanly.
-fn ask_to_end(leader: Pid) {
+fn signal_end_on_input(leader: Pid) {
     let (mut line, mut byte) = (std::io::stdin().lock(), [0; 1]);
     loop {
         match line.read(&mut byte) {

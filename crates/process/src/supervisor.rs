@@ -57,7 +57,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// Returns an error if the path of this binary is unknown.
-    pub fn this() -> io::Result<Self> {
+    pub fn from_current_exe() -> io::Result<Self> {
         let file = std::env::current_exe()?;
         Ok(Supervisor(vec![file.to_string_lossy().into_owned(), "keep".into()]))
     }
@@ -95,13 +95,13 @@ impl Supervisor {
 
     /// Returns the first line for the supervisor process, or `None` without a supervisor. If `asks` is
     /// set, each later byte asks the program to end.
-    fn order(&self, launch: &Launch, input: &Input, asks: bool) -> Option<String> {
+    fn order(&self, launch: &Launch, input: &Input, signals_end: bool) -> Option<String> {
         let input = match input {
             Input::Text(text) => Some(text),
             Input::Piped => None,
         };
         let Launch { command, dir, .. } = launch;
-        let order = json!({ "command": command, "folder": dir, "input": input, "asks": asks });
+        let order = json!({ "command": command, "folder": dir, "input": input, "asks": signals_end });
         (!self.0.is_empty()).then(|| format!("{order}\n"))
     }
 
@@ -273,7 +273,7 @@ impl Child {
     }
 
     /// Asks a program started by [`Supervisor::serve`] to exit (SIGTERM), without a timeout.
-    pub async fn ask_to_end(&mut self) {
+    pub async fn request_end(&mut self) {
         // A program that has exited needs no signal.
         match (self.group.0, &mut self.stdin) {
             (Some(leader), _) => drop(kill_process(leader, Signal::TERM)),

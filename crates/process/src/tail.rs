@@ -100,14 +100,14 @@ impl TailReader {
         name: Option<String>,
     ) -> Self {
         let tail = Arc::new(Mutex::new(tail));
-        let shared = Arc::clone(&tail);
+        let writer_tail = Arc::clone(&tail);
         let (done, reading) = watch::channel(());
         let task = tokio::spawn(async move {
             let _done = done;
             let Some(mut stream) = stream else { return };
             let mut buffer = vec![0; 16 << 10];
             while let Ok(count @ 1..) = stream.read(&mut buffer).await {
-                shared.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..count]);
+                writer_tail.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..count]);
                 if let Some(name) = &name {
                     let text = String::from_utf8_lossy(&buffer[..count]);
                     tracing::debug!(process = %name, "{}", text.trim_end());

@@ -35,16 +35,16 @@ pub(crate) enum State {
 
 /// Guard that keeps a counter incremented while it exists.
 #[derive(Debug)]
-struct Counted(Arc<AtomicUsize>);
+struct CountGuard(Arc<AtomicUsize>);
 
-impl Counted {
+impl CountGuard {
     fn new(counter: &Arc<AtomicUsize>) -> Self {
         counter.fetch_add(1, Ordering::Relaxed);
-        Counted(Arc::clone(counter))
+        CountGuard(Arc::clone(counter))
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -68,10 +68,10 @@ enum Message {
 
 /// A request without a response.
 struct Open {
-    answer: oneshot::Sender<Result<Value, WorkerError>>,
+    response: oneshot::Sender<Result<Value, WorkerError>>,
     /// Time at which the worker is terminated, if the request was cancelled.
     until: Option<Instant>,
-    _busy: Counted,
+    _busy: CountGuard,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -79,7 +79,7 @@ struct Open {
 #[derive(Debug)]
 pub struct Slot {
     worker: Arc<Worker>,
-    busy: Counted,
+    busy: CountGuard,
     pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -88,7 +88,7 @@ pub struct Slot {
 #[derive(Debug)]
 pub struct Affinity {
     worker: Arc<Worker>,
-    _counted: Counted,
+    _count: CountGuard,
 }
 
 impl Deref for Affinity {
@@ -104,7 +104,7 @@ impl Deref for Affinity {
 pub struct Call {
     worker: Arc<Worker>,
     id: String,
-    answer: oneshot::Receiver<Result<Value, WorkerError>>,
+    response: oneshot::Receiver<Result<Value, WorkerError>>,
 }
 
 impl Worker {
@@ -143,12 +143,12 @@ impl Worker {
 
     /// Reserves a slot for a request.
     pub fn slot(self: &Arc<Self>) -> Slot {
-        Slot { worker: Arc::clone(self), busy: Counted::new(&self.busy), permit: None }
+        Slot { worker: Arc::clone(self), busy: CountGuard::new(&self.busy), permit: None }
     }
 
     /// Binds an attempt to the worker.
     pub fn affinity(self: &Arc<Self>) -> Affinity {
-        Affinity { worker: Arc::clone(self), _counted: Counted::new(&self.affinities) }
+        Affinity { worker: Arc::clone(self), _count: CountGuard::new(&self.affinities) }
     }
 
     /// Sends a request to this worker and waits for the response. Dropping the future cancels the
@@ -157,13 +157,13 @@ impl Worker {
     /// # Errors
     /// Returns an error if the worker exits first.
     pub async fn request(self: &Arc<Self>, request: Request) -> Result<Value, WorkerError> {
-        self.slot().send(request).answer().await
+        self.slot().send(request).response().await
     }
 
     /// Sends a request and ignores the response. The request is not cancelled.
     pub fn notify(self: &Arc<Self>, request: Request) {
         let Slot { busy, .. } = self.slot();
-        let open = Open { answer: oneshot::channel().0, until: None, _busy: busy, _permit: None };
+        let open = Open { response: oneshot::channel().0, until: None, _busy: busy, _permit: None };
         let _ = self.messages.send(Message::Send { request, open });
     }
 }
@@ -177,12 +177,12 @@ impl Slot {
     /// Sends a request to the slot's worker.
     pub fn send(self, request: Request) -> Call {
         let Slot { worker, busy, permit } = self;
-        let (answer, received) = oneshot::channel();
+        let (response, received) = oneshot::channel();
         let id = request.id.clone();
-        let open = Open { answer, until: None, _busy: busy, _permit: permit };
+        let open = Open { response, until: None, _busy: busy, _permit: permit };
         // If the worker has exited, the call finds the response channel closed.
         let _ = worker.messages.send(Message::Send { request, open });
-        Call { worker, id, answer: received }
+        Call { worker, id, response: received }
     }
 }
 
@@ -191,16 +191,16 @@ impl Call {
     ///
     /// # Errors
     /// Returns an error if the worker exits first.
-    pub async fn answer(&mut self) -> Result<Value, WorkerError> {
-        let gone = || Err(self.worker.error().unwrap_or(WorkerError::Closed));
-        (&mut self.answer).await.unwrap_or_else(|_| gone())
+    pub async fn response(&mut self) -> Result<Value, WorkerError> {
+        let closed_error = || Err(self.worker.error().unwrap_or(WorkerError::Closed));
+        (&mut self.response).await.unwrap_or_else(|_| closed_error())
     }
 
     /// Cancels the request, and returns when the worker has responded to it. A worker that does not
     /// respond within the pool's grace period is terminated.
     pub async fn cancel(mut self) {
         let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
-        let _ = self.answer().await;
+        let _ = self.response().await;
     }
 }
 
@@ -247,7 +247,7 @@ impl Process {
         self.state.send_replace(State::Ended { error: error.clone(), was_ready });
         messages.close();
         for (_, open) in self.open.drain() {
-            let _ = open.answer.send(Err(error.clone()));
+            let _ = open.response.send(Err(error.clone()));
         }
         writer.abort();
         reader.abort();
@@ -284,7 +284,7 @@ impl Process {
             let next = next.map(|(until, id)| (until, id.clone()));
             tokio::select! {
                 line = lines.recv() => match parse(&line?) {
-                    Ok(answer) => self.take_answer(answer),
+                    Ok(answer) => self.handle_response(answer),
                     // Without a handshake, the worker prints to the same stream.
                     Err(_) if self.options.handshake.is_none() => {}
                     Err(error) => return Some(error),
@@ -302,10 +302,10 @@ impl Process {
         }
     }
 
-    fn take_answer(&mut self, answer: Value) {
-        let id = answer[self.options.id_key].as_str();
+    fn handle_response(&mut self, response: Value) {
+        let id = response[self.options.id_key].as_str();
         if let Some(open) = id.and_then(|id| self.open.remove(id)) {
-            let _ = open.answer.send(Ok(answer));
+            let _ = open.response.send(Ok(response));
         }
     }
 

@@ -23,10 +23,10 @@ fn stdout(output: &std::process::Output) -> String {
 
 /// Starts a supervisor of a shell script and keeps the supervisor's input open. `input` is the script's
 /// input; if `asks` is set, later bytes ask the script to end.
-fn supervised_with(script: &str, input: Option<&str>, asks: bool) -> Child {
+fn supervised_with(script: &str, input: Option<&str>, signals_end: bool) -> Child {
     let mut process =
         Command::new(supervisor().0.remove(0)).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let order = json!({ "command": ["sh", "-c", script], "folder": "", "input": input, "asks": asks });
+    let order = json!({ "command": ["sh", "-c", script], "folder": "", "input": input, "asks": signals_end });
     writeln!(process.stdin.as_mut().unwrap(), "{order}").unwrap();
     process
 }
@@ -63,16 +63,16 @@ fn sigterm_leaves_program_time_to_exit() {
     let mut process = supervised_with(script, None, true);
     let mut line = process.stdin.take().unwrap();
     let mut printed = std::io::BufReader::new(process.stdout.take().unwrap());
-    let mut said = String::new();
-    printed.read_line(&mut said).unwrap();
+    let mut output = String::new();
+    printed.read_line(&mut output).unwrap();
     // If its input ended, the supervisor would kill the program.
     let holder = std::thread::spawn(move || {
         line.write_all(b"t").unwrap();
         std::thread::sleep(std::time::Duration::from_secs(8));
     });
     assert_eq!(process.wait().unwrap().code(), Some(7));
-    printed.read_line(&mut said).unwrap();
-    assert_eq!(said, "up\nsaved\n");
+    printed.read_line(&mut output).unwrap();
+    assert_eq!(output, "up\nsaved\n");
     drop(holder);
 }
 

@@ -8,7 +8,7 @@ use std::ops::{Bound, RangeBounds};
 use toml::{Table, Value};
 
 use super::patterns::each;
-use super::{MOST_SECONDS, read};
+use super::{MAX_SECONDS, read};
 
 /// Range of the values of a key.
 type Range = (Bound<f64>, Bound<f64>);
@@ -29,7 +29,7 @@ const COUNT: Range = at_least(1.0);
 const NOT_NEGATIVE: Range = at_least(0.0);
 const POSITIVE: Range = (Bound::Excluded(0.0), Bound::Unbounded);
 const FINITE: Range = (Bound::Unbounded, Bound::Unbounded);
-const SECONDS: Range = (Bound::Excluded(0.0), Bound::Included(MOST_SECONDS));
+const SECONDS: Range = (Bound::Excluded(0.0), Bound::Included(MAX_SECONDS));
 /// Range of a fraction in 0..=1 except 0.
 const FRACTION: Range = (Bound::Excluded(0.0), Bound::Included(1.0));
 /// Range of a fraction in 0..=1 except 1.
@@ -37,11 +37,11 @@ const DECAY: Range = (Bound::Included(0.0), Bound::Excluded(1.0));
 
 /// Maximum number of attempts of a step and the attempts that run ahead of it, of an evaluation,
 /// and of demonstrations. Lists of this size fit into memory, and their sums cannot overflow.
-pub(super) const MOST_ATTEMPTS: usize = 1 << 24;
+pub(super) const MAX_ATTEMPTS: usize = 1 << 24;
 /// Maximum number of training tasks of a generator: the order of all of them is kept in memory.
-const MOST_GENERATED: f64 = (1 << 28) as f64;
+const MAX_GENERATED: f64 = (1 << 28) as f64;
 /// Maximum number of nodes, and of processes per node.
-const MOST_RANKS: f64 = 16384.0;
+const MAX_RANKS: f64 = 16384.0;
 
 /// Every key with a range, and the suffix of its error message: the scope of the value, or the
 /// reason for the range. Keys of agents apply to `[agent]` and to every `[agent.NAME]`.
@@ -54,9 +54,9 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("engine.micro_batch_tokens", COUNT, ""),
     ("engine.call_seconds", SECONDS, ""),
     ("cluster.learner.nodes", COUNT, ""),
-    ("cluster.learner.nodes", at_most(MOST_RANKS), ""),
-    ("cluster.learner.processes", at_most(MOST_RANKS), ""),
-    ("cluster.learner.gpus", at_most(MOST_RANKS), ""),
+    ("cluster.learner.nodes", at_most(MAX_RANKS), ""),
+    ("cluster.learner.processes", at_most(MAX_RANKS), ""),
+    ("cluster.learner.gpus", at_most(MAX_RANKS), ""),
     ("cluster.learner.threads", COUNT, ""),
     ("cluster.learner.tp", COUNT, ""),
     ("cluster.learner.cp", COUNT, ""),
@@ -73,7 +73,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("cluster.samplers.silent_seconds", SECONDS, ""),
     ("cluster.samplers.answer_seconds", SECONDS, ""),
     ("tasks.*:arithmetic.train", COUNT, ""),
-    ("tasks.*:arithmetic.train", at_most(MOST_GENERATED), ""),
+    ("tasks.*:arithmetic.train", at_most(MAX_GENERATED), ""),
     ("tasks.*:file.repeat", COUNT, ""),
     ("tasks.*:file.limit", COUNT, ""),
     ("tool.*.seconds", SECONDS, ""),
@@ -94,7 +94,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("agent.max_turns", COUNT, ""),
     ("agent.max_tokens", COUNT, ""),
     ("agent.tool_seconds", SECONDS, ""),
-    ("agent.tool_delay", within(0.0, MOST_SECONDS), ""),
+    ("agent.tool_delay", within(0.0, MAX_SECONDS), ""),
     ("agent.reply_seconds", SECONDS, ""),
     ("agent.attempt_seconds", SECONDS, ""),
     ("reward.malformed_call", FINITE, ""),
@@ -106,8 +106,8 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("reward.scorers.*.weight", FINITE, ""),
     ("reward.scorers.*.weights.*", FINITE, ""),
     ("reward.scorers.*.unscored", FINITE, ""),
-    ("eval.tasks", at_most(MOST_ATTEMPTS as f64), ""),
-    ("eval.unseen_wordings", at_most(MOST_ATTEMPTS as f64), ""),
+    ("eval.tasks", at_most(MAX_ATTEMPTS as f64), ""),
+    ("eval.unseen_wordings", at_most(MAX_ATTEMPTS as f64), ""),
     ("eval.samples", COUNT, ""),
     ("eval.select", DECAY, ": a share of the tasks"),
     ("phase.*.learning_rate", POSITIVE, ""),
@@ -120,10 +120,10 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.optimiser.weight_decay", NOT_NEGATIVE, ""),
     ("phase.*.optimiser.max_grad_norm", NOT_NEGATIVE, ""),
     ("phase.*.demonstrations", COUNT, ""),
-    ("phase.*.demonstrations", at_most(MOST_ATTEMPTS as f64), ""),
+    ("phase.*.demonstrations", at_most(MAX_ATTEMPTS as f64), ""),
     ("phase.*.batch", COUNT, ""),
     ("phase.*.source.least_score", FINITE, ""),
-    ("phase.*.source.tasks", at_most(MOST_ATTEMPTS as f64), ""),
+    ("phase.*.source.tasks", at_most(MAX_ATTEMPTS as f64), ""),
     ("phase.*.steps", COUNT, ""),
     ("phase.*.groups", COUNT, ""),
     (
@@ -234,7 +234,7 @@ mod tests {
 
     /// Returns the nearest values outside the ends of a range, and the nearest values inside.
     /// Floats are in single precision, which some keys have.
-    fn around(range: &Range, is_float: bool) -> (Vec<Value>, Vec<Value>) {
+    fn values_around(range: &Range, is_float: bool) -> (Vec<Value>, Vec<Value>) {
         let step = |end: f64, up: bool| match (is_float, up) {
             (true, true) => Value::Float((end as f32).next_up().to_string().parse().unwrap()),
             (true, false) => Value::Float((end as f32).next_down().to_string().parse().unwrap()),
@@ -278,7 +278,7 @@ mod tests {
                 });
             }
             let (text, key, is_float) = keys.first().unwrap_or_else(|| panic!("no recipe has {pattern}"));
-            let (outside, inside) = around(range, *is_float);
+            let (outside, inside) = values_around(range, *is_float);
             assert!(!outside.is_empty() && !inside.is_empty(), "{bound:?}");
             for value in outside {
                 let error = load(text, Some(&format!("{key}={value}"))).unwrap_err();

@@ -92,7 +92,7 @@ impl Checker<'_> {
                 let range = "the field of tasks that holds the replies to imitate, unless `policy` is given";
                 self.check(!field.is_empty(), key("field"), format!("\"{field}\""), range)?;
             }
-            let (tasks, least) = (source.most_tasks(keys.demonstrations), keys.demonstrations);
+            let (tasks, least) = (source.max_tasks(keys.demonstrations), keys.demonstrations);
             self.check(
                 tasks >= least,
                 key("tasks"),
@@ -116,7 +116,7 @@ impl Checker<'_> {
     /// Checks that a loss works with tokens whose advantages are set to 0 if the fraction is below
     /// 1.
     fn high_entropy(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
-        let share = keys.high_entropy_share;
+        let fraction = keys.high_entropy_share;
         let loss = match keys.loss().policy {
             PolicyLoss::GeometricMean { .. } => "gmpo",
             PolicyLoss::Direct { .. } => "direct",
@@ -125,9 +125,9 @@ impl Checker<'_> {
             _ => "",
         };
         self.check(
-            share == 1.0 || loss.is_empty(),
+            fraction == 1.0 || loss.is_empty(),
             format!("phase.{phase}.high_entropy_share"),
-            share,
+            fraction,
             format!(
                 "1 with the loss of `{loss}`: it looks at the advantages of other tokens, or does without"
             ),
@@ -164,7 +164,7 @@ impl Checker<'_> {
         let checks = [
             keys.loss().check_parameters(),
             keys.value_loss().check_parameters(),
-            keys.normaliser.map_or(Ok(()), |normaliser| normaliser.check()),
+            keys.normaliser.map_or(Ok(()), |normalizer| normalizer.check()),
             estimator.check(),
             keys.correction.map_or(Ok(()), |correction| correction.check()),
         ];
@@ -222,7 +222,7 @@ impl Checker<'_> {
                  \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.apply_to = \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
-                let least = adaptive.least_horizon(keys.groups.saturating_mul(keys.group_size));
+                let least = adaptive.min_horizon(keys.groups.saturating_mul(keys.group_size));
                 let horizon = adaptive.horizon;
                 let range = format!(
                     "finite and more than a fifth of groups × group_size, {least}: it counts attempts, and a step \
@@ -281,7 +281,7 @@ impl Checker<'_> {
         )?;
         let leaves_out = matches!(keys.uniform_groups, Some(UniformGroups::Drop | UniformGroups::Refill));
         self.check(
-            !leaves_out || keys.uniform_is_idle(),
+            !leaves_out || keys.zero_variance_has_no_gradient(),
             key("uniform_groups"),
             "set",
             "left out: with this advantage attempts of equal reward learn as well",

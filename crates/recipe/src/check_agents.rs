@@ -53,8 +53,8 @@ impl Checker<'_> {
     fn external(&self, key: &dyn Fn(&str) -> String, keys: &ExternalKeys) -> Result<(), RecipeError> {
         let range = "an address with http:// or https://";
         let url = &keys.url;
-        let left_out = url.is_empty() && !keys.base_urls.is_empty();
-        self.check(left_out || is_http(url), key("url"), format!("\"{url}\""), range)?;
+        let is_omitted = url.is_empty() && !keys.base_urls.is_empty();
+        self.check(is_omitted || is_http(url), key("url"), format!("\"{url}\""), range)?;
         for (at, url) in keys.base_urls.iter().enumerate() {
             self.check(is_http(url), key(&format!("base_urls.{at}")), format!("\"{url}\""), range)?;
         }
@@ -63,7 +63,7 @@ impl Checker<'_> {
 
     /// Checks an agent with an external policy: only a program or an environment can call it, and
     /// only as an additional agent.
-    fn of_others(
+    fn check_external_policy(
         &self,
         key: &dyn Fn(&str) -> String,
         table: &str,
@@ -183,11 +183,11 @@ impl Checker<'_> {
 
     /// Checks the weights of a mixture of policies.
     fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
-        let shares = agent.policy.shares();
-        for (at, Share { name, share }) in shares.iter().enumerate() {
+        let fractions = agent.policy.shares();
+        for (at, Share { name, share }) in fractions.iter().enumerate() {
             let ok = *share > 0.0 && share.is_finite();
             self.check(ok, key(&format!("policy.{at}.share")), share, "more than 0 and finite")?;
-            let twice = shares[..at].iter().any(|other| other.name == *name);
+            let twice = fractions[..at].iter().any(|other| other.name == *name);
             let range = "another policy than those before; add up its shares";
             self.check(!twice, key(&format!("policy.{at}.name")), format!("\"{name}\""), range)?;
         }
@@ -229,7 +229,7 @@ impl Checker<'_> {
         self.check(policy.is_some() && unknown.is_none(), key("policy"), &agent.policy, range)?;
         self.mixture(&key, agent)?;
         if recipe.may_be_external(agent) {
-            self.of_others(&key, table, agent)?;
+            self.check_external_policy(&key, table, agent)?;
         }
         let learns = policies.iter().any(|(name, keys)| played.contains(name) && keys.is_trained());
         let sampling = &agent.sampling;

@@ -29,14 +29,14 @@ impl Checker<'_> {
             "the name of the environment variable with the token of the group at `url`, and only with it";
         self.check(has_url == has_token, key("token_env"), quoted(&keys.token_env), range)?;
         let of_start = TorchKeys::default();
-        for (name, is_given) in [
+        for (name, is_set) in [
             ("python", keys.python != of_start.python),
             ("threads", keys.threads != of_start.threads),
             ("args", keys.args != of_start.args),
             ("environment", keys.environment != of_start.environment),
         ] {
             let range = "left out with `url`: whoever started the group has said so there";
-            self.check(!(has_url && is_given), key(name), "given", range)?;
+            self.check(!(has_url && is_set), key(name), "given", range)?;
         }
         self.interpreter(key("python"), &keys.python)?;
         let of_group = keys.of_node().saturating_mul(keys.nodes);

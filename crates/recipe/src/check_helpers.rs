@@ -21,7 +21,7 @@ fn asked(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
 }
 
 /// Returns whether an agent calls another agent through its tools, directly or indirectly.
-fn asks(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
+fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
     let tools = keys.tools.iter().filter_map(|name| ToolKeys::find(&recipe.tool, name));
     // A chain longer than the number of agents contains a cycle, which another check reports.
     depth <= recipe.agents.len() + 1
@@ -29,7 +29,7 @@ fn asks(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
             .flat_map(|tool| asked(&tool).into_iter().map(|(_, name)| name.to_owned()).collect::<Vec<_>>())
             .any(|name| {
                 name == other
-                    || recipe.agent_named(&name).is_some_and(|next| asks(recipe, next, other, depth + 1))
+                    || recipe.agent_named(&name).is_some_and(|next| can_query(recipe, next, other, depth + 1))
             })
 }
 
@@ -46,7 +46,7 @@ impl Checker<'_> {
                 let range =
                     format!("an agent whose policy runs here, of kind \"tools\": {}", names.join(", "));
                 self.check(names.contains(&name), &key, format!("\"{name}\""), range)?;
-                let circle = recipe.agent_named(name).is_some_and(|keys| asks(recipe, keys, name, 0));
+                let circle = recipe.agent_named(name).is_some_and(|keys| can_query(recipe, keys, name, 0));
                 let range = format!(
                     "an agent that does not ask itself through its tools; [agent.{name}] has those of [agent] where it does \
                      not say `tools = []`"
@@ -65,8 +65,8 @@ mod tests {
     use super::super::{Outage, Recipe, RecipeError};
 
     fn load(rest: &str) -> Result<Recipe, RecipeError> {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("recipe.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
         let head = "run = { name = 'x' }\nmodel = { source = './m' }\n[[tasks]]\nkind = 'arithmetic'\n";
         std::fs::write(&file, format!("{head}{rest}")).unwrap();
         Recipe::load(&file, &[])
@@ -94,8 +94,8 @@ mod tests {
         let condense = calculator.condense.as_ref().unwrap();
         assert_eq!((condense.agent.as_str(), condense.above, calculator.outage), ("clerk", 5, Outage::Retry));
         let text = recipe.to_toml().unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("recipe.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
         std::fs::write(&file, &text).unwrap();
         assert_eq!(Recipe::load(&file, &[]).unwrap().tool, recipe.tool, "{text}");
     }

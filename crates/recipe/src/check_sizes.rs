@@ -1,19 +1,19 @@
 //! Checks bounds of counts, within which lists fit into memory and sums cannot overflow.
 
 use super::RecipeError;
-use super::bounds::MOST_ATTEMPTS;
+use super::bounds::MAX_ATTEMPTS;
 use super::check::Checker;
 use super::keys::{EvalKeys, Phase};
 use super::rl::RlKeys;
 
 /// Maximum number of steps of all phases together.
-const MOST_STEPS: u64 = 1_000_000_000;
+const MAX_STEPS: u64 = 1_000_000_000;
 
 impl Checker<'_> {
     /// Checks the number of attempts of an evaluation.
     pub(super) fn evaluated(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
-        let most = MOST_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
-        let range = format!("at most {MOST_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {most}");
+        let most = MAX_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
+        let range = format!("at most {MAX_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {most}");
         self.check(eval.samples as usize <= most.max(1), "eval.samples", eval.samples, range)
     }
 
@@ -28,12 +28,12 @@ impl Checker<'_> {
         let counts = [("groups", groups), ("group_size", group_size), ("spare", spare), ("staleness", ahead)];
         let (name, value) = counts.into_iter().fold(counts[0], |a, b| if b.1 > a.1 { b } else { a });
         self.check(
-            all.is_some_and(|all| all <= MOST_ATTEMPTS),
+            all.is_some_and(|all| all <= MAX_ATTEMPTS),
             format_args!("phase.{phase}.{name}"),
             value,
             format_args!(
                 "so small that groups × (group_size + spare + 1) × (1 + staleness), the attempts under way at \
-                 once, is at most {MOST_ATTEMPTS}"
+                 once, is at most {MAX_ATTEMPTS}"
             ),
         )
     }
@@ -47,8 +47,8 @@ impl Checker<'_> {
                 Phase::Rl(keys) => ("steps", keys.steps),
             };
             let all = phase.all_steps().saturating_add(before);
-            let range = format!("so few that all phases have at most {MOST_STEPS} steps together");
-            self.check(all <= MOST_STEPS, format_args!("phase.{index}.{key}"), value, range)?;
+            let range = format!("so few that all phases have at most {MAX_STEPS} steps together");
+            self.check(all <= MAX_STEPS, format_args!("phase.{index}.{key}"), value, range)?;
             before = all;
         }
         Ok(())

@@ -35,7 +35,7 @@ impl PolicyChoice {
 
 impl fmt::Display for PolicyChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.0.iter().map(|share| format!("\"{}\"", share.name)).collect();
+        let names: Vec<String> = self.0.iter().map(|fraction| format!("\"{}\"", fraction.name)).collect();
         match &names[..] {
             [] => f.write_str("\"\""),
             names => f.write_str(&names.join(", ")),
@@ -54,7 +54,7 @@ impl Serialize for PolicyChoice {
         match &self.0[..] {
             [] => serializer.serialize_str(""),
             [Share { name, share: 1.0 }] => serializer.serialize_str(name),
-            shares => shares.serialize(serializer),
+            fractions => fractions.serialize(serializer),
         }
     }
 }
@@ -62,10 +62,10 @@ impl Serialize for PolicyChoice {
 impl<'de> Deserialize<'de> for PolicyChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "the name of a policy, or a list of { name, share } that is not empty";
-        let mut shares = one_or_several::<Share, D>(deserializer, expected)?;
-        if matches!(&shares[..], [Share { name, .. }] if name.is_empty()) {
-            shares.clear();
+        let mut fractions = one_or_several::<Share, D>(deserializer, expected)?;
+        if matches!(&fractions[..], [Share { name, .. }] if name.is_empty()) {
+            fractions.clear();
         }
-        Ok(PolicyChoice(shares))
+        Ok(PolicyChoice(fractions))
     }
 }

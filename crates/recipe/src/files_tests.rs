@@ -4,9 +4,9 @@ use super::*;
 
 #[test]
 fn paths_resolve_from_recipe_or_working_directory() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("model")).unwrap();
-    let file = folder.path().join("recipe.toml");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("model")).unwrap();
+    let file = dir.path().join("recipe.toml");
     let text = "[run]\nname = 'x'\nfolder = 'out'\n[model]\nsource = 'model'\n\
                 [[tasks]]\nkind = 'jsonl'\npath = './rows.jsonl'";
     std::fs::write(&file, text).unwrap();
@@ -15,9 +15,9 @@ fn paths_resolve_from_recipe_or_working_directory() {
         other => panic!("{other:?}"),
     };
     let recipe = Recipe::load(&file, &[]).unwrap();
-    assert_eq!(recipe.run.folder, folder.path().join("out"));
-    assert_eq!(Path::new(&recipe.model.source), folder.path().join("model"));
-    assert_eq!(path(&recipe), [folder.path().join("rows.jsonl")]);
+    assert_eq!(recipe.run.folder, dir.path().join("out"));
+    assert_eq!(Path::new(&recipe.model.source), dir.path().join("model"));
+    assert_eq!(path(&recipe), [dir.path().join("rows.jsonl")]);
 
     let here = std::env::current_dir().unwrap();
     let command = |overrides: &[&str]| {
@@ -37,8 +37,8 @@ fn paths_resolve_from_recipe_or_working_directory() {
             other => panic!("{other:?}"),
         }
     };
-    let scored = folder.path().join("score.py");
-    assert_eq!(python(".venv/bin/python"), (scored.clone(), folder.path().join(".venv/bin/python")));
+    let scored = dir.path().join("score.py");
+    assert_eq!(python(".venv/bin/python"), (scored.clone(), dir.path().join(".venv/bin/python")));
     assert_eq!(python("python3.12"), (scored, "python3.12".into()));
     let scorer = "reward.scorer={kind='command', command=['true']}";
     assert_eq!(command(&[scorer]), here);
@@ -54,25 +54,25 @@ fn paths_resolve_from_recipe_or_working_directory() {
     std::fs::write(&file, text.replace("'./rows.jsonl'", "['a.json', '/b/*.json']").replace("jsonl", "file"))
         .unwrap();
     let recipe = Recipe::load(&file, &[]).unwrap();
-    assert_eq!(path(&recipe), [folder.path().join("a.json"), "/b/*.json".into()]);
+    assert_eq!(path(&recipe), [dir.path().join("a.json"), "/b/*.json".into()]);
     let recipe = Recipe::load(&file, &["tasks.0.path=['c', '/d']".parse().unwrap()]).unwrap();
     assert_eq!(path(&recipe), [here.join("c"), "/d".into()]);
     let recipe = Recipe::load(&file, &["tasks.0.path.1=c".parse().unwrap()]).unwrap();
-    assert_eq!(path(&recipe), [folder.path().join("a.json"), here.join("c")]);
+    assert_eq!(path(&recipe), [dir.path().join("a.json"), here.join("c")]);
 }
 
 #[test]
 fn repository_and_documentation_recipes_load() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let files = |folder: &str| {
-        let entries = std::fs::read_dir(root.join(folder)).unwrap();
+    let files = |dir: &str| {
+        let entries = std::fs::read_dir(root.join(dir)).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
     };
     let recipes: Vec<PathBuf> = files("recipes").into_iter().filter(|path| path.is_dir()).collect();
     assert!(recipes.len() >= 2);
-    for folder in recipes {
-        assert!(folder.join("recipe.toml").is_file(), "{} has no recipe", folder.display());
-        let own = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    for dir in recipes {
+        assert!(dir.join("recipe.toml").is_file(), "{} has no recipe", dir.display());
+        let own = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
         for file in own.filter(|file| file.extension().is_some_and(|end| end == "toml")) {
             Recipe::load(&file, &[]).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         }

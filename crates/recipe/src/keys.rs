@@ -11,7 +11,7 @@ use levade_agent::environments::{
     EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions, VerifiersOptions,
 };
 use levade_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
-use levade_rl::Normaliser;
+use levade_rl::Normalizer;
 use levade_store::Location;
 use levade_tasks::{ArithmeticOptions, FileOptions};
 use levade_tree::RunId;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::AgentKeys;
 use super::cluster::ClusterKeys;
-use super::optimiser::OptimiserKeys;
+use super::optimizer::OptimiserKeys;
 use super::policy::{ModelKeys, PolicyKeys};
 use super::reward::RewardKeys;
 use super::rl::RlKeys;
@@ -160,16 +160,16 @@ impl EngineKeys {
 
     /// Wraps `sampler` so that its calls time out after `call_seconds`.
     pub fn sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
-        Arc::new(Timely::new(sampler, self.longest_call()))
+        Arc::new(Timely::new(sampler, self.max_call_timeout()))
     }
 
     /// Wraps `learner` so that its calls time out after `call_seconds`.
     pub fn learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
-        Arc::new(Timely::new(learner, self.longest_call()))
+        Arc::new(Timely::new(learner, self.max_call_timeout()))
     }
 
     /// Returns the timeout for a call of a policy.
-    pub fn longest_call(&self) -> Duration {
+    pub fn max_call_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.call_seconds)
     }
 
@@ -455,7 +455,7 @@ pub struct SftKeys {
     pub learning_rate: f32,
     /// How the loss of a step is averaged; by default the mean over tokens.
     #[serde(default)]
-    pub normaliser: Normaliser,
+    pub normaliser: Normalizer,
     /// The optimiser.
     #[serde(default)]
     pub optimiser: OptimiserKeys,
@@ -474,14 +474,14 @@ pub struct SourceKeys {
     #[serde(default)]
     pub field: Option<String>,
     /// Minimum score of an attempt whose completions are imitated.
-    #[serde(default = "whole_score")]
+    #[serde(default = "full_score")]
     pub least_score: f64,
     /// Maximum number of tasks to try; 0 for four per demonstration.
     #[serde(default)]
     pub tasks: usize,
 }
 
-fn whole_score() -> f64 {
+fn full_score() -> f64 {
     1.0
 }
 
@@ -496,7 +496,7 @@ impl fmt::Display for SourceKeys {
 
 impl SourceKeys {
     /// Returns the maximum number of tasks to try for `demonstrations` demonstrations.
-    pub fn most_tasks(&self, demonstrations: usize) -> usize {
+    pub fn max_tasks(&self, demonstrations: usize) -> usize {
         if self.tasks == 0 { demonstrations.saturating_mul(4) } else { self.tasks }
     }
 }

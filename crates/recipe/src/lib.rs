@@ -62,10 +62,11 @@ mod choice;
 mod cluster;
 mod compare;
 mod context;
+mod defaults;
 mod environments;
 mod keys;
 mod named;
-mod optimiser;
+mod optimizer;
 mod paths;
 mod patterns;
 mod policy;
@@ -75,7 +76,6 @@ mod reward;
 mod rl;
 mod roles;
 mod set;
-mod settle;
 mod tools;
 mod write;
 
@@ -97,7 +97,7 @@ pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, Phase, Recipe, RunKeys, SftKeys, SourceKeys,
     TaskSource,
 };
-pub use optimiser::{OptimiserKeys, Schedule};
+pub use optimizer::{OptimiserKeys, Schedule};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
 pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
@@ -111,7 +111,7 @@ pub use write::WriteError;
 
 /// Maximum duration that a recipe can set, in seconds. It stays within the range of
 /// [`std::time::Duration`].
-const MOST_SECONDS: f64 = 1e9;
+const MAX_SECONDS: f64 = 1e9;
 
 /// Errors in a recipe. The user can fix each of them.
 #[derive(Debug, thiserror::Error)]
@@ -188,14 +188,14 @@ impl Recipe {
         let io = |source| RecipeError::Io { file: file.to_owned(), source };
         let mut table = read_table(file)?;
         let here = std::env::current_dir().map_err(io)?;
-        let folder = here.join(file.parent().unwrap_or(Path::new("")));
+        let dir = here.join(file.parent().unwrap_or(Path::new("")));
         // Paths are strings in a recipe. A path that is not UTF-8 would be read back as another
         // path.
-        if [&here, &folder].iter().any(|path| path.to_str().is_none()) {
+        if [&here, &dir].iter().any(|path| path.to_str().is_none()) {
             let why = "the name of its folder, or of the working directory, is not UTF-8; rename it";
             return Err(io(std::io::Error::other(why)));
         }
-        paths::resolve(&mut table, &folder);
+        paths::resolve(&mut table, &dir);
         for change in overrides {
             paths::apply(change, &mut table, &here)?;
         }
@@ -203,7 +203,7 @@ impl Recipe {
         // from overrides.
         paths::resolve_parts(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
-        reward::check_alone(&table).map_err(wrong)?;
+        reward::check_standalone(&table).map_err(wrong)?;
         named::split(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         recipe.settle();

@@ -10,7 +10,7 @@ use super::set::{Override, SetError};
 
 /// Condition under which a string is a path.
 #[derive(Clone, Copy)]
-enum Form {
+enum PathForm {
     /// Any string.
     Path,
     /// A string that starts with a dot, or that names an existing file: the name of a model can
@@ -22,32 +22,32 @@ enum Form {
 
 /// Keys of files and directories that a run reads and writes. With `--set`, only an override of the
 /// key itself is relative to the working directory.
-const OWN: [(&str, Form); 7] = [
-    ("run.folder", Form::Path),
-    ("model.source", Form::Model),
-    ("model.base", Form::Model),
-    ("policy.*.source", Form::Model),
-    ("policy.*.base", Form::Model),
-    ("tasks.*.path", Form::Path),
-    ("tasks.*.path.*", Form::Path),
+const OWN: [(&str, PathForm); 7] = [
+    ("run.folder", PathForm::Path),
+    ("model.source", PathForm::Model),
+    ("model.base", PathForm::Model),
+    ("policy.*.source", PathForm::Model),
+    ("policy.*.base", PathForm::Model),
+    ("tasks.*.path", PathForm::Path),
+    ("tasks.*.path.*", PathForm::Path),
 ];
 
 /// Keys of parts that are programs, or that have files of their own.
-const PARTS: [(&str, Form); 14] = [
-    ("reward.scorer.file", Form::Path),
-    ("reward.scorer.databases", Form::Path),
-    ("reward.scorer.python", Form::Program),
-    ("reward.scorers.*.file", Form::Path),
-    ("reward.scorers.*.databases", Form::Path),
-    ("reward.scorers.*.python", Form::Program),
-    ("tool.*.file", Form::Path),
-    ("tool.*.config", Form::Path),
-    ("tool.*.index", Form::Path),
-    ("tool.*.python", Form::Program),
-    ("tasks.*.worker.python", Form::Program),
-    ("cluster.learner.python", Form::Program),
-    ("cluster.samplers.python", Form::Program),
-    ("cluster.samplers.urls_file", Form::Path),
+const PARTS: [(&str, PathForm); 14] = [
+    ("reward.scorer.file", PathForm::Path),
+    ("reward.scorer.databases", PathForm::Path),
+    ("reward.scorer.python", PathForm::Program),
+    ("reward.scorers.*.file", PathForm::Path),
+    ("reward.scorers.*.databases", PathForm::Path),
+    ("reward.scorers.*.python", PathForm::Program),
+    ("tool.*.file", PathForm::Path),
+    ("tool.*.config", PathForm::Path),
+    ("tool.*.index", PathForm::Path),
+    ("tool.*.python", PathForm::Program),
+    ("tasks.*.worker.python", PathForm::Program),
+    ("cluster.learner.python", PathForm::Program),
+    ("cluster.samplers.python", PathForm::Program),
+    ("cluster.samplers.urls_file", PathForm::Path),
 ];
 
 /// Parts with a `command`, which runs in their `folder`; by default the directory of the recipe.
@@ -64,7 +64,7 @@ pub(super) fn resolve(table: &mut Table, dir: &Path) {
 
 /// Makes the paths of parts that are programs or have files of their own absolute.
 pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
-    let set_folder = |keys: &mut Table| {
+    let set_dir = |keys: &mut Table| {
         let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
         keys.insert("folder".into(), Value::String(dir.join(given).display().to_string()));
     };
@@ -72,7 +72,7 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
         each(table, pattern, &mut |_, part| {
             let command = part.get("command").and_then(Value::as_array);
             let is_program = command.is_some_and(|command| !command.is_empty());
-            part.as_table_mut().filter(|_| is_program).into_iter().for_each(set_folder);
+            part.as_table_mut().filter(|_| is_program).into_iter().for_each(set_dir);
         });
     }
     for kind in ENVIRONMENTS {
@@ -80,7 +80,7 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
             let Value::Table(keys) = source else { return };
             let worker = keys.entry("worker").or_insert_with(|| Value::Table(Table::new()));
             // A worker that is not a table is rejected when it is read.
-            worker.as_table_mut().into_iter().for_each(set_folder);
+            worker.as_table_mut().into_iter().for_each(set_dir);
         });
     }
     join(table, &PARTS, |path| dir.join(path));
@@ -100,15 +100,15 @@ pub(super) fn apply(change: &Override, table: &mut Table, dir: &Path) -> Result<
 }
 
 /// Makes the values of these keys absolute if they are paths.
-fn join(table: &mut Table, keys: &[(&str, Form)], absolute: impl Fn(&str) -> PathBuf) {
+fn join(table: &mut Table, keys: &[(&str, PathForm)], absolute: impl Fn(&str) -> PathBuf) {
     for (pattern, form) in keys {
         each(table, pattern, &mut |_, value| {
             let Value::String(text) = value else { return };
             let joined = absolute(text);
             let is_path = match form {
-                Form::Path => !text.is_empty(),
-                Form::Model => text.starts_with('.') || joined.exists(),
-                Form::Program => text.contains('/'),
+                PathForm::Path => !text.is_empty(),
+                PathForm::Model => text.starts_with('.') || joined.exists(),
+                PathForm::Program => text.contains('/'),
             };
             if is_path {
                 *text = joined.display().to_string();

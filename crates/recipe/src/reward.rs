@@ -215,7 +215,7 @@ fn has_several(reward: &Table) -> bool {
 ///
 /// # Errors
 /// Returns an error if the file has both.
-pub(super) fn check_alone(table: &Table) -> Result<(), ReadError> {
+pub(super) fn check_standalone(table: &Table) -> Result<(), ReadError> {
     let reward = table.get(REWARD).and_then(Value::as_table);
     if reward.is_some_and(|reward| reward.contains_key(SCORER) && has_several(reward)) {
         let why = "`reward.scorer` is the only scorer where it is given: put it among `[[reward.scorers]]`, or leave these out";

@@ -3,11 +3,11 @@
 use levade_rl::correction::{Correction, Rejection};
 use levade_rl::{
     AdaptiveKl, Compare, Counting, Estimator, GroupBaseline, Interpolated, Interpolation, KlEstimator,
-    KlPenalty, Loss, Normaliser, PolicyLoss, Singleton, TrustRegion,
+    KlPenalty, Loss, Normalizer, PolicyLoss, Singleton, TrustRegion,
 };
 use serde::{Deserialize, Serialize};
 
-use super::optimiser::OptimiserKeys;
+use super::optimizer::OptimiserKeys;
 
 /// `[[phase]] kind = "rl"`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ pub struct RlKeys {
     pub loss: Option<PolicyLoss>,
     /// How the loss of a step is averaged; by default as in the algorithm.
     #[serde(default)]
-    pub normaliser: Option<Normaliser>,
+    pub normaliser: Option<Normalizer>,
     /// For losses with a clip: the lower bound of the ratio is 1 − `clip_low`.
     #[serde(default)]
     pub clip_low: Option<f64>,
@@ -275,17 +275,17 @@ impl Algorithm {
         }
     }
 
-    fn normaliser(self, most_tokens: usize) -> Normaliser {
+    fn normaliser(self, max_tokens: usize) -> Normalizer {
         match self {
             // Means over attempts of token means: the losses of these algorithms are derived with
             // this average.
-            Algorithm::Gspo | Algorithm::Gmpo | Algorithm::Sapo => Normaliser::RolloutMean,
+            Algorithm::Gspo | Algorithm::Gmpo | Algorithm::Sapo => Normalizer::RolloutMean,
             // A constant divisor, so that a longer attempt has more weight. The scale is that of a
             // mean over tokens.
             Algorithm::DrGrpo | Algorithm::Rloo | Algorithm::Remax | Algorithm::Minirl => {
-                Normaliser::RolloutSumOver { length: most_tokens as f64 }
+                Normalizer::RolloutSumOver { length: max_tokens as f64 }
             }
-            _ => Normaliser::TokenMean,
+            _ => Normalizer::TokenMean,
         }
     }
 }
@@ -511,8 +511,8 @@ impl RlKeys {
 
     /// Returns how the loss of a step is averaged. `most_tokens` is the maximum number of sampled tokens of
     /// an attempt.
-    pub fn normaliser(&self, most_tokens: usize) -> Normaliser {
-        self.normaliser.unwrap_or_else(|| self.algorithm.normaliser(most_tokens))
+    pub fn normaliser(&self, max_tokens: usize) -> Normalizer {
+        self.normaliser.unwrap_or_else(|| self.algorithm.normaliser(max_tokens))
     }
 
     /// Returns the treatment of zero-variance groups.
@@ -551,7 +551,7 @@ impl RlKeys {
     }
 
     /// Returns whether a group has no gradient if all its attempts have the same reward.
-    pub fn uniform_is_idle(&self) -> bool {
+    pub fn zero_variance_has_no_gradient(&self) -> bool {
         let charged = self.kl.is_some_and(|kl| kl.apply_to == Charge::Reward);
         let differs = match self.estimator() {
             // Equal sums can have different components.

@@ -54,7 +54,7 @@ impl Recipe {
     pub fn policies_of(&self, agent: &AgentKeys) -> Vec<String> {
         match agent.policy.shares() {
             [] => self.policy_of(agent).into_iter().collect(),
-            shares => shares.iter().map(|share| share.name.clone()).collect(),
+            shares => shares.iter().map(|fraction| fraction.name.clone()).collect(),
         }
     }
 

@@ -10,8 +10,8 @@ const SMALL: &str = "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind =
                      steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n";
 
 fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("recipe.toml");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("recipe.toml");
     std::fs::write(&file, text).unwrap();
     let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
     Recipe::load(&file, &overrides).map_err(|error| error.to_string())
@@ -41,9 +41,9 @@ fn external_samplers_round_trip_and_set_correction() {
     assert_eq!(difference("cluster.samplers={kind='vllm', urls=['http://h:1'], count=1}"), None);
     // Both transfers deliver the same bits.
     let learner = "cluster.learner={kind='torch', start=true}";
-    let by_folder = load(&text, &[learner]).unwrap();
+    let by_dir = load(&text, &[learner]).unwrap();
     let by_group = load(&text, &[learner, "cluster.samplers.weights=group"]).unwrap();
-    assert_eq!(by_group.difference(&by_folder).unwrap(), None);
+    assert_eq!(by_group.difference(&by_dir).unwrap(), None);
     assert_eq!(difference("cluster.samplers.in_flight=keep").unwrap().key, "cluster.samplers.in_flight");
     // Keys that a phase sets are kept.
     let plain = load(SMALL, &[started, "phase.0.proximal=interpolate"]).unwrap();

@@ -50,8 +50,8 @@ warmup = 2
 "#;
 
 fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("recipe.toml");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("recipe.toml");
     std::fs::write(&file, text).unwrap();
     let overrides: Vec<Override> = overrides
         .iter()

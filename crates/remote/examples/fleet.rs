@@ -19,8 +19,8 @@ use levade_policy::{
     Completion, Content, Learner, Manifest, OptimParams, SampleRequest, Sampler, WeightsAt, WeightsRef,
 };
 use levade_remote::{
-    Expected, GroupBackend, InFlight, LearnerOptions, Publishing, Pushing, RemoteLearner, Router,
-    RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe,
+    GroupBackend, InFlight, LearnerOptions, LearnerRequirements, PublishingLearner, RemoteLearner, Router,
+    RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe, WeightBroadcast,
 };
 use levade_rl::{Loss, PolicyLoss};
 use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -63,12 +63,12 @@ enum Way {
 }
 
 /// A learner, and its pushes.
-struct Learning {
-    learner: Publishing,
-    push: Option<Arc<Pushing>>,
+struct LearnerHandle {
+    learner: PublishingLearner,
+    push: Option<Arc<WeightBroadcast>>,
 }
 
-impl Learning {
+impl LearnerHandle {
     async fn start(fleet: &Fleet, group: &Group) -> anyhow::Result<Self> {
         let seconds = Duration::from_secs_f64;
         let options = LearnerOptions {
@@ -79,7 +79,7 @@ impl Learning {
             reconnect: Duration::from_secs(10),
             start: seconds(fleet.adopt_seconds),
         };
-        let expected = Expected {
+        let expected = LearnerRequirements {
             model_type: "llama".into(),
             vocabulary: fleet.vocabulary,
             context: fleet.context,
@@ -90,11 +90,11 @@ impl Learning {
             export_dtype: "f32".into(),
         };
         let learner = RemoteLearner::connect(options, None, &expected).await?;
-        let pushing = || Arc::new(Pushing::new(Arc::new(learner.clone()), GroupBackend::Gloo));
-        let push = (group.weights == Way::Group).then(pushing);
-        let learner =
-            Publishing::new(Arc::new(learner), "unused", fleet.tokens.clone()).pushing(push.clone());
-        Ok(Learning { learner, push })
+        let broadcast = || Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), GroupBackend::Gloo));
+        let push = (group.weights == Way::Group).then(broadcast);
+        let learner = PublishingLearner::new(Arc::new(learner), "unused", fleet.tokens.clone())
+            .with_broadcast(push.clone());
+        Ok(LearnerHandle { learner, push })
     }
 
     async fn learn(&self, command: &Value) -> anyhow::Result<f64> {
@@ -125,7 +125,7 @@ impl Learning {
     }
 }
 
-fn say(value: &Value) {
+fn print_json(value: &Value) {
     println!("{value}");
 }
 
@@ -137,9 +137,9 @@ async fn main() -> anyhow::Result<()> {
     });
     let first = lines.recv().await.context("the first line says which servers")?;
     let fleet: Fleet = serde_json::from_str(&first)?;
-    let (silence, adopt) = (fleet.silent_seconds, fleet.adopt_seconds);
+    let (silence, update_timeout) = (fleet.silent_seconds, fleet.adopt_seconds);
     let learning = match &fleet.learner {
-        Some(group) => Some(Arc::new(Learning::start(&fleet, group).await?)),
+        Some(group) => Some(Arc::new(LearnerHandle::start(&fleet, group).await?)),
         None => None,
     };
     let push = learning.as_ref().and_then(|learning| learning.push.clone());
@@ -152,17 +152,17 @@ async fn main() -> anyhow::Result<()> {
             tolerance: fleet.tolerance,
             tokenizer: TokenizerProbe { text: fleet.text.clone(), tokens: fleet.tokens.clone() },
             silence: Duration::from_secs_f64(silence),
-            adopt: Duration::from_secs_f64(adopt),
+            update_timeout: Duration::from_secs_f64(update_timeout),
             ..ServerOptions::new(fleet.kind, url, fleet.vocabulary, fleet.context)
         };
         let server = Server::new(options)?;
-        match server.look().await {
-            Ok(what) => say(&json!({ "looked": url, "what": what })),
-            Err(error) => say(&json!({ "looked": url, "error": error.to_string() })),
+        match server.inspect().await {
+            Ok(what) => print_json(&json!({ "looked": url, "what": what })),
+            Err(error) => print_json(&json!({ "looked": url, "error": error.to_string() })),
         }
         servers.push((url.clone(), server));
     }
-    let members =
+    let replicas =
         servers.iter().map(|(url, server)| (url.clone(), Arc::new(server.clone()) as Arc<dyn Sampler>));
     let options = RouterOptions {
         probe: fleet.tokens.clone(),
@@ -170,39 +170,45 @@ async fn main() -> anyhow::Result<()> {
         probe_within: Duration::from_secs_f64(silence),
         silence: Duration::from_secs_f64(silence),
         accept: Duration::from_secs_f64(silence),
-        patience: Duration::from_secs_f64(adopt),
-        adopt: Duration::from_secs_f64(adopt),
-        longest_wait: Duration::from_secs(5),
+        replica_timeout: Duration::from_secs_f64(update_timeout),
+        update_timeout: Duration::from_secs_f64(update_timeout),
+        max_wait: Duration::from_secs(5),
         tries: 20,
         ..RouterOptions::default()
     };
-    let router = Arc::new(Router::new(members.collect(), options)?);
+    let router = Arc::new(Router::new(replicas.collect(), options)?);
     while let Some(line) = lines.recv().await {
         let command: Value = serde_json::from_str(&line)?;
         match command["do"].as_str() {
             Some("adopt") => {
                 let (router, servers) = (Arc::clone(&router), servers.clone());
                 tokio::spawn(async move {
-                    let adopted = adopt_folder(&router, &command).await.err().map(|error| error.to_string());
-                    let apart: Vec<_> = servers.iter().map(|(_, server)| server.difference()).collect();
-                    say(&json!({ "adopted": command["version"], "error": adopted, "difference": apart }));
+                    let update_error =
+                        update_from_dir(&router, &command).await.err().map(|error| error.to_string());
+                    let differences: Vec<_> = servers.iter().map(|(_, server)| server.difference()).collect();
+                    print_json(
+                        &json!({ "adopted": command["version"], "error": update_error, "difference": differences }),
+                    );
                 });
             }
             Some("sample") => {
                 let router = Arc::clone(&router);
                 tokio::spawn(async move {
-                    let (id, reply) = (command["id"].clone(), sample(&router, &command["request"]).await);
-                    say(&match reply {
-                        Ok(reply) => json!({ "reply": id, "tokens": reply.tokens, "logprobs": reply.logprobs,
-                            "top": reply.top, "versions": reply.versions, "finish": reply.finish,
-                            "prompt_logprobs": reply.prompt_logprobs }),
+                    let (id, completion) =
+                        (command["id"].clone(), sample(&router, &command["request"]).await);
+                    print_json(&match completion {
+                        Ok(completion) => {
+                            json!({ "reply": id, "tokens": completion.tokens, "logprobs": completion.logprobs,
+                            "top": completion.top, "versions": completion.versions, "finish": completion.finish,
+                            "prompt_logprobs": completion.prompt_logprobs })
+                        }
                         Err(error) => json!({ "reply": id, "error": error.to_string() }),
                     });
                 });
             }
             Some("learn") => {
                 let learning = learning.clone().context("a learner")?;
-                say(&match learning.learn(&command).await {
+                print_json(&match learning.learn(&command).await {
                     Ok(loss) => json!({ "learnt": loss }),
                     Err(error) => json!({ "learnt": null, "error": error.to_string() }),
                 });
@@ -211,19 +217,21 @@ async fn main() -> anyhow::Result<()> {
                 let (router, servers) = (Arc::clone(&router), servers.clone());
                 let learning = learning.clone().context("a learner")?;
                 tokio::spawn(async move {
-                    let adopted =
+                    let update_error =
                         learning.publish(&router, &command).await.err().map(|error| error.to_string());
-                    let apart: Vec<_> = servers.iter().map(|(_, server)| server.difference()).collect();
+                    let differences: Vec<_> = servers.iter().map(|(_, server)| server.difference()).collect();
                     let pushes = learning.push.as_ref().map(|push| push.counts());
-                    say(&json!({ "adopted": command["version"], "error": adopted, "difference": apart,
-                        "pushes": pushes }));
+                    print_json(
+                        &json!({ "adopted": command["version"], "error": update_error, "difference": differences,
+                        "pushes": pushes }),
+                    );
                 });
             }
             Some("abort") => {
                 let ended = router.abort(command["stream"].as_u64()).await?;
-                say(&json!({ "aborted": ended }));
+                print_json(&json!({ "aborted": ended }));
             }
-            Some("members") => say(&json!({ "members": router.members() })),
+            Some("members") => print_json(&json!({ "members": router.replicas() })),
             _ => anyhow::bail!("unknown command {line}"),
         }
     }
@@ -235,17 +243,17 @@ async fn sample(router: &Router, request: &Value) -> anyhow::Result<Completion> 
     Ok(router.sample(request).await?.collect(Duration::from_secs(3600)).await?)
 }
 
-async fn adopt_folder(router: &Router, command: &Value) -> anyhow::Result<()> {
-    let folder = Path::new(command["folder"].as_str().context("a folder")?);
+async fn update_from_dir(router: &Router, command: &Value) -> anyhow::Result<()> {
+    let dir = Path::new(command["folder"].as_str().context("a folder")?);
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
+    for entry in std::fs::read_dir(dir)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
     let content = match names.iter().any(|name| name == "adapter_config.json") {
         true => Content::Adapter { base: "base".into() },
         false => Content::Whole,
     };
-    let manifest = Manifest::of(folder, content, &names)?;
+    let manifest = Manifest::of(dir, content, &names)?;
     let version = command["version"].as_u64().context("a version")?;
     Ok(router.adopt(&WeightsRef { version, at: WeightsAt::Manifest(manifest) }).await?)
 }

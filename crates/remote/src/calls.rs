@@ -7,41 +7,41 @@ use tokio::sync::watch;
 
 /// Calls in flight. Clones share the same calls.
 #[derive(Clone, Default)]
-pub(crate) struct Calls(Arc<Mutex<Known>>);
+pub(crate) struct Calls(Arc<Mutex<CallTable>>);
 
 #[derive(Default)]
-struct Known {
+struct CallTable {
     /// Number of calls registered so far.
     count: u64,
     /// Calls in flight, by call number.
-    calls: HashMap<u64, UnderWay>,
+    calls: HashMap<u64, InFlightCall>,
 }
 
-struct UnderWay {
+struct InFlightCall {
     stream: u64,
     abort: watch::Sender<bool>,
 }
 
 /// Guard of a registered call, which can be aborted until the guard is dropped.
-pub(crate) struct Registered {
+pub(crate) struct CallGuard {
     calls: Calls,
     number: u64,
 }
 
 impl Calls {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, CallTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a call with its random stream. Returns the channel that reports whether to abort
     /// it.
-    pub fn register(&self, stream: u64) -> (Registered, watch::Receiver<bool>) {
+    pub fn register(&self, stream: u64) -> (CallGuard, watch::Receiver<bool>) {
         let (abort, aborted) = watch::channel(false);
         let mut known = self.lock();
         known.count += 1;
         let number = known.count;
-        known.calls.insert(number, UnderWay { stream, abort });
-        (Registered { calls: self.clone(), number }, aborted)
+        known.calls.insert(number, InFlightCall { stream, abort });
+        (CallGuard { calls: self.clone(), number }, aborted)
     }
 
     /// Returns the number of calls in flight.
@@ -57,7 +57,7 @@ impl Calls {
     }
 }
 
-impl Drop for Registered {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         self.calls.lock().calls.remove(&self.number);
     }

@@ -42,15 +42,15 @@ use tracing::{debug, warn};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{Server, plain_uri};
 pub use error::ExternalError;
-use http::{Answer, Http};
-pub(crate) use http::{MOST_ERROR_BYTES, cut, message_of};
+use http::{Http, ResponseBody};
+pub(crate) use http::{MAX_ERROR_BYTES, message_of, truncate};
 use limits::Bucket;
-pub use reply::{CalledTool, ChatEvent, ChatReply, Finish, Usage};
+pub use reply::{CalledTool, ChatEvent, ChatResponse, Finish, Usage};
 pub use request::{ChatParams, ChatRequest};
 pub use service::{Service, ServiceOptions};
 pub(crate) use sse::Decoder;
-use stream::Begun;
 pub use stream::ChatStream;
+use stream::ResponseStart;
 use waits::Waits;
 
 /// Options of an external policy.
@@ -61,7 +61,7 @@ pub struct ExternalOptions {
     /// fail.
     pub endpoints: Vec<Endpoint>,
     /// Maximum number of calls in flight. At least 1.
-    pub most_running: usize,
+    pub max_running: usize,
     /// Maximum number of requests per minute. 0 disables the limit.
     pub requests_per_minute: u64,
     /// Maximum number of prompt and completion tokens per minute. 0 disables the limit.
@@ -77,24 +77,24 @@ pub struct ExternalOptions {
     /// certificate authority of their own.
     pub roots: Option<PathBuf>,
     /// Maximum size of a response, in bytes. At least 1.
-    pub most_bytes: usize,
+    pub max_bytes: usize,
     /// Maximum size of one event of a stream, in bytes. At least 1.
-    pub most_event_bytes: usize,
+    pub max_event_bytes: usize,
 }
 
 impl Default for ExternalOptions {
     fn default() -> Self {
         ExternalOptions {
             endpoints: Vec::new(),
-            most_running: 16,
+            max_running: 16,
             requests_per_minute: 0,
             tokens_per_minute: 0,
             tries: 6,
             deadline: Duration::from_secs(600),
             silence: Duration::from_secs(120),
             roots: None,
-            most_bytes: 16 << 20,
-            most_event_bytes: 1 << 20,
+            max_bytes: 16 << 20,
+            max_event_bytes: 1 << 20,
         }
     }
 }
@@ -108,7 +108,7 @@ struct Inner {
     options: ExternalOptions,
     servers: Vec<Server>,
     http: Http,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
 }
@@ -131,10 +131,10 @@ impl External {
             return Err(ExternalError::Invalid("an external policy has no endpoint; give it one".into()));
         }
         let sizes = [
-            ("most_running", options.most_running),
+            ("most_running", options.max_running),
             ("tries", options.tries),
-            ("most_bytes", options.most_bytes),
-            ("most_event_bytes", options.most_event_bytes),
+            ("most_bytes", options.max_bytes),
+            ("most_event_bytes", options.max_event_bytes),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(ExternalError::Invalid(format!("{name} = 0, but it must be at least 1")));
@@ -143,7 +143,7 @@ impl External {
         Ok(External(Arc::new(Inner {
             servers: servers.collect::<Result<_, _>>()?,
             http: Http::new(options.roots.as_deref())?,
-            places: Arc::new(Semaphore::new(options.most_running.min(Semaphore::MAX_PERMITS))),
+            permits: Arc::new(Semaphore::new(options.max_running.min(Semaphore::MAX_PERMITS))),
             requests: Bucket::new(options.requests_per_minute),
             tokens: Bucket::new(options.tokens_per_minute),
             options,
@@ -156,16 +156,16 @@ impl External {
     /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if none
     /// starts a response within the deadline and the maximum number of tries.
     pub async fn stream(&self, request: &ChatRequest) -> Result<ChatStream, ExternalError> {
-        self.call(request, true, ChatStream::begun).await
+        self.call(request, true, ChatStream::start_response).await
     }
 
     /// Requests a complete reply that has text or, if the request has tools, tool calls.
     ///
     /// # Errors
     /// Returns the same errors as [`stream`](Self::stream).
-    pub async fn chat(&self, request: &ChatRequest) -> Result<ChatReply, ExternalError> {
+    pub async fn chat(&self, request: &ChatRequest) -> Result<ChatResponse, ExternalError> {
         let has_tools = !request.tools.is_empty();
-        self.call(request, false, |stream| stream.whole_text(has_tools)).await
+        self.call(request, false, |stream| stream.collect_text(has_tools)).await
     }
 
     /// Calls endpoints until `finish` succeeds on the response of one.
@@ -181,9 +181,9 @@ impl External {
         let Inner { options, servers, .. } = &*self.0;
         let names: Vec<&str> = servers.iter().map(|server| &*server.name).collect();
         let mut waits = Waits::new(options.deadline, names.join(", "));
-        let what = format!("a place among {} calls", options.most_running);
-        let place = waits.wait(what, self.0.places.clone().acquire_owned()).await?;
-        let place = Arc::new(place.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
+        let what = format!("a place among {} calls", options.max_running);
+        let permit = waits.wait(what, self.0.permits.clone().acquire_owned()).await?;
+        let permit = Arc::new(permit.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
         let (per_minute, limit) = (options.requests_per_minute, self.0.requests.as_ref());
         let what = format!("the limit requests_per_minute = {per_minute}");
         await_limit(&mut waits, what.clone(), limit, 1).await?;
@@ -194,26 +194,26 @@ impl External {
         let mut course = Course::new(servers.len());
         let mut running = FuturesUnordered::new();
         loop {
-            if let Some(number) = course.next(servers, options.tries, waits.left()) {
+            if let Some(number) = course.next(servers, options.tries, waits.remaining()) {
                 course.asked(number);
-                let (place, mut waits, finish) = (place.clone(), waits.clone(), &finish);
+                let (permit, mut waits, finish) = (permit.clone(), waits.clone(), &finish);
                 // The first request has waited for the limit before the time of any endpoint started.
-                let (is_again, what) = (course.asked.iter().sum::<usize>() > 1, what.clone());
+                let (is_again, what) = (course.request_counts.iter().sum::<usize>() > 1, what.clone());
                 running.push(async move {
-                    let asked = async {
+                    let request_future = async {
                         if is_again {
                             await_limit(&mut waits, what, limit, 1).await?;
                         }
-                        finish(self.ask(request, stream, number, (place, guessed), waits).await?).await
+                        finish(self.send(request, stream, number, (permit, guessed), waits).await?).await
                     };
-                    (number, asked.await)
+                    (number, request_future.await)
                 });
             } else if running.is_empty() {
                 break;
             }
             // The part of the remaining time after which the next endpoint is called too.
-            let others = course.others(servers);
-            let part = waits.left() / (others as u32 + 1);
+            let num_untried = course.num_untried(servers);
+            let part = waits.remaining() / (num_untried as u32 + 1);
             tokio::select! {
                 Some((number, done)) = running.next() => match done {
                     Ok(done) => {
@@ -222,7 +222,7 @@ impl External {
                     }
                     Err(error) => course.failed(servers, number, error),
                 },
-                _ = sleep(part), if others > 0 => course.slow(servers),
+                _ = sleep(part), if num_untried > 0 => course.slow(servers),
             }
         }
         // No tokens were sampled.
@@ -234,41 +234,41 @@ impl External {
 
     /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes of the
     /// response have arrived.
-    async fn ask(
+    async fn send(
         &self,
         request: &ChatRequest,
         stream: bool,
         number: usize,
-        (place, guessed): (Arc<OwnedSemaphorePermit>, u64),
+        (permit, guessed): (Arc<OwnedSemaphorePermit>, u64),
         mut waits: Waits,
     ) -> Result<ChatStream, ExternalError> {
         let server = &self.0.servers[number];
-        let running = server.begun();
+        let running = server.start_response();
         waits.wait(format!("{} to be asked again", server.name), sleep(server.rests_for())).await?;
         waits.endpoint.clone_from(&server.name);
         let body = request.body(&server.model, stream).to_string();
-        let (answer, first) = self.begin(server, Bytes::from(body), &mut waits).await?;
+        let (response, first) = self.post_request(server, Bytes::from(body), &mut waits).await?;
         debug!(endpoint = server.name, stream, "a chat completion begins");
-        let begun = Begun { answer, first, guessed };
-        Ok(ChatStream::new(self.clone(), number, waits, (place, running), begun))
+        let start = ResponseStart { response, first, guessed };
+        Ok(ChatStream::new(self.clone(), number, waits, (permit, running), start))
     }
 
     /// Sends a request, and waits for the first bytes of the response.
-    async fn begin(
+    async fn post_request(
         &self,
         server: &Server,
         body: Bytes,
         waits: &mut Waits,
-    ) -> Result<(Answer, Option<Bytes>), ExternalError> {
+    ) -> Result<(ResponseBody, Option<Bytes>), ExternalError> {
         let options = &self.0.options;
-        let mut answer = self.0.http.post(server, body, options.most_bytes, waits).await?;
-        match answer.next(options.silence, waits).await? {
+        let mut response = self.0.http.post(server, body, options.max_bytes, waits).await?;
+        match response.next(options.silence, waits).await? {
             None => Err(ExternalError::Broken {
                 endpoint: server.name.clone(),
                 bytes: 0,
                 why: "the answer is empty".into(),
             }),
-            first => Ok((answer, first)),
+            first => Ok((response, first)),
         }
     }
 }
@@ -276,7 +276,7 @@ impl External {
 /// Progress of one call over all endpoints.
 struct Course {
     /// Number of requests to each endpoint.
-    asked: Vec<usize>,
+    request_counts: Vec<usize>,
     is_running: Vec<bool>,
     /// Whether to call the next endpoint although the running ones have not failed.
     is_slow: bool,
@@ -286,19 +286,19 @@ struct Course {
 impl Course {
     fn new(count: usize) -> Self {
         let failures = (0..count).map(|_| None).collect();
-        Course { asked: vec![0; count], is_running: vec![false; count], is_slow: false, failures }
+        Course { request_counts: vec![0; count], is_running: vec![false; count], is_slow: false, failures }
     }
 
     /// Returns the next endpoint to call. Returns `None` if one is running and not slow, or none is left.
-    fn next(&self, servers: &[Server], tries: usize, left: Duration) -> Option<usize> {
+    fn next(&self, servers: &[Server], tries: usize, remaining: Duration) -> Option<usize> {
         if self.is_running.contains(&true) && !self.is_slow {
             return None;
         }
-        let is_left = |number: &usize| match &self.failures[*number] {
-            None => self.asked[*number] == 0,
-            Some(error) => error.repeats_nothing() && self.asked.iter().sum::<usize>() < tries,
+        let is_candidate = |number: &usize| match &self.failures[*number] {
+            None => self.request_counts[*number] == 0,
+            Some(error) => error.repeats_nothing() && self.request_counts.iter().sum::<usize>() < tries,
         };
-        let free = (0..servers.len()).filter(|number| !self.is_running[*number]).filter(is_left);
+        let free = (0..servers.len()).filter(|number| !self.is_running[*number]).filter(is_candidate);
         // Only servers of one model share load: which model responds must not depend on the load.
         let preference = |number: usize| {
             servers.iter().position(|server| server.model == servers[number].model).unwrap_or(number)
@@ -308,17 +308,19 @@ impl Course {
             ((rests_for, is_avoided, preference(number), running), number)
         });
         // A wait that would end after the deadline is useless.
-        ranked.min().filter(|((rests_for, ..), _)| *rests_for <= left).map(|(_, number)| number)
+        ranked.min().filter(|((rests_for, ..), _)| *rests_for <= remaining).map(|(_, number)| number)
     }
 
     /// Returns the number of endpoints that were not called yet and are not pausing.
-    fn others(&self, servers: &[Server]) -> usize {
-        let is_free = |number: &usize| self.asked[*number] == 0 && servers[*number].rests_for().is_zero();
+    fn num_untried(&self, servers: &[Server]) -> usize {
+        let is_free =
+            |number: &usize| self.request_counts[*number] == 0 && servers[*number].rests_for().is_zero();
         (0..servers.len()).filter(is_free).count()
     }
 
     fn asked(&mut self, number: usize) {
-        (self.asked[number], self.is_running[number], self.is_slow) = (self.asked[number] + 1, true, false);
+        (self.request_counts[number], self.is_running[number], self.is_slow) =
+            (self.request_counts[number] + 1, true, false);
     }
 
     /// Marks the running endpoints as slow: they have taken their part of the time.
@@ -337,7 +339,7 @@ impl Course {
         match &error {
             // The status handler has already set the pause that the server requested.
             ExternalError::Busy { .. } => {}
-            error if error.repeats_nothing() => drop(server.turned_away(None)),
+            error if error.repeats_nothing() => drop(server.note_rejection(None)),
             error if error.is_of_request() => {}
             // The wait for one of this client's own limits timed out.
             ExternalError::Deadline { endpoint, .. } if *endpoint != server.name => {}
@@ -351,7 +353,7 @@ impl Course {
     /// Records a response. As the request could be served, earlier errors that blamed it count against
     /// their servers.
     fn served(&self, servers: &[Server], number: usize) {
-        servers[number].answered();
+        servers[number].note_success();
         for (server, error) in servers.iter().zip(&self.failures) {
             if error.as_ref().is_some_and(ExternalError::is_of_request) {
                 server.failed();

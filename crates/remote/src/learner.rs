@@ -33,10 +33,12 @@ use levade_tree::TreeBatch;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::devices::{Moved, Offloads};
-use crate::push::{Broadcasts, Opened, Opening, Sent};
-use batch::{put_batch, put_paths, put_uncut};
-pub use description::{Adapter, CRITIC, Described, Description, Expected, GroupLayout, POLICY, REFERENCE};
+use crate::devices::{Offload, TransferReport};
+use crate::push::{BroadcastWeights, GroupInfo, GroupSpec, SendReport};
+use batch::{put_batch, put_paths, put_update_sequences};
+pub use description::{
+    Adapter, CRITIC, Description, GroupLayout, LearnerDescription, LearnerRequirements, POLICY, REFERENCE,
+};
 use group::{Call, Group};
 pub use link::{LearnerOptions, Processes};
 use wire::Body;
@@ -58,7 +60,7 @@ impl RemoteLearner {
     pub async fn connect(
         options: LearnerOptions,
         processes: Option<Processes>,
-        expected: &Expected,
+        expected: &LearnerRequirements,
     ) -> Result<Self, PolicyError> {
         let group = Group::connect(options, processes, expected).await?;
         Ok(RemoteLearner { group, name: POLICY.into() })
@@ -66,7 +68,7 @@ impl RemoteLearner {
 
     /// Returns another learner of the same group.
     #[must_use]
-    pub fn named(&self, name: &str) -> Self {
+    pub fn with_name(&self, name: &str) -> Self {
         RemoteLearner { group: self.group.clone(), name: name.into() }
     }
 
@@ -77,11 +79,11 @@ impl RemoteLearner {
 
     /// Waits until the processes of the group have exited, and returns the resulting
     /// [`PolicyError::Stopped`]. Never returns if this process did not start them.
-    pub async fn over(&self) -> PolicyError {
-        self.group.over().await
+    pub async fn wait_for_exit(&self) -> PolicyError {
+        self.group.wait_for_exit().await
     }
 
-    async fn ask(
+    async fn call(
         &self,
         verb: &'static str,
         body: Body,
@@ -101,16 +103,22 @@ impl RemoteLearner {
         let mut body = Body::new(json!({}));
         put_batch(&mut body, batch);
         let tokens = batch.tokens.len();
-        let mut answer = self.ask(verb, body, &|_| format!("{verb} of a batch of {tokens} tokens")).await?;
+        let mut response =
+            self.call(verb, body, &|_| format!("{verb} of a batch of {tokens} tokens")).await?;
         let mut found = [const { Vec::new() }; N];
-        for (place, name) in found.iter_mut().zip(names) {
-            *place = answer.take_numbers(name, batch.targets.len()).map_err(|why| self.wrong(verb, &why))?;
+        for (slot, name) in found.iter_mut().zip(names) {
+            *slot = response.take_numbers(name, batch.targets.len()).map_err(|why| self.wrong(verb, &why))?;
         }
         Ok(found)
     }
 
-    fn take<T: DeserializeOwned>(&self, verb: &str, answer: &mut Body, name: &str) -> Result<T, PolicyError> {
-        answer.take(name).map_err(|why| self.wrong(verb, &why))
+    fn take<T: DeserializeOwned>(
+        &self,
+        verb: &str,
+        response: &mut Body,
+        name: &str,
+    ) -> Result<T, PolicyError> {
+        response.take(name).map_err(|why| self.wrong(verb, &why))
     }
 
     fn wrong(&self, verb: &str, why: &str) -> PolicyError {
@@ -119,9 +127,9 @@ impl RemoteLearner {
 
     /// Checks that files written by the learner can be read on this machine.
     fn check_here(&self, manifest: &Manifest) -> Result<(), PolicyError> {
-        let Place::Local(folder) = &manifest.place else { return Ok(()) };
+        let Place::Local(dir) = &manifest.place else { return Ok(()) };
         for file in &manifest.files {
-            let path = folder.join(&file.name);
+            let path = dir.join(&file.name);
             let found = std::fs::metadata(&path).map(|found| found.len());
             if found.as_ref().ok() != Some(&file.bytes) {
                 let found = found.map_or_else(|error| error.to_string(), |bytes| format!("{bytes} bytes"));
@@ -200,10 +208,10 @@ fn json_of_params(params: &OptimParams) -> Result<Value, PolicyError> {
 }
 
 /// Returns the absolute path of a directory as a string.
-fn folder_of(folder: &Path) -> Result<String, PolicyError> {
-    let absolute = std::path::absolute(folder).ok();
-    absolute.and_then(|folder| folder.to_str().map(str::to_owned)).ok_or_else(|| {
-        PolicyError::Invalid(format!("the name of the folder {} is not UTF-8; rename it", folder.display()))
+fn absolute_dir(dir: &Path) -> Result<String, PolicyError> {
+    let absolute = std::path::absolute(dir).ok();
+    absolute.and_then(|dir| dir.to_str().map(str::to_owned)).ok_or_else(|| {
+        PolicyError::Invalid(format!("the name of the folder {} is not UTF-8; rename it", dir.display()))
     })
 }
 
@@ -211,54 +219,54 @@ fn folder_of(folder: &Path) -> Result<String, PolicyError> {
 impl Learner for RemoteLearner {
     async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
         let mut body = Body::new(json!({ "micro_batch_tokens": update.micro_batch_tokens }));
-        put_uncut(&mut body, update);
-        let mut answer = self.ask("plan", body, &|_| "an update to be cut".into()).await?;
-        let cut: Cut = self.take("plan", &mut answer, "cut")?;
+        put_update_sequences(&mut body, update);
+        let mut response = self.call("plan", body, &|_| "an update to be cut".into()).await?;
+        let micro_batch_plan: Cut = self.take("plan", &mut response, "cut")?;
         // A plan is recorded only if it can be executed.
         let paths = update.groups.iter().map(Vec::len).sum();
-        cut.check(paths, self.description().layout.world_size)?;
-        Ok(cut)
+        micro_batch_plan.check(paths, self.description().layout.world_size)?;
+        Ok(micro_batch_plan)
     }
 
     async fn train(
         &self,
         update: TrainRequest,
-        cut: &Cut,
+        micro_batch_plan: &Cut,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<Trained, PolicyError> {
         let TrainRequest { paths, loss, params } = update;
         let ranks = self.description().layout.world_size;
-        if cut.world_size != ranks {
+        if micro_batch_plan.world_size != ranks {
             return Err(PolicyError::Cut(format!(
                 "it was made for {} data-parallel ranks, and the learner at {} has {ranks}; start it with as many \
                  as the run began with (`cluster.learner.processes` and `nodes`)",
-                cut.world_size,
+                micro_batch_plan.world_size,
                 self.group.url()
             )));
         }
-        cut.check(paths.len(), ranks)?;
+        micro_batch_plan.check(paths.len(), ranks)?;
         let mut body = Body::new(json!({
             "loss": json_of(&loss)?,
             "params": json_of_params(&params)?,
-            "cut": json_of(cut)?,
+            "cut": json_of(micro_batch_plan)?,
         }));
         put_paths(&mut body, &paths);
-        let batches = cut.micro_batches.len();
+        let batches = micro_batch_plan.micro_batches.len();
         let what = |known: usize| match known {
             known if known < batches => format!("micro-batch {} of {batches} to be learnt from", known + 1),
             _ => "a step of the optimiser".into(),
         };
         let call = Call { learner: &self.name, verb: "train", body, what: &what };
-        let (mut answer, told) = self.group.call(call, done).await?;
-        let sums: Vec<Sums> = self.take("train", &mut answer, "sums")?;
+        let (mut response, notified) = self.group.call(call, done).await?;
+        let sums: Vec<Sums> = self.take("train", &mut response, "sums")?;
         let sums = sums.into_iter().map(Sums::read).collect::<Result<Vec<_>, _>>();
         let sums = sums.map_err(|why| self.wrong("train", &why))?;
         if sums.len() != batches {
             let why = format!("it has sums of {} micro-batches instead of {batches}", sums.len());
             return Err(self.wrong("train", &why));
         }
-        (told..batches).for_each(|_| done());
-        let step: Step = self.take("train", &mut answer, "step")?;
+        (notified..batches).for_each(|_| done());
+        let step: Step = self.take("train", &mut response, "step")?;
         Ok(Trained { sums, step: step.into() })
     }
 
@@ -287,30 +295,30 @@ impl Learner for RemoteLearner {
         put_batch(&mut body, &batch);
         let tokens = batch.tokens.len();
         let what = |_| format!("the gradient of a batch of {tokens} tokens");
-        let mut answer = self.ask("forward_backward", body, &what).await?;
-        let sums: Sums = self.take("forward_backward", &mut answer, "sums")?;
+        let mut response = self.call("forward_backward", body, &what).await?;
+        let sums: Sums = self.take("forward_backward", &mut response, "sums")?;
         sums.read().map_err(|why| self.wrong("forward_backward", &why))
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
         let body = Body::new(json!({ "params": json_of_params(&params)? }));
-        let mut answer = self.ask("optim_step", body, &|_| "a step of the optimiser".into()).await?;
-        Ok(self.take::<Step>("optim_step", &mut answer, "step")?.into())
+        let mut response = self.call("optim_step", body, &|_| "a step of the optimiser".into()).await?;
+        Ok(self.take::<Step>("optim_step", &mut response, "step")?.into())
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        let body = Body::new(json!({ "folder": folder_of(folder)?, "with_optimiser": with_optimiser }));
-        let what = |_| format!("the weights to be written to {}", folder.display());
-        let mut answer = self.ask("save", body, &what).await?;
-        let manifest: Manifest = self.take("save", &mut answer, "manifest")?;
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
+        let body = Body::new(json!({ "folder": absolute_dir(dir)?, "with_optimiser": with_optimizer }));
+        let what = |_| format!("the weights to be written to {}", dir.display());
+        let mut response = self.call("save", body, &what).await?;
+        let manifest: Manifest = self.take("save", &mut response, "manifest")?;
         self.check_here(&manifest)?;
         Ok(manifest)
     }
 
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        let body = Body::new(json!({ "folder": folder_of(folder)?, "with_optimiser": with_optimiser }));
-        let what = |_| format!("the weights to be read from {}", folder.display());
-        self.ask("load", body, &what).await.map(drop)
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
+        let body = Body::new(json!({ "folder": absolute_dir(dir)?, "with_optimiser": with_optimizer }));
+        let what = |_| format!("the weights to be read from {}", dir.display());
+        self.call("load", body, &what).await.map(drop)
     }
 
     /// Does nothing for processes that this one has started, because they are untrained. Other
@@ -320,14 +328,14 @@ impl Learner for RemoteLearner {
             return Ok(());
         }
         let body = Body::new(json!({ "folder": null, "with_optimiser": false }));
-        self.ask("load", body, &|_| "the weights that it began with".into()).await.map(drop)
+        self.call("load", body, &|_| "the weights that it began with".into()).await.map(drop)
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         let body = Body::new(json!({ "version": version }));
         let what = |_| format!("the weights to be published as version {version}");
-        let mut answer = self.ask("publish", body, &what).await?;
-        let weights: WeightsRef = self.take("publish", &mut answer, "weights")?;
+        let mut response = self.call("publish", body, &what).await?;
+        let weights: WeightsRef = self.take("publish", &mut response, "weights")?;
         if weights.version != version {
             return Err(self.wrong("publish", &format!("it is version {}, not {version}", weights.version)));
         }
@@ -342,34 +350,34 @@ impl Learner for RemoteLearner {
 }
 
 #[async_trait]
-impl Broadcasts for RemoteLearner {
-    async fn open_group(&self, opening: &Opening) -> Result<Opened, PolicyError> {
+impl BroadcastWeights for RemoteLearner {
+    async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError> {
         let what = |_| format!("the group {} to be opened", opening.group);
-        let answer = self.ask("push_open", Body::new(json_of(opening)?), &what).await?;
-        serde_json::from_value(answer.json).map_err(|error| self.wrong("push_open", &error.to_string()))
+        let response = self.call("push_open", Body::new(json_of(opening)?), &what).await?;
+        serde_json::from_value(response.json).map_err(|error| self.wrong("push_open", &error.to_string()))
     }
 
-    async fn send_to(&self, group: &str) -> Result<Sent, PolicyError> {
+    async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError> {
         let body = Body::new(json!({ "group": group }));
-        let answer = self.ask("push_send", body, &|_| format!("weights to be sent to {group}")).await?;
-        serde_json::from_value(answer.json).map_err(|error| self.wrong("push_send", &error.to_string()))
+        let response = self.call("push_send", body, &|_| format!("weights to be sent to {group}")).await?;
+        serde_json::from_value(response.json).map_err(|error| self.wrong("push_send", &error.to_string()))
     }
 }
 
 /// Moves the weights and optimizer state of all learners of the group together.
 #[async_trait]
-impl Offloads for RemoteLearner {
-    async fn offload(&self, keeps_weights: bool) -> Result<Moved, PolicyError> {
+impl Offload for RemoteLearner {
+    async fn offload(&self, keeps_weights: bool) -> Result<TransferReport, PolicyError> {
         let body = Body::new(json!({ "keeps_weights": keeps_weights }));
         let what = |_| "weights and moments to be moved to the memory of the host".into();
-        let answer = self.ask("offload", body, &what).await?;
-        serde_json::from_value(answer.json).map_err(|error| self.wrong("offload", &error.to_string()))
+        let response = self.call("offload", body, &what).await?;
+        serde_json::from_value(response.json).map_err(|error| self.wrong("offload", &error.to_string()))
     }
 
-    async fn onload(&self) -> Result<Moved, PolicyError> {
+    async fn onload(&self) -> Result<TransferReport, PolicyError> {
         let what = |_| "weights and moments to be moved back to the devices".into();
-        let answer = self.ask("onload", Body::new(json!({})), &what).await?;
-        serde_json::from_value(answer.json).map_err(|error| self.wrong("onload", &error.to_string()))
+        let response = self.call("onload", Body::new(json!({})), &what).await?;
+        serde_json::from_value(response.json).map_err(|error| self.wrong("onload", &error.to_string()))
     }
 }
 

@@ -4,17 +4,17 @@
 //!   replicas of an engine, or servers on other machines. It selects a replica for each call,
 //!   continues a call at another replica after a failure, distributes new weights, and limits
 //!   admission.
-//! - A [`Server`] is a vLLM or SGLang server as a sampler. [`Publishing`] is a learner whose
-//!   weights such servers load from directories; [`Pushing`] broadcasts the weights into the
+//! - A [`Server`] is a vLLM or SGLang server as a sampler. [`PublishingLearner`] is a learner whose
+//!   weights such servers load from directories; [`WeightBroadcast`] broadcasts the weights into the
 //!   servers' memory.
 //! - A [`RemoteLearner`] is a [`Learner`](levade_policy::Learner) in other processes, such as a
 //!   group of PyTorch processes, over HTTP. The learner executes each request once, even if a
 //!   response is lost.
-//! - [`Turns`] hand devices over between colocated servers and a learner: one side sleeps while the
+//! - [`Colocation`] hand devices over between colocated servers and a learner: one side sleeps while the
 //!   other works.
 //! - An [`External`] policy is a third-party model behind an OpenAI-compatible chat API: an
 //!   opponent, a judge or a teacher. Its requests consist of messages, and it returns a
-//!   [`ChatReply`] or a [`ChatStream`].
+//!   [`ChatResponse`] or a [`ChatStream`].
 //! - A [`Service`] is a client of an HTTP service that answers JSON requests, such as a scoring
 //!   service.
 //! - A [`Mixture`] selects the policy that plays a role of an attempt, as a function of seed,
@@ -64,20 +64,20 @@ mod router;
 mod server;
 mod turns;
 
-pub use devices::{Moved, Offloads};
+pub use devices::{Offload, TransferReport};
 pub use external::{
-    CalledTool, ChatEvent, ChatParams, ChatReply, ChatRequest, ChatStream, Endpoint, External, ExternalError,
-    ExternalOptions, Finish, Service, ServiceOptions, Usage,
+    CalledTool, ChatEvent, ChatParams, ChatRequest, ChatResponse, ChatStream, Endpoint, External,
+    ExternalError, ExternalOptions, Finish, Service, ServiceOptions, Usage,
 };
 pub use learner::{
-    Adapter, CRITIC, Described, Description, Expected, GroupLayout, LearnerOptions, POLICY, Processes,
-    REFERENCE, RemoteLearner,
+    Adapter, CRITIC, Description, GroupLayout, LearnerDescription, LearnerOptions, LearnerRequirements,
+    POLICY, Processes, REFERENCE, RemoteLearner,
 };
 pub use mixture::Mixture;
-pub use publish::Publishing;
-pub use push::{Broadcasts, GroupBackend, Meeting, Opened, Opening, Pushing, Rendezvous, Sent};
-pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};
-pub use server::{
-    FolderChecks, InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe,
+pub use publish::PublishingLearner;
+pub use push::{
+    BroadcastWeights, GroupBackend, GroupInfo, GroupSpec, Meeting, Rendezvous, SendReport, WeightBroadcast,
 };
-pub use turns::{Sharer, Turns};
+pub use router::{Choice, Health, PrefixOptions, ReplicaStatus, Router, RouterOptions};
+pub use server::{DirChecks, InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe};
+pub use turns::{ColocatedServer, Colocation};

@@ -41,11 +41,11 @@ impl Mixture {
     /// Returns the name of the policy that plays `role` in the attempt with this `stream`.
     pub fn pick(&self, seed: u64, stream: u64, role: &str) -> &str {
         let sum = self.policies.last().map_or(0.0, |(_, sum)| *sum);
-        let drawn = uniform(seed, stream, counter(role)) * sum;
-        let place = self.policies.partition_point(|(_, upto)| *upto <= drawn);
+        let sample = uniform(seed, stream, counter(role)) * sum;
+        let index = self.policies.partition_point(|(_, upto)| *upto <= sample);
         // Rounding may reach the sum; then the last policy with a positive weight is selected.
         let last = self.policies.partition_point(|(_, upto)| *upto < sum);
-        self.policies.get(place.min(last)).map_or("", |(name, _)| name)
+        self.policies.get(index.min(last)).map_or("", |(name, _)| name)
     }
 }
 
@@ -70,8 +70,8 @@ mod tests {
             (0..10_000).map(|stream| mixture.pick(7, stream, role) == "policy").collect()
         };
         let (one, other) = (picks("opponent"), picks("judge"));
-        let share = one.iter().filter(|policy| **policy).count() as f64 / 1e4;
-        assert!((share - 0.8).abs() < 0.02, "{share}");
+        let fraction = one.iter().filter(|policy| **policy).count() as f64 / 1e4;
+        assert!((fraction - 0.8).abs() < 0.02, "{fraction}");
         let both = one.iter().zip(&other).filter(|(a, b)| **a && **b).count() as f64 / 1e4;
         assert!((both - 0.64).abs() < 0.02, "{both}");
     }

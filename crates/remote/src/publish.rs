@@ -14,7 +14,7 @@ use levade_policy::{
 use levade_rl::Loss;
 use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
-use crate::push::Pushing;
+use crate::push::WeightBroadcast;
 use crate::server::{PROBE, ProbeFile};
 
 /// Number of weight directories that are kept: the newest, and the previous one, which a sampler
@@ -24,24 +24,24 @@ const KEPT: usize = 2;
 /// A learner that publishes its weights as directories, one per version, with the log-probabilities
 /// of a probe by which samplers can be checked. A directory is complete or absent: it is written
 /// under another name, flushed, then renamed. Old directories are removed.
-pub struct Publishing {
+pub struct PublishingLearner {
     learner: Arc<dyn Learner>,
-    folder: PathBuf,
+    dir: PathBuf,
     probe: Vec<u32>,
-    push: Option<Arc<Pushing>>,
+    push: Option<Arc<WeightBroadcast>>,
 }
 
-impl Publishing {
-    /// Creates a learner that publishes the weights of `learner` under `folder`, with the
+impl PublishingLearner {
+    /// Creates a learner that publishes the weights of `learner` under `dir`, with the
     /// log-probabilities of `probe`, a prompt of at least two tokens.
-    pub fn new(learner: Arc<dyn Learner>, folder: impl Into<PathBuf>, probe: Vec<u32>) -> Self {
-        Publishing { learner, folder: folder.into(), probe, push: None }
+    pub fn new(learner: Arc<dyn Learner>, dir: impl Into<PathBuf>, probe: Vec<u32>) -> Self {
+        PublishingLearner { learner, dir: dir.into(), probe, push: None }
     }
 
     /// Also offers published weights to `push`, for as long as the learner holds them.
     #[must_use]
-    pub fn pushing(self, push: Option<Arc<Pushing>>) -> Self {
-        Publishing { push, ..self }
+    pub fn with_broadcast(self, push: Option<Arc<WeightBroadcast>>) -> Self {
+        PublishingLearner { push, ..self }
     }
 
     /// Waits until the weights may change, that is, until a push in progress has ended.
@@ -53,37 +53,37 @@ impl Publishing {
 
     /// Writes the weights of a version into a directory, and returns its manifest.
     async fn write(&self, version: u64) -> Result<Manifest, PolicyError> {
-        let place = self.folder.join(format!("v{version}"));
-        let half = self.folder.join(format!("v{version}.half"));
+        let target = self.dir.join(format!("v{version}"));
+        let partial = self.dir.join(format!("v{version}.half"));
         let failed = |what: &str, path: &Path, error: std::io::Error| {
             PolicyError::Storage(format!("cannot {what} {}: {error}", path.display()))
         };
-        for old in [&half, &place] {
+        for old in [&partial, &target] {
             if old.exists() {
                 std::fs::remove_dir_all(old).map_err(|error| failed("remove", old, error))?;
             }
         }
-        std::fs::create_dir_all(&half).map_err(|error| failed("create", &half, error))?;
-        let saved = self.learner.save(&half, false).await?;
-        let manifest = self.with_probe(&half, saved).await?;
-        std::fs::rename(&half, &place).map_err(|error| failed("rename", &half, error))?;
-        self.prune(&place);
-        Ok(Manifest { place: Place::Local(place), ..manifest })
+        std::fs::create_dir_all(&partial).map_err(|error| failed("create", &partial, error))?;
+        let saved = self.learner.save(&partial, false).await?;
+        let manifest = self.with_probe(&partial, saved).await?;
+        std::fs::rename(&partial, &target).map_err(|error| failed("rename", &partial, error))?;
+        self.prune(&target);
+        Ok(Manifest { place: Place::Local(target), ..manifest })
     }
 
     /// Adds the log-probabilities of the probe to a directory and its manifest. The learner has
     /// already flushed its files, and this file is flushed too: a server on another machine may
     /// read it over a shared disk after this machine has failed.
-    async fn with_probe(&self, folder: &Path, manifest: Manifest) -> Result<Manifest, PolicyError> {
+    async fn with_probe(&self, dir: &Path, manifest: Manifest) -> Result<Manifest, PolicyError> {
         let probe = ProbeFile { tokens: self.probe.clone(), logprobs: self.logprobs_of_probe().await? };
         let text = serde_json::to_string(&probe).map_err(|error| PolicyError::Storage(error.to_string()))?;
-        let path = folder.join(PROBE);
+        let path = dir.join(PROBE);
         let written = File::create(&path).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
             file.sync_all()
         });
         let file = written
-            .and_then(|()| SavedFile::read(folder, PROBE))
+            .and_then(|()| SavedFile::read(dir, PROBE))
             .map_err(|error| PolicyError::Storage(format!("cannot write {}: {error}", path.display())))?;
         let mut files = manifest.files;
         files.push(file);
@@ -105,7 +105,7 @@ impl Publishing {
     /// Removes all directories except the newest [`KEPT`]. Ignores directories that cannot be
     /// removed.
     fn prune(&self, newest: &Path) {
-        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut found: Vec<(std::time::SystemTime, PathBuf)> = entries
             .filter(|entry| entry.path() != newest && entry.file_name().to_string_lossy().starts_with('v'))
             .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
@@ -119,7 +119,7 @@ impl Publishing {
 }
 
 #[async_trait]
-impl Learner for Publishing {
+impl Learner for PublishingLearner {
     async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
         self.learner.plan(update).await
     }
@@ -127,11 +127,11 @@ impl Learner for Publishing {
     async fn train(
         &self,
         update: TrainRequest,
-        cut: &Cut,
+        micro_batch_plan: &Cut,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<Trained, PolicyError> {
         self.withdraw().await;
-        self.learner.train(update, cut, done).await
+        self.learner.train(update, micro_batch_plan, done).await
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
@@ -167,13 +167,13 @@ impl Learner for Publishing {
         self.learner.optim_step(params).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        self.learner.save(folder, with_optimiser).await
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
+        self.learner.save(dir, with_optimizer).await
     }
 
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
         self.withdraw().await;
-        self.learner.load(folder, with_optimiser).await
+        self.learner.load(dir, with_optimizer).await
     }
 
     async fn begin_again(&self) -> Result<(), PolicyError> {
@@ -192,9 +192,9 @@ impl Learner for Publishing {
         let weights = self.learner.publish(version).await?;
         let manifest = match weights.at {
             WeightsAt::Memory => self.write(version).await?,
-            WeightsAt::Manifest(Manifest { place: Place::Local(folder), content, files }) => {
-                let manifest = Manifest { place: Place::Local(folder.clone()), content, files };
-                self.with_probe(&folder, manifest).await?
+            WeightsAt::Manifest(Manifest { place: Place::Local(dir), content, files }) => {
+                let manifest = Manifest { place: Place::Local(dir.clone()), content, files };
+                self.with_probe(&dir, manifest).await?
             }
             other => return Ok(WeightsRef { at: other, ..weights }),
         };

@@ -1,6 +1,6 @@
 //! Broadcasts the learner's weights into server memory, over a process group that both sides join.
 //!
-//! A learner that [`Broadcasts`] opens a group for one push to one server. The server joins before
+//! A learner that [`BroadcastWeights`] opens a group for one push to one server. The server joins before
 //! it pauses, and the group ends with the push, so the failure of a server affects only its own
 //! push. The learner sends the weights that it published last and still holds: before the weights
 //! change, [`Publishing`](crate::Publishing) withdraws that offer and waits for pushes in progress.
@@ -46,7 +46,7 @@ pub enum Rendezvous {
 
 /// Request to open a group for one push to one server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Opening {
+pub struct GroupSpec {
     /// Name of the group.
     pub group: String,
     /// Version of the weights to send.
@@ -83,7 +83,7 @@ pub enum Meeting {
 
 /// An open group: how to join it, and the tensors in the order in which they will be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Opened {
+pub struct GroupInfo {
     /// How the processes meet.
     pub meeting: Meeting,
     /// Names of the tensors, as in weight files.
@@ -96,7 +96,7 @@ pub struct Opened {
 
 /// Statistics of a successful push.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Sent {
+pub struct SendReport {
     /// Number of tensors sent.
     pub tensors: usize,
     /// Size of the tensors, in bytes.
@@ -107,26 +107,26 @@ pub struct Sent {
 
 /// A learner that sends its weights into process groups.
 #[async_trait]
-pub trait Broadcasts: Send + Sync {
+pub trait BroadcastWeights: Send + Sync {
     /// Opens a group, and closes a group that was left open. From then on, processes can join.
     ///
     /// # Errors
     /// Returns an error if the learner no longer holds the weights of the requested version, cannot
     /// send them, or is unreachable.
-    async fn open_group(&self, opening: &Opening) -> Result<Opened, PolicyError>;
+    async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError>;
 
     /// Sends all weights into the open group, and closes the group.
     ///
     /// # Errors
     /// Returns an error if a process did not join, exited or timed out, and if the learner is
     /// unreachable.
-    async fn send_to(&self, group: &str) -> Result<Sent, PolicyError>;
+    async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError>;
 }
 
 /// Coordinates pushes of a learner's weights: one at a time, and only of the weights that the
 /// learner published last and still holds.
-pub struct Pushing {
-    learner: Arc<dyn Broadcasts>,
+pub struct WeightBroadcast {
+    learner: Arc<dyn BroadcastWeights>,
     backend: GroupBackend,
     /// The version that may be sent. Locked during a push.
     offered: Mutex<Option<u64>>,
@@ -135,11 +135,11 @@ pub struct Pushing {
     missed: AtomicU64,
 }
 
-impl Pushing {
+impl WeightBroadcast {
     /// Creates a coordinator for pushes of `learner` over `backend`.
-    pub fn new(learner: Arc<dyn Broadcasts>, backend: GroupBackend) -> Self {
+    pub fn new(learner: Arc<dyn BroadcastWeights>, backend: GroupBackend) -> Self {
         let count = AtomicU64::default;
-        Pushing {
+        WeightBroadcast {
             learner,
             backend,
             offered: Mutex::default(),
@@ -176,23 +176,23 @@ impl Pushing {
     }
 
     /// Waits until no other push is in progress. Returns `None` if the version may not be pushed.
-    pub(crate) async fn turn(&self, version: u64) -> Option<Turn<'_>> {
+    pub(crate) async fn permit(&self, version: u64) -> Option<BroadcastPermit<'_>> {
         let offered = self.offered.lock().await;
-        (*offered == Some(version)).then_some(Turn { pushing: self, version, _alone: offered })
+        (*offered == Some(version)).then_some(BroadcastPermit { broadcast: self, version, _lock: offered })
     }
 }
 
 /// Permit to push weights. Until it is dropped, no other push runs, and the learner's weights do
 /// not change.
-pub(crate) struct Turn<'a> {
-    pushing: &'a Pushing,
+pub(crate) struct BroadcastPermit<'a> {
+    broadcast: &'a WeightBroadcast,
     version: u64,
-    _alone: MutexGuard<'a, Option<u64>>,
+    _lock: MutexGuard<'a, Option<u64>>,
 }
 
-impl Turn<'_> {
+impl BroadcastPermit<'_> {
     pub fn backend(&self) -> GroupBackend {
-        self.pushing.backend
+        self.broadcast.backend
     }
 
     /// Opens a group for a server with `ranks` processes.
@@ -205,18 +205,18 @@ impl Turn<'_> {
         ranks: usize,
         peer: String,
         seconds: f64,
-    ) -> Result<(Opening, Opened), PolicyError> {
-        let number = self.pushing.groups.fetch_add(1, Ordering::Relaxed);
-        let opening = Opening {
+    ) -> Result<(GroupSpec, GroupInfo), PolicyError> {
+        let number = self.broadcast.groups.fetch_add(1, Ordering::Relaxed);
+        let opening = GroupSpec {
             group: format!("levade-{}-{number}", std::process::id()),
             version: self.version,
-            backend: self.pushing.backend,
+            backend: self.broadcast.backend,
             rendezvous,
             ranks: ranks + 1,
             peer,
             seconds,
         };
-        let opened = self.pushing.learner.open_group(&opening).await?;
+        let opened = self.broadcast.learner.open_group(&opening).await?;
         Ok((opening, opened))
     }
 
@@ -224,13 +224,13 @@ impl Turn<'_> {
     ///
     /// # Errors
     /// Returns an error if the learner rejects the request, fails or is unreachable.
-    pub async fn send(&self, group: &str) -> Result<Sent, PolicyError> {
-        self.pushing.learner.send_to(group).await
+    pub async fn send(&self, group: &str) -> Result<SendReport, PolicyError> {
+        self.broadcast.learner.send_to(group).await
     }
 
     /// Counts the push as successful or failed.
     pub fn ends(&self, well: bool) {
-        let count = if well { &self.pushing.sent } else { &self.pushing.missed };
+        let count = if well { &self.broadcast.sent } else { &self.broadcast.missed };
         count.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -245,35 +245,35 @@ mod tests {
     struct Mute;
 
     #[async_trait]
-    impl Broadcasts for Mute {
-        async fn open_group(&self, opening: &Opening) -> Result<Opened, PolicyError> {
+    impl BroadcastWeights for Mute {
+        async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError> {
             let meeting = Meeting::Store { address: opening.peer.clone(), port: 1 };
-            Ok(Opened { meeting, names: Vec::new(), dtypes: Vec::new(), shapes: Vec::new() })
+            Ok(GroupInfo { meeting, names: Vec::new(), dtypes: Vec::new(), shapes: Vec::new() })
         }
 
-        async fn send_to(&self, group: &str) -> Result<Sent, PolicyError> {
+        async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError> {
             Err(PolicyError::Invalid(group.to_owned()))
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn push_excludes_other_pushes_and_weight_changes() {
-        let pushing = Arc::new(Pushing::new(Arc::new(Mute), GroupBackend::Gloo));
-        assert!(pushing.turn(1).await.is_none(), "nothing is published yet");
-        pushing.offer(1).await;
-        assert!(pushing.turn(2).await.is_none());
-        let turn = pushing.turn(1).await.unwrap();
-        let (opening, _) = turn.open(Rendezvous::Store, 2, "h".into(), 5.0).await.unwrap();
+        let broadcast = Arc::new(WeightBroadcast::new(Arc::new(Mute), GroupBackend::Gloo));
+        assert!(broadcast.permit(1).await.is_none(), "nothing is published yet");
+        broadcast.offer(1).await;
+        assert!(broadcast.permit(2).await.is_none());
+        let permit = broadcast.permit(1).await.unwrap();
+        let (opening, _) = permit.open(Rendezvous::Store, 2, "h".into(), 5.0).await.unwrap();
         assert_eq!((opening.ranks, opening.version), (3, 1));
         // Neither another push nor a change of the weights starts before this push has ended.
         let wait = Duration::from_secs(60);
-        assert!(tokio::time::timeout(wait, pushing.turn(1)).await.is_err());
-        assert!(tokio::time::timeout(wait, pushing.withdraw()).await.is_err());
-        turn.ends(true);
-        drop(turn);
-        pushing.withdraw().await;
-        assert!(pushing.turn(1).await.is_none());
-        assert_eq!(pushing.counts(), (1, 0));
+        assert!(tokio::time::timeout(wait, broadcast.permit(1)).await.is_err());
+        assert!(tokio::time::timeout(wait, broadcast.withdraw()).await.is_err());
+        permit.ends(true);
+        drop(permit);
+        broadcast.withdraw().await;
+        assert!(broadcast.permit(1).await.is_none());
+        assert_eq!(broadcast.counts(), (1, 0));
     }
 
     #[test]

@@ -30,9 +30,9 @@
 mod call;
 mod choice;
 mod gate;
-mod member;
 mod options;
 mod pool;
+mod replica;
 #[cfg(test)]
 mod testing;
 mod totals;
@@ -51,9 +51,9 @@ use crate::calls::Calls;
 use call::Call;
 pub use choice::{Choice, PrefixOptions};
 use gate::Gate;
-pub use member::{Health, MemberStatus};
 pub use options::RouterOptions;
 use pool::Pool;
+pub use replica::{Health, ReplicaStatus};
 use totals::Totals;
 
 /// A sampler over several samplers of one policy, its replicas. Dropping the router stops its
@@ -64,26 +64,26 @@ pub struct Router {
     calls: Calls,
     totals: Totals,
     watches: Mutex<JoinSet<()>>,
-    held: Vec<Box<dyn Any + Send + Sync>>,
+    retained: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl Router {
-    /// Creates a router over `members`, each with a name for errors and logs. Must be called within
+    /// Creates a router over `replicas`, each with a name for errors and logs. Must be called within
     /// a Tokio runtime.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if there are no replicas, two replicas have the same name,
     /// `tries` or `failures` is 0, or the probe is empty.
     pub fn new(
-        members: Vec<(String, Arc<dyn Sampler>)>,
+        replicas: Vec<(String, Arc<dyn Sampler>)>,
         options: RouterOptions,
     ) -> Result<Self, PolicyError> {
         let invalid = |why: String| Err(PolicyError::Invalid(format!("a router {why}")));
-        if members.is_empty() {
+        if replicas.is_empty() {
             return invalid("has no members; give it at least one sampler".into());
         }
         let mut names = BTreeSet::new();
-        if let Some((name, _)) = members.iter().find(|(name, _)| !names.insert(name)) {
+        if let Some((name, _)) = replicas.iter().find(|(name, _)| !names.insert(name)) {
             return invalid(format!("has two members of the name {name:?}; name each otherwise"));
         }
         let positive = [("tries", options.tries), ("failures", options.failures as usize)];
@@ -93,12 +93,12 @@ impl Router {
         if options.probe.is_empty() {
             return invalid("needs a prompt for its probes; give it one token".into());
         }
-        let gate = Gate::new(options.most_running, options.most_waiting);
-        let totals = Totals::new(members.len());
-        let pool = Arc::new(Pool::new(members, options));
+        let gate = Gate::new(options.max_running, options.max_waiting);
+        let totals = Totals::new(replicas.len());
+        let pool = Arc::new(Pool::new(replicas, options));
         let mut watches = JoinSet::new();
-        for member in pool.members() {
-            watches.spawn(pool.clone().watch(member));
+        for replica in pool.replicas() {
+            watches.spawn(pool.clone().watch(replica));
         }
         Ok(Router {
             pool,
@@ -106,13 +106,13 @@ impl Router {
             calls: Calls::default(),
             totals,
             watches: Mutex::new(watches),
-            held: Vec::new(),
+            retained: Vec::new(),
         })
     }
 
     /// Keeps `what` alive for as long as the router, for example the processes of its replicas.
-    pub fn holding(mut self, what: impl Any + Send + Sync) -> Self {
-        self.held.push(Box::new(what));
+    pub fn keep_alive(mut self, what: impl Any + Send + Sync) -> Self {
+        self.retained.push(Box::new(what));
         self
     }
 
@@ -123,13 +123,13 @@ impl Router {
     /// Returns [`PolicyError::Invalid`] if a replica with this name exists.
     pub fn join(&self, name: impl Into<String>, sampler: Arc<dyn Sampler>) -> Result<(), PolicyError> {
         let name = name.into();
-        let Some(member) = self.pool.join(name.clone(), sampler) else {
+        let Some(replica) = self.pool.join(name.clone(), sampler) else {
             return Err(PolicyError::Invalid(format!(
                 "the router has a member of the name {name:?} already"
             )));
         };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        watches.spawn(self.pool.clone().watch(member));
+        watches.spawn(self.pool.clone().watch(replica));
         Ok(())
     }
 
@@ -140,8 +140,8 @@ impl Router {
     }
 
     /// Returns the status of every replica.
-    pub fn members(&self) -> Vec<MemberStatus> {
-        self.pool.members().iter().map(|member| member.status()).collect()
+    pub fn replicas(&self) -> Vec<ReplicaStatus> {
+        self.pool.replicas().iter().map(|replica| replica.status()).collect()
     }
 
     /// Stops starting calls: new calls wait, up to the maximum number of waiting calls. Running
@@ -166,8 +166,8 @@ impl Router {
     /// # Errors
     /// Returns [`PolicyError::Deadline`] with the number of remaining calls if they have not ended
     /// within `longest`. New calls are rejected even then, until [`resume`](Self::resume).
-    pub async fn drain(&self, longest: Duration) -> Result<(), PolicyError> {
-        self.gate.drain(longest).await
+    pub async fn drain(&self, timeout: Duration) -> Result<(), PolicyError> {
+        self.gate.drain(timeout).await
     }
 }
 
@@ -184,16 +184,23 @@ impl Sampler for Router {
         request.params.validate()?;
         let ticket = self.gate.enter()?;
         let (events, stream) = SampleStream::channel();
-        let (accepted, answer) = oneshot::channel();
-        let (registered, aborted) = self.calls.register(request.stream);
-        let call =
-            Call { request, events, aborted, accepted: Some(accepted), drawn: 0, scored: 0, held: None };
+        let (accepted, response) = oneshot::channel();
+        let (call_guard, aborted) = self.calls.register(request.stream);
+        let call = Call {
+            request,
+            events,
+            aborted,
+            accepted: Some(accepted),
+            sampled: 0,
+            scored: 0,
+            retained: None,
+        };
         let pool = self.pool.clone();
         tokio::spawn(async move {
             call.run(pool, ticket).await;
-            drop(registered);
+            drop(call_guard);
         });
-        match answer.await {
+        match response.await {
             Ok(accepted) => accepted.map(|()| stream),
             Err(_) => Err(PolicyError::Stopped("the router".into())),
         }

@@ -1,7 +1,7 @@
 //! Client that uses a vLLM or SGLang server as a sampler: tokens in, tokens out, over the server's HTTP
 //! API.
 //!
-//! **Weights** come as directories, or over a process group ([`Pushing`](crate::Pushing)) with the
+//! **Weights** come as directories, or over a process group ([`WeightBroadcast`](crate::WeightBroadcast)) with the
 //! directory as fallback. The files are checked (sizes, checksums, shapes, configuration) before the
 //! server hears of them, because invalid weights would crash vLLM's engine. Then requests are held back,
 //! and the server pauses, loads the weights, drops its cache, gets a *label* (version and checksum of the
@@ -27,10 +27,8 @@
 //! Out of scope: several servers ([`Router`](crate::Router)), ownership of devices
 //! ([`Turns`](crate::Turns)), and starting servers.
 
-mod adopt;
 mod call;
 mod dialect;
-mod folder;
 mod http;
 mod options;
 mod receive;
@@ -40,6 +38,8 @@ mod stops;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vllm;
+mod weight_dir;
+mod weight_update;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -51,16 +51,16 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::calls::Calls;
-use crate::devices::Wakes;
-pub use adopt::ProbeDifference;
-use adopt::{Adopted, label_of};
+use crate::devices::Wake;
 use call::Call;
 use dialect::{Dialect, Facts};
-pub use folder::FolderChecks;
-pub(crate) use folder::{PROBE, ProbeFile};
 use http::Http;
 pub use options::{InFlight, ServerKind, ServerOptions, TokenizerProbe};
 use sleep::Sleep;
+pub use weight_dir::DirChecks;
+pub(crate) use weight_dir::{PROBE, ProbeFile};
+pub use weight_update::ProbeDifference;
+use weight_update::{LoadedWeights, label_of};
 
 /// A vLLM or SGLang server as a sampler. Clones refer to the same server and share its state.
 #[derive(Clone)]
@@ -75,11 +75,11 @@ struct Inner {
     /// Weights that requests use, and whether requests may be sent.
     gate: watch::Sender<Gate>,
     /// Locked while weights are replaced, and while the server falls asleep.
-    adopting: tokio::sync::Mutex<()>,
+    update_lock: tokio::sync::Mutex<()>,
     sleep: Mutex<Sleep>,
     /// Wakes the server when it gets a request while asleep. `None` unless devices are shared.
-    wakes: Mutex<Option<Weak<dyn Wakes>>>,
-    paused: Mutex<Paused>,
+    wakes: Mutex<Option<Weak<dyn Wake>>>,
+    paused: Mutex<PauseClock>,
     /// Number of events received, over all completions.
     progress: std::sync::atomic::AtomicU64,
     difference: Mutex<Option<ProbeDifference>>,
@@ -95,12 +95,12 @@ struct Gate {
     /// Whether the server has no weights until it is woken.
     is_asleep: bool,
     /// Weights that the server has loaded completely.
-    weights: Option<Arc<Adopted>>,
+    weights: Option<Arc<LoadedWeights>>,
 }
 
 /// Time in which requests were held back.
 #[derive(Debug, Default)]
-struct Paused {
+struct PauseClock {
     total: Duration,
     since: Option<Instant>,
 }
@@ -127,7 +127,7 @@ impl Server {
             facts: tokio::sync::Mutex::default(),
             calls: Calls::default(),
             gate: watch::Sender::new(Gate::default()),
-            adopting: tokio::sync::Mutex::new(()),
+            update_lock: tokio::sync::Mutex::new(()),
             sleep: Mutex::default(),
             wakes: Mutex::default(),
             paused: Mutex::default(),
@@ -142,7 +142,7 @@ impl Server {
     /// # Errors
     /// Returns an error that may pass if the server is unreachable. Returns an error that names the cause
     /// if a flag is missing, the context is too short, or the tokenizer differs.
-    pub async fn look(&self) -> Result<String, PolicyError> {
+    pub async fn inspect(&self) -> Result<String, PolicyError> {
         let facts = self.0.facts().await?;
         Ok(format!("{} {} with {}", self.0.options.kind.name(), facts.program, facts.model))
     }
@@ -161,14 +161,14 @@ impl Inner {
         if let Some(facts) = &*known {
             return Ok(Arc::clone(facts));
         }
-        self.rouse().await?;
-        if self.dialect.is_paused(&self.http, self.options.answer).await {
+        self.wake_if_asleep().await?;
+        if self.dialect.is_paused(&self.http, self.options.response_timeout).await {
             warn!(server = self.http.name, "it was left paused, and is resumed");
-            self.dialect.resume(&self.http, self.options.answer).await?;
+            self.dialect.resume(&self.http, self.options.response_timeout).await?;
         }
-        let facts = Arc::new(self.dialect.look(&self.http, &self.options).await?);
+        let facts = Arc::new(self.dialect.inspect(&self.http, &self.options).await?);
         if self.options.sleeps {
-            self.dialect.check_sleeps(&self.http, self.options.answer).await?;
+            self.dialect.check_sleeps(&self.http, self.options.response_timeout).await?;
         }
         *known = Some(Arc::clone(&facts));
         Ok(facts)
@@ -195,18 +195,18 @@ impl Sampler for Server {
         let inner = &self.0;
         request.validate(inner.options.vocabulary)?;
         request.check_room(inner.options.context)?;
-        if let Some(why) = inner.dialect.refuses(&request.params) {
-            return Err(inner.http.refuses(why));
+        if let Some(why) = inner.dialect.rejection(&request.params) {
+            return Err(inner.http.rejection(why));
         }
         if !request.params.stop_strings.is_empty() && inner.options.tokens.is_none() {
-            return Err(inner.http.refuses("stop strings need a sampler that knows its vocabulary"));
+            return Err(inner.http.rejection("stop strings need a sampler that knows its vocabulary"));
         }
         let (events, stream) = SampleStream::channel();
-        let (registered, aborted) = inner.calls.register(request.stream);
+        let (call_guard, aborted) = inner.calls.register(request.stream);
         let call = Call::new(Arc::clone(inner), request, events, aborted);
         tokio::spawn(async move {
             call.run().await;
-            drop(registered);
+            drop(call_guard);
         });
         Ok(stream)
     }
@@ -216,8 +216,8 @@ impl Sampler for Server {
     }
 
     async fn workload(&self) -> Result<Load, PolicyError> {
-        let told = self.0.dialect.load(&self.0.http, self.0.options.answer).await?;
-        Ok(told.unwrap_or_else(|| Load { running: self.0.calls.count(), ..Load::default() }))
+        let reported = self.0.dialect.load(&self.0.http, self.0.options.response_timeout).await?;
+        Ok(reported.unwrap_or_else(|| Load { running: self.0.calls.count(), ..Load::default() }))
     }
 
     async fn paused(&self) -> Result<Duration, PolicyError> {

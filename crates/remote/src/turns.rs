@@ -28,7 +28,7 @@
 //! request is sent to a sleeping server, and no server is awake while the learner believes it to be
 //! asleep. A server whose process has exited occupies no device; if it comes back while the learner
 //! owns the devices, it is put to sleep before the next learner call. Supervisors start servers
-//! only while the samplers own the devices ([`Turns::starts`], [`Sharer::lives`]): either the
+//! only while the samplers own the devices ([`Colocation::starts`], [`ColocatedServer::running`]): either the
 //! supervisor sees that ownership has ended, or the learner sees the process and waits for it.
 
 mod learner;
@@ -47,13 +47,13 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::devices::{Offloads, Wakes};
-use crate::push::Pushing;
+use crate::devices::{Offload, Wake};
+use crate::push::WeightBroadcast;
 use crate::router::Router;
 use crate::server::Server;
 
 /// Interval at which an unresponsive server is requested again to sleep.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A side that can own the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,21 +65,21 @@ enum Side {
 }
 
 /// An inference server on the learner's devices.
-pub struct Sharer {
+pub struct ColocatedServer {
     /// Name of the server in logs and errors.
     pub name: String,
     /// Client of the server.
     pub server: Server,
     /// For a server that the run manages: whether its process exists. `None` for an external
     /// server.
-    pub lives: Option<watch::Receiver<bool>>,
+    pub running: Option<watch::Receiver<bool>>,
 }
 
 /// All colocated servers, and the router over them.
 struct Fleet {
     router: Arc<Router>,
-    sharers: Vec<Arc<Sharer>>,
-    push: Option<Arc<Pushing>>,
+    servers: Vec<Arc<ColocatedServer>>,
+    push: Option<Arc<WeightBroadcast>>,
 }
 
 /// The owner of the devices, and what is known about the servers.
@@ -87,18 +87,18 @@ struct State {
     /// The current owner. `None` during a handoff, and after a failed one.
     holder: Option<Side>,
     /// The newest weights that the servers have loaded.
-    adopted: Option<WeightsRef>,
+    loaded_weights: Option<WeightsRef>,
     /// Whether all managed servers are known to be asleep since the learner acquired the devices.
     is_sure: bool,
 }
 
 /// Coordinates a learner and inference servers that share devices.
-pub struct Turns {
+pub struct Colocation {
     /// Reference to this object, for handoffs that run in tasks of their own.
-    itself: Weak<Turns>,
-    learner: Arc<dyn Offloads>,
+    itself: Weak<Colocation>,
+    learner: Arc<dyn Offload>,
     /// Maximum time to wait for an unresponsive server to fall asleep.
-    patience: Duration,
+    sleep_timeout: Duration,
     fleet: OnceLock<Fleet>,
     /// Locked during a handoff, and by every learner call while it uses the devices.
     state: Arc<tokio::sync::Mutex<State>>,
@@ -107,15 +107,15 @@ pub struct Turns {
     spent: Mutex<Duration>,
 }
 
-impl Turns {
+impl Colocation {
     /// Creates a coordinator for devices that the learner currently owns. A handoff to the learner
-    /// fails if a running server does not fall asleep within `patience`.
-    pub fn new(learner: Arc<dyn Offloads>, patience: Duration) -> Arc<Self> {
-        let state = State { holder: Some(Side::Learner), adopted: None, is_sure: false };
-        Arc::new_cyclic(|itself| Turns {
+    /// fails if a running server does not fall asleep within `sleep_timeout`.
+    pub fn new(learner: Arc<dyn Offload>, sleep_timeout: Duration) -> Arc<Self> {
+        let state = State { holder: Some(Side::Learner), loaded_weights: None, is_sure: false };
+        Arc::new_cyclic(|itself| Colocation {
             itself: itself.clone(),
             learner,
-            patience,
+            sleep_timeout,
             fleet: OnceLock::new(),
             state: Arc::new(tokio::sync::Mutex::new(state)),
             starts: watch::Sender::new(false),
@@ -125,7 +125,7 @@ impl Turns {
 
     /// Returns a channel that reports whether managed servers may be started now.
     ///
-    /// To start a server without racing a handoff, first set [`Sharer::lives`], then read this
+    /// To start a server without racing a handoff, first set [`ColocatedServer::running`], then read this
     /// channel again.
     pub fn starts(&self) -> watch::Receiver<bool> {
         self.starts.subscribe()
@@ -154,15 +154,15 @@ impl Turns {
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if the servers have already been set.
-    pub fn share(
+    pub fn colocate(
         &self,
         router: Arc<Router>,
-        sharers: Vec<Sharer>,
-        push: Option<Arc<Pushing>>,
+        servers: Vec<ColocatedServer>,
+        push: Option<Arc<WeightBroadcast>>,
     ) -> Result<(), PolicyError> {
-        sharers.iter().for_each(|sharer| sharer.server.woken_by(self.itself.clone()));
-        let sharers = sharers.into_iter().map(Arc::new).collect();
-        self.fleet.set(Fleet { router, sharers, push }).map_err(|_| {
+        servers.iter().for_each(|colocated| colocated.server.set_waker(self.itself.clone()));
+        let servers = servers.into_iter().map(Arc::new).collect();
+        self.fleet.set(Fleet { router, servers, push }).map_err(|_| {
             PolicyError::Invalid("the devices of a learner are shared with one set of servers".into())
         })
     }
@@ -171,27 +171,27 @@ impl Turns {
     ///
     /// # Errors
     /// Returns an error if a server cannot be put to sleep or the learner cannot be loaded.
-    async fn learns(&self) -> Result<OwnedMutexGuard<State>, PolicyError> {
+    async fn acquire_for_learner(&self) -> Result<OwnedMutexGuard<State>, PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        let turns = self.itself()?;
-        whole(async move { turns.to_learner(state).await }).await
+        let colocation = self.itself()?;
+        run_detached(async move { colocation.to_learner(state).await }).await
     }
 
     /// Hands the devices to the samplers, and makes them load `weights`.
     ///
     /// # Errors
     /// Returns an error if the learner cannot be offloaded or no server loads the weights.
-    async fn adopts(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    async fn hand_to_samplers(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        let (turns, weights) = (self.itself()?, weights.clone());
-        whole(async move { turns.to_samplers(state, weights).await }).await
+        let (colocation, weights) = (self.itself()?, weights.clone());
+        run_detached(async move { colocation.to_samplers(state, weights).await }).await
     }
 
     async fn to_learner(
         &self,
         mut state: OwnedMutexGuard<State>,
     ) -> Result<OwnedMutexGuard<State>, PolicyError> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let changes = state.holder.take() != Some(Side::Learner);
         if changes {
             self.starts.send_replace(false);
@@ -206,8 +206,8 @@ impl Turns {
         }
         if changes {
             let moved = self.learner.onload().await?;
-            self.spends(begun);
-            info!(seconds = begun.elapsed().as_secs_f64(), moved.bytes, "the learner has the devices");
+            self.add_handoff_time(start);
+            info!(seconds = start.elapsed().as_secs_f64(), moved.bytes, "the learner has the devices");
         }
         state.holder = Some(Side::Learner);
         Ok(state)
@@ -218,7 +218,7 @@ impl Turns {
         mut state: OwnedMutexGuard<State>,
         weights: WeightsRef,
     ) -> Result<(), PolicyError> {
-        let begun = Instant::now();
+        let start = Instant::now();
         state.holder = None;
         let Some(fleet) = self.fleet.get() else {
             return Err(PolicyError::Stopped("the servers that share the learner's devices".into()));
@@ -228,9 +228,9 @@ impl Turns {
         {
             self.learner.offload(true).await?;
             let mut calls = JoinSet::new();
-            for sharer in &fleet.sharers {
-                let (sharer, weights) = (Arc::clone(sharer), weights.clone());
-                calls.spawn(async move { sharer.server.takes(&weights).await });
+            for colocated in &fleet.servers {
+                let (colocated, weights) = (Arc::clone(colocated), weights.clone());
+                calls.spawn(async move { colocated.server.preload(&weights).await });
             }
             calls.join_all().await;
             // Servers that come back later read the weights from the directory: sending them needs
@@ -240,14 +240,14 @@ impl Turns {
         let moved = self.learner.offload(false).await?;
         self.starts.send_replace(true);
         fleet.router.adopt(&weights).await?;
-        self.spends(begun);
+        self.add_handoff_time(start);
         info!(
             version = weights.version,
-            seconds = begun.elapsed().as_secs_f64(),
+            seconds = start.elapsed().as_secs_f64(),
             moved.bytes,
             "samplers have the devices"
         );
-        state.adopted = Some(weights);
+        state.loaded_weights = Some(weights);
         state.holder = Some(Side::Samplers);
         Ok(())
     }
@@ -256,9 +256,9 @@ impl Turns {
     /// because they are known to be asleep.
     async fn all_sleep(&self, fleet: &Fleet, is_sure: bool) -> Result<(), PolicyError> {
         let mut calls = JoinSet::new();
-        for sharer in fleet.sharers.iter().filter(|sharer| !is_sure || sharer.lives.is_none()) {
-            let (sharer, patience) = (Arc::clone(sharer), self.patience);
-            calls.spawn(async move { sharer.sleeps(patience).await });
+        for colocated in fleet.servers.iter().filter(|colocated| !is_sure || colocated.running.is_none()) {
+            let (colocated, sleep_timeout) = (Arc::clone(colocated), self.sleep_timeout);
+            calls.spawn(async move { colocated.sleeps(sleep_timeout).await });
         }
         // Waits for all servers even if one fails: the next caller then finds the other servers asleep.
         calls.join_all().await.into_iter().collect()
@@ -268,62 +268,62 @@ impl Turns {
         self.itself.upgrade().ok_or_else(|| PolicyError::Stopped("the run".into()))
     }
 
-    fn spends(&self, begun: Instant) {
-        *self.spent.lock().unwrap_or_else(PoisonError::into_inner) += begun.elapsed();
+    fn add_handoff_time(&self, start: Instant) {
+        *self.spent.lock().unwrap_or_else(PoisonError::into_inner) += start.elapsed();
     }
 }
 
 #[async_trait]
-impl Wakes for Turns {
+impl Wake for Colocation {
     async fn wake(&self) -> Result<(), PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
         if state.holder == Some(Side::Samplers) {
             return Ok(());
         }
-        let Some(weights) = state.adopted.clone() else {
+        let Some(weights) = state.loaded_weights.clone() else {
             return Err(PolicyError::NotAdopted("no weights were published yet".into()));
         };
-        let turns = self.itself()?;
-        whole(async move { turns.to_samplers(state, weights).await }).await
+        let colocation = self.itself()?;
+        run_detached(async move { colocation.to_samplers(state, weights).await }).await
     }
 }
 
-impl Sharer {
+impl ColocatedServer {
     /// Puts the server to sleep, or returns if the server has exited and occupies no device.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, or if it is running and does not fall
     /// asleep within `longest`.
-    async fn sleeps(&self, longest: Duration) -> Result<(), PolicyError> {
+    async fn sleeps(&self, timeout: Duration) -> Result<(), PolicyError> {
         let mut last = String::new();
-        let asleep = within(longest, async {
+        let asleep = within(timeout, async {
             loop {
                 match self.server.sleep().await {
                     Ok(()) => return Ok(()),
                     Err(error) if !error.may_pass() => return Err(error),
                     Err(error) => last = error.to_string(),
                 }
-                let is_gone = match &self.lives {
-                    Some(lives) => !*lives.borrow(),
-                    None => !self.server.is_there().await,
+                let has_exited = match &self.running {
+                    Some(running) => !*running.borrow(),
+                    None => !self.server.is_reachable().await,
                 };
-                if is_gone {
+                if has_exited {
                     warn!(sampler = self.name, "a sampler is gone, and holds no device");
                     return Ok(());
                 }
-                sleep(LOOK).await;
+                sleep(POLL_INTERVAL).await;
             }
         });
         asleep.await.unwrap_or_else(|| {
             let what = format!("the sampler {} to give its devices to the learner: {last}", self.name);
-            Err(PolicyError::Deadline(longest, what))
+            Err(PolicyError::Deadline(timeout, what))
         })
     }
 }
 
 /// Runs `work` to completion in a task of its own, even if the caller is cancelled: in the middle
 /// of a handoff, no side owns the devices.
-async fn whole<T: Send + 'static>(
+async fn run_detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, PolicyError>> + Send + 'static,
 ) -> Result<T, PolicyError> {
     match tokio::spawn(work).await {

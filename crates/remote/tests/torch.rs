@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_policy::{Cut, Learner, OptimParams, PolicyError, TrainRequest, Uncut, WeightsAt};
-use levade_remote::{CRITIC, Expected, LearnerOptions, REFERENCE, RemoteLearner};
+use levade_remote::{CRITIC, LearnerOptions, LearnerRequirements, REFERENCE, RemoteLearner};
 use levade_rl::{Loss, PolicyLoss};
 use levade_tree::{PathInput, PathTarget, Target, Term, TreeBatch};
 
@@ -47,7 +47,7 @@ fn request() -> TrainRequest {
 }
 
 /// Returns the maximum absolute difference.
-fn apart(a: &[f32], b: &[f32]) -> f32 {
+fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
@@ -59,7 +59,7 @@ fn variable(name: &str) -> String {
 async fn connect() -> RemoteLearner {
     let config = Path::new(&variable("LEARNER_MODEL")).join("config.json");
     let config: serde_json::Value = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
-    let expected = Expected {
+    let expected = LearnerRequirements {
         model_type: config["model_type"].as_str().unwrap().into(),
         vocabulary: config["vocab_size"].as_u64().unwrap() as usize,
         context: 64,
@@ -78,7 +78,7 @@ async fn connect() -> RemoteLearner {
         reconnect: minutes,
         start: minutes,
     };
-    let other = Expected { vocabulary: expected.vocabulary + 1, ..expected.clone() };
+    let other = LearnerRequirements { vocabulary: expected.vocabulary + 1, ..expected.clone() };
     assert!(RemoteLearner::connect(options.clone(), None, &other).await.is_err());
     RemoteLearner::connect(options, None, &expected).await.unwrap()
 }
@@ -92,29 +92,29 @@ async fn torch_group_supports_every_verb() {
     assert!(before.iter().all(|logprob| logprob.is_finite() && *logprob < 0.0));
     // A merged tree has the same log-probabilities as its separate sequences.
     for (number, path) in paths().iter().enumerate() {
-        let alone = Arc::new(TreeBatch::merge(std::slice::from_ref(path)).unwrap());
-        let alone = policy.logprobs(alone).await.unwrap();
+        let separate = Arc::new(TreeBatch::merge(std::slice::from_ref(path)).unwrap());
+        let separate = policy.logprobs(separate).await.unwrap();
         let is_of = |target: &Target| batch.terms_of(target).iter().any(|term| term.path as usize == number);
-        let places = batch.targets.iter().enumerate().filter(|(_, target)| is_of(target));
-        let merged: Vec<f32> = places.map(|(place, _)| before[place]).collect();
-        assert!(apart(&alone, &merged) < 1e-4, "{alone:?} {merged:?}");
+        let own_targets = batch.targets.iter().enumerate().filter(|(_, target)| is_of(target));
+        let merged: Vec<f32> = own_targets.map(|(index, _)| before[index]).collect();
+        assert!(max_difference(&separate, &merged) < 1e-4, "{separate:?} {merged:?}");
     }
     let predicted = policy.predictions(batch.clone()).await.unwrap();
-    assert!(apart(&predicted.logprobs, &before) < 1e-6);
+    assert!(max_difference(&predicted.logprobs, &before) < 1e-6);
     assert!(predicted.entropies.iter().all(|entropy| *entropy > 0.0));
     assert!(matches!(policy.values(batch.clone()).await, Err(PolicyError::NoValueHead)));
-    let values = policy.named(CRITIC).values(batch.clone()).await.unwrap();
+    let values = policy.with_name(CRITIC).values(batch.clone()).await.unwrap();
     assert_eq!(values, vec![0.0; batch.targets.len()], "a new value head gives 0");
 
     let tokens = paths().into_iter().map(|path| path.tokens);
     let update = Uncut { groups: vec![tokens.collect()], micro_batch_tokens: 20 };
-    let cut = policy.plan(&update).await.unwrap();
-    assert_eq!(cut, policy.plan(&update).await.unwrap());
+    let micro_batch_plan = policy.plan(&update).await.unwrap();
+    assert_eq!(micro_batch_plan, policy.plan(&update).await.unwrap());
     let saved = root.join("saved");
     std::fs::create_dir_all(&saved).unwrap();
     let (mut losses, mut done) = (Vec::new(), 0);
     for step in 0..4 {
-        let trained = policy.train(request(), &cut, &mut || done += 1).await.unwrap();
+        let trained = policy.train(request(), &micro_batch_plan, &mut || done += 1).await.unwrap();
         assert!(trained.step.applied && trained.step.grad_norm > 0.0, "{trained:?}");
         losses.push(trained.sums.iter().map(|sums| sums.loss).sum::<f64>());
         if step == 1 {
@@ -122,7 +122,7 @@ async fn torch_group_supports_every_verb() {
             assert_eq!(manifest.verify(), Ok(saved.as_path()));
         }
     }
-    assert_eq!(done, 4 * cut.micro_batches.len());
+    assert_eq!(done, 4 * micro_batch_plan.micro_batches.len());
     assert!(losses.is_sorted_by(|a, b| a > b), "{losses:?}");
     let other = Cut { world_size: policy.description().layout.world_size, ..Cut::of_sizes([4]) };
     assert!(matches!(policy.train(request(), &other, &mut || {}).await, Err(PolicyError::Cut(_))));
@@ -131,7 +131,7 @@ async fn torch_group_supports_every_verb() {
     let after = policy.logprobs(batch.clone()).await.unwrap();
     policy.load(&saved, true).await.unwrap();
     for loss in &losses[2..] {
-        let trained = policy.train(request(), &cut, &mut || {}).await.unwrap();
+        let trained = policy.train(request(), &micro_batch_plan, &mut || {}).await.unwrap();
         assert_eq!(trained.sums.iter().map(|sums| sums.loss).sum::<f64>().to_bits(), loss.to_bits());
     }
     assert_eq!(policy.logprobs(batch.clone()).await.unwrap(), after);
@@ -141,10 +141,10 @@ async fn torch_group_supports_every_verb() {
     assert!(policy.optim_step(ADAM).await.unwrap().applied);
     assert_ne!(policy.logprobs(batch.clone()).await.unwrap(), after);
 
-    let reference = policy.named(REFERENCE);
-    assert!(apart(&reference.logprobs(batch.clone()).await.unwrap(), &before) < 1e-6);
+    let reference = policy.with_name(REFERENCE);
+    assert!(max_difference(&reference.logprobs(batch.clone()).await.unwrap(), &before) < 1e-6);
     reference.load(&saved, false).await.unwrap();
-    assert!(apart(&reference.logprobs(batch).await.unwrap(), &before) > 1e-3);
+    assert!(max_difference(&reference.logprobs(batch).await.unwrap(), &before) > 1e-3);
     let outside = policy.save(Path::new("/tmp"), false).await.unwrap_err();
     assert!(matches!(outside, PolicyError::Invalid(_)), "{outside}");
     let version = policy.description().learners["policy"].version.map_or(0, |version| version + 1);

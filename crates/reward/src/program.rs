@@ -1,7 +1,7 @@
 //! Scores an attempt with the rewards that the agent's own program posts or prints.
 
 use async_trait::async_trait;
-use levade_tree::{Component, Earner};
+use levade_tree::{Component, CreditTarget};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -115,8 +115,8 @@ fn posted(evidence: &Evidence, rewards: &Value, why: &str) -> Result<Vec<Compone
     for Posted { value, name, agent, turn } in rewards {
         let name = if name == REWARD { Component::SCORE.to_owned() } else { name };
         let on = match (turn, agent) {
-            (Some(turn), _) => Some(Earner::Turn(turn)),
-            (None, Some(agent)) => Some(Earner::Agent(agent)),
+            (Some(turn), _) => Some(CreditTarget::Turn(turn)),
+            (None, Some(agent)) => Some(CreditTarget::Agent(agent)),
             (None, None) => None,
         };
         match components.iter_mut().find(|component| component.name == name && component.on == on) {

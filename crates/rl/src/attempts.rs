@@ -41,25 +41,25 @@ fn of_sorted(sorted: &[f64], k: usize) -> f64 {
 /// Returns the mean score of the majority answer of k attempts, over `draws` random samples of k. Among
 /// equally frequent answers, the one sampled first wins. An answer's score is the mean over the sampled
 /// attempts that gave it. Attempts without an answer do not vote; a sample without any answer scores 0.
-pub fn majority_of(answers: &[Option<&str>], scores: &[f64], k: usize, draws: u32, seed: u64) -> f64 {
+pub fn majority_of(answers: &[Option<&str>], scores: &[f64], k: usize, samples: u32, seed: u64) -> f64 {
     let mut random = SplitMix(seed);
-    let mut places: Vec<usize> = (0..answers.len()).collect();
+    let mut indices: Vec<usize> = (0..answers.len()).collect();
     let mut sum = 0.0;
-    for _ in 0..draws {
+    for _ in 0..samples {
         // For each answer: its count, the index of its first occurrence, and the sum of its scores.
         let mut votes: BTreeMap<&str, (usize, usize, f64)> = BTreeMap::new();
-        for drawn in 0..k {
-            let other = drawn + random.below(places.len() - drawn);
-            places.swap(drawn, other);
-            let Some(answer) = answers[places[drawn]] else { continue };
-            let vote = votes.entry(answer).or_insert((0, drawn, 0.0));
+        for sampled in 0..k {
+            let other = sampled + random.below(indices.len() - sampled);
+            indices.swap(sampled, other);
+            let Some(answer) = answers[indices[sampled]] else { continue };
+            let vote = votes.entry(answer).or_insert((0, sampled, 0.0));
             vote.0 += 1;
-            vote.2 += scores[places[drawn]];
+            vote.2 += scores[indices[sampled]];
         }
-        let most = votes.values().max_by_key(|(count, first, _)| (*count, std::cmp::Reverse(*first)));
-        sum += most.map_or(0.0, |(count, _, score)| score / *count as f64);
+        let majority = votes.values().max_by_key(|(count, first, _)| (*count, std::cmp::Reverse(*first)));
+        sum += majority.map_or(0.0, |(count, _, score)| score / *count as f64);
     }
-    sum / f64::from(draws)
+    sum / f64::from(samples)
 }
 
 #[cfg(test)]

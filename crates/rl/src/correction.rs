@@ -225,13 +225,13 @@ impl Rejection {
             (self.low.unwrap_or(f64::NEG_INFINITY), self.high)
         };
         let kept = |value: f64| (low..=high).contains(&value);
-        let whole = match self.over {
+        let sequence_value = match self.over {
             Over::Token => return values.into_iter().map(kept).collect(),
             Over::PathSum => values.iter().sum(),
             Over::PathMean => counting.mean(values.iter().copied()),
             Over::PathMax => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
-        vec![kept(whole); path.len()]
+        vec![kept(sequence_value); path.len()]
     }
 }
 
@@ -297,8 +297,8 @@ impl Mismatch {
         let difference = |path: &[Pair]| proximal(path) - behaviour(path);
         let differences = || paths.iter().map(|path| difference(path));
         let probs = || tokens().map(|(p, b)| (p.exp(), b.exp()));
-        let apart = || probs().map(|(p, b)| (p - b).abs());
-        let apart_mean = Counting::Exact.mean(apart());
+        let prob_gaps = || probs().map(|(p, b)| (p - b).abs());
+        let difference_mean = Counting::Exact.mean(prob_gaps());
         let ratios = || x().map(|x| bounded(x).exp());
         let mean_ratio = counting.mean(ratios());
         Mismatch {
@@ -316,9 +316,9 @@ impl Mismatch {
             chi2_token: counting.mean(x().map(|x| bounded(x).exp().powi(2))) - 1.0,
             chi2_seq: over_paths(&|path| bounded(path.iter().map(|(p, b)| p - b).sum::<f64>()).exp().powi(2))
                 - 1.0,
-            probs_diff_max: apart().fold(0.0, f64::max),
-            probs_diff_mean: apart_mean,
-            probs_diff_std: Counting::Exact.variance(apart(), apart_mean).sqrt(),
+            probs_diff_max: prob_gaps().fold(0.0, f64::max),
+            probs_diff_mean: difference_mean,
+            probs_diff_std: Counting::Exact.variance(prob_gaps(), difference_mean).sqrt(),
             probs_correlation: correlation(probs()),
             effective_sample_size: 1.0 / counting.mean(ratios().map(|r| (r / mean_ratio).powi(2))),
         }

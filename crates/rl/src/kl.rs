@@ -95,7 +95,7 @@ impl KlPenalty {
 }
 
 /// Bound on the controller's relative error (KL − target) / target; larger errors are clipped.
-const MOST_ERROR: f64 = 0.2;
+const MAX_RELATIVE_ERROR: f64 = 0.2;
 
 /// Controller that adjusts β until the divergence reaches a target (Ziegler et al. 2019, section 2.2).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -104,21 +104,21 @@ pub struct AdaptiveKl {
     /// Target of the divergence, greater than 0.
     pub target: f64,
     /// Number of rollouts in which β changes by 100 % at a relative error of 1. Must be greater than
-    /// [`AdaptiveKl::least_horizon`].
+    /// [`AdaptiveKl::min_horizon`].
     pub horizon: f64,
 }
 
 impl AdaptiveKl {
     /// Returns the horizon at which a step of `rollouts` could set β to 0. β would then stay 0, because
     /// steps multiply it by a factor.
-    pub fn least_horizon(&self, rollouts: usize) -> f64 {
-        MOST_ERROR * rollouts as f64
+    pub fn min_horizon(&self, rollouts: usize) -> f64 {
+        MAX_RELATIVE_ERROR * rollouts as f64
     }
 
     /// Returns β after a step of `rollouts` with a divergence of `found`. The relative error is clipped
     /// to ± 0.2. β is never below 0.
     pub fn next(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
-        let error = (found / self.target - 1.0).clamp(-MOST_ERROR, MOST_ERROR);
+        let error = (found / self.target - 1.0).clamp(-MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR);
         (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)
     }
 }
@@ -203,7 +203,7 @@ mod tests {
         near(5.0, 10, 2.04);
         near(0.0, 10, 1.96);
         near(0.0, 1000, 0.0);
-        assert_eq!(adaptive.least_horizon(500), 100.0);
+        assert_eq!(adaptive.min_horizon(500), 100.0);
         near(0.0, 500, 0.0);
         assert!(adaptive.next(2.0, 0.0, 499) > 0.0);
     }

@@ -57,4 +57,4 @@ pub use loss::{Divergence, Evaluated, KeepGradient, Loss, Point, PolicyLoss, Tru
 pub use moments::{Counting, explained_variance, whiten};
 pub use proximal::{Interpolated, Interpolation};
 pub use stats::{Interval, Paired, mean_score, paired_difference, wilson};
-pub use weights::{Normaliser, RolloutTokens};
+pub use weights::{Normalizer, RolloutTokens};

@@ -87,7 +87,7 @@ fn check_reports_first_invalid_term() {
     let covarying =
         |lower, upper| Loss::of(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.1, lower, upper });
     assert_eq!(covarying(1.0, 5.0).check(&batch(full)), Ok(()));
-    for refused in [
+    for rejected in [
         covarying(5.0, 1.0),
         covarying(1.0, 1.0),
         Loss::clip(1.5, 0.2),
@@ -98,7 +98,7 @@ fn check_reports_first_invalid_term() {
         Loss { entropy: f64::INFINITY, ..CLIP },
         Loss { entropy: 0.1, ..Loss::of(PolicyLoss::Value { clip: None }) },
     ] {
-        assert!(matches!(refused.check(&batch(full)), Err(RlError::Parameter { .. })), "{refused:?}");
+        assert!(matches!(rejected.check(&batch(full)), Err(RlError::Parameter { .. })), "{rejected:?}");
     }
 }
 

@@ -53,17 +53,17 @@ fn covariances(points: &[Point]) -> Vec<f64> {
 
 /// Returns the indices of the trained points, and the number of points in a fraction `share` of them, at
 /// least 1.
-fn trained(points: &[Point], share: f64) -> (Vec<usize>, usize) {
-    let places: Vec<usize> = (0..points.len()).filter(|i| !points[*i].masked).collect();
-    let count = ((places.len() as f64 * share) as usize).max(1);
-    (places, count)
+fn trained(points: &[Point], fraction: f64) -> (Vec<usize>, usize) {
+    let indices: Vec<usize> = (0..points.len()).filter(|i| !points[*i].masked).collect();
+    let count = ((indices.len() as f64 * fraction) as usize).max(1);
+    (indices, count)
 }
 
 /// KL-Cov: marks the fraction `share` of an update's trained points, at least one, whose log-probability
 /// and advantage have the largest covariance.
-pub fn mark_covarying(points: &mut [Point], share: f64) {
+pub fn mark_covarying(points: &mut [Point], fraction: f64) {
     let covariances = covariances(points);
-    let (mut order, count) = trained(points, share);
+    let (mut order, count) = trained(points, fraction);
     order.sort_by(|a, b| covariances[*b].total_cmp(&covariances[*a]).then(a.cmp(b)));
     order.into_iter().take(count).for_each(|i| points[i].marked = true);
 }
@@ -75,15 +75,15 @@ pub fn mark_covarying(points: &mut [Point], share: f64) {
 pub fn choose_covarying(
     points: &[Point],
     clipped: impl Fn(&Point) -> bool,
-    share: f64,
+    fraction: f64,
     lower: f64,
     upper: f64,
     random: impl Fn(usize) -> f64,
 ) -> Vec<usize> {
     let covariances = covariances(points);
     let eligible = |&i: &usize| lower < covariances[i] && covariances[i] < upper && !clipped(&points[i]);
-    let (places, count) = trained(points, share);
-    let mut chosen: Vec<usize> = places.into_iter().filter(eligible).collect();
+    let (indices, count) = trained(points, fraction);
+    let mut chosen: Vec<usize> = indices.into_iter().filter(eligible).collect();
     chosen.sort_by(|a, b| random(*a).total_cmp(&random(*b)).then(a.cmp(b)));
     chosen.truncate(count);
     chosen
@@ -92,10 +92,10 @@ pub fn choose_covarying(
 /// Returns the smallest entropy among the fraction `share` of tokens, at least one, with the highest
 /// entropies. Training only tokens with at least this entropy trains the decisions in a text (Wang et al.
 /// 2025, "Beyond the 80/20 rule"). Infinite if there are no tokens.
-pub fn entropy_threshold(entropies: &[f64], share: f64) -> f64 {
+pub fn entropy_threshold(entropies: &[f64], fraction: f64) -> f64 {
     let mut falling = entropies.to_vec();
     falling.sort_by(|a, b| b.total_cmp(a));
-    let count = ((falling.len() as f64 * share).round() as usize).max(1);
+    let count = ((falling.len() as f64 * fraction).round() as usize).max(1);
     falling.get(count - 1).copied().unwrap_or(f64::INFINITY)
 }
 
@@ -107,8 +107,8 @@ pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
     order.sort_by(|a, b| square(*b).total_cmp(&square(*a)).then(a.cmp(b)));
     let mut sum: f64 = order.iter().map(|i| square(*i)).sum();
     let mut kept = vec![true; log_ratios.len()];
-    for (left_out, i) in order.iter().enumerate() {
-        if sum / (log_ratios.len() - left_out) as f64 <= threshold {
+    for (dropped, i) in order.iter().enumerate() {
+        if sum / (log_ratios.len() - dropped) as f64 <= threshold {
             break;
         }
         kept[*i] = false;
@@ -124,8 +124,8 @@ mod tests {
     #[test]
     fn entropy_threshold_selects_highest_fraction() {
         let entropies: Vec<f64> = (1..=10).rev().map(|i| f64::from(i) / 10.0).collect();
-        let kept = |share| {
-            let threshold = entropy_threshold(&entropies, share);
+        let kept = |fraction| {
+            let threshold = entropy_threshold(&entropies, fraction);
             entropies.iter().filter(|entropy| **entropy >= threshold).count()
         };
         // The paper's fraction: two of ten. Also 7 of 10, although 0.7 in f64 is less than seven tenths.
@@ -139,9 +139,9 @@ mod tests {
         // Advantages of −1 and 1, log-probabilities of −1 and −3: covariances of ±1 with the mean of −2.
         let point = |advantage, logp| Point { advantage, logp, old: Some(logp), ..Point::default() };
         let points = [point(1.0, -1.0), point(1.0, -3.0), point(-1.0, -3.0), point(-1.0, -1.0)];
-        let chosen = |share, lower, upper, clipped: &[usize]| {
+        let chosen = |fraction, lower, upper, clipped: &[usize]| {
             let is_clipped = |p: &Point| clipped.iter().any(|i| points[*i] == *p);
-            choose_covarying(&points, is_clipped, share, lower, upper, |i| 1.0 - i as f64)
+            choose_covarying(&points, is_clipped, fraction, lower, upper, |i| 1.0 - i as f64)
         };
         // The first and the third have a covariance of 1; the later has the smaller random number.
         assert_eq!(chosen(0.5, 0.5, 1.5, &[]), [2, 0]);

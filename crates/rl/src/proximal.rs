@@ -114,15 +114,15 @@ mod tests {
                 let term = Term { advantage: -0.7, behaviour: Some(-2.0), age: 4, ..Term::default() };
                 let here = -1.5f32;
                 let at = loss.point(here, &term);
-                let slope_of = |value: &dyn Fn(f64) -> f64| (value(1e-3) - value(-1e-3)) / 2e-3;
-                let held = slope_of(&|step| {
+                let derivative_of = |value: &dyn Fn(f64) -> f64| (value(1e-3) - value(-1e-3)) / 2e-3;
+                let frozen = derivative_of(&|step| {
                     let mut moved = at;
                     moved.logp += step;
                     loss.at(&moved).loss
                 });
-                let moving = slope_of(&|step| loss.evaluate(here + step as f32, &term).loss);
+                let moving = derivative_of(&|step| loss.evaluate(here + step as f32, &term).loss);
                 let got = loss.evaluate(here, &term).slope;
-                assert!((got - held).abs() < 1e-5, "{policy:?} {by:?}: {got}, differences {held}");
+                assert!((got - frozen).abs() < 1e-5, "{policy:?} {by:?}: {got}, differences {frozen}");
                 assert!((got - moving).abs() > 1e-2, "{policy:?} {by:?}: {got}, moving along {moving}");
             }
         }

@@ -129,12 +129,12 @@ fn bootstrap(
     means.sort_by(f64::total_cmp);
     let estimate = mean(total(&mut clusters.iter().copied()));
     let of_clusters = || clusters.iter().map(|cluster| mean(*cluster));
-    let (least, most) = (of_clusters().fold(range.0, f64::min), of_clusters().fold(range.1, f64::max));
+    let (lowest, highest) = (of_clusters().fold(range.0, f64::min), of_clusters().fold(range.1, f64::max));
     let unseen = Z95 * Z95 / (clusters.len() as f64 + Z95 * Z95);
     Ok(Interval {
         estimate,
-        low: quantile(&means, 0.025).min(estimate - unseen * (estimate - least)),
-        high: quantile(&means, 0.975).max(estimate + unseen * (most - estimate)),
+        low: quantile(&means, 0.025).min(estimate - unseen * (estimate - lowest)),
+        high: quantile(&means, 0.975).max(estimate + unseen * (highest - estimate)),
     })
 }
 

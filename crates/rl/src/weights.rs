@@ -24,7 +24,7 @@ pub struct RolloutTokens {
 /// Normalizer of a step's loss.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Normaliser {
+pub enum Normalizer {
     /// Mean over the tokens of the step (DAPO, Yu et al. 2025, equation 8): long rollouts have larger
     /// weights.
     #[default]
@@ -50,14 +50,14 @@ pub enum Normaliser {
     GroupRolloutMean,
 }
 
-impl Normaliser {
+impl Normalizer {
     /// Checks the parameters of the normalizer.
     ///
     /// # Errors
     /// Returns an error if the length is not greater than 0, or if it is so small or large that weights
     /// are infinite or 0.
     pub fn check(&self) -> Result<(), RlError> {
-        let Normaliser::RolloutSumOver { length } = *self else { return Ok(()) };
+        let Normalizer::RolloutSumOver { length } = *self else { return Ok(()) };
         let name = "length of the normaliser";
         RlError::positive(name, length)?;
         let weight = length.recip() as f32;
@@ -71,7 +71,7 @@ impl Normaliser {
         self.weights_counted(rollouts, Counting::Exact)
     }
 
-    /// Returns the weights of [`Normaliser::weights`], with a choice of the denominator of means over a
+    /// Returns the weights of [`Normalizer::weights`], with a choice of the denominator of means over a
     /// rollout's tokens.
     pub fn weights_counted(&self, rollouts: &[RolloutTokens], counting: Counting) -> Vec<f64> {
         let mut total = 0u64;
@@ -92,13 +92,13 @@ impl Normaliser {
             }
             let tokens = counting.of(rollout.tokens as f64);
             Some(match *self {
-                Normaliser::TokenSum => 1.0,
-                Normaliser::TokenMean => total as f64,
-                Normaliser::RolloutSum => counted as f64,
-                Normaliser::RolloutMean => counted as f64 * tokens,
-                Normaliser::RolloutSumOver { length } => counted as f64 * length,
-                Normaliser::GroupTokenMean => groups.len() as f64 * group_tokens as f64,
-                Normaliser::GroupRolloutMean => groups.len() as f64 * group_rollouts as f64 * tokens,
+                Normalizer::TokenSum => 1.0,
+                Normalizer::TokenMean => total as f64,
+                Normalizer::RolloutSum => counted as f64,
+                Normalizer::RolloutMean => counted as f64 * tokens,
+                Normalizer::RolloutSumOver { length } => counted as f64 * length,
+                Normalizer::GroupTokenMean => groups.len() as f64 * group_tokens as f64,
+                Normalizer::GroupRolloutMean => groups.len() as f64 * group_rollouts as f64 * tokens,
             })
         };
         rollouts.iter().map(|r| each(r).map_or(0.0, f64::recip)).collect()
@@ -111,37 +111,37 @@ mod tests {
 
     use super::*;
 
-    const ALL: [Normaliser; 7] = [
-        Normaliser::TokenSum,
-        Normaliser::TokenMean,
-        Normaliser::RolloutSum,
-        Normaliser::RolloutMean,
-        Normaliser::RolloutSumOver { length: 10.0 },
-        Normaliser::GroupTokenMean,
-        Normaliser::GroupRolloutMean,
+    const ALL: [Normalizer; 7] = [
+        Normalizer::TokenSum,
+        Normalizer::TokenMean,
+        Normalizer::RolloutSum,
+        Normalizer::RolloutMean,
+        Normalizer::RolloutSumOver { length: 10.0 },
+        Normalizer::GroupTokenMean,
+        Normalizer::GroupRolloutMean,
     ];
 
     #[test]
     fn group_normalizers_weight_groups_equally() {
         let rollout = |group, tokens| RolloutTokens { group, tokens };
         let rollouts = [rollout(5, 2), rollout(9, 4), rollout(9, 0), rollout(9, 12)];
-        let weights = Normaliser::GroupTokenMean.weights(&rollouts);
+        let weights = Normalizer::GroupTokenMean.weights(&rollouts);
         assert_eq!(weights, [1.0 / 4.0, 1.0 / 32.0, 0.0, 1.0 / 32.0]);
-        let weights = Normaliser::GroupRolloutMean.weights(&rollouts);
+        let weights = Normalizer::GroupRolloutMean.weights(&rollouts);
         assert_eq!(weights, [1.0 / 4.0, 1.0 / 16.0, 0.0, 1.0 / 48.0]);
-        for normaliser in ALL {
-            assert_eq!(normaliser.weights(&[rollout(1, 0)]), [0.0]);
-            assert!(normaliser.weights(&[]).is_empty());
+        for normalizer in ALL {
+            assert_eq!(normalizer.weights(&[rollout(1, 0)]), [0.0]);
+            assert!(normalizer.weights(&[]).is_empty());
         }
     }
 
     #[test]
     fn check_rejects_nonpositive_length() {
-        for normaliser in ALL {
-            assert_eq!(normaliser.check(), Ok(()));
+        for normalizer in ALL {
+            assert_eq!(normalizer.check(), Ok(()));
         }
         for length in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-39, 1e300] {
-            let found = Normaliser::RolloutSumOver { length }.check();
+            let found = Normalizer::RolloutSumOver { length }.check();
             assert!(matches!(found, Err(RlError::Parameter { .. })), "{length}: {found:?}");
         }
     }
@@ -154,10 +154,10 @@ mod tests {
                 counts.iter().map(|&(group, tokens)| RolloutTokens { group, tokens }).collect();
             prop_assume!(rollouts.iter().any(|r| r.tokens > 0));
             for normaliser in [
-                Normaliser::TokenMean,
-                Normaliser::RolloutMean,
-                Normaliser::GroupTokenMean,
-                Normaliser::GroupRolloutMean,
+                Normalizer::TokenMean,
+                Normalizer::RolloutMean,
+                Normalizer::GroupTokenMean,
+                Normalizer::GroupRolloutMean,
             ] {
                 let weights = normaliser.weights(&rollouts);
                 let sum: f64 = weights.iter().zip(&rollouts).map(|(w, r)| w * r.tokens as f64).sum();

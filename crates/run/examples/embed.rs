@@ -24,9 +24,9 @@ async fn watch(mut run: Run, mut steps_left: Option<u32>) -> anyhow::Result<Opti
         if !event.is_progress() {
             println!("{}", serde_json::to_string(&event)?);
         }
-        if let (Event::Training(Training::Step { .. }), Some(left)) = (&event, &mut steps_left) {
-            *left -= 1;
-            if *left == 0 {
+        if let (Event::Training(Training::Step { .. }), Some(remaining_steps)) = (&event, &mut steps_left) {
+            *remaining_steps -= 1;
+            if *remaining_steps == 0 {
                 run.stop();
             }
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// A process that exits when its last owner drops it.
-pub struct Gone {
+pub struct ChildTask {
     /// Name in messages.
     pub name: String,
     /// Task that ends once all processes of the program have exited.
@@ -18,15 +18,15 @@ pub struct Gone {
 
 /// Waits until processes that were dropped have exited, because later processes need their memory.
 /// Returns the names of those that are still running after `longest`.
-pub async fn all_gone(programs: Vec<Gone>, longest: Duration) -> Vec<String> {
-    let until = tokio::time::Instant::now() + longest;
-    let mut left = Vec::new();
-    for Gone { name, ended } in programs {
+pub async fn await_exits(programs: Vec<ChildTask>, timeout: Duration) -> Vec<String> {
+    let until = tokio::time::Instant::now() + timeout;
+    let mut running = Vec::new();
+    for ChildTask { name, ended } in programs {
         if tokio::time::timeout_at(until, ended).await.is_err() {
-            left.push(name);
+            running.push(name);
         }
     }
-    left
+    running
 }
 
 /// Returns a port of `address` on which no process listens now.
@@ -58,21 +58,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn all_gone_names_running_programs_after_timeout() {
-        let of = |name: &str, seconds| Gone {
+        let child_of = |name: &str, seconds| ChildTask {
             name: name.into(),
             ended: tokio::spawn(tokio::time::sleep(Duration::from_secs(seconds))),
         };
-        let programs = vec![of("quick", 1), of("slow", 30), of("late", 9)];
-        let begun = tokio::time::Instant::now();
-        assert_eq!(all_gone(programs, Duration::from_secs(20)).await, ["slow"]);
-        assert_eq!(begun.elapsed().as_secs(), 20);
+        let programs = vec![child_of("quick", 1), child_of("slow", 30), child_of("late", 9)];
+        let started = tokio::time::Instant::now();
+        assert_eq!(await_exits(programs, Duration::from_secs(20)).await, ["slow"]);
+        assert_eq!(started.elapsed().as_secs(), 20);
     }
 
     #[test]
     fn log_appends_and_end_is_read() {
         use std::io::Write;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
         assert_eq!(end_of(&path, 4), "");
         write!(log(&path).unwrap(), "begins, ").unwrap();
         write!(log(&path).unwrap(), "ends").unwrap();

@@ -12,22 +12,24 @@ use anyhow::Context as _;
 use levade_model::{ModelConfig, ModelFiles, write_json, write_safetensors_with};
 use levade_policy::{Learner, LoraOptions};
 use levade_recipe::{LearnerKeys, Recipe, TorchKeys};
-use levade_remote::{Adapter, CRITIC, Expected, GroupLayout, LearnerOptions, REFERENCE, RemoteLearner};
+use levade_remote::{
+    Adapter, CRITIC, GroupLayout, LearnerOptions, LearnerRequirements, REFERENCE, RemoteLearner,
+};
 
-use crate::child::Gone;
+use crate::child::ChildTask;
 use crate::dir::RECIPE;
 use crate::display;
 use crate::failure::unusable;
-use crate::gpus::{self, Shares};
+use crate::gpus::{self, GpuAllocation};
 use crate::host::Host;
 
 /// Directory, within the run directory, that the learner's processes write to.
-pub const FOLDER: &str = "learner";
+pub const SUBDIR: &str = "learner";
 /// File, in the run directory, with properties of the learner on which its numbers depend.
 const LAYOUT: &str = "learner.json";
 
 /// Requirements for a learner: the policy that it will train.
-pub struct Wants<'a> {
+pub struct Requirements<'a> {
     /// Model that the policy starts from.
     pub files: &'a ModelFiles,
     /// Maximum sequence length, in tokens.
@@ -41,11 +43,11 @@ pub struct Wants<'a> {
 }
 
 /// An external learner that is connected.
-pub struct Elsewhere {
+pub struct Handles {
     policy: RemoteLearner,
 }
 
-impl Elsewhere {
+impl Handles {
     /// Returns the learner of the policy.
     pub fn policy(&self) -> Arc<dyn Learner> {
         Arc::new(self.policy.clone())
@@ -58,12 +60,12 @@ impl Elsewhere {
 
     /// Returns the learner of the frozen reference copy.
     pub fn reference(&self) -> Arc<dyn Learner> {
-        Arc::new(self.policy.named(REFERENCE))
+        Arc::new(self.policy.with_name(REFERENCE))
     }
 
     /// Returns the learner of the critic.
     pub fn critic(&self) -> Arc<dyn Learner> {
-        Arc::new(self.policy.named(CRITIC))
+        Arc::new(self.policy.with_name(CRITIC))
     }
 }
 
@@ -75,10 +77,10 @@ impl Elsewhere {
 /// parallel layout that differs from the start of the run.
 pub async fn start(
     recipe: &Recipe,
-    wants: &Wants<'_>,
+    wants: &Requirements<'_>,
     host: &Host,
-    children: &mut Vec<Gone>,
-) -> anyhow::Result<Option<Elsewhere>> {
+    children: &mut Vec<ChildTask>,
+) -> anyhow::Result<Option<Handles>> {
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { return Ok(None) };
     let root = std::path::absolute(&recipe.run.folder)?;
     if wants.lora.is_some() && (wants.reference || wants.critic) {
@@ -95,7 +97,7 @@ pub async fn start(
              `alphas` and `rank_stabilised`",
         ));
     }
-    let expected = Expected {
+    let expected = LearnerRequirements {
         model_type: family(&wants.files.config)?,
         vocabulary: wants.files.config.vocabulary,
         context: wants.context,
@@ -106,13 +108,13 @@ pub async fn start(
         export_dtype: recipe.engine.precision.to_string(),
     };
     let (url, token, processes) = if keys.start {
-        Shares::of(recipe).check_learner(gpus::visible().as_deref())?;
-        let model = model_folder(wants.files, &root.join(FOLDER))?;
+        GpuAllocation::of(recipe).check_learner(gpus::visible().as_deref())?;
+        let model = model_dir(wants.files, &root.join(SUBDIR))?;
         let log = torchrun::log_of(&root, 0);
         host.setup("learner", format!("starts {} (log: {})", size(keys), display::path(&log)));
-        let torchrun::Group { url, token, processes, gone } =
+        let torchrun::Group { url, token, processes, exit_task } =
             torchrun::start(keys, recipe, &root, &model, wants, host.supervisor()).await?;
-        children.push(Gone { name: "the learner's group".into(), ended: gone });
+        children.push(ChildTask { name: "the learner's group".into(), ended: exit_task });
         (url, token, Some(processes))
     } else {
         let token = std::env::var(&keys.token_env).ok().filter(|token| !token.is_empty()).ok_or_else(|| {
@@ -148,7 +150,7 @@ pub async fn start(
         host.setup("note", note);
     }
     compare(&root, &described.layout, host)?;
-    Ok(Some(Elsewhere { policy }))
+    Ok(Some(Handles { policy }))
 }
 
 fn size(keys: &TorchKeys) -> String {
@@ -160,19 +162,19 @@ fn size(keys: &TorchKeys) -> String {
 
 /// Returns a model directory that PyTorch can read. A model in another format, such as GGUF, is
 /// converted once into the learner's directory.
-fn model_folder(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
+fn model_dir(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     let path = std::path::absolute(files.path())?;
     if path.is_dir() {
         return Ok(path);
     }
-    let (folder, config) = (learner.join("model"), "config.json");
+    let (dir, config) = (learner.join("model"), "config.json");
     // The configuration is written last, so that its presence marks a complete directory.
-    if !folder.join(config).exists() {
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    if !dir.join(config).exists() {
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let parameters = files.config.parameters().into_iter();
         let tensors: Vec<(String, Vec<usize>)> = parameters.map(|one| (one.name, one.shape)).collect();
         let mut failed = None;
-        let written = write_safetensors_with(&folder.join("model.safetensors"), &tensors, |index| {
+        let written = write_safetensors_with(&dir.join("model.safetensors"), &tensors, |index| {
             let (name, shape) = &tensors[index];
             let mut values = vec![0.0; shape.iter().product()];
             if let Err(error) = files.tensor_into(name, shape, &mut values) {
@@ -181,9 +183,9 @@ fn model_folder(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
             Cow::Owned(values)
         });
         failed.map_or(written, Err)?;
-        write_json(&folder.join(config), &files.config.to_hf_json())?;
+        write_json(&dir.join(config), &files.config.to_hf_json())?;
     }
-    Ok(folder)
+    Ok(dir)
 }
 
 /// Returns the family of a model, as in its `config.json`.
@@ -210,7 +212,7 @@ fn compare(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<()> {
             file.display()
         ))
     })?;
-    if let Some(what) = now.breaks(&before) {
+    if let Some(what) = now.incompatibility(&before) {
         return Err(unusable(format!(
             "{what}\nset `cluster.learner.processes`, `nodes`, `tp`, `cp` and `pp` as they were (see {}), or begin another \
              run from the newest checkpoint: --set model.source=CHECKPOINT --run FOLDER",
@@ -237,8 +239,8 @@ mod tests {
 
     #[test]
     fn resumed_run_requires_initial_rank_count() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("run");
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
         compare(&root, &layout(2), &Host::default()).unwrap();
         // The run has not started yet, so its layout can change.
         compare(&root, &layout(4), &Host::default()).unwrap();

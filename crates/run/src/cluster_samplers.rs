@@ -13,16 +13,16 @@ use levade_policy::awake::{sleep, within};
 use levade_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
 use levade_recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 use levade_remote::{
-    GroupBackend, InFlight, Publishing, Pushing, RemoteLearner, Router, RouterOptions, Server, ServerKind,
-    ServerOptions, Sharer, TokenizerProbe, Turns,
+    ColocatedServer, Colocation, GroupBackend, InFlight, PublishingLearner, RemoteLearner, Router,
+    RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe, WeightBroadcast,
 };
 use levade_text::{Chat, Vocabulary};
 use levade_trainer::Companions;
 
-use crate::child::Gone;
+use crate::child::ChildTask;
 use crate::display;
 use crate::failure::unusable;
-use crate::gpus::Shares;
+use crate::gpus::GpuAllocation;
 use crate::host::Host;
 use process::{Process, Spec};
 
@@ -32,16 +32,16 @@ const PROBE: &str = "A farmer has 17 cows, buys 25 more, and sells 8 of them. Ho
                      42 - 8 = 34, so the answer is 34.";
 
 /// Directory, within the run directory, for published weights and the logs of servers.
-const FOLDER: &str = "samplers";
+const SUBDIR: &str = "samplers";
 
 /// Interval at which the file of addresses is polled.
 const FOLLOW: Duration = Duration::from_secs(5);
 
 /// Interval at which a starting server is polled, and timeout for its description.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Requirements for servers: the policy that they sample for.
-pub struct Wants<'a> {
+pub struct Requirements<'a> {
     /// Name of the policy.
     pub name: &'a str,
     /// Model that the policy starts from.
@@ -57,21 +57,21 @@ pub struct Wants<'a> {
     /// Processes of the external learner that hold the policy's weights, if there is one.
     pub group: Option<&'a RemoteLearner>,
     /// Handoff of these processes' devices, if servers are colocated with the learner.
-    pub turns: Option<&'a Arc<Turns>>,
+    pub colocation: Option<&'a Arc<Colocation>>,
     /// GPUs of this machine, and their assignment to servers.
-    pub gpus: Shares,
+    pub gpus: GpuAllocation,
 }
 
 /// Returns the device handoff between the learner and the samplers of a recipe, or `None` if they are
 /// not colocated.
-pub fn turns(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Turns>> {
+pub fn colocation(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Colocation>> {
     let samplers = recipe.cluster.samplers.as_ref()?.servers();
-    let is_shared = recipe.cluster.placement == Placement::Shared;
-    is_shared.then(|| Turns::new(Arc::new(group.clone()), samplers.start_within()))
+    let is_colocated = recipe.cluster.placement == Placement::Shared;
+    is_colocated.then(|| Colocation::new(Arc::new(group.clone()), samplers.start_within()))
 }
 
 /// Sampler and learner of a policy that servers sample for. They replace the policy's own.
-pub struct Elsewhere {
+pub struct Handles {
     /// All servers, as one sampler.
     pub sampler: Arc<dyn Sampler>,
     /// Learner that publishes its weights for the servers.
@@ -87,80 +87,80 @@ pub struct Elsewhere {
 /// error names the missing flag), if no server responds in time, or if the learner exits first.
 pub async fn start(
     recipe: &Recipe,
-    wants: &Wants<'_>,
+    wants: &Requirements<'_>,
     learner: Arc<dyn Learner>,
     host: &Host,
-    children: &mut Vec<Gone>,
-) -> anyhow::Result<Option<Elsewhere>> {
+    children: &mut Vec<ChildTask>,
+) -> anyhow::Result<Option<Handles>> {
     let Some(samplers) = &recipe.cluster.samplers else { return Ok(None) };
     let keys = samplers.servers();
-    let folder = recipe.run.folder.join(FOLDER);
+    let dir = recipe.run.folder.join(SUBDIR);
     let mut text_tokens = wants.chat.tokenizer().encode(PROBE);
     text_tokens.truncate(wants.context.saturating_sub(1).max(2));
-    let push = pushing(keys, wants);
-    let publishing = Publishing::new(Arc::clone(&learner), folder.join("weights"), text_tokens.clone())
-        .pushing(push.clone());
+    let push = with_broadcast(keys, wants);
+    let publishing = PublishingLearner::new(Arc::clone(&learner), dir.join("weights"), text_tokens.clone())
+        .with_broadcast(push.clone());
     let options = ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
-    let (mut members, mut processes) = (Vec::new(), Vec::new());
-    let model = folder.join("model");
+    let (mut named_servers, mut processes) = (Vec::new(), Vec::new());
+    let model = dir.join("model");
     if keys.start {
         write_model(&model, wants, &learner).await?;
     }
-    if let Some(turns) = wants.turns {
-        turns.make_room().await?;
+    if let Some(colocation) = wants.colocation {
+        colocation.make_room().await?;
     }
     if keys.start {
         for number in 0..keys.count {
             let backend = push.as_ref().map(|push| push.backend());
             let precision = recipe.engine.precision;
-            let spec = Spec::new(samplers, wants, &folder, &model, number, precision, backend)?;
+            let spec = Spec::new(samplers, wants, &dir, &model, number, precision, backend)?;
             host.setup("sampler", format!("{}, its log is {}", spec.name, display::path(&spec.log)));
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
-            members.push((spec.name.clone(), server));
-            let may = wants.turns.map(|turns| turns.starts());
+            named_servers.push((spec.name.clone(), server));
+            let may = wants.colocation.map(|colocation| colocation.starts());
             let name = format!("the sampler {}", spec.name);
             let (process, ended) = Process::start(spec, host.supervisor().clone(), may);
             processes.push(process);
-            children.push(Gone { name, ended });
+            children.push(ChildTask { name, ended });
         }
     }
-    let urls = keys.urls.iter().cloned().chain(listed(&keys.urls_file)?);
+    let urls = keys.urls.iter().cloned().chain(read_urls(&keys.urls_file)?);
     for url in urls {
         let server = Server::new(ServerOptions { url: url.clone(), ..options.clone() })?;
-        members.push((url, server));
+        named_servers.push((url, server));
     }
-    let patience = if keys.start { keys.start_within() } else { options.silence };
+    let start_timeout = if keys.start { keys.start_within() } else { options.silence };
     // A server that is still starting could not be put to sleep.
-    let servers = await_servers(&members, &processes, patience, wants.turns.is_some());
+    let servers = await_servers(&named_servers, &processes, start_timeout, wants.colocation.is_some());
     tokio::select! {
         there = servers => there?,
         // If the learner has exited, it must be restarted first.
-        gone = learner_gone(wants.group) => return Err(gone.into()),
+        gone = await_learner_exit(wants.group) => return Err(gone.into()),
     }
-    for (name, server) in &members {
+    for (name, server) in &named_servers {
         // Some servers may still be starting. Report only the servers that respond.
-        if let Some(Ok(what)) = within_a_moment(server.look()).await {
+        if let Some(Ok(what)) = within_poll_interval(server.inspect()).await {
             host.setup("sampler", format!("{name}: {what}"));
         }
     }
-    let given: Vec<String> = members.iter().map(|(name, _)| name.clone()).collect();
-    let lives: Vec<_> = processes.iter().map(Process::lives).collect();
-    let shared: Vec<Server> = members.iter().map(|(_, server)| server.clone()).collect();
-    let router = Arc::new(router(keys, wants.name, text_tokens, members)?.holding(processes));
+    let server_names: Vec<String> = named_servers.iter().map(|(name, _)| name.clone()).collect();
+    let running: Vec<_> = processes.iter().map(Process::running).collect();
+    let server_handles: Vec<Server> = named_servers.iter().map(|(_, server)| server.clone()).collect();
+    let router = Arc::new(router(keys, wants.name, text_tokens, named_servers)?.keep_alive(processes));
     let learner: Arc<dyn Learner> = Arc::new(publishing);
-    if let Some(turns) = wants.turns {
-        let lives = lives.into_iter().map(Some).chain(std::iter::repeat(None));
-        let sharer = |((name, server), lives)| Sharer { name, server, lives };
-        let sharers = given.into_iter().zip(shared).zip(lives).map(sharer);
-        turns.share(router.clone(), sharers.collect(), push)?;
-        return Ok(Some(Elsewhere { sampler: turns.sampler(router), learner }));
+    if let Some(colocation) = wants.colocation {
+        let running = running.into_iter().map(Some).chain(std::iter::repeat(None));
+        let sharer = |((name, server), running)| ColocatedServer { name, server, running };
+        let sharers = server_names.into_iter().zip(server_handles).zip(running).map(sharer);
+        colocation.colocate(router.clone(), sharers.collect(), push)?;
+        return Ok(Some(Handles { sampler: colocation.sampler(router), learner }));
     }
     if !keys.urls_file.as_os_str().is_empty() {
         let fixed = keys.urls.iter().cloned().collect();
-        let given = given.into_iter().collect();
-        tokio::spawn(follow(keys.urls_file.clone(), Arc::downgrade(&router), options, fixed, given));
+        let server_names = server_names.into_iter().collect();
+        tokio::spawn(follow(keys.urls_file.clone(), Arc::downgrade(&router), options, fixed, server_names));
     }
-    Ok(Some(Elsewhere { sampler: router, learner }))
+    Ok(Some(Handles { sampler: router, learner }))
 }
 
 /// Adds and removes servers of a router when their lines in a file appear and disappear. Ends when
@@ -176,7 +176,7 @@ async fn follow(
         tokio::time::sleep(FOLLOW).await;
         let Some(router) = router.upgrade() else { return };
         // A file that cannot be read, for example because it is being written, is read again later.
-        let Ok(urls) = listed(&file) else { continue };
+        let Ok(urls) = read_urls(&file) else { continue };
         let wanted: BTreeSet<String> = urls.into_iter().chain(fixed.iter().cloned()).collect();
         for url in wanted.difference(&known) {
             let joined = Server::new(ServerOptions { url: url.clone(), ..options.clone() })
@@ -193,13 +193,13 @@ async fn follow(
     }
 }
 
-async fn within_a_moment<T>(look: impl Future<Output = T>) -> Option<T> {
-    tokio::time::timeout(LOOK, look).await.ok()
+async fn within_poll_interval<T>(work: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(POLL_INTERVAL, work).await.ok()
 }
 
 /// Returns the addresses in a file, one per line. Empty lines and lines that start with `#` are
 /// ignored.
-fn listed(file: &Path) -> anyhow::Result<Vec<String>> {
+fn read_urls(file: &Path) -> anyhow::Result<Vec<String>> {
     if file.as_os_str().is_empty() {
         return Ok(Vec::new());
     }
@@ -212,17 +212,17 @@ fn listed(file: &Path) -> anyhow::Result<Vec<String>> {
 
 /// Returns the weight broadcast to the servers' memory, if the recipe enables it and has an external
 /// learner.
-fn pushing(keys: &ServersKeys, wants: &Wants<'_>) -> Option<Arc<Pushing>> {
+fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<WeightBroadcast>> {
     let learner = wants.group.filter(|_| keys.weights == WeightsKey::Group)?;
     let backend = match learner.description().layout.device.starts_with("cuda") {
         true => GroupBackend::Nccl,
         false => GroupBackend::Gloo,
     };
-    Some(Arc::new(Pushing::new(Arc::new(learner.clone()), backend)))
+    Some(Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), backend)))
 }
 
 /// Returns the options of the connections to the servers.
-fn options(samplers: &SamplersKeys, wants: &Wants<'_>, tokens: Vec<u32>) -> ServerOptions {
+fn options(samplers: &SamplersKeys, wants: &Requirements<'_>, tokens: Vec<u32>) -> ServerOptions {
     let keys = samplers.servers();
     let kind = match samplers {
         SamplersKeys::Vllm(_) => ServerKind::Vllm,
@@ -239,17 +239,17 @@ fn options(samplers: &SamplersKeys, wants: &Wants<'_>, tokens: Vec<u32>) -> Serv
         tokens: Some(Arc::new(Vocabulary::new(wants.chat.tokenizer())) as Arc<dyn TokenBytes>),
         tokenizer: TokenizerProbe { text: wants.chat.tokenizer().decode(&tokens), tokens },
         tolerance: keys.tolerance,
-        sleeps: wants.turns.is_some(),
-        answer: seconds(keys.answer_seconds),
+        sleeps: wants.colocation.is_some(),
+        response_timeout: seconds(keys.answer_seconds),
         silence: seconds(keys.silent_seconds),
-        adopt: seconds(keys.adopt_seconds),
+        update_timeout: seconds(keys.adopt_seconds),
         ..ServerOptions::new(kind, "", wants.files.config.vocabulary, wants.context)
     }
 }
 
 /// Writes the model that servers start with: the learner's current weights, or the base model of its
 /// adapter.
-async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner>) -> anyhow::Result<()> {
+async fn write_model(dir: &Path, wants: &Requirements<'_>, learner: &Arc<dyn Learner>) -> anyhow::Result<()> {
     if wants.lora.is_some() {
         let path = wants.files.path();
         if !path.is_dir() {
@@ -259,22 +259,22 @@ async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner
             )));
         }
         // The base model never changes, so a link suffices.
-        std::fs::remove_file(folder).ok();
-        std::fs::create_dir_all(folder.parent().unwrap_or(folder))?;
+        std::fs::remove_file(dir).ok();
+        std::fs::create_dir_all(dir.parent().unwrap_or(dir))?;
         #[cfg(unix)]
-        std::os::unix::fs::symlink(std::path::absolute(path)?, folder)?;
+        std::os::unix::fs::symlink(std::path::absolute(path)?, dir)?;
         return Ok(());
     }
-    std::fs::create_dir_all(folder)?;
-    learner.save(folder, false).await?;
-    (wants.companions)(folder)?;
+    std::fs::create_dir_all(dir)?;
+    learner.save(dir, false).await?;
+    (wants.companions)(dir)?;
     Ok(())
 }
 
 /// Waits until the external learner exits. Never returns if there is none.
-async fn learner_gone(group: Option<&RemoteLearner>) -> PolicyError {
+async fn await_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
     match group {
-        Some(group) => group.over().await,
+        Some(group) => group.wait_for_exit().await,
         None => std::future::pending().await,
     }
 }
@@ -285,17 +285,17 @@ async fn learner_gone(group: Option<&RemoteLearner>) -> PolicyError {
 /// Returns an error if a server was started with unsuitable options, exited soon after its start, or
 /// did not respond in time.
 async fn await_servers(
-    members: &[(String, Server)],
+    named_servers: &[(String, Server)],
     processes: &[Process],
-    patience: Duration,
+    start_timeout: Duration,
     all: bool,
 ) -> anyhow::Result<()> {
     let mut last = String::new();
-    let found = within(patience, async {
+    let found = within(start_timeout, async {
         loop {
             let mut answering = 0;
-            for (name, server) in members {
-                match server.look().await {
+            for (name, server) in named_servers {
+                match server.inspect().await {
                     Ok(_) => answering += 1,
                     Err(error) if error.may_pass() => last = format!(": {error}"),
                     Err(error) => {
@@ -303,46 +303,47 @@ async fn await_servers(
                     }
                 }
             }
-            if answering == members.len() || (answering > 0 && !all) {
+            if answering == named_servers.len() || (answering > 0 && !all) {
                 return Ok(());
             }
-            if let Some(why) = processes.iter().find_map(Process::died_at_start) {
+            if let Some(why) = processes.iter().find_map(Process::start_error) {
                 return Err(unusable(why));
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     });
     let who = if all { "not every sampler" } else { "no sampler" };
     found
         .await
-        .unwrap_or_else(|| Err(anyhow::anyhow!("{who} answered within {} s{last}", patience.as_secs())))
+        .unwrap_or_else(|| Err(anyhow::anyhow!("{who} answered within {} s{last}", start_timeout.as_secs())))
 }
 
 fn router(
     keys: &ServersKeys,
     policy: &str,
     probe: Vec<u32>,
-    members: Vec<(String, Server)>,
+    named_servers: Vec<(String, Server)>,
 ) -> anyhow::Result<Router> {
     let seconds = Duration::from_secs_f64;
     let options = RouterOptions {
         policy: policy.to_owned(),
-        most_waiting: usize::MAX,
+        max_waiting: usize::MAX,
         // Calls wait for a server that is being restarted.
-        patience: keys.start_within(),
-        tries: 3 + members.len(),
+        replica_timeout: keys.start_within(),
+        tries: 3 + named_servers.len(),
         accept: seconds(keys.silent_seconds),
         silence: seconds(keys.silent_seconds),
-        answer: seconds(keys.answer_seconds),
+        response_timeout: seconds(keys.answer_seconds),
         // The sum of the timeouts for pausing, reading and probing.
-        adopt: seconds(keys.adopt_seconds + 4.0 * keys.answer_seconds + keys.silent_seconds)
+        update_timeout: seconds(keys.adopt_seconds + 4.0 * keys.answer_seconds + keys.silent_seconds)
             .max(if keys.start { keys.start_within() } else { Duration::ZERO }),
         probe,
         probe_within: seconds(keys.silent_seconds),
         ..RouterOptions::default()
     };
-    let members = members.into_iter().map(|(name, server)| (name, Arc::new(server) as Arc<dyn Sampler>));
-    Ok(Router::new(members.collect(), options)?)
+    let named_servers =
+        named_servers.into_iter().map(|(name, server)| (name, Arc::new(server) as Arc<dyn Sampler>));
+    Ok(Router::new(named_servers.collect(), options)?)
 }
 
 /// Returns the precision of started servers, unless their arguments set another.

@@ -14,7 +14,7 @@ use crate::failure::unusable;
 /// identifies a run directory.
 pub const RECIPE: &str = "recipe.toml";
 /// Default file of the store. Directories from older builds have no lock file.
-pub const RECORD: &str = "run.db";
+pub const STORE_FILE: &str = "run.db";
 /// Lock file, which every process that works on the run creates.
 const LOCK: &str = "lock";
 /// Directory of the checkpoints.
@@ -35,7 +35,7 @@ impl RunDir {
     /// Returns the run in a directory, or `None` if the directory contains no run.
     pub fn find(path: &Path) -> Option<Self> {
         let is_run =
-            path.join(RECIPE).is_file() && [RECORD, LOCK].iter().any(|file| path.join(file).is_file());
+            path.join(RECIPE).is_file() && [STORE_FILE, LOCK].iter().any(|file| path.join(file).is_file());
         is_run.then(|| RunDir { root: path.to_owned() })
     }
 
@@ -53,11 +53,11 @@ impl RunDir {
     }
 
     /// Returns the run that a checkpoint, or a policy in a checkpoint, belongs to.
-    pub fn of_checkpoint(path: &Path) -> Option<Self> {
+    pub fn find_for_checkpoint(path: &Path) -> Option<Self> {
         let path = std::path::absolute(path).ok()?;
-        let of_policy =
+        let policies_dir =
             path.parent().filter(|parent| parent.file_name().is_some_and(|name| name == POLICIES));
-        let path = match of_policy {
+        let path = match policies_dir {
             Some(policies) => policies.parent()?,
             None => &path,
         };
@@ -80,7 +80,7 @@ impl RunDir {
     /// # Errors
     /// Returns an error if the directory cannot be read.
     pub fn begun(&self) -> anyhow::Result<u64> {
-        begun_or_now(&self.root)
+        start_time_or_now(&self.root)
     }
 
     /// Returns the directory.
@@ -100,8 +100,8 @@ impl RunDir {
     /// Returns the newest checkpoint. A directory gets the name of a checkpoint only when the
     /// checkpoint is complete.
     pub fn newest_checkpoint(&self) -> Option<PathBuf> {
-        let folders = std::fs::read_dir(self.root.join(CHECKPOINTS)).ok()?;
-        let steps = folders.flatten().filter_map(|entry| {
+        let entries = std::fs::read_dir(self.root.join(CHECKPOINTS)).ok()?;
+        let steps = entries.flatten().filter_map(|entry| {
             let step: u64 = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
             entry.path().join(STATE).is_file().then(|| (step, entry.path()))
         });
@@ -114,6 +114,6 @@ impl RunDir {
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
-pub fn begun_or_now(folder: &Path) -> anyhow::Result<u64> {
-    Ok(begun(folder)?.unwrap_or_else(|| seconds(SystemTime::now())))
+pub fn start_time_or_now(dir: &Path) -> anyhow::Result<u64> {
+    Ok(begun(dir)?.unwrap_or_else(|| seconds(SystemTime::now())))
 }

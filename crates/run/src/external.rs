@@ -11,7 +11,8 @@ use levade_call::{
 use levade_policy::FinishReason;
 use levade_recipe::{ExternalKeys, Phase, PolicyKeys, Recipe};
 use levade_remote::{
-    ChatEvent, ChatParams, ChatReply, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish,
+    ChatEvent, ChatParams, ChatRequest, ChatResponse, Endpoint, External, ExternalError, ExternalOptions,
+    Finish,
 };
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -20,26 +21,26 @@ use crate::failure::unusable;
 
 /// External policies by name. The concurrency limit of a policy applies to all of its agents
 /// together.
-pub type Others = BTreeMap<String, Arc<dyn ChatApi>>;
+pub type ExternalApis = BTreeMap<String, Arc<dyn ChatApi>>;
 
 /// Creates the external policies of a recipe that an agent uses or a phase imitates. API keys are
 /// read from the environment.
 ///
 /// # Errors
 /// Returns an error if an address is invalid, or if an API key is missing.
-pub fn others(recipe: &Recipe) -> anyhow::Result<Others> {
-    let mut others = Others::new();
-    let asked = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policies_of(agent));
+pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
+    let mut external_apis = ExternalApis::new();
+    let requested = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policies_of(agent));
     let imitated = recipe.phase.iter().filter_map(Phase::teacher).map(str::to_owned);
-    for name in asked.chain(imitated) {
+    for name in requested.chain(imitated) {
         if let Some(PolicyKeys::External(keys)) = recipe.policy.get(&name)
-            && !others.contains_key(&name)
+            && !external_apis.contains_key(&name)
         {
             let api = responder(keys).map_err(|error| unusable(format!("policy.{name}: {error}")))?;
-            others.insert(name, api);
+            external_apis.insert(name, api);
         }
     }
-    Ok(others)
+    Ok(external_apis)
 }
 
 /// Creates the chat API that `keys` describe. Its API key is read from the environment.
@@ -52,7 +53,7 @@ pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError>
         |url: &str| Endpoint { base_url: url.to_owned(), model: model.clone(), key_env: key_env.clone() };
     let options = ExternalOptions {
         endpoints: keys.urls().map(endpoint).collect(),
-        most_running: concurrency,
+        max_running: concurrency,
         requests_per_minute,
         deadline: Duration::from_secs_f64(seconds),
         ..ExternalOptions::default()
@@ -70,7 +71,7 @@ impl ChatApi for Api {
         tokio::spawn(async move {
             tokio::select! {
                 () = sender.closed() => {}
-                asked = ask(&api, query, &sender) => if let Err(fault) = asked {
+                asked = stream_completion(&api, query, &sender) => if let Err(fault) = asked {
                     // The receiver may have been dropped.
                     let _ = sender.send(Err(fault));
                 },
@@ -108,15 +109,15 @@ impl ChatApi for CompleteApi {
 }
 
 async fn complete(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiError> {
-    let mut reply = api.chat(&request(query)?).await.map_err(|error| match is_rejected(&error) {
+    let mut response = api.chat(&request(query)?).await.map_err(|error| match is_rejected(&error) {
         true => ApiError::new(ErrorKind::Invalid, error.to_string()),
-        false => fault(error),
+        false => api_error(error),
     })?;
     // The text of a completion is used even if its tool calls are malformed.
-    if reply.message().is_err() {
-        reply.tool_calls.clear();
+    if response.message().is_err() {
+        response.tool_calls.clear();
     }
-    Ok(ChatDelta::Done(Box::new(answer(&reply)?)))
+    Ok(ChatDelta::Done(Box::new(completion(&response)?)))
 }
 
 /// Returns whether every endpoint rejects the request itself, so that only another request can
@@ -132,22 +133,22 @@ pub fn is_rejected(error: &ExternalError) -> bool {
 }
 
 /// Requests a completion and sends its deltas.
-async fn ask(
+async fn stream_completion(
     api: &External,
     query: ChatQuery,
     sender: &UnboundedSender<Result<ChatDelta, ApiError>>,
 ) -> Result<(), ApiError> {
     let request = request(query)?;
-    let mut stream = api.stream(&request).await.map_err(fault)?;
+    let mut stream = api.stream(&request).await.map_err(api_error)?;
     while let Some(event) = stream.next().await {
-        let said = match event.map_err(fault)? {
+        let deltas = match event.map_err(api_error)? {
             ChatEvent::Content(text) => ChatDelta::Text(text),
             ChatEvent::Reasoning(text) => ChatDelta::Reasoning(text),
             // Tool calls are reported with the complete message.
             ChatEvent::Call { .. } => continue,
-            ChatEvent::Finished(reply) => ChatDelta::Done(Box::new(answer(&reply)?)),
+            ChatEvent::Finished(response) => ChatDelta::Done(Box::new(completion(&response)?)),
         };
-        if sender.send(Ok(said)).is_err() {
+        if sender.send(Ok(deltas)).is_err() {
             break;
         }
     }
@@ -174,17 +175,17 @@ fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
             extra.insert("parallel_tool_calls".into(), false.into());
         }
     }
-    if let Some(form) = constraint.map(form).transpose()? {
-        extra.insert("response_format".into(), form);
+    if let Some(response_format) = constraint.map(response_format).transpose()? {
+        extra.insert("response_format".into(), response_format);
     }
     let SamplingOptions { max_tokens, temperature, top_p, stop, seed, .. } = sampling.clone();
-    extra.extend(others_of(&sampling));
+    extra.extend(extra_params(&sampling));
     let params = ChatParams { max_tokens, temperature, top_p, stop, seed, extra };
     Ok(ChatRequest { messages, tools, params })
 }
 
 /// Returns the sampling options for which [`ChatParams`] has no field.
-fn others_of(sampling: &SamplingOptions) -> Map<String, Value> {
+fn extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
     let SamplingOptions { top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, .. } =
         sampling;
     // Writes the short decimal form, such as 0.7, instead of all digits of the nearest `f32`.
@@ -209,7 +210,7 @@ fn others_of(sampling: &SamplingOptions) -> Map<String, Value> {
         .collect()
 }
 
-fn form(constraint: Constraint) -> Result<Value, ApiError> {
+fn response_format(constraint: Constraint) -> Result<Value, ApiError> {
     match constraint {
         Constraint::JsonObject => Ok(json!({ "type": "json_object" })),
         Constraint::JsonSchema(schema) => {
@@ -222,14 +223,14 @@ fn form(constraint: Constraint) -> Result<Value, ApiError> {
     }
 }
 
-fn answer(reply: &ChatReply) -> Result<ChatCompletion, ApiError> {
-    let message = reply.message().map_err(|why| ApiError::new(ErrorKind::Unavailable, why))?;
-    let finish = match &reply.finish {
+fn completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
+    let message = response.message().map_err(|why| ApiError::new(ErrorKind::Unavailable, why))?;
+    let finish = match &response.finish {
         // A completion that was withheld counts as truncated.
         Some(Finish::Length | Finish::ContentFilter) => FinishReason::Length,
         _ => FinishReason::StopId,
     };
-    let usage = reply.usage.unwrap_or_default();
+    let usage = response.usage.unwrap_or_default();
     Ok(ChatCompletion {
         message,
         finish,
@@ -240,7 +241,7 @@ fn answer(reply: &ChatReply) -> Result<ChatCompletion, ApiError> {
 }
 
 /// Converts an error of an API. It is the caller's error if every endpoint reports that.
-fn fault(error: ExternalError) -> ApiError {
+fn api_error(error: ExternalError) -> ApiError {
     let failures = error.failures();
     let is_callers =
         |error: &ExternalError| matches!(error, ExternalError::Invalid(_) | ExternalError::Refused { .. });
@@ -286,21 +287,21 @@ mod tests {
         }
     }
 
-    /// Serves one connection with `answer`. The returned task yields the request.
-    async fn server(answer: String) -> (String, tokio::task::JoinHandle<String>) {
+    /// Serves one connection with `completion`. The returned task yields the request.
+    async fn server(completion: String) -> (String, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let served = tokio::spawn(async move {
             let (mut socket, _) = listener.accept().await.unwrap();
             let mut read = vec![0; 1 << 16];
             let count = socket.read(&mut read).await.unwrap();
-            socket.write_all(answer.as_bytes()).await.unwrap();
+            socket.write_all(completion.as_bytes()).await.unwrap();
             String::from_utf8_lossy(&read[..count]).into_owned()
         });
         (url, served)
     }
 
-    async fn said(url: String) -> Vec<Result<ChatDelta, ApiError>> {
+    async fn deltas(url: String) -> Vec<Result<ChatDelta, ApiError>> {
         let mut parts = responder(&ExternalKeys::new(url, "m")).unwrap().respond(query());
         let mut all = Vec::new();
         while let Some(part) = parts.recv().await {
@@ -319,7 +320,7 @@ mod tests {
         let body: String = chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect();
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
         let (url, served) = server(format!("{head}{body}data: [DONE]\n\n")).await;
-        let parts = said(url).await;
+        let parts = deltas(url).await;
         let texts: Vec<&str> = parts
             .iter()
             .filter_map(|part| match part {
@@ -328,12 +329,18 @@ mod tests {
             })
             .collect();
         assert_eq!(texts, ["So ", "be it."]);
-        let Some(Ok(ChatDelta::Done(answer))) = parts.last() else { panic!("{parts:?}") };
-        assert_eq!((answer.finish, answer.prompt_tokens, answer.tokens), (FinishReason::Length, 7, 2));
-        assert_eq!(answer.message.content.as_str(), "So be it.");
-        let asked = served.await.unwrap();
-        assert!(asked.contains("\"temperature\":0.7") && asked.contains("\"min_p\":0.1"), "{asked}");
-        assert!(!asked.contains("tool_choice"), "there are no tools: {asked}");
+        let Some(Ok(ChatDelta::Done(completion))) = parts.last() else { panic!("{parts:?}") };
+        assert_eq!(
+            (completion.finish, completion.prompt_tokens, completion.tokens),
+            (FinishReason::Length, 7, 2)
+        );
+        assert_eq!(completion.message.content.as_str(), "So be it.");
+        let requested = served.await.unwrap();
+        assert!(
+            requested.contains("\"temperature\":0.7") && requested.contains("\"min_p\":0.1"),
+            "{requested}"
+        );
+        assert!(!requested.contains("tool_choice"), "there are no tools: {requested}");
     }
 
     #[tokio::test]
@@ -341,18 +348,18 @@ mod tests {
         let body = json!({ "error": { "message": "too many words" } }).to_string();
         let head = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\n\r\n", body.len());
         let (url, _served) = server(format!("{head}{body}")).await;
-        let parts = said(url).await;
-        let [Err(fault)] = &parts[..] else { panic!("{parts:?}") };
-        assert_eq!(fault.kind, ErrorKind::Invalid);
-        assert!(fault.message.contains("too many words"), "{fault}");
+        let parts = deltas(url).await;
+        let [Err(api_error)] = &parts[..] else { panic!("{parts:?}") };
+        assert_eq!(api_error.kind, ErrorKind::Invalid);
+        assert!(api_error.message.contains("too many words"), "{api_error}");
     }
 
     #[test]
     fn request_accepts_only_json_constraints() {
         let with = |constraint| request(ChatQuery { constraint: Some(constraint), ..query() });
         let schema = json!({ "type": "object" });
-        let asked = with(Constraint::JsonSchema(schema.clone())).unwrap();
-        assert_eq!(asked.params.extra["response_format"]["json_schema"]["schema"], schema);
+        let requested = with(Constraint::JsonSchema(schema.clone())).unwrap();
+        assert_eq!(requested.params.extra["response_format"]["json_schema"]["schema"], schema);
         assert!(with(Constraint::Regex("a".into())).is_err());
     }
 }

@@ -21,7 +21,7 @@ pub fn with_visible(named: &[String]) -> Vec<String> {
 
 /// Assignment of the GPUs of the machine that trains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shares {
+pub struct GpuAllocation {
     /// Number of GPUs of the learner. 0 if the run does not start the learner.
     pub learner: u32,
     /// Number of GPUs of each server. 0 if the run starts no servers.
@@ -29,10 +29,10 @@ pub struct Shares {
     /// Number of servers that the run starts.
     servers: u32,
     /// Whether servers are colocated with the learner, on the same GPUs.
-    by_turns: bool,
+    is_colocated: bool,
 }
 
-impl Shares {
+impl GpuAllocation {
     /// Returns the assignment that a recipe specifies.
     pub fn of(recipe: &Recipe) -> Self {
         let learner = match &recipe.cluster.learner {
@@ -40,23 +40,23 @@ impl Shares {
             _ => 0,
         };
         let started = recipe.cluster.samplers.as_ref().map(|keys| keys.servers()).filter(|keys| keys.start);
-        Shares {
+        GpuAllocation {
             learner,
             server: started.map_or(0, |keys| keys.gpus),
             servers: started.map_or(0, |keys| u32::try_from(keys.count).unwrap_or(u32::MAX)),
-            by_turns: recipe.cluster.placement == Placement::Shared,
+            is_colocated: recipe.cluster.placement == Placement::Shared,
         }
     }
 
     /// Returns the number of GPUs that the run takes in total.
     pub fn all(&self) -> u32 {
         let servers = self.server.saturating_mul(self.servers);
-        if self.by_turns { self.learner.max(servers) } else { self.learner.saturating_add(servers) }
+        if self.is_colocated { self.learner.max(servers) } else { self.learner.saturating_add(servers) }
     }
 
     /// Returns the index of the first GPU of server `number`.
     fn first_of(&self, number: u32) -> u32 {
-        let before = if self.by_turns { 0 } else { self.learner };
+        let before = if self.is_colocated { 0 } else { self.learner };
         before.saturating_add(number.saturating_mul(self.server))
     }
 
@@ -65,7 +65,7 @@ impl Shares {
     ///
     /// # Errors
     /// Returns an error if `visible` lists fewer GPUs than the run takes.
-    pub fn of_server(&self, number: u32, visible: Option<&str>) -> anyhow::Result<String> {
+    pub fn server_gpus(&self, number: u32, visible: Option<&str>) -> anyhow::Result<String> {
         let first = self.first_of(number);
         let mine = first..first.saturating_add(self.server);
         let Some(visible) = visible else {
@@ -80,7 +80,7 @@ impl Shares {
                 display::plural(names.len() as u32, "GPU"),
                 self.all(),
                 self.learner,
-                if self.by_turns { "by turns with" } else { "and" },
+                if self.is_colocated { "by turns with" } else { "and" },
                 self.server.saturating_mul(self.servers),
                 self.servers
             )));
@@ -123,28 +123,31 @@ fn names_of(visible: &str) -> Vec<&str> {
 mod tests {
     use super::*;
 
-    const APART: Shares = Shares { learner: 2, server: 1, servers: 2, by_turns: false };
+    const DISAGGREGATED: GpuAllocation =
+        GpuAllocation { learner: 2, server: 1, servers: 2, is_colocated: false };
 
     #[test]
     fn servers_follow_learner_or_are_colocated() {
-        let of = |shares: Shares, number| shares.of_server(number, None).unwrap();
-        assert_eq!((of(APART, 0), of(APART, 1)), ("2".into(), "3".into()));
-        let by_turns = Shares { by_turns: true, server: 2, ..APART };
-        assert_eq!((of(by_turns, 0), of(by_turns, 1)), ("0,1".into(), "2,3".into()));
-        assert_eq!((APART.all(), by_turns.all()), (4, 4));
+        let gpus_of = |allocation: GpuAllocation, number| allocation.server_gpus(number, None).unwrap();
+        assert_eq!((gpus_of(DISAGGREGATED, 0), gpus_of(DISAGGREGATED, 1)), ("2".into(), "3".into()));
+        let colocated = GpuAllocation { is_colocated: true, server: 2, ..DISAGGREGATED };
+        assert_eq!((gpus_of(colocated, 0), gpus_of(colocated, 1)), ("0,1".into(), "2,3".into()));
+        assert_eq!((DISAGGREGATED.all(), colocated.all()), (4, 4));
     }
 
     #[test]
     fn gpus_are_chosen_from_visible_list() {
-        let named = |number, visible| APART.of_server(number, Some(visible));
+        let named = |number, visible| DISAGGREGATED.server_gpus(number, Some(visible));
         assert_eq!(named(1, "7, 5,GPU-ab,0").unwrap(), "0");
         assert_eq!(named(0, "7,5,GPU-ab,0").unwrap(), "GPU-ab");
         for few in ["4,5,6", "", "0,1,2,-1,3"] {
             let error = named(0, few).unwrap_err().to_string();
             assert!(error.contains("CUDA_VISIBLE_DEVICES=") && error.contains("it takes 4: 2 of"), "{error}");
         }
-        assert!(APART.check_learner(Some("3,4")).is_ok() && APART.check_learner(None).is_ok());
-        let error = APART.check_learner(Some("3")).unwrap_err().to_string();
+        assert!(
+            DISAGGREGATED.check_learner(Some("3,4")).is_ok() && DISAGGREGATED.check_learner(None).is_ok()
+        );
+        let error = DISAGGREGATED.check_learner(Some("3")).unwrap_err().to_string();
         assert!(error.contains("lets this run use 1 GPU, and `cluster.learner.gpus` is 2"), "{error}");
     }
 }

@@ -24,7 +24,7 @@ use crate::host::{Event, Host};
 const KV_MEMORY_MB: u64 = 1024;
 
 /// A model that was found: its files, and its adapter if the source is an adapter.
-pub struct Found {
+pub struct ResolvedModel {
     /// Files of the model, or of the adapter's base model.
     pub files: ModelFiles,
     /// Options of the adapter and the name of its base model. The adapter's files are at `path`.
@@ -34,7 +34,7 @@ pub struct Found {
     pub path: PathBuf,
 }
 
-impl Found {
+impl ResolvedModel {
     /// Returns the files that determine the model's completions. For a directory, these are the files
     /// with weights, configurations and templates.
     ///
@@ -61,7 +61,7 @@ impl Found {
 ///
 /// # Errors
 /// Returns an error if the model cannot be fetched or opened.
-pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<Found> {
+pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<ResolvedModel> {
     open_at(get(source, host)?, base, host)
 }
 
@@ -70,9 +70,9 @@ pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<Fou
 ///
 /// # Errors
 /// Returns an error if the model cannot be opened, or if the base model cannot be fetched or opened.
-pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result<Found> {
+pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result<ResolvedModel> {
     if !path.join(AdapterConfig::FILE).exists() {
-        return Ok(Found { files: tell(ModelFiles::open(&path)?, host), adapter: None, path });
+        return Ok(ResolvedModel { files: print_notes(ModelFiles::open(&path)?, host), adapter: None, path });
     }
     let config = AdapterConfig::open(&path)?;
     note(&config.notes, host);
@@ -84,7 +84,7 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
         )));
     };
     let opened = get(base, host).and_then(|below| Ok(ModelFiles::open(&below)?));
-    let files = tell(
+    let files = print_notes(
         opened.map_err(|error| {
             let path = path.display();
             unusable(format!(
@@ -94,11 +94,11 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
         host,
     );
     let options = Adapter::options_of(&config, &files.config)?;
-    Ok(Found { files, adapter: Some((options, base.to_owned())), path })
+    Ok(ResolvedModel { files, adapter: Some((options, base.to_owned())), path })
 }
 
 /// Reports the notes of a model's files to the user.
-fn tell(files: ModelFiles, host: &Host) -> ModelFiles {
+fn print_notes(files: ModelFiles, host: &Host) -> ModelFiles {
     note(&files.notes, host);
     files
 }
@@ -205,7 +205,7 @@ pub fn sampling_options(
 }
 
 /// Returns the options with a memory budget of `memory_mb` MiB. 0 means the free memory.
-pub fn within_memory(config: &ModelConfig, options: EngineOptions, memory_mb: usize) -> EngineOptions {
+pub fn with_memory_limit(config: &ModelConfig, options: EngineOptions, memory_mb: usize) -> EngineOptions {
     let options = EngineOptions { memory_mb, ..options };
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
@@ -220,8 +220,8 @@ fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let without_cache = EngineOptions { kv_memory_mb: 0, memory_mb: 1, ..options.clone() };
     let rest = Engine::plan(config, &without_cache)
         .map_or(u64::MAX, |smallest| budget.saturating_sub(smallest.total()));
-    let share = KV_MEMORY_MB.min((budget / 4) >> 20).min(rest >> 20);
-    (share as usize).max(one_sequence.div_ceil(1 << 20))
+    let cache_mb = KV_MEMORY_MB.min((budget / 4) >> 20).min(rest >> 20);
+    (cache_mb as usize).max(one_sequence.div_ceil(1 << 20))
 }
 
 /// Starts an engine for sampling from a model or an adapter.
@@ -230,7 +230,7 @@ fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
 /// Returns an error if the options do not fit the model, if the memory does not suffice, or if the
 /// adapter does not fit its base model.
 pub async fn start_sampling(
-    found: &Found,
+    found: &ResolvedModel,
     options: &EngineOptions,
     chat: Option<&Chat>,
     host: &Host,
@@ -280,9 +280,9 @@ pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<Companions>
     let special: SpecialTokens = files.special_tokens.clone();
     let template = chat.template().source().to_owned();
     let context = files.config.context;
-    Ok(Arc::new(move |folder: &Path| {
-        std::fs::write(folder.join("tokenizer.json"), &tokenizer)?;
-        let settings = folder.join("tokenizer_config.json");
+    Ok(Arc::new(move |dir: &Path| {
+        std::fs::write(dir.join("tokenizer.json"), &tokenizer)?;
+        let settings = dir.join("tokenizer_config.json");
         write_tokenizer_config(&settings, &special, Some(&template), context).map_err(|error| match error {
             ModelError::Io { cause, .. } => cause,
             ModelError::DiskFull { .. } => io::ErrorKind::StorageFull.into(),
@@ -301,7 +301,7 @@ mod tests {
     fn within_memory_bounds_evaluation_cache() {
         let config = tiny_config();
         let free = sampling_options(&config, 1, Some(64), 1, Precision::F32);
-        let bound = within_memory(&config, free.clone(), 8);
+        let bound = with_memory_limit(&config, free.clone(), 8);
         assert_eq!((free.memory_mb, bound.memory_mb), (0, 8));
         assert!(bound.kv_memory_mb <= 2 && free.kv_memory_mb >= bound.kv_memory_mb);
     }

@@ -12,8 +12,8 @@ const FILE: &str = "engine.json";
 
 /// Notifies the user if the run in `folder` was computed with numerics that differ from `now` in
 /// their bits.
-pub fn compare(folder: &Path, now: &Fingerprint, host: &Host) {
-    let recorded = std::fs::read(folder.join(FILE)).ok();
+pub fn compare(dir: &Path, now: &Fingerprint, host: &Host) {
+    let recorded = std::fs::read(dir.join(FILE)).ok();
     let before = recorded.and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
     if let Some(note) = before.and_then(|before| difference(&before, now)) {
         host.note(note);
@@ -21,8 +21,8 @@ pub fn compare(folder: &Path, now: &Fingerprint, host: &Host) {
 }
 
 /// Writes the fingerprint into the run directory.
-pub fn record(folder: &Path, now: &Fingerprint) -> anyhow::Result<()> {
-    Ok(write_json(&folder.join(FILE), &serde_json::to_value(now)?)?)
+pub fn record(dir: &Path, now: &Fingerprint) -> anyhow::Result<()> {
+    Ok(write_json(&dir.join(FILE), &serde_json::to_value(now)?)?)
 }
 
 fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {

@@ -9,27 +9,27 @@ use levade_agent::{Pick, Teacher};
 use levade_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use levade_policy::LoraOptions;
 use levade_recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
-use levade_remote::{Mixture, RemoteLearner, Turns};
+use levade_remote::{Colocation, Mixture, RemoteLearner};
 use levade_text::Chat;
 use levade_tools::ToolSet;
 use levade_trainer::{AgentParts, Answers, Learns, Policy, Toolboxes, chat_options};
 
-use crate::child::Gone;
-use crate::cluster_learner::{self, Elsewhere, Wants};
+use crate::child::ChildTask;
+use crate::cluster_learner::{self, Handles, Requirements};
 use crate::cluster_samplers;
 use crate::external;
 use crate::failure::unusable;
-use crate::gpus::Shares;
+use crate::gpus::GpuAllocation;
 use crate::host::Host;
-use crate::model::{self, Found};
+use crate::model::{self, ResolvedModel};
 use crate::programs;
 
 mod planned;
 
-pub use planned::{EnginePlan, Planned};
+pub use planned::{EnginePlan, PlannedModels};
 
 /// Running policies and agents of a recipe.
-pub struct Started {
+pub struct StartedPolicies {
     /// Policies, whether or not they are trained.
     pub policies: Vec<Policy>,
     /// Agents, each with the policies that play it.
@@ -45,14 +45,14 @@ pub struct Started {
 /// A model that one or more policies start from.
 struct Model {
     keys: ModelKeys,
-    found: Found,
+    found: ResolvedModel,
     /// Policies that start from the model. Trained policies have the options of their adapter, if
     /// they have one.
-    policies: Vec<Wanted>,
+    policies: Vec<PolicySpec>,
 }
 
 /// A policy that will be started.
-struct Wanted {
+struct PolicySpec {
     name: String,
     trained: bool,
     lora: Option<LoraOptions>,
@@ -77,18 +77,19 @@ pub async fn start(
     now: u64,
     environments: &Environments,
     host: &Host,
-    children: &mut Vec<Gone>,
-) -> anyhow::Result<Started> {
+    children: &mut Vec<ChildTask>,
+) -> anyhow::Result<StartedPolicies> {
     // Missing API keys are reported first, because the steps below can take minutes.
-    let others = external::others(recipe)?;
-    let planned = Planned::open(recipe, host)?;
+    let external_apis = external::external_apis(recipe)?;
+    let planned = PlannedModels::open(recipe, host)?;
     planned.memory(recipe)?;
     let models = planned.into_models();
     let elsewhere = learner_elsewhere(recipe, &models, host, children).await?;
-    let turns = elsewhere.as_ref().and_then(|elsewhere| cluster_samplers::turns(recipe, elsewhere.group()));
+    let colocation =
+        elsewhere.as_ref().and_then(|elsewhere| cluster_samplers::colocation(recipe, elsewhere.group()));
     // With colocated devices, every user of the learner's devices waits for their handoff.
-    let in_turn = |learner| match &turns {
-        Some(turns) => turns.learner(learner),
+    let colocate = |learner| match &colocation {
+        Some(colocation) => colocation.learner(learner),
         None => learner,
     };
     let mut policies = Vec::new();
@@ -109,9 +110,9 @@ pub async fn start(
                 sampler: Arc::new(policy.clone()),
                 learns: wanted.trained.then(|| match elsewhere.as_ref().filter(|_| wanted.elsewhere) {
                     Some(elsewhere) => Learns {
-                        learner: in_turn(elsewhere.policy()),
-                        reference: wanted.reference.then(|| in_turn(elsewhere.reference())),
-                        critic: wanted.critic.then(|| in_turn(elsewhere.critic())),
+                        learner: colocate(elsewhere.policy()),
+                        reference: wanted.reference.then(|| colocate(elsewhere.reference())),
+                        critic: wanted.critic.then(|| colocate(elsewhere.critic())),
                         companions: companions.clone(),
                     },
                     None => Learns {
@@ -122,8 +123,8 @@ pub async fn start(
                     },
                 }),
             };
-            let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Elsewhere::group);
-            let of_group = (group, turns.as_ref());
+            let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Handles::group);
+            let of_group = (group, colocation.as_ref());
             sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy, (host, children)).await?;
             policies.push(policy);
         }
@@ -131,18 +132,18 @@ pub async fn start(
     let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
     let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
-        let (mut answers, mut first) = (Vec::new(), None);
+        let (mut backends, mut first) = (Vec::new(), None);
         for policy in recipe.policies_of(keys) {
-            if let Some(other) = others.get(&policy) {
-                answers.push(Answers::Api(Arc::clone(other)));
+            if let Some(other) = external_apis.get(&policy) {
+                backends.push(Answers::Api(Arc::clone(other)));
                 continue;
             }
-            let of = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
+            let owner = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
             let nowhere = || unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere"));
-            let files = &of.ok_or_else(nowhere)?.found.files;
+            let files = &owner.ok_or_else(nowhere)?.found.files;
             let chat = Arc::new(model::chat(files, chat_options(keys, Some(now)))?);
             first.get_or_insert_with(|| Arc::clone(&chat));
-            answers.push(Answers::Policy(chat));
+            backends.push(Answers::Policy(chat));
         }
         // External policies return messages, and have no tokenizer to count tokens with.
         let tools = match &first {
@@ -150,16 +151,16 @@ pub async fn start(
             None => ToolSet::default(),
         };
         let (pick, when) = (pick(name, keys)?, programs::when(name, keys)?);
-        agents.push(AgentParts { name: name.to_owned(), answers, pick, tools, when, custom: None });
+        agents.push(AgentParts { name: name.to_owned(), answers: backends, pick, tools, when, custom: None });
     }
     programs::put_in(recipe, &mut agents, environments, host).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
-        let teacher = Teacher::Asked(Arc::clone(others.get(name)?));
+        let teacher = Teacher::Asked(Arc::clone(external_apis.get(name)?));
         Some((name.to_owned(), teacher))
     });
     let teachers = teachers.collect();
-    Ok(Started { policies, agents, fingerprint, model_files, teachers })
+    Ok(StartedPolicies { policies, agents, fingerprint, model_files, teachers })
 }
 
 /// Starts the external learner of the policy that is trained, if the recipe has an external learner.
@@ -167,11 +168,11 @@ async fn learner_elsewhere(
     recipe: &Recipe,
     models: &[Model],
     host: &Host,
-    children: &mut Vec<Gone>,
-) -> anyhow::Result<Option<Elsewhere>> {
+    children: &mut Vec<ChildTask>,
+) -> anyhow::Result<Option<Handles>> {
     for Model { keys, found, policies } in models {
         let Some(wanted) = policies.iter().find(|wanted| wanted.elsewhere) else { continue };
-        let wants = Wants {
+        let wants = Requirements {
             files: &found.files,
             context: keys.context.unwrap_or(found.files.config.context),
             lora: wanted.lora.as_ref(),
@@ -187,14 +188,14 @@ async fn learner_elsewhere(
 async fn sampled_elsewhere(
     recipe: &Recipe,
     model: &Model,
-    wanted: &Wanted,
+    wanted: &PolicySpec,
     chat: &Chat,
-    (group, turns): (Option<&RemoteLearner>, Option<&Arc<Turns>>),
+    (group, colocation): (Option<&RemoteLearner>, Option<&Arc<Colocation>>),
     policy: &mut Policy,
-    (host, children): (&Host, &mut Vec<Gone>),
+    (host, children): (&Host, &mut Vec<ChildTask>),
 ) -> anyhow::Result<()> {
     let Some(learns) = &mut policy.learns else { return Ok(()) };
-    let wants = cluster_samplers::Wants {
+    let wants = cluster_samplers::Requirements {
         name: &wanted.name,
         files: &model.found.files,
         context: policy.context,
@@ -202,11 +203,11 @@ async fn sampled_elsewhere(
         chat,
         companions: &learns.companions,
         group,
-        turns,
-        gpus: Shares::of(recipe),
+        colocation,
+        gpus: GpuAllocation::of(recipe),
     };
     let started = cluster_samplers::start(recipe, &wants, learns.learner.clone(), host, children).await?;
-    let Some(cluster_samplers::Elsewhere { sampler, learner }) = started else { return Ok(()) };
+    let Some(cluster_samplers::Handles { sampler, learner }) = started else { return Ok(()) };
     policy.sampler = sampler;
     learns.learner = learner;
     Ok(())
@@ -216,12 +217,14 @@ async fn sampled_elsewhere(
 /// fewer than two policies. Policies are chosen in proportion to their weights, as a function of the
 /// run's seed, the attempt's stream and the agent.
 fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<Pick>> {
-    let shares = keys.policy.shares();
-    if shares.len() < 2 {
+    let policy_weights = keys.policy.shares();
+    if policy_weights.len() < 2 {
         return Ok(None);
     }
-    let mixture = Mixture::new(shares.iter().map(|share| (share.name.clone(), share.share)))?;
-    let names: Vec<String> = shares.iter().map(|share| share.name.clone()).collect();
+    let mixture = Mixture::new(
+        policy_weights.iter().map(|policy_weight| (policy_weight.name.clone(), policy_weight.share)),
+    )?;
+    let names: Vec<String> = policy_weights.iter().map(|policy_weight| policy_weight.name.clone()).collect();
     let role = name.to_owned();
     Ok(Some(Arc::new(move |seed, stream| {
         let picked = mixture.pick(seed, stream, &role);
@@ -238,7 +241,7 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
         let needs = |needs: fn(&RlKeys) -> bool| {
             recipe.phase.iter().filter(trains).any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
         };
-        let wanted = Wanted {
+        let wanted = PolicySpec {
             trained: matches!(keys, PolicyKeys::Trained(_)),
             lora: own.lora.clone(),
             reference: needs(RlKeys::needs_reference),
@@ -260,7 +263,7 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
 
 /// Engine options of a policy whose weights are all its own, and a description of the memory of its
 /// reference and critic.
-struct Whole {
+struct FullModel {
     policy: EngineOptions,
     reference: Option<EngineOptions>,
     critic: Option<EngineOptions>,
@@ -279,21 +282,28 @@ impl Model {
     async fn start(&self, recipe: &Recipe, chat: &Chat, host: &Host) -> anyhow::Result<Vec<Engines>> {
         self.check()?;
         let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
-        let (whole, over_base) = self.parted();
+        let (full, adapter_policies) = self.split_by_adapter();
         // Policies with full weights start first, because the adapters get the remaining memory.
-        for wanted in whole {
-            started.insert(&wanted.name, self.whole(recipe, wanted, chat, host)?.with_value_head().await?);
+        for wanted in full {
+            started
+                .insert(&wanted.name, self.start_full(recipe, wanted, chat, host)?.with_value_head().await?);
         }
-        if !over_base.is_empty() {
-            self.over_base(recipe, &over_base, (chat, host), &mut started).await?;
+        if !adapter_policies.is_empty() {
+            self.start_adapters(recipe, &adapter_policies, (chat, host), &mut started).await?;
         }
         Ok(self.policies.iter().filter_map(|wanted| started.remove(wanted.name.as_str())).collect())
     }
 
     /// Starts a policy whose weights are all its own.
-    fn whole(&self, recipe: &Recipe, wanted: &Wanted, chat: &Chat, host: &Host) -> anyhow::Result<Engines> {
+    fn start_full(
+        &self,
+        recipe: &Recipe,
+        wanted: &PolicySpec,
+        chat: &Chat,
+        host: &Host,
+    ) -> anyhow::Result<Engines> {
         let files = &self.found.files;
-        let Whole { policy, reference, critic, also } = self.whole_options(recipe, wanted, None)?;
+        let FullModel { policy, reference, critic, also } = self.full_options(recipe, wanted, None)?;
         let policy = model::start(files, &policy, Some(chat), &also, host)?;
         let start = |options: EngineOptions| Engine::start(files, &options, None);
         let (reference, critic) = (reference.map(start).transpose()?, critic.map(start).transpose()?);
@@ -302,19 +312,19 @@ impl Model {
 
     /// Returns the engine options of a policy whose weights are all its own. `context` replaces the
     /// context of the recipe.
-    fn whole_options(
+    fn full_options(
         &self,
         recipe: &Recipe,
-        wanted: &Wanted,
+        wanted: &PolicySpec,
         context: Option<usize>,
-    ) -> anyhow::Result<Whole> {
+    ) -> anyhow::Result<FullModel> {
         let config = &self.found.files.config;
         let context = context.or(self.keys.context);
         let policy = model::options_without_cache(recipe, context, Vec::new(), config);
         if wanted.elsewhere {
             let policy = EngineOptions { trains: false, batch_tokens: 0, ..policy };
             let policy = model::with_cache(recipe, config, policy);
-            return Ok(Whole { policy, reference: None, critic: None, also: String::new() });
+            return Ok(FullModel { policy, reference: None, critic: None, also: String::new() });
         }
         // Only the policy's engine samples.
         let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
@@ -333,17 +343,22 @@ impl Model {
             policy
         } else {
             // The policy's engine gets the memory that the other engines leave.
-            let left = policy.budget().saturating_sub(taken) >> 20;
-            EngineOptions { memory_mb: left.max(1) as usize, ..policy }
+            let remaining_mb = policy.budget().saturating_sub(taken) >> 20;
+            EngineOptions { memory_mb: remaining_mb.max(1) as usize, ..policy }
         };
         let policy = model::with_cache(recipe, config, policy);
-        Ok(Whole { policy, reference, critic, also })
+        Ok(FullModel { policy, reference, critic, also })
     }
 
     /// Returns the options of the engine that all policies over the model's original weights share.
-    fn base_options(&self, recipe: &Recipe, policies: &[&Wanted], context: Option<usize>) -> EngineOptions {
+    fn base_options(
+        &self,
+        recipe: &Recipe,
+        policies: &[&PolicySpec],
+        context: Option<usize>,
+    ) -> EngineOptions {
         let mut adapters = Vec::new();
-        for Wanted { lora, reference, critic, elsewhere, .. } in policies {
+        for PolicySpec { lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else { continue };
             let all = [(true, !elsewhere), (*reference && !elsewhere, false), (*critic && !elsewhere, true)];
             let planned = |(_, learns)| PlannedAdapter { lora: lora.clone(), learns };
@@ -360,7 +375,7 @@ impl Model {
 
     /// Splits the policies into those whose weights are all their own, and those over the model's
     /// original weights.
-    fn parted(&self) -> (Vec<&Wanted>, Vec<&Wanted>) {
+    fn split_by_adapter(&self) -> (Vec<&PolicySpec>, Vec<&PolicySpec>) {
         self.policies.iter().partition(|wanted| wanted.trained && wanted.lora.is_none())
     }
 
@@ -377,10 +392,10 @@ impl Model {
 
     /// Starts the policies that share the model's original weights: adapters over the weights, and
     /// the frozen weights themselves.
-    async fn over_base<'a>(
+    async fn start_adapters<'a>(
         &self,
         recipe: &Recipe,
-        policies: &[&'a Wanted],
+        policies: &[&'a PolicySpec],
         (chat, host): (&Chat, &Host),
         started: &mut BTreeMap<&'a str, Engines>,
     ) -> anyhow::Result<()> {
@@ -391,7 +406,7 @@ impl Model {
             model::start_sampling(&self.found, &options, Some(chat), host).await?
         };
         let (seed, source) = (recipe.run.seed, &self.keys.source);
-        for Wanted { name, lora, reference, critic, elsewhere, .. } in policies {
+        for PolicySpec { name, lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else {
                 let engines = Engines { policy: engine.clone(), reference: None, critic: None };
                 started.insert(name, engines);

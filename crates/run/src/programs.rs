@@ -43,14 +43,14 @@ fn takes_rewards(reward: &RewardKeys) -> bool {
 }
 
 /// Gateway that the run's programs call. It ends with the process.
-pub struct Started {
+pub struct ProgramGateway {
     gateway: Gateway,
     address: String,
     /// Supervisor of the programs.
     supervisor: Supervisor,
 }
 
-impl Started {
+impl ProgramGateway {
     /// Starts the gateway on a free port of this machine.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Started {
                 tracing::error!(%error, "the gateway has ended");
             }
         });
-        Ok(Started { gateway, address, supervisor })
+        Ok(ProgramGateway { gateway, address, supervisor })
     }
 
     /// Creates the program of an agent. `rewards` sets whether the program can post rewards.
@@ -99,7 +99,7 @@ impl Started {
 /// Replaces the built-in loop by programs and environments, for the agents that use them.
 ///
 /// # Errors
-/// Returns the errors of [`Started::start`].
+/// Returns the errors of [`ProgramGateway::start`].
 pub async fn put_in(
     recipe: &Recipe,
     parts: &mut [AgentParts],
@@ -110,7 +110,7 @@ pub async fn put_in(
     if !agents.iter().any(|(_, keys)| keys.kind.calls()) {
         return Ok(());
     }
-    let started = Started::start(host.supervisor().clone()).await?;
+    let started = ProgramGateway::start(host.supervisor().clone()).await?;
     for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls()) {
         let program = started.program(keys, takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {

@@ -15,14 +15,14 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::task::JoinHandle;
 
 use crate::cluster_learner::{self, order};
-use crate::dir::{RunDir, begun_or_now};
+use crate::dir::{RunDir, start_time_or_now};
 use crate::events_file::EventsFile;
 use crate::host::{Event, Host};
-use crate::policies::{self, Started};
+use crate::policies::{self, StartedPolicies};
 use crate::{child, display, numerics, scorers};
 
 /// Timeout for the exit of a learner's and servers' processes.
-const LEAVING: Duration = Duration::from_secs(30);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Starts a run in the directory that its recipe names. Must be called within a tokio runtime.
 ///
@@ -45,7 +45,7 @@ pub fn resume(recipe: Recipe) -> anyhow::Result<Run> {
 
 /// Starts or continues a run. `supervisor` supervises the run's tools, scorers, servers and learners,
 /// so that they exit even if this process is killed. A binary that calls
-/// [`levade_process::supervise`] for the argument `keep` passes [`Supervisor::this`].
+/// [`levade_process::supervise`] for the argument `keep` passes [`Supervisor::from_current_exe`].
 ///
 /// # Errors
 /// Returns the errors of [`start`] and [`resume`].
@@ -135,7 +135,7 @@ async fn drive(
     clock: Clock,
     stop: StopFlag,
 ) -> anyhow::Result<Option<Ended>> {
-    let (noticed, folder) = (host.clone(), recipe.run.folder.clone());
+    let (noticed, dir) = (host.clone(), recipe.run.folder.clone());
     let pauses = tokio::spawn(clock.keep(move |pause| {
         let pause = display::clock(pause);
         noticed.note(format!("the process stood still for {pause}; no deadline has run meanwhile"));
@@ -143,17 +143,17 @@ async fn drive(
     let elsewhere = recipe.cluster.learner.is_some();
     let mut restarts = Restarts::new(&recipe);
     let ended = loop {
-        match once(&recipe, start, &host, &stop).await {
+        match run_once(&recipe, start, &host, &stop).await {
             // When a job is stopped, all of its processes often receive the signal at the same time.
             Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => break Ok(None),
-            Err(error) if restarts.allow(&error, &folder, &host) => start = Start::Resume,
+            Err(error) if restarts.allow(&error, &dir, &host) => start = Start::Resume,
             ended => break ended.map(Some),
         }
     };
     pauses.abort();
     // Processes of the learner on other machines can exit now.
     let ended = ended.and_then(|ended| {
-        order::end(&folder.join(cluster_learner::FOLDER))?;
+        order::end(&dir.join(cluster_learner::SUBDIR))?;
         Ok(ended)
     });
     host.send(match &ended {
@@ -180,30 +180,31 @@ fn is_lost(error: &anyhow::Error) -> bool {
 
 /// Trains from the start or the newest checkpoint, until all phases are complete, the run is asked to
 /// stop, or it fails.
-async fn once(recipe: &Recipe, start: Start, host: &Host, stop: &StopFlag) -> anyhow::Result<Ended> {
-    let folder = &recipe.run.folder;
+async fn run_once(recipe: &Recipe, start: Start, host: &Host, stop: &StopFlag) -> anyhow::Result<Ended> {
+    let dir = &recipe.run.folder;
     // Starting a learner would otherwise replace the learner of another process in this directory.
     RunFolder::check(&recipe.run, start)?;
-    let begun = begun_or_now(folder)?;
+    let started_at = start_time_or_now(dir)?;
     let mut children = Vec::new();
     let ended = async {
         let environments = Environments::new(recipe.environments(), host.supervisor());
-        let Started { policies, agents, fingerprint, model_files, teachers } =
-            policies::start(recipe, begun, &environments, host, &mut children).await?;
-        let scorers = scorers::asking(&recipe.reward, &environments, host)?;
-        let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
+        let StartedPolicies { policies, agents, fingerprint, model_files, teachers } =
+            policies::start(recipe, started_at, &environments, host, &mut children).await?;
+        let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
+        let parts =
+            Parts { policies, agents, scorers, environments, begun: started_at, model_files, teachers };
         let mut trainer = Trainer::new(recipe.clone(), parts, start).await?;
-        numerics::compare(folder, &fingerprint, host);
-        numerics::record(folder, &fingerprint)?;
+        numerics::compare(dir, &fingerprint, host);
+        numerics::record(dir, &fingerprint)?;
         Ok(trainer.run(&mut host.clone(), stop).await?)
     };
     let ended = ended.await;
     // Wait for the processes of the learner and the servers, because the next ones need their memory.
-    let left = child::all_gone(children, LEAVING).await;
-    if !left.is_empty() {
-        let left = left.join(", ");
+    let running = child::await_exits(children, EXIT_TIMEOUT).await;
+    if !running.is_empty() {
+        let running = running.join(", ");
         host.note(format!(
-            "waited {LEAVING:?} for {left} to be gone; whoever is started now may miss its memory"
+            "waited {EXIT_TIMEOUT:?} for {running} to be gone; whoever is started now may miss its memory"
         ));
     }
     ended
@@ -215,26 +216,26 @@ struct Restarts {
     max: u32,
     /// Whether the run's store is durable, so that the run can be resumed.
     is_durable: bool,
-    died: u32,
+    failures: u32,
     newest: Option<PathBuf>,
 }
 
 impl Restarts {
     fn new(recipe: &Recipe) -> Self {
         let max = recipe.cluster.learner.as_ref().map_or(0, |LearnerKeys::Torch(keys)| keys.restarts);
-        Restarts { max, is_durable: recipe.run.store.is_durable(), died: 0, newest: None }
+        Restarts { max, is_durable: recipe.run.store.is_durable(), failures: 0, newest: None }
     }
 
     /// Returns whether the run can continue after this error. If so, reports the error as a note.
-    fn allow(&mut self, error: &anyhow::Error, folder: &Path, host: &Host) -> bool {
-        let found = RunDir::find(folder).filter(|_| self.is_durable && is_lost(error));
+    fn allow(&mut self, error: &anyhow::Error, dir: &Path, host: &Host) -> bool {
+        let found = RunDir::find(dir).filter(|_| self.is_durable && is_lost(error));
         let Some(run) = found else { return false };
         let newest = run.newest_checkpoint();
         if newest != self.newest {
-            (self.newest, self.died) = (newest, 0);
+            (self.newest, self.failures) = (newest, 0);
         }
-        self.died += 1;
-        if self.died > self.max {
+        self.failures += 1;
+        if self.failures > self.max {
             return false;
         }
         let from = match &self.newest {
@@ -242,7 +243,7 @@ impl Restarts {
             None => "the beginning".into(),
         };
         host.note(error.to_string());
-        host.note(format!("going on from {from} ({} of {} in a row)", self.died, self.max));
+        host.note(format!("going on from {from} ({} of {} in a row)", self.failures, self.max));
         true
     }
 }

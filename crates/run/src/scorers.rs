@@ -32,7 +32,11 @@ use crate::{external, testbed};
 /// # Errors
 /// Returns an error that names the scorer if an address or a setting is invalid, or if an API key is
 /// missing.
-pub fn asking(keys: &RewardKeys, environments: &Environments, host: &Host) -> anyhow::Result<CustomScorers> {
+pub fn custom_scorers(
+    keys: &RewardKeys,
+    environments: &Environments,
+    host: &Host,
+) -> anyhow::Result<CustomScorers> {
     let only = [keys.only()];
     let supervisor = host.supervisor();
     let all = if keys.scorers.is_empty() { &only[..] } else { &keys.scorers[..] };
@@ -58,11 +62,11 @@ fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
     let service = Service::new(ServiceOptions {
         key_env,
         tries,
-        most_running: concurrency,
+        max_running: concurrency,
         deadline: Duration::from_secs_f64(seconds),
         ..ServiceOptions::new(url)
     })?;
-    Ok(HttpScorer::new(keys.clone(), Arc::new(Posted(service))))
+    Ok(HttpScorer::new(keys.clone(), Arc::new(HttpService(service))))
 }
 
 /// Returns warnings about scorers that work but are unsafe, each with a remedy.
@@ -73,15 +77,15 @@ pub fn notes(keys: &RewardKeys) -> Vec<&'static str> {
 }
 
 fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
-    let endpoint = |of: &reward::JudgeEndpoint| Endpoint {
-        base_url: of.url.clone(),
-        model: of.model.clone(),
-        key_env: of.key_env.clone(),
+    let endpoint = |keys_endpoint: &reward::JudgeEndpoint| Endpoint {
+        base_url: keys_endpoint.url.clone(),
+        model: keys_endpoint.model.clone(),
+        key_env: keys_endpoint.key_env.clone(),
     };
     let timeout = Duration::from_secs_f64(keys.seconds);
     let api = external::complete_api(ExternalOptions {
         endpoints: keys.endpoints.iter().map(endpoint).collect(),
-        most_running: keys.concurrency,
+        max_running: keys.concurrency,
         requests_per_minute: keys.requests_per_minute,
         deadline: timeout,
         ..ExternalOptions::default()
@@ -110,10 +114,10 @@ fn score_error(error: &ExternalError) -> ScoreError {
 
 /// Client of a scoring service.
 #[derive(Debug)]
-struct Posted(Service);
+struct HttpService(Service);
 
 #[async_trait]
-impl reward::Service for Posted {
+impl reward::Service for HttpService {
     async fn ask(&self, question: &Value) -> Result<Value, ScoreError> {
         self.0.ask(question).await.map_err(|error| score_error(&error))
     }
@@ -178,8 +182,8 @@ mod tests {
                 let _ = socket.read(&mut read).await;
                 let body = body.to_string();
                 let head = "content-type: application/json\r\nconnection: close\r\ncontent-length:";
-                let answer = format!("HTTP/1.1 {status}\r\n{head} {}\r\n\r\n{body}", body.len());
-                let _ = socket.write_all(answer.as_bytes()).await;
+                let response = format!("HTTP/1.1 {status}\r\n{head} {}\r\n\r\n{body}", body.len());
+                let _ = socket.write_all(response.as_bytes()).await;
             }
         });
         url
@@ -201,8 +205,8 @@ mod tests {
     #[tokio::test]
     async fn scorers_call_configured_endpoints() {
         let url = server("200 OK", json!({ "score": 0.5, "style": 1 })).await;
-        let reply = json!({ "choices": [{ "message": { "role": "assistant", "content": "Correct." }, "finish_reason": "stop" }] });
-        let judge = server("200 OK", reply).await;
+        let judge_response = json!({ "choices": [{ "message": { "role": "assistant", "content": "Correct." }, "finish_reason": "stop" }] });
+        let judge = server("200 OK", judge_response).await;
         // The first endpoint is unreachable.
         let mut keys = JudgeKeys::new("http://127.0.0.1:9/v1", "m");
         keys.endpoints.push(reward::JudgeEndpoint { url: judge, model: "m".into(), key_env: None });
@@ -211,15 +215,15 @@ mod tests {
             named("judge", ScorerKind::Judge(keys)),
             named("numbers", ScorerKind::default()),
         ];
-        let made = asking(
+        let made = custom_scorers(
             &RewardKeys { scorers, ..RewardKeys::default() },
             &Environments::default(),
             &Host::default(),
         )
         .unwrap();
         assert_eq!(made.len(), 2, "one is built in");
-        let given = made["service"].score(&evidence()).await.unwrap();
-        assert_eq!(given, [Component::score(0.5), Component::new("style", 1.0)]);
+        let components = made["service"].score(&evidence()).await.unwrap();
+        assert_eq!(components, [Component::score(0.5), Component::new("style", 1.0)]);
         assert_eq!(made["judge"].score(&evidence()).await.unwrap(), [Component::score(1.0)]);
     }
 
@@ -240,7 +244,8 @@ mod tests {
             ..JudgeKeys::new("", "")
         };
         let only = RewardKeys { scorer: ScorerKind::Judge(keys), ..RewardKeys::default() };
-        let error = asking(&only, &Environments::default(), &Host::default()).unwrap_err().to_string();
+        let error =
+            custom_scorers(&only, &Environments::default(), &Host::default()).unwrap_err().to_string();
         assert!(error.starts_with("the scorer judge: ") && error.contains("LEVADE_NO_SUCH_KEY"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use levade_reward::{CodeKeys, CodeScorer, Program, ProgramEnd, Ran, Runner, ScoreError, Scorer, Walls};
-use levade_sandbox::service::{CodeAnswer, CommandStatus, RunCode};
+use levade_sandbox::service::{CodeResponse, CommandStatus, RunCode};
 use levade_sandbox::{Demand, Ended, Language, Limits, Options, Outcome, Remote, Run, Sandbox, SandboxError};
 use tokio::sync::OnceCell;
 
@@ -16,8 +16,10 @@ use tokio::sync::OnceCell;
 /// Returns an error if an API key is not set, or if the address of a service is invalid.
 pub fn scorer(keys: &CodeKeys) -> Result<Arc<dyn Scorer>, String> {
     let runner: Arc<dyn Runner> = match &keys.url {
-        Some(url) => Arc::new(There::new(keys, url)?),
-        None => Arc::new(Here { options: options(keys), limits: limits(keys), started: OnceCell::new() }),
+        Some(url) => Arc::new(RemoteRunner::new(keys, url)?),
+        None => {
+            Arc::new(LocalRunner { options: options(keys), limits: limits(keys), started: OnceCell::new() })
+        }
     };
     Ok(CodeScorer::new(keys.clone(), runner))
 }
@@ -56,13 +58,13 @@ fn score_error(error: &SandboxError) -> ScoreError {
 
 /// Runner in this process's own sandbox.
 #[derive(Debug)]
-struct Here {
+struct LocalRunner {
     options: Options,
     limits: Limits,
     started: OnceCell<Sandbox>,
 }
 
-impl Here {
+impl LocalRunner {
     async fn sandbox(&self) -> Result<&Sandbox, ScoreError> {
         let start = || Sandbox::start(self.options.clone());
         self.started.get_or_try_init(start).await.map_err(|error| score_error(&error))
@@ -70,7 +72,7 @@ impl Here {
 }
 
 #[async_trait]
-impl Runner for Here {
+impl Runner for LocalRunner {
     async fn ready(&self) -> Result<(), ScoreError> {
         self.sandbox().await.map(drop)
     }
@@ -97,30 +99,30 @@ impl Runner for Here {
 
 /// Runner at a service.
 #[derive(Debug)]
-struct There {
+struct RemoteRunner {
     service: Remote,
     limits: Limits,
     /// Permits for concurrent requests.
-    places: tokio::sync::Semaphore,
+    permits: tokio::sync::Semaphore,
 }
 
 /// Maximum number of concurrent requests if the recipe sets none.
 const REQUESTS: usize = 32;
 
-impl There {
+impl RemoteRunner {
     fn new(keys: &CodeKeys, url: &str) -> Result<Self, String> {
         let key = keys.key_env.as_ref().map(|name| {
             let key = std::env::var(name).ok().filter(|key| !key.is_empty());
             key.ok_or_else(|| format!("key_env = {name:?}, but this variable has no key"))
         });
         let service = Remote::new(url, key.transpose()?).map_err(|error| error.to_string())?;
-        let places = if keys.concurrency > 0 { keys.concurrency } else { REQUESTS };
-        Ok(There { service, limits: limits(keys), places: tokio::sync::Semaphore::new(places) })
+        let permits = if keys.concurrency > 0 { keys.concurrency } else { REQUESTS };
+        Ok(RemoteRunner { service, limits: limits(keys), permits: tokio::sync::Semaphore::new(permits) })
     }
 }
 
 #[async_trait]
-impl Runner for There {
+impl Runner for RemoteRunner {
     async fn ready(&self) -> Result<(), ScoreError> {
         let (language, code) = ("bash".to_owned(), "true".to_owned());
         self.run(&Program { language, code, stdin: String::new(), output_bytes: 0 }).await.map(drop)
@@ -139,17 +141,17 @@ impl Runner for There {
             fetch_files: Vec::new(),
         };
         let closed = |_| ScoreError::Unavailable("the sandbox is closed".into());
-        let _place = self.places.acquire().await.map_err(closed)?;
-        let answer = self.service.run_code(&request).await.map_err(|error| score_error(&error))?;
-        Ok(ran(answer))
+        let _permit = self.permits.acquire().await.map_err(closed)?;
+        let response = self.service.run_code(&request).await.map_err(|error| score_error(&error))?;
+        Ok(to_ran(response))
     }
 }
 
 /// Converts a response of the service. If the program did not compile, the result of the compiler is
 /// used.
-fn ran(answer: CodeAnswer) -> Ran {
-    let compiled = answer.compile_result.filter(|_| answer.run_result.is_none());
-    let Some(result) = answer.run_result.or(compiled) else {
+fn to_ran(response: CodeResponse) -> Ran {
+    let compiled = response.compile_result.filter(|_| response.run_result.is_none());
+    let Some(result) = response.run_result.or(compiled) else {
         return Ran { stdout: String::new(), is_whole: true, end: ProgramEnd::Exit(1) };
     };
     let end = match (result.status, result.return_code) {

@@ -18,16 +18,16 @@ fn keys() -> CodeKeys {
     }
 }
 
-fn evidence(answer: &str, tests: Value) -> Evidence {
-    let outcome = Outcome::demonstrated(answer);
+fn evidence(code_block: &str, tests: Value) -> Evidence {
+    let outcome = Outcome::demonstrated(code_block);
     let task = json!({ "row": { "tests": tests } });
     Evidence { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory: Arc::default() }
 }
 
 async fn score(scorer: &Arc<dyn Scorer>, program: &str, tests: Value) -> Vec<f64> {
-    let answer = format!("```python\n{program}\n```");
-    let given: Vec<Component> = scorer.score(&evidence(&answer, tests)).await.unwrap();
-    given.iter().map(|component| component.value).collect()
+    let code_block = format!("```python\n{program}\n```");
+    let components: Vec<Component> = scorer.score(&evidence(&code_block, tests)).await.unwrap();
+    components.iter().map(|component| component.value).collect()
 }
 
 fn tests() -> Value {
@@ -38,10 +38,10 @@ const ADD: &str = "print(sum(map(int, input().split())))";
 
 #[tokio::test]
 async fn misbehaving_programs_affect_only_their_score() {
-    let here = scorer(&keys()).unwrap();
-    here.check_ready(&Value::Null).await.unwrap();
-    assert_eq!(score(&here, ADD, tests()).await, [1.0, 1.0, 0.0]);
-    let begun = Instant::now();
+    let local_scorer = scorer(&keys()).unwrap();
+    local_scorer.check_ready(&Value::Null).await.unwrap();
+    assert_eq!(score(&local_scorer, ADD, tests()).await, [1.0, 1.0, 0.0]);
+    let start = Instant::now();
     for (program, limited) in [
         ("while True: pass", 1.0),
         ("import time\ntime.sleep(1e6)", 1.0),
@@ -52,22 +52,25 @@ async fn misbehaving_programs_affect_only_their_score() {
         ("print(open('/etc/shadow').read())", 0.0),
         ("import socket\nsocket.create_connection(('1.1.1.1', 80), 2)", 0.0),
     ] {
-        let given = score(&here, program, tests()).await;
-        assert_eq!(given[..2], [0.0, 0.0], "{program}");
+        let components = score(&local_scorer, program, tests()).await;
+        assert_eq!(components[..2], [0.0, 0.0], "{program}");
         // A failed fork raises an exception, possibly before the timeout.
         if limited > 0.0 && !program.contains("fork") {
-            assert_eq!(given[2], limited, "{program}");
+            assert_eq!(components[2], limited, "{program}");
         }
     }
     // A program that timed out is not run again.
-    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
-    assert_eq!(score(&here, ADD, tests()).await, [1.0, 1.0, 0.0]);
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    assert_eq!(score(&local_scorer, ADD, tests()).await, [1.0, 1.0, 0.0]);
     let asserts = json!(["assert add(1, 2) == 3", "assert add(1, 2) == 4"]);
-    assert_eq!(score(&here, "def add(a, b):\n    return a + b", asserts).await, [0.5, 0.5, 0.0]);
+    assert_eq!(score(&local_scorer, "def add(a, b):\n    return a + b", asserts).await, [0.5, 0.5, 0.0]);
     // Output beyond the limit of kept output must neither pass nor hide a wrong part.
     let long = json!([{ "input": "", "output": "1\n".repeat(100_000) }]);
-    assert_eq!(score(&here, "print('1\\n' * 100000)", long.clone()).await[0], 1.0);
-    assert_eq!(score(&here, "print('1\\n' * 90000 + '2\\n' * 400000 + '1\\n' * 10000)", long).await[0], 0.0);
+    assert_eq!(score(&local_scorer, "print('1\\n' * 100000)", long.clone()).await[0], 1.0);
+    assert_eq!(
+        score(&local_scorer, "print('1\\n' * 90000 + '2\\n' * 400000 + '1\\n' * 10000)", long).await[0],
+        0.0
+    );
 }
 
 #[tokio::test]
@@ -78,16 +81,16 @@ async fn service_runs_programs() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
-    let there = scorer(&CodeKeys { url: Some(url), ..keys() }).unwrap();
-    there.check_ready(&Value::Null).await.unwrap();
-    assert_eq!(score(&there, ADD, tests()).await, [1.0, 1.0, 0.0]);
-    assert_eq!(score(&there, "while True: pass", tests()).await, [0.0, 0.0, 1.0]);
-    assert_eq!(score(&there, "def f(x):\n    return x", json!(["assert f(2) == 2"])).await[0], 1.0);
+    let remote = scorer(&CodeKeys { url: Some(url), ..keys() }).unwrap();
+    remote.check_ready(&Value::Null).await.unwrap();
+    assert_eq!(score(&remote, ADD, tests()).await, [1.0, 1.0, 0.0]);
+    assert_eq!(score(&remote, "while True: pass", tests()).await, [0.0, 0.0, 1.0]);
+    assert_eq!(score(&remote, "def f(x):\n    return x", json!(["assert f(2) == 2"])).await[0], 1.0);
 
-    let away = scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
-    let error = away.score(&evidence("```\n1\n```", tests())).await.unwrap_err();
+    let unreachable = scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
+    let error = unreachable.score(&evidence("```\n1\n```", tests())).await.unwrap_err();
     assert!(error.may_pass(), "{error}");
-    assert!(away.check_ready(&Value::Null).await.is_err());
+    assert!(unreachable.check_ready(&Value::Null).await.is_err());
     let keyed = CodeKeys { url: Some("http://h".into()), key_env: Some("LEVADE_NO_SUCH".into()), ..keys() };
     assert!(scorer(&keyed).unwrap_err().contains("LEVADE_NO_SUCH"));
 }

@@ -45,7 +45,7 @@ fn recorded(recipe: &Recipe) -> Vec<Event> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resumed_run_ends_with_same_weights() {
     let root = tempfile::tempdir().unwrap();
-    let whole = finish(start(tiny::recipe(root.path(), "whole", &[]).unwrap()).unwrap()).await;
+    let full_weights = finish(start(tiny::recipe(root.path(), "whole", &[]).unwrap()).unwrap()).await;
 
     let recipe = tiny::recipe(root.path(), "stopped", &[]).unwrap();
     let (events, ended) = watch(start(recipe.clone()).unwrap(), 2).await;
@@ -57,13 +57,14 @@ async fn resumed_run_ends_with_same_weights() {
     assert!(events.iter().any(|event| matches!(event, Event::Setup { part, .. } if part == "memory")));
     let (more, ended) = watch(resume(recipe.clone()).unwrap(), usize::MAX).await;
     let Ended::Finished(summary) = ended else { panic!("{ended:?}") };
-    assert_eq!(weights(&summary.checkpoint.unwrap()), whole);
+    assert_eq!(weights(&summary.checkpoint.unwrap()), full_weights);
     let is_start = |event: &Event| matches!(event, Event::Training(Training::Started { done, .. }) if *done == stopped_after);
     assert!(more.iter().any(is_start));
 
     // The file contains the events of both runs, in order, except progress events.
-    let told: Vec<Event> = events.into_iter().chain(more).filter(|event| !event.is_progress()).collect();
-    assert_eq!(recorded(&recipe), told);
+    let expected_events: Vec<Event> =
+        events.into_iter().chain(more).filter(|event| !event.is_progress()).collect();
+    assert_eq!(recorded(&recipe), expected_events);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -101,7 +102,7 @@ async fn empty_directory_and_missing_model_are_errors() {
         last = Some(event);
     }
     let error = run.end().await.unwrap_err();
-    let Some(Event::Failed { error: told }) = last else { panic!("{last:?}") };
-    assert_eq!(told, format!("{error:#}"));
-    assert!(told.contains("nothing-there"), "{told}");
+    let Some(Event::Failed { error: expected_events }) = last else { panic!("{last:?}") };
+    assert_eq!(expected_events, format!("{error:#}"));
+    assert!(expected_events.contains("nothing-there"), "{expected_events}");
 }

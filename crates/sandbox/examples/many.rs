@@ -27,7 +27,7 @@ const CODES: [(&str, i32); 7] = [
 
 /// Returns the number of this process and its descendants, of their descriptors, and of the mounts that
 /// they see.
-fn held() -> [usize; 3] {
+fn resource_counts() -> [usize; 3] {
     let mut open = vec![std::process::id()];
     let mut totals = [0; 3];
     while let Some(pid) = open.pop() {
@@ -57,18 +57,19 @@ async fn main() -> ExitCode {
         }
     };
     println!("{}", sandbox.protection());
-    let mut alone: Vec<Duration> = Vec::new();
+    let mut sequential: Vec<Duration> = Vec::new();
     for _ in 0..50 {
-        let begun = Instant::now();
+        let started = Instant::now();
         let done = sandbox.run(&Run::new(Language::Python, "pass")).await;
-        alone.push(begun.elapsed());
+        sequential.push(started.elapsed());
         assert_eq!(done.map(|outcome| outcome.return_code()), Ok(Some(0)));
     }
-    alone.sort();
-    println!("one after the other: p50 {:?}, p95 {:?}", alone[25], alone[47]);
+    sequential.sort();
+    println!("one after the other: p50 {:?}, p95 {:?}", sequential[25], sequential[47]);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let before = held();
-    let (next, wrong, begun) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Instant::now());
+    let before = resource_counts();
+    let (next, wrong, started) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Instant::now());
     let workers = (0..at_once).map(|_| {
         let (sandbox, next, wrong) = (sandbox.clone(), Arc::clone(&next), Arc::clone(&wrong));
         tokio::spawn(async move {
@@ -91,10 +92,10 @@ async fn main() -> ExitCode {
     for worker in workers.collect::<Vec<_>>() {
         assert!(worker.await.is_ok());
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     println!("{count} runs, {at_once} at once: {:.1} runs/s", count as f64 / seconds);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (after, wrong) = (held(), wrong.load(Ordering::Relaxed));
+    let (after, wrong) = (resource_counts(), wrong.load(Ordering::Relaxed));
     println!("processes, descriptors, mounts before: {before:?}, after: {after:?}; wrong outcomes: {wrong}");
     let is_clean = after.iter().zip(&before).all(|(after, before)| after <= before) && wrong == 0;
     if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -19,7 +19,7 @@ use crate::limits::Limits;
 const PREFIX: &str = "levade-sandbox-";
 
 /// Additional memory of a run beyond its limits, in bytes, for the pages that its keeper modifies.
-const KEEPER: u64 = 16 << 20;
+const SUPERVISOR_MEMORY: u64 = 16 << 20;
 
 /// Additional processes of a run beyond its limit: the keeper, the runner and a reserve during a fork.
 const PROCESSES: u32 = 4;
@@ -95,8 +95,8 @@ impl Groups {
 
 impl Drop for Groups {
     fn drop(&mut self) {
-        let begun = Instant::now();
-        while !self.release() && begun.elapsed() < RELEASE_TIMEOUT {
+        let started = Instant::now();
+        while !self.release() && started.elapsed() < RELEASE_TIMEOUT {
             std::thread::sleep(Duration::from_millis(5));
         }
         let _ = fs::remove_dir(&self.path);
@@ -110,7 +110,7 @@ impl Group {
         let path = groups.path.join(groups.created.fetch_add(1, Ordering::Relaxed).to_string());
         fs::create_dir(&path)?;
         let group = Group { path, groups: Arc::clone(groups) };
-        let memory = ((limits.memory_mb + limits.disk_mb) << 20) + KEEPER;
+        let memory = ((limits.memory_mb + limits.disk_mb) << 20) + SUPERVISOR_MEMORY;
         group.set("memory.max", &memory.to_string())?;
         group.set("memory.oom.group", "1")?;
         group.set("pids.max", &limits.processes.saturating_add(PROCESSES).to_string())?;
@@ -157,8 +157,8 @@ impl Drop for Group {
 /// Returns the mount point of version 2, and the directory of this process's cgroup.
 fn place(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
     let mount = mounts.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        right.starts_with("cgroup2 ").then(|| left.split(' ').collect::<Vec<_>>())
+        let (mount_fields, filesystem_fields) = line.split_once(" - ")?;
+        filesystem_fields.starts_with("cgroup2 ").then(|| mount_fields.split(' ').collect::<Vec<_>>())
     })?;
     let (root, at) = (mount.get(3)?, PathBuf::from(mount.get(4)?));
     let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
@@ -218,27 +218,27 @@ mod tests {
 
     #[test]
     fn directory_without_controllers_is_rejected() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = Groups::below(folder.path()).unwrap_err().to_string();
+        let dir = tempfile::tempdir().unwrap();
+        let error = Groups::below(dir.path()).unwrap_err().to_string();
         assert!(error.contains("memory"), "{error}");
     }
 
     /// Creates a parent cgroup in an ordinary directory, whose files keep what is written to them.
-    fn on_disk(folder: &tempfile::TempDir) -> Arc<Groups> {
-        let path = folder.path().join("runs");
+    fn on_disk(dir: &tempfile::TempDir) -> Arc<Groups> {
+        let path = dir.path().join("runs");
         fs::create_dir(&path).unwrap();
         Arc::new(Groups { path, created: AtomicUsize::new(0), ended: Mutex::default() })
     }
 
     #[test]
     fn group_sets_limits_and_kills_on_drop() {
-        let folder = tempfile::tempdir().unwrap();
-        let groups = on_disk(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let groups = on_disk(&dir);
         let limits = Limits { memory_mb: 100, disk_mb: 28, processes: 30, ..Limits::default() };
         let first = Group::create(&groups, &limits).unwrap();
-        let read = |name: &str| fs::read_to_string(folder.path().join("runs/0").join(name));
+        let read = |name: &str| fs::read_to_string(dir.path().join("runs/0").join(name));
         for (name, value) in [
-            ("memory.max", (128 << 20) + KEEPER),
+            ("memory.max", (128 << 20) + SUPERVISOR_MEMORY),
             ("memory.oom.group", 1),
             ("memory.swap.max", 0),
             ("pids.max", 34),
@@ -253,8 +253,8 @@ mod tests {
 
     #[test]
     fn group_reads_memory_events_and_processor_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let group = Group::create(&on_disk(&folder), &Limits::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let group = Group::create(&on_disk(&dir), &Limits::default()).unwrap();
         assert_eq!((group.is_out_of_memory(), group.cpu_seconds()), (false, None));
         let write = |name: &str, text: &str| fs::write(group.path.join(name), text).unwrap();
         write("memory.events", "low 0\noom 3\noom_kill 0\n");
@@ -267,8 +267,8 @@ mod tests {
     /// The kernel refuses to remove a cgroup until its last process has ended.
     #[test]
     fn directories_of_ended_runs_are_removed_when_released() {
-        let folder = tempfile::tempdir().unwrap();
-        let groups = on_disk(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let groups = on_disk(&dir);
         let [busy, removed] = [0, 1].map(|_| Group::create(&groups, &Limits::default()).unwrap());
         let [busy, removed] = [busy, removed].map(|group| group.path.clone());
         assert!(!groups.release() && busy.exists());
@@ -280,32 +280,32 @@ mod tests {
             fs::read_dir(busy).unwrap().for_each(|file| fs::remove_file(file.unwrap().path()).unwrap());
         });
         drop(groups);
-        assert!(!folder.path().join("runs").exists());
+        assert!(!dir.path().join("runs").exists());
         ends.join().unwrap();
     }
 
     #[test]
     fn stale_directories_of_ended_processes_are_removed() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         // Process ids are at most 2^22.
         let ended = format!("{PREFIX}{}.0", (1 << 22) + 1);
         let own = format!("{PREFIX}{}.0", std::process::id());
         for name in [ended.as_str(), own.as_str(), "system.slice"] {
-            fs::create_dir_all(folder.path().join(name).join("1")).unwrap();
+            fs::create_dir_all(dir.path().join(name).join("1")).unwrap();
         }
-        remove_stale(folder.path());
-        let exists = |name: &str| folder.path().join(name).join("1").exists();
-        assert!(exists(&own) && exists("system.slice") && !folder.path().join(ended).exists());
+        remove_stale(dir.path());
+        let exists = |name: &str| dir.path().join(name).join("1").exists();
+        assert!(exists(&own) && exists("system.slice") && !dir.path().join(ended).exists());
     }
 
     #[test]
     fn delegation_turns_on_missing_controllers() {
-        let folder = tempfile::tempdir().unwrap();
-        let control = folder.path().join("cgroup.subtree_control");
+        let dir = tempfile::tempdir().unwrap();
+        let control = dir.path().join("cgroup.subtree_control");
         let delegated = |offered: &str, on: &str| {
-            fs::write(folder.path().join("cgroup.controllers"), offered).unwrap();
+            fs::write(dir.path().join("cgroup.controllers"), offered).unwrap();
             fs::write(&control, on).unwrap();
-            delegate(folder.path()).map(|()| fs::read_to_string(&control).unwrap())
+            delegate(dir.path()).map(|()| fs::read_to_string(&control).unwrap())
         };
         // An ordinary file keeps only what was written last.
         assert_eq!(delegated("cpu memory pids\n", "").unwrap(), "+pids");

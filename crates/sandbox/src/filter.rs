@@ -84,7 +84,7 @@ const OF_BUILDERS: &[libc::c_long] = &numbers! {
 };
 
 /// Calls that legitimate code may try. They fail with EACCES (no permission) instead of ENOSYS.
-const REFUSED: &[libc::c_long] = &numbers! {
+const REJECTED_CALLS: &[libc::c_long] = &numbers! {
     SYS_mount SYS_umount2 SYS_chroot SYS_pivot_root SYS_unshare SYS_setns SYS_ptrace SYS_settimeofday
     SYS_clock_settime SYS_sethostname SYS_setdomainname SYS_reboot SYS_bpf SYS_perf_event_open SYS_userfaultfd
     SYS_keyctl SYS_add_key SYS_request_key SYS_init_module SYS_finit_module SYS_delete_module SYS_swapon SYS_acct
@@ -172,8 +172,8 @@ fn bits(index: u8, mask: u64, value: u64) -> Result<SeccompRule, String> {
 
 /// Returns the calls that fail with EACCES. `counted` is whether the kernel charges all memory of a run
 /// to its cgroup. If not, memory that cannot be attributed to a process is rejected as well.
-fn refused(counted: bool) -> Result<Rules, String> {
-    let mut refused: Rules = REFUSED.iter().map(|number| (*number, Vec::new())).collect();
+fn rejection_rules(counted: bool) -> Result<Rules, String> {
+    let mut rejection_rules: Rules = REJECTED_CALLS.iter().map(|number| (*number, Vec::new())).collect();
     // Rejects families other than local sockets, and datagrams, which can be sent to a name without a
     // connection.
     let connected = [libc::SOCK_STREAM as u64, libc::SOCK_SEQPACKET as u64];
@@ -181,24 +181,24 @@ fn refused(counted: bool) -> Result<Rules, String> {
     for kind in (0..16).filter(|kind| !connected.contains(kind)) {
         pairs.push(bits(1, 0xf, kind)?);
     }
-    refused.insert(libc::SYS_socketpair, pairs);
+    rejection_rules.insert(libc::SYS_socketpair, pairs);
     let unknown = CONTROLS.iter().map(|command| argument(1, Compare::Ne, *command as u64));
-    refused.insert(libc::SYS_fcntl, vec![all(unknown.collect::<Result<_, _>>()?)?]);
+    rejection_rules.insert(libc::SYS_fcntl, vec![all(unknown.collect::<Result<_, _>>()?)?]);
     // These calls insert input into the terminal of the user who started the service.
-    refused.insert(libc::SYS_ioctl, any(1, [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD])?);
-    refused.insert(libc::SYS_setsockopt, any(2, SOCKET_PROGRAMS)?);
-    refused.insert(libc::SYS_prctl, any(0, PROCESS_OPTIONS.map(|option| option as u64))?);
+    rejection_rules.insert(libc::SYS_ioctl, any(1, [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD])?);
+    rejection_rules.insert(libc::SYS_setsockopt, any(2, SOCKET_PROGRAMS)?);
+    rejection_rules.insert(libc::SYS_prctl, any(0, PROCESS_OPTIONS.map(|option| option as u64))?);
     // These merge pages with those of other processes, or evict pages of shared files from memory.
     let advice = [libc::MADV_MERGEABLE, libc::MADV_COLD, libc::MADV_PAGEOUT];
-    refused.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
+    rejection_rules.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
     // The first rule rejects setting limits of another process. The keeper runs as the same user as the
     // code, which could otherwise lower the keeper's limits so that it cannot report. The second rule
     // rejects setting the size of core dumps together with a query of it, which `without_effect` cannot
     // answer.
     let core = argument(1, Compare::Eq, u64::from(libc::RLIMIT_CORE))?;
     let other = all(vec![argument(0, Compare::Ne, 0)?, pointer(2, Compare::Ne)?])?;
-    let asks = all(vec![core, pointer(2, Compare::Ne)?, pointer(3, Compare::Ne)?])?;
-    refused.insert(libc::SYS_prlimit64, vec![other, asks]);
+    let has_set = all(vec![core, pointer(2, Compare::Ne)?, pointer(3, Compare::Ne)?])?;
+    rejection_rules.insert(libc::SYS_prlimit64, vec![other, has_set]);
     // Threads must share their descriptors, and processes must not: the memory watch reads the
     // descriptors of one thread per process, and attributes a lock to the process that took it.
     let (thread, files) = (libc::CLONE_THREAD as u64, libc::CLONE_FILES as u64);
@@ -206,18 +206,18 @@ fn refused(counted: bool) -> Result<Rules, String> {
     for flag in NAMESPACES.map(|flag| u64::from(flag as u32)) {
         clones.push(bits(0, flag, flag)?);
     }
-    refused.insert(libc::SYS_clone, clones);
-    refused.insert(libc::SYS_close_range, vec![bits(2, 2, 2)?]);
+    rejection_rules.insert(libc::SYS_clone, clones);
+    rejection_rules.insert(libc::SYS_close_range, vec![bits(2, 2, 2)?]);
     let mut mappings = vec![bits(3, libc::MAP_HUGETLB as u64, libc::MAP_HUGETLB as u64)?];
     if !counted {
         // Such pages remain after the last process has unmapped them.
-        for shared in [libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE] {
-            let flags = (libc::MAP_ANONYMOUS | shared) as u64;
+        for shared_flag in [libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE] {
+            let flags = (libc::MAP_ANONYMOUS | shared_flag) as u64;
             mappings.push(bits(3, (libc::MAP_ANONYMOUS | libc::MAP_TYPE) as u64, flags)?);
         }
     }
-    refused.insert(libc::SYS_mmap, mappings);
-    Ok(refused)
+    rejection_rules.insert(libc::SYS_mmap, mappings);
+    Ok(rejection_rules)
 }
 
 /// Returns the calls that succeed without an effect.
@@ -269,7 +269,7 @@ pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
             program(allowed, errno(libc::ENOSYS), SeccompAction::Allow)?,
             program(without_effect()?, SeccompAction::Allow, errno(0))?,
         ],
-        runner: program(refused(counted)?, SeccompAction::Allow, errno(libc::EACCES))?,
+        runner: program(rejection_rules(counted)?, SeccompAction::Allow, errno(libc::EACCES))?,
     })
 }
 
@@ -298,17 +298,17 @@ mod tests {
 
     #[test]
     fn shared_anonymous_mappings_are_rejected_unless_counted() {
-        let mappings = |counted| refused(counted).unwrap().remove(&libc::SYS_mmap).unwrap();
+        let mappings = |counted| rejection_rules(counted).unwrap().remove(&libc::SYS_mmap).unwrap();
         let huge = bits(3, 0x4_0000, 0x4_0000).unwrap();
         // MAP_ANONYMOUS is 0x20. The lowest 4 bits are the type: MAP_SHARED or MAP_SHARED_VALIDATE.
-        let shared = [0x21, 0x23].map(|flags| bits(3, 0x2f, flags).unwrap());
+        let shared_flag = [0x21, 0x23].map(|flags| bits(3, 0x2f, flags).unwrap());
         assert_eq!(mappings(true), std::slice::from_ref(&huge));
-        assert_eq!(mappings(false), [&[huge], &shared[..]].concat());
+        assert_eq!(mappings(false), [&[huge], &shared_flag[..]].concat());
     }
 
     #[test]
     fn rejected_calls_are_not_on_allow_list() {
-        for number in REFUSED {
+        for number in REJECTED_CALLS {
             assert!(!EVERYWHERE.contains(number) && !HERE.contains(number), "{number}");
         }
     }
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn jail_building_calls_are_rejected_for_code() {
         for number in OF_BUILDERS {
-            assert!(REFUSED.contains(number), "{number}");
+            assert!(REJECTED_CALLS.contains(number), "{number}");
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::cgroup::Group;
 use crate::error::SandboxError;
 use crate::limits::Limits;
 use crate::memory::{self, Watch};
-use crate::output::Captured;
+use crate::output::CapturedOutput;
 use crate::protection::Missing;
 use crate::wire::Frames;
 use crate::zygote::Streams;
@@ -40,7 +40,7 @@ const MAX_INTERVAL: Duration = Duration::from_millis(200);
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Maximum number of reads to empty a pipe.
-const MOST_READS: usize = 64;
+const MAX_READS: usize = 64;
 
 /// Message that requests a keeper to end its run.
 const STOP: &[u8] = b"k";
@@ -51,9 +51,9 @@ pub(crate) struct Jail {
     cells: Option<Frames>,
     stdout: Option<pipe::Receiver>,
     stderr: Option<pipe::Receiver>,
-    out: Captured,
-    err: Captured,
-    keeper: Option<OwnedFd>,
+    out: CapturedOutput,
+    err: CapturedOutput,
+    supervisor: Option<OwnedFd>,
     pid: Option<u32>,
     jailed: bool,
     memory: u64,
@@ -116,7 +116,7 @@ pub(crate) struct Report {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Said {
+enum JailMessage {
     Keeper(#[allow(dead_code, reason = "a mark")] bool),
     Missing(std::collections::BTreeMap<String, String>),
     Failed(String),
@@ -131,9 +131,9 @@ impl Jail {
             cells: streams.cells,
             stdout: Some(streams.stdout),
             stderr: Some(streams.stderr),
-            out: Captured::new(limits.output_bytes),
-            err: Captured::new(limits.output_bytes),
-            keeper: None,
+            out: CapturedOutput::new(limits.output_bytes),
+            err: CapturedOutput::new(limits.output_bytes),
+            supervisor: None,
             pid: None,
             jailed,
             memory: limits.memory_mb << 20,
@@ -208,21 +208,21 @@ impl Jail {
             return Err(broken("the keeper of the run is gone; is memory short?"));
         };
         match serde_json::from_slice(&frame).map_err(|error| broken(&error.to_string()))? {
-            Said::Keeper(_) => {
-                self.keeper = self.line.descriptor.take();
-                self.pid = self.keeper.as_ref().and_then(memory::process);
+            JailMessage::Keeper(_) => {
+                self.supervisor = self.line.descriptor.take();
+                self.pid = self.supervisor.as_ref().and_then(memory::process);
                 self.was_watched = self.pid.is_some_and(memory::can_watch);
                 self.watch = self.pid.map(|pid| Watch::new(pid, self.memory, self.jailed));
                 Ok(None)
             }
-            Said::Missing(missing) => {
+            JailMessage::Missing(missing) => {
                 let wall = |(name, why)| Missing { name, why };
                 self.missing = missing.into_iter().map(wall).collect();
                 Ok(None)
             }
-            Said::Failed(why) => Err(broken(&why)),
-            Said::Refused(why) => Err(SandboxError::Request(why)),
-            Said::Ended(report) => Ok(Some(Event::Ended(report))),
+            JailMessage::Failed(why) => Err(broken(&why)),
+            JailMessage::Refused(why) => Err(SandboxError::Request(why)),
+            JailMessage::Ended(report) => Ok(Some(Event::Ended(report))),
         }
     }
 
@@ -285,24 +285,24 @@ impl Jail {
     }
 
     /// Takes all captured output, including what the pipes hold.
-    pub(crate) fn take_output(&mut self, limits: &Limits) -> (Captured, Captured) {
+    pub(crate) fn take_output(&mut self, limits: &Limits) -> (CapturedOutput, CapturedOutput) {
         let [buffer, _] = &mut *self.buffers;
         for (stream, kept) in [(&self.stdout, &mut self.out), (&self.stderr, &mut self.err)] {
             let Some(stream) = stream else { continue };
             // The limit is somewhat more than a pipe holds, because the code may continue to write.
-            for _ in 0..MOST_READS {
+            for _ in 0..MAX_READS {
                 let Ok(count @ 1..) = rustix::io::read(stream, &mut *buffer) else { break };
                 kept.push(&buffer[..count]);
             }
         }
-        let empty = || Captured::new(limits.output_bytes);
+        let empty = || CapturedOutput::new(limits.output_bytes);
         (std::mem::replace(&mut self.out, empty()), std::mem::replace(&mut self.err, empty()))
     }
 
     /// Ends all processes at once, without the keeper's report, because they must not allocate further
     /// memory until the keeper is scheduled. Without a PID namespace, the keeper has to end them.
     pub(crate) async fn stop_at_once(&mut self) -> Option<Report> {
-        if self.jailed && self.keeper.is_some() {
+        if self.jailed && self.supervisor.is_some() {
             return self.killed();
         }
         self.stop().await
@@ -346,8 +346,8 @@ impl Jail {
     fn kill(&self) {
         // Without a PID namespace, the keeper must end the remaining processes. It does so when the
         // connection closes.
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| self.jailed) {
-            let _ = pidfd_send_signal(keeper, Signal::KILL);
+        if let Some(supervisor) = self.supervisor.as_ref().filter(|_| self.jailed) {
+            let _ = pidfd_send_signal(supervisor, Signal::KILL);
         }
     }
 }

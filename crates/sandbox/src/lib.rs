@@ -58,7 +58,7 @@ mod zygote;
 
 pub use error::SandboxError;
 pub use limits::Limits;
-pub use output::Captured;
+pub use output::CapturedOutput;
 pub use protection::{Demand, Missing, Protection, WALLS};
 pub use remote::Remote;
 pub use run::{Ended, Language, Outcome, Run};

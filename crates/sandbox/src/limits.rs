@@ -45,10 +45,10 @@ impl Default for Limits {
 }
 
 /// Maximum of `seconds`: one day.
-const LONGEST: f64 = 86400.0;
+const MAX_SECONDS: f64 = 86400.0;
 
 /// Minimum memory with which an interpreter starts, in MiB.
-const LEAST_MEMORY: u64 = 32;
+const MIN_MEMORY: u64 = 32;
 
 impl Limits {
     /// Checks that each limit is within its range.
@@ -56,17 +56,20 @@ impl Limits {
     /// # Errors
     /// Returns an error with the name, value and range of the first limit that is out of range.
     pub fn check(&self) -> Result<(), String> {
-        if !(self.seconds > 0.0 && self.seconds <= LONGEST) {
-            return Err(format!("`seconds` is {}, but must be above 0 and at most {LONGEST}", self.seconds));
-        }
-        if self.memory_mb < LEAST_MEMORY || self.memory_mb > 1 << 24 {
+        if !(self.seconds > 0.0 && self.seconds <= MAX_SECONDS) {
             return Err(format!(
-                "`memory_mb` is {}, but must be from {LEAST_MEMORY} to {}",
+                "`seconds` is {}, but must be above 0 and at most {MAX_SECONDS}",
+                self.seconds
+            ));
+        }
+        if self.memory_mb < MIN_MEMORY || self.memory_mb > 1 << 24 {
+            return Err(format!(
+                "`memory_mb` is {}, but must be from {MIN_MEMORY} to {}",
                 self.memory_mb,
                 1 << 24
             ));
         }
-        for (name, value, least) in [
+        for (name, value, minimum) in [
             ("processes", u64::from(self.processes), 1),
             ("open_files", u64::from(self.open_files), 16),
             ("file_mb", self.file_mb, 1),
@@ -75,8 +78,8 @@ impl Limits {
             ("output_bytes", self.output_bytes as u64, 64),
             ("fetch_mb", self.fetch_mb, 0),
         ] {
-            if value < least || value > 1 << 30 {
-                return Err(format!("`{name}` is {value}, but must be from {least} to {}", 1 << 30));
+            if value < minimum || value > 1 << 30 {
+                return Err(format!("`{name}` is {value}, but must be from {minimum} to {}", 1 << 30));
             }
         }
         Ok(())

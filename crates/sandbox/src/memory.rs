@@ -84,7 +84,7 @@ pub(crate) fn can_watch(pid: u32) -> bool {
 /// Observes the descendants of a keeper.
 #[derive(Debug, Clone)]
 pub(crate) struct Watch {
-    keeper: u32,
+    supervisor: u32,
     /// Maximum memory, in bytes.
     limit: u64,
     /// Whether the run has its own network namespace, which lists its sockets.
@@ -102,12 +102,12 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Creates a watch over the descendants of `keeper`, which may use `limit` bytes together.
-    pub(crate) fn new(keeper: u32, limit: u64, has_network: bool) -> Self {
+    /// Creates a watch over the descendants of `supervisor`, which may use `limit` bytes together.
+    pub(crate) fn new(supervisor: u32, limit: u64, has_network: bool) -> Self {
         let buffer = fs::read_to_string("/proc/sys/net/core/wmem_default").ok();
         let buffer = buffer.and_then(|text| text.trim().parse().ok()).unwrap_or(BUFFER);
         Watch {
-            keeper,
+            supervisor: supervisor,
             limit,
             has_network,
             // A sender may exceed its buffer by one message of at most half a buffer.
@@ -121,7 +121,7 @@ impl Watch {
 
     /// Observes all processes once.
     pub(crate) fn look(mut self) -> Self {
-        let processes = below(self.keeper);
+        let processes = below(self.supervisor);
         let stats: Vec<Stat> = processes.iter().filter_map(|(pid, _)| stat(*pid)).collect();
         let cpu = stats.iter().map(|stat| stat.cpu).sum::<f64>();
         // The time of a child that its parent does not wait for is lost when the child ends.
@@ -135,8 +135,8 @@ impl Watch {
         let sum = kernel + found.iter().map(resident).sum::<u64>();
         // The exact sum counts shared memory once, which takes longer to compute.
         let exact = || {
-            let alone = found.iter().filter(|process| !process.borrows(&found));
-            kernel + alone.map(|process| process.share().unwrap_or(process.resident)).sum::<u64>()
+            let owners = found.iter().filter(|process| !process.borrows(&found));
+            kernel + owners.map(|process| process.share().unwrap_or(process.resident)).sum::<u64>()
         };
         // The exact sum of a process with many mappings takes long to read, so the kernel memory is
         // checked first.
@@ -190,7 +190,7 @@ impl Watch {
             }
         }
         // The sockets that the run received at its start belong to the service.
-        let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.keeper)).ok();
+        let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.supervisor)).ok();
         let listed = listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
         let sockets = listed.unwrap_or(sockets.len()) as u64;
         is_crowding |= pipes.len() > MAX_PIPES || watched > MAX_WATCHED;
@@ -232,8 +232,8 @@ impl Process {
             virtual_size: 0,
             table_size: 0,
         };
-        let others = threads.iter().copied().filter(|thread| *thread != pid);
-        let living = std::iter::once(pid).chain(others).find_map(|thread| {
+        let other_threads = threads.iter().copied().filter(|thread| *thread != pid);
+        let living = std::iter::once(pid).chain(other_threads).find_map(|thread| {
             let text = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
             let number = |name: &str| {
                 let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -366,15 +366,15 @@ fn locks(processes: &[(u32, BTreeSet<u32>)]) -> u64 {
     text.lines().filter_map(owner).filter(is_ours).count() as u64
 }
 
-/// Returns all descendants of `keeper`, with their threads.
-fn below(keeper: u32) -> Vec<(u32, BTreeSet<u32>)> {
-    let mut found = vec![(keeper, settled(|| threads(keeper)))];
+/// Returns all descendants of `supervisor`, with their threads.
+fn below(supervisor: u32) -> Vec<(u32, BTreeSet<u32>)> {
+    let mut found = vec![(supervisor, wait_until_stable(|| threads(supervisor)))];
     let mut at = 0;
     while at < found.len() && found.len() < MAX_PROCESSES {
         let (pid, threads_of) = found[at].clone();
         for thread in threads_of {
-            let children = settled(|| children(pid, thread));
-            found.extend(children.into_iter().map(|child| (child, settled(|| threads(child)))));
+            let children = wait_until_stable(|| children(pid, thread));
+            found.extend(children.into_iter().map(|child| (child, wait_until_stable(|| threads(child)))));
         }
         at += 1;
     }
@@ -393,7 +393,7 @@ fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
 
 /// Returns every entry that a listing contains, reading until two readings in a row agree. If an entry
 /// disappears during a reading, the kernel can skip another entry, because it resumes by position.
-fn settled(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
+fn wait_until_stable(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     let mut last = list();
     let mut all = last.clone();
     for _ in 0..READINGS {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-fn exceeds(keeper: u32, limit: u64) -> bool {
-    Watch::new(keeper, limit, false).look().exceeded
+fn exceeds(supervisor: u32, limit: u64) -> bool {
+    Watch::new(supervisor, limit, false).look().exceeded
 }
 
 #[test]
@@ -54,10 +54,10 @@ fn polled_counts_descriptors_of_blocked_poll() {
         .iter()
         .map(|(ours, _)| libc::pollfd { fd: ours.as_raw_fd(), events: libc::POLLIN, revents: 0 })
         .collect();
-    let (says, thread) = mpsc::channel();
+    let (sender, thread) = mpsc::channel();
     let waiting = std::thread::spawn(move || {
         // SAFETY: the call takes no arguments and always succeeds.
-        says.send(unsafe { libc::gettid() }).unwrap();
+        sender.send(unsafe { libc::gettid() }).unwrap();
         // SAFETY: the list outlives the call.
         unsafe { libc::poll(waited.as_mut_ptr(), 3, 20_000) }
     });
@@ -78,11 +78,11 @@ fn children_are_found_while_sibling_threads_exit() {
         let before: Vec<_> = (0..16)
             .map(|n| std::thread::spawn(move || std::thread::sleep(Duration::from_micros(400 + 37 * n))))
             .collect();
-        let (says, id) = mpsc::channel();
+        let (sender, id) = mpsc::channel();
         let (end, ends) = mpsc::channel::<()>();
         let parent = std::thread::spawn(move || {
             let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
-            says.send(child.id()).unwrap();
+            sender.send(child.id()).unwrap();
             let _ = ends.recv();
             child.kill().unwrap();
             child.wait().unwrap();
@@ -99,7 +99,7 @@ fn children_are_found_while_sibling_threads_exit() {
 /// A Python program that has printed `ready` and waits in `read`.
 struct Program {
     /// The shell that started the program.
-    keeper: std::process::Child,
+    supervisor: std::process::Child,
     /// Everything that the program has printed.
     output: String,
 }
@@ -114,13 +114,13 @@ impl Program {
         // Another command follows, so that the shell remains the parent.
         shell.args(["-c", "python3 -c \"$1\"; exit", "sh", &code]);
         let streams = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut keeper = streams.spawn().unwrap();
+        let mut supervisor = streams.spawn().unwrap();
         let mut output = String::new();
-        let mut lines = BufReader::new(keeper.stdout.as_mut().unwrap());
+        let mut lines = BufReader::new(supervisor.stdout.as_mut().unwrap());
         while !output.ends_with("ready\n") {
             assert!(lines.read_line(&mut output).unwrap() > 0, "the program ended: {code}");
         }
-        let program = Program { keeper, output };
+        let program = Program { supervisor, output };
         let waits = || current_call(program.process().0) == Some(libc::SYS_read);
         let deadline = Instant::now() + Duration::from_secs(10);
         while !waits() {
@@ -132,7 +132,7 @@ impl Program {
 
     /// Returns the program with its threads.
     fn process(&self) -> (u32, BTreeSet<u32>) {
-        below(self.keeper.id()).remove(0)
+        below(self.supervisor.id()).remove(0)
     }
 
     /// Returns the kernel memory of the program, in bytes, without page tables and mappings, and
@@ -141,7 +141,7 @@ impl Program {
         let (pid, threads) = self.process();
         let process = Process::read(pid, &threads);
         let other = process.tables + process.mappings() * MAPPING;
-        let watch = Watch::new(self.keeper.id(), 1 << 40, false);
+        let watch = Watch::new(self.supervisor.id(), 1 << 40, false);
         let (bytes, is_crowding) = watch.kernel(&[(pid, threads)], &[process]);
         (bytes - other, is_crowding)
     }
@@ -150,8 +150,8 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         // The program exits when its standard input closes.
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
+        drop(self.supervisor.stdin.take());
+        let _ = self.supervisor.wait();
     }
 }
 
@@ -204,7 +204,7 @@ fn crowding_starts_above_pipe_and_lock_limits() {
     };
     assert!(!Program::start(&pipes(MAX_PIPES)).kernel().1);
     let crowding = Program::start(&pipes(MAX_PIPES + 1));
-    assert!(crowding.kernel().1 && exceeds(crowding.keeper.id(), 1 << 40));
+    assert!(crowding.kernel().1 && exceeds(crowding.supervisor.id(), 1 << 40));
     assert!(!Program::start(&locks(MAX_RECORDS)).kernel().1);
     assert!(Program::start(&locks(MAX_RECORDS + 1)).kernel().1);
 }
@@ -255,7 +255,7 @@ fn mappings_of_process_are_counted() {
     let found = Process::read(pid, &threads);
     let listed: u64 = program.output.lines().next().unwrap().parse().unwrap();
     assert!(listed > 500 && found.mappings().abs_diff(listed) < 10, "{listed}, {}", found.mappings());
-    let watch = Watch::new(program.keeper.id(), 1 << 40, false);
+    let watch = Watch::new(program.supervisor.id(), 1 << 40, false);
     let both = watch.kernel(&[], &[found]).0;
     let (pid, threads) = program.process();
     let found = Process::read(pid, &threads);
@@ -333,14 +333,14 @@ fn unreadable_ended_process_counts_nothing() {
 fn processor_time_is_counted_once() {
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "sh -c 'while :; do :; done'; exit"]);
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut shell = shell.stderr(Stdio::null()).spawn().unwrap();
     let mut watch = Watch::new(shell.id(), 1 << 40, false);
-    while watch.cpu < 0.3 && begun.elapsed() < Duration::from_secs(20) {
+    while watch.cpu < 0.3 && started.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(20));
         watch = watch.look();
         // The tick count is rounded up by at most one tick.
-        assert!(watch.cpu <= begun.elapsed().as_secs_f64() + 0.02, "{watch:?}");
+        assert!(watch.cpu <= started.elapsed().as_secs_f64() + 0.02, "{watch:?}");
     }
     for (pid, _) in below(shell.id()) {
         // SAFETY: the process was started above, and was not waited for.
@@ -354,8 +354,8 @@ fn processor_time_is_counted_once() {
 fn shared_pages_count_once_toward_limit() {
     // The child shares the 64 MiB of its parent.
     let program = Program::start("kept = b'x' * (64 << 20)\nif os.fork() == 0: os.read(0, 1); os._exit(0)");
-    let exceeds = |mib: u64| exceeds(program.keeper.id(), mib << 20);
-    assert!(below(program.keeper.id()).len() == 2 && exceeds(60));
+    let exceeds = |mib: u64| exceeds(program.supervisor.id(), mib << 20);
+    assert!(below(program.supervisor.id()).len() == 2 && exceeds(60));
     // Each of the two processes counts for half of the shared pages.
     assert!(!exceeds(110));
 }
@@ -367,7 +367,7 @@ fn borrowed_memory_is_found_by_identity() {
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\
          if os.fork() == 0: os.read(0, 1); os._exit(0)",
     );
-    let found = below(program.keeper.id());
+    let found = below(program.supervisor.id());
     let read = |thread: u32| Process::read(thread, &[thread].into());
     let parent = read(found[0].0);
     let thread = read(*found[0].1.iter().find(|thread| **thread != found[0].0).unwrap());

@@ -4,27 +4,27 @@ use std::collections::VecDeque;
 
 /// Output of a stream: all bytes if they are within the limit, otherwise the first and the last ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Captured {
+pub struct CapturedOutput {
     head: Vec<u8>,
     tail: VecDeque<u8>,
-    most: usize,
+    max_bytes: usize,
     /// Number of bytes received, whether kept or not.
     pub total: u64,
 }
 
-impl Captured {
-    /// Creates an empty capture that keeps up to `most` bytes.
-    pub(crate) fn new(most: usize) -> Self {
-        Captured { most, ..Captured::default() }
+impl CapturedOutput {
+    /// Creates an empty capture that keeps up to `max_bytes` bytes.
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        CapturedOutput { max_bytes: max_bytes, ..CapturedOutput::default() }
     }
 
     /// Appends received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
-        let room = (self.most - self.most / 2).saturating_sub(self.head.len()).min(bytes.len());
+        let room = (self.max_bytes - self.max_bytes / 2).saturating_sub(self.head.len()).min(bytes.len());
         let (first, rest) = bytes.split_at(room);
         self.head.extend_from_slice(first);
-        let keeps = self.most / 2;
+        let keeps = self.max_bytes / 2;
         let rest = &rest[rest.len().saturating_sub(keeps)..];
         let over = (self.tail.len() + rest.len()).saturating_sub(keeps);
         self.tail.drain(..over);
@@ -55,17 +55,17 @@ mod tests {
     #[test]
     fn captured_keeps_both_ends_for_any_chunking() {
         let bytes: Vec<u8> = (0..1000u32).map(|at| b'a' + (at % 26) as u8).collect();
-        for piece in [1, 7, 64, 999, 1000] {
-            let mut kept = Captured::new(100);
-            bytes.chunks(piece).for_each(|chunk| kept.push(chunk));
+        for length in [1, 7, 64, 999, 1000] {
+            let mut kept = CapturedOutput::new(100);
+            bytes.chunks(length).for_each(|chunk| kept.push(chunk));
             assert_eq!((kept.total, kept.left_out()), (1000, 900));
             let text = kept.text();
             let (head, tail) = text.split_once("\n[... 900 of 1000 bytes are left out ...]\n").unwrap();
-            assert_eq!((head.as_bytes(), tail.as_bytes()), (&bytes[..50], &bytes[950..]), "{piece}");
+            assert_eq!((head.as_bytes(), tail.as_bytes()), (&bytes[..50], &bytes[950..]), "{length}");
         }
-        let mut whole = Captured::new(100);
-        whole.push(&bytes[..60]);
-        whole.push(&bytes[60..100]);
-        assert_eq!((whole.text().as_bytes(), whole.left_out()), (&bytes[..100], 0));
+        let mut full = CapturedOutput::new(100);
+        full.push(&bytes[..60]);
+        full.push(&bytes[60..100]);
+        assert_eq!((full.text().as_bytes(), full.left_out()), (&bytes[..100], 0));
     }
 }

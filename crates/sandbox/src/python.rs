@@ -9,7 +9,7 @@ use tokio::process::Command;
 use crate::error::SandboxError;
 
 /// Timeout for an interpreter to describe itself.
-const LONGEST: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Script with which an interpreter describes itself as JSON.
 const QUESTIONS: &str = r#"
@@ -65,7 +65,7 @@ pub(crate) struct Python {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct ProbeResult {
     executable: String,
     why: Option<String>,
     folders: Vec<String>,
@@ -83,24 +83,27 @@ impl Python {
         let program = if named.is_dir() { named.join("bin/python3") } else { named.to_owned() };
         let mut command = Command::new(&program);
         command.args(["-I", "-c", QUESTIONS]).stdin(std::process::Stdio::null()).kill_on_drop(true);
-        let asked = tokio::time::timeout(LONGEST, command.output()).await;
-        let output = asked
-            .map_err(|_| wrong(format!("it said nothing for {LONGEST:?}")))?
+        let outcome = tokio::time::timeout(TIMEOUT, command.output()).await;
+        let output = outcome
+            .map_err(|_| wrong(format!("it said nothing for {TIMEOUT:?}")))?
             .map_err(|error| wrong(format!("{}: {error}", program.display())))?;
-        let answer: Answer = serde_json::from_slice(&output.stdout).map_err(|_| {
-            let said = String::from_utf8_lossy(&output.stderr);
-            wrong(format!("it is no Python: {}", said.lines().last().unwrap_or("it printed something else")))
+        let result: ProbeResult = serde_json::from_slice(&output.stdout).map_err(|_| {
+            let stderr_text = String::from_utf8_lossy(&output.stderr);
+            wrong(format!(
+                "it is no Python: {}",
+                stderr_text.lines().last().unwrap_or("it printed something else")
+            ))
         })?;
-        if let Some(why) = answer.why {
+        if let Some(why) = result.why {
             return Err(wrong(why));
         }
-        let mut read: Vec<String> = SYSTEM.iter().map(|folder| (*folder).to_owned()).collect();
+        let mut read: Vec<String> = SYSTEM.iter().map(|dir| (*dir).to_owned()).collect();
         let home = std::env::var("HOME").unwrap_or_default();
-        for folder in answer.folders.into_iter().filter(|folder| !folder.is_empty() && folder != "/usr") {
-            if TOO_WIDE.contains(&folder.as_str()) || folder == home {
-                return Err(wrong(format!("it needs all of {folder}, which code must not see")));
+        for dir in result.folders.into_iter().filter(|dir| !dir.is_empty() && dir != "/usr") {
+            if TOO_WIDE.contains(&dir.as_str()) || dir == home {
+                return Err(wrong(format!("it needs all of {dir}, which code must not see")));
             }
-            add(&mut read, &folder);
+            add(&mut read, &dir);
         }
         let mut apart = Vec::new();
         for path in also {
@@ -127,14 +130,14 @@ impl Python {
             }
             add(&mut read, text);
         }
-        Ok(Python { executable: answer.executable.into(), version: answer.version, read, apart })
+        Ok(Python { executable: result.executable.into(), version: result.version, read, apart })
     }
 }
 
 /// Adds a directory and, if its name contains symbolic links, the real path.
-fn add(read: &mut Vec<String>, folder: &str) {
-    let real = std::fs::canonicalize(folder).ok().and_then(|path| path.to_str().map(str::to_owned));
-    for path in [Some(folder.to_owned()), real].into_iter().flatten() {
+fn add(read: &mut Vec<String>, dir: &str) {
+    let real = std::fs::canonicalize(dir).ok().and_then(|path| path.to_str().map(str::to_owned));
+    for path in [Some(dir.to_owned()), real].into_iter().flatten() {
         if !read.contains(&path) {
             read.push(path);
         }
@@ -167,8 +170,8 @@ mod tests {
 
     #[tokio::test]
     async fn find_exposes_only_files_and_narrow_directories() {
-        let folder = tempfile::tempdir().unwrap();
-        let shown = std::fs::canonicalize(folder.path()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let shown = std::fs::canonicalize(dir.path()).unwrap();
         let (file, socket) = (shown.join("file"), shown.join("socket"));
         std::fs::write(&file, "").unwrap();
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();

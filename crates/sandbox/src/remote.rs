@@ -5,26 +5,26 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::http::Method;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use levade_http::{Ask, Bounds, Client, Hosts};
+use levade_http::{Bounds, Client, ClientRequest, Hosts};
 use levade_policy::awake;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::SandboxError;
-use crate::service::{CodeAnswer, JupyterAnswer, RunCode, RunJupyter, Status};
+use crate::service::{CodeResponse, JupyterResponse, RunCode, RunJupyter, Status};
 
 /// Maximum time of a request beyond the run time of its code, for connecting and waiting in the queue.
 const BESIDES: Duration = Duration::from_secs(60);
 
-/// Wait before a busy service is called again. It doubles with each retry, up to `LONGEST_PAUSE`.
+/// Wait before a busy service is called again. It doubles with each retry, up to `MAX_RETRY_PAUSE`.
 const PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(8);
 
 /// Maximum size of a response, in bytes.
-const MOST_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 
 /// Maximum number of redirects that are followed.
-const MOST_REDIRECTS: u32 = 10;
+const MAX_REDIRECTS: u32 = 10;
 
 /// A client of a service with SandboxFusion's API.
 #[derive(Debug, Clone)]
@@ -56,20 +56,20 @@ impl Remote {
     ///
     /// # Errors
     /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
-    pub async fn run_code(&self, request: &RunCode) -> Result<CodeAnswer, SandboxError> {
-        let answer: CodeAnswer = self.post("run_code", request, request.run_timeout).await?;
-        self.sound(answer.status, &answer.message)?;
-        Ok(answer)
+    pub async fn run_code(&self, request: &RunCode) -> Result<CodeResponse, SandboxError> {
+        let response: CodeResponse = self.post("run_code", request, request.run_timeout).await?;
+        self.sound(response.status, &response.message)?;
+        Ok(response)
     }
 
     /// Calls `POST /run_jupyter`.
     ///
     /// # Errors
     /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
-    pub async fn run_jupyter(&self, request: &RunJupyter) -> Result<JupyterAnswer, SandboxError> {
-        let answer: JupyterAnswer = self.post("run_jupyter", request, request.total_timeout).await?;
-        self.sound(answer.status, &answer.message)?;
-        Ok(answer)
+    pub async fn run_jupyter(&self, request: &RunJupyter) -> Result<JupyterResponse, SandboxError> {
+        let response: JupyterResponse = self.post("run_jupyter", request, request.total_timeout).await?;
+        self.sound(response.status, &response.message)?;
+        Ok(response)
     }
 
     fn sound(&self, status: Status, message: &str) -> Result<(), SandboxError> {
@@ -98,15 +98,18 @@ impl Remote {
             }
             awake::sleep(pause).await;
             waited += pause;
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause = (2 * pause).min(MAX_RETRY_PAUSE);
         };
-        let said = || String::from_utf8_lossy(&text[..text.len().min(500)]).into_owned();
+        let body_start = || String::from_utf8_lossy(&text[..text.len().min(500)]).into_owned();
         match status {
-            200 => serde_json::from_slice(&text)
-                .map_err(|error| broken(format!("{url} answered something else ({error}): {}", said()))),
+            200 => serde_json::from_slice(&text).map_err(|error| {
+                broken(format!("{url} answered something else ({error}): {}", body_start()))
+            }),
             // The response names the field and its value.
-            400 | 404 | 422 => Err(SandboxError::Request(format!("{url} refused the request: {}", said()))),
-            _ => Err(broken(format!("{url} answered {status}: {}", said()))),
+            400 | 404 | 422 => {
+                Err(SandboxError::Request(format!("{url} refused the request: {}", body_start())))
+            }
+            _ => Err(broken(format!("{url} answered {status}: {}", body_start()))),
         }
     }
 
@@ -119,14 +122,14 @@ impl Remote {
             let value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|error| broken(&error))?;
             headers.insert(AUTHORIZATION, value);
         }
-        let ask = Ask { method: Method::POST, url: url.clone(), headers, body };
+        let request = ClientRequest { method: Method::POST, url: url.clone(), headers, body };
         // The limit uses this process's clock, which excludes time when it was stopped. `levade_http`
         // does not know that clock, so its deadline is only a fallback.
-        let bounds = Bounds { deadline: limit * 4, bytes: MOST_BYTES, redirects: MOST_REDIRECTS };
-        let reply = awake::within(limit, self.http.ask(ask, bounds)).await;
-        let reply = reply.ok_or_else(|| broken(&format!("no answer within {limit:?}")))?;
-        let reply = reply.map_err(|error| broken(&error))?;
-        Ok((reply.status.as_u16(), reply.body))
+        let bounds = Bounds { deadline: limit * 4, bytes: MAX_BYTES, redirects: MAX_REDIRECTS };
+        let response = awake::within(limit, self.http.send(request, bounds)).await;
+        let response = response.ok_or_else(|| broken(&format!("no answer within {limit:?}")))?;
+        let response = response.map_err(|error| broken(&error))?;
+        Ok((response.status.as_u16(), response.body))
     }
 }
 
@@ -143,9 +146,9 @@ mod tests {
 
     #[tokio::test]
     async fn busy_service_is_retried() {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&asked);
-        let answer = move || {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&requests);
+        let response = move || {
             let first = count.fetch_add(1, Ordering::Relaxed) == 0;
             let full = (StatusCode::TOO_MANY_REQUESTS, r#"{"detail": "full"}"#);
             let done = (StatusCode::OK, r#"{"status": "Success", "run_result": {"status": "Finished"}}"#);
@@ -153,11 +156,12 @@ mod tests {
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let router = Router::new().route("/run_code", post(answer));
+        let router = Router::new().route("/run_code", post(response));
         let server = tokio::spawn(async move { axum::serve(listener, router).await });
         let request: RunCode = serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
-        let answer = Remote::new(&format!("{url}/run_code"), None).unwrap().run_code(&request).await.unwrap();
-        assert_eq!((answer.status, asked.load(Ordering::Relaxed)), (Status::Success, 2));
+        let response =
+            Remote::new(&format!("{url}/run_code"), None).unwrap().run_code(&request).await.unwrap();
+        assert_eq!((response.status, requests.load(Ordering::Relaxed)), (Status::Success, 2));
         server.abort();
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::SandboxError;
 use crate::jail::{Deadline, Event, Jail, Report, deadline};
 use crate::limits::Limits;
-use crate::output::Captured;
+use crate::output::CapturedOutput;
 use crate::zygote::{Order, Zygote};
 
 /// Language of the code.
@@ -95,9 +95,9 @@ pub struct Outcome {
     /// How the run ended.
     pub ended: Ended,
     /// Standard output.
-    pub stdout: Captured,
+    pub stdout: CapturedOutput,
     /// Standard error.
-    pub stderr: Captured,
+    pub stderr: CapturedOutput,
     /// Wall-clock time, in seconds. It includes the start of the jail.
     pub seconds: f64,
     /// Processor time of all processes, in seconds. Without a cgroup, the time of a child is missing if
@@ -166,7 +166,7 @@ pub(crate) async fn follow(
     order: &Order,
     run: &Run,
 ) -> Result<(Outcome, Jail), SandboxError> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let files: Vec<&[u8]> = run.files.values().map(Vec::as_slice).chain([run.code.as_bytes()]).collect();
     let group = zygote.group(&run.limits)?;
     let streams = zygote.spawn(order, &files, &run.stdin, group.as_ref()).await;
@@ -182,7 +182,7 @@ pub(crate) async fn follow(
         }
     }
     let (stdout, stderr) = jail.take_output(&run.limits);
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     let cpu_seconds = report.cpu.max(jail.cpu_seconds());
     Ok((Outcome { ended, stdout, stderr, seconds, cpu_seconds, files, not_fetched }, jail))
 }

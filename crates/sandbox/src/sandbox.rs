@@ -154,7 +154,7 @@ impl Sandbox {
     pub async fn run(&self, run: &Run) -> Result<Outcome, SandboxError> {
         run.limits.check().map_err(SandboxError::Request)?;
         check(&run.files, &run.fetch, &run.environment)?;
-        let _place = self.0.place().await?;
+        let _permit = self.0.place().await?;
         let zygote = self.0.zygote().await?;
         let (outcome, jail) = follow(&zygote, &self.0.order(run, false), run).await?;
         if self.0.setup.full && !jail.missing.is_empty() {
@@ -175,8 +175,8 @@ impl Inner {
 
     /// Acquires a permit to run, after waiting in the queue if necessary.
     pub(crate) async fn place(&self) -> Result<SemaphorePermit<'_>, SandboxError> {
-        if let Ok(place) = self.running.try_acquire() {
-            return Ok(place);
+        if let Ok(permit) = self.running.try_acquire() {
+            return Ok(permit);
         }
         struct Waits<'a>(&'a AtomicUsize);
         impl Drop for Waits<'_> {

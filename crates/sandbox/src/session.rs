@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use crate::error::SandboxError;
 use crate::jail::{Event, Happened, Jail, deadline};
 use crate::limits::Limits;
-use crate::output::Captured;
+use crate::output::CapturedOutput;
 use crate::protection::reasons;
 use crate::run::{Ended, Language, Run, check, ended, seconds};
 use crate::sandbox::Sandbox;
@@ -35,25 +35,25 @@ pub struct SessionOptions {
 pub struct Session {
     sandbox: Sandbox,
     options: SessionOptions,
-    resting: Option<Resting>,
+    resting: Option<IdleSession>,
     /// Whether an interpreter was lost and no cell has reported that yet.
     is_fresh: bool,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// An interpreter between two cells. Threads and processes that cells have left continue to run. Their
 /// memory is limited to that of the session, and their processor time between two cells to the time
 /// limit of a cell. Dropping this value ends them.
 #[derive(Debug)]
-struct Resting {
+struct IdleSession {
     watch: JoinHandle<(Jail, Option<Happened>)>,
     wake: oneshot::Sender<()>,
 }
 
-impl Resting {
-    fn begin(jail: Jail, cpu: f64) -> Self {
+impl IdleSession {
+    fn new(jail: Jail, cpu: f64) -> Self {
         let (wake, woken) = oneshot::channel();
-        Resting { watch: tokio::spawn(jail.rest(cpu, woken)), wake }
+        IdleSession { watch: tokio::spawn(jail.rest(cpu, woken)), wake }
     }
 
     /// Stops the observation. Returns the interpreter, and the event that occurred, if any.
@@ -68,9 +68,9 @@ impl Resting {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
     /// Standard output.
-    pub stdout: Captured,
+    pub stdout: CapturedOutput,
     /// Standard error, without the traceback.
-    pub stderr: Captured,
+    pub stderr: CapturedOutput,
     /// Values that the cell displayed, formatted with `repr`: that of its last expression, and those
     /// passed to `display`.
     pub shown: Vec<String>,
@@ -96,7 +96,7 @@ pub struct CellError {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct CellResult {
     shown: Vec<String>,
     error: Option<CellError>,
 }
@@ -113,7 +113,7 @@ impl Sandbox {
         let Ok(place) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
             return Err(SandboxError::Sessions { most: self.options().sessions });
         };
-        Ok(Session { sandbox: self.clone(), options, resting: None, is_fresh: false, _place: place })
+        Ok(Session { sandbox: self.clone(), options, resting: None, is_fresh: false, _permit: place })
     }
 }
 
@@ -130,7 +130,7 @@ impl Session {
     /// Returns an error if the queue is full or the sandbox itself fails.
     pub async fn cell(&mut self, code: &str) -> Result<Cell, SandboxError> {
         let sandbox = self.sandbox.clone();
-        let _place = sandbox.0.place().await?;
+        let _permit = sandbox.0.place().await?;
         let begun = std::time::Instant::now();
         let limits = self.options.limits;
         let is_fresh = self.is_fresh;
@@ -155,13 +155,13 @@ impl Session {
             break match event {
                 Event::Cell(answer) => {
                     let answer = handed.as_ref().and_then(|_| serde_json::from_slice(&answer).ok());
-                    let Some(Answer { shown, error }) = answer else {
+                    let Some(CellResult { shown, error }) = answer else {
                         // The code has written to the runner's channel, which it must not use.
                         jail.stop().await;
                         break Ended::Signal(libc::SIGKILL);
                     };
                     let (stdout, stderr) = jail.take_output(&limits);
-                    (self.resting, self.is_fresh) = (Some(Resting::begin(jail, limits.seconds)), false);
+                    (self.resting, self.is_fresh) = (Some(IdleSession::new(jail, limits.seconds)), false);
                     let seconds = begun.elapsed().as_secs_f64();
                     return Ok(Cell { stdout, stderr, shown, error, ended: None, is_fresh, seconds });
                 }

@@ -15,7 +15,7 @@ use tokio::io::Interest;
 use tokio::net::{UnixDatagram, UnixStream};
 
 /// Maximum size of a frame, in bytes: somewhat more than the longest text of a result.
-const LONGEST: usize = 64 << 20;
+const MAX_FRAME_BYTES: usize = 64 << 20;
 
 /// Sends one byte with descriptors, waiting until the socket has room.
 pub(crate) async fn send_descriptors(to: &UnixDatagram, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -47,8 +47,10 @@ impl Frames {
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let Some(head) = self.take(4).await? else { return Ok(None) };
         let size = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        if size > LONGEST {
-            return Err(io::Error::other(format!("a frame of {size} bytes, and {LONGEST} are allowed")));
+        if size > MAX_FRAME_BYTES {
+            return Err(io::Error::other(format!(
+                "a frame of {size} bytes, and {MAX_FRAME_BYTES} are allowed"
+            )));
         }
         if self.fill(4 + size).await? {
             let frame = self.buffer[4..4 + size].to_vec();

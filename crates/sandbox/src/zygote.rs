@@ -84,7 +84,7 @@ pub(crate) struct Setup {
 
 /// First message of the fork server.
 #[derive(Deserialize)]
-struct Greeting {
+struct ZygoteHello {
     missing: std::collections::BTreeMap<String, String>,
     #[serde(default)]
     preload: std::collections::BTreeMap<String, String>,
@@ -144,7 +144,7 @@ impl Zygote {
         let mut process =
             command.spawn().map_err(|error| broken(&setup.python.executable.display().to_string(), error))?;
         drop(command);
-        let words = last_words(process.stderr.take());
+        let stderr_text = read_stderr_tail(process.stderr.take());
         // This is a SEQPACKET socket: packets in order over a connection that reports when the peer has
         // exited. tokio has no type for it.
         let control = UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
@@ -165,20 +165,23 @@ impl Zygote {
         });
         let greeted = timeout(STARTING, async {
             control.send(config.to_string().as_bytes()).await?;
-            answer(&control).await
+            receive_response(&control).await
         });
         let greeting = match greeted.await {
             Ok(Ok(bytes)) if !bytes.is_empty() => bytes,
             Ok(_) => {
-                let words = timeout(Duration::from_secs(2), words).await.ok().and_then(Result::ok);
-                let words = words.unwrap_or_default();
-                return Err(SandboxError::Broken(format!("the fork server ended at its start: {words}")));
+                let stderr_text =
+                    timeout(Duration::from_secs(2), stderr_text).await.ok().and_then(Result::ok);
+                let stderr_text = stderr_text.unwrap_or_default();
+                return Err(SandboxError::Broken(format!(
+                    "the fork server ended at its start: {stderr_text}"
+                )));
             }
             Err(_) => {
                 return Err(SandboxError::Broken(format!("the fork server did not start in {STARTING:?}")));
             }
         };
-        let greeting: Greeting = serde_json::from_slice(&greeting)
+        let greeting: ZygoteHello = serde_json::from_slice(&greeting)
             .map_err(|error| SandboxError::Broken(format!("the fork server's greeting: {error}")))?;
         if let Some((module, why)) = greeting.preload.first_key_value() {
             return Err(SandboxError::Request(format!(
@@ -281,7 +284,7 @@ fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Receives the next packet. It is empty if the peer has exited.
-async fn answer(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
+async fn receive_response(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; 64 << 10];
     let count = from.recv(&mut bytes).await?;
     bytes.truncate(count);
@@ -289,7 +292,7 @@ async fn answer(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
 }
 
 /// Reads and logs the output of the fork server until it exits. Returns the last line.
-fn last_words(from: Option<tokio::process::ChildStderr>) -> tokio::task::JoinHandle<String> {
+fn read_stderr_tail(from: Option<tokio::process::ChildStderr>) -> tokio::task::JoinHandle<String> {
     use tokio::io::{AsyncBufReadExt, BufReader};
     tokio::spawn(async move {
         let mut last = String::new();

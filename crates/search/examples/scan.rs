@@ -16,7 +16,7 @@ type Error = Box<dyn std::error::Error>;
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["bm25", folder, queries, threads] => bm25(folder, queries, threads.parse()?),
+        ["bm25", dir, queries, threads] => bm25(dir, queries, threads.parse()?),
         ["vectors", count, dimensions, threads] => {
             vectors(count.parse()?, dimensions.parse()?, threads.parse()?)
         }
@@ -24,8 +24,8 @@ fn main() -> Result<(), Error> {
     }
 }
 
-fn bm25(folder: &str, queries: &str, threads: usize) -> Result<(), Error> {
-    let index = Index::open(Path::new(folder), false)?;
+fn bm25(dir: &str, queries: &str, threads: usize) -> Result<(), Error> {
+    let index = Index::open(Path::new(dir), false)?;
     let question = |line: &str| -> Result<String, Error> {
         let row: Value = serde_json::from_str(line)?;
         Ok(row["question"].as_str().unwrap_or_default().to_owned())
@@ -68,16 +68,16 @@ impl MadeUp {
 
 fn vectors(count: usize, dimensions: usize, threads: usize) -> Result<(), Error> {
     let mut made_up = MadeUp(1);
-    let folder = std::env::temp_dir().join(format!("levade-scan-{}", std::process::id()));
-    std::fs::create_dir(&folder)?;
-    let mut writer = VectorWriter::create(&folder, dimensions)?;
+    let dir = std::env::temp_dir().join(format!("levade-scan-{}", std::process::id()));
+    std::fs::create_dir(&dir)?;
+    let mut writer = VectorWriter::create(&dir, dimensions)?;
     let begun = Instant::now();
     for _ in 0..count {
         writer.add(&made_up.vector(dimensions))?;
     }
     let residual = writer.finish()?;
     let written = begun.elapsed().as_secs_f64();
-    let found = Vectors::open(&folder, count as u64, dimensions, residual)?;
+    let found = Vectors::open(&dir, count as u64, dimensions, residual)?;
     let queries: Vec<Vec<f32>> = (0..32).map(|_| made_up.vector(dimensions)).collect();
     let all = found.search(&queries, 10, threads)?;
     let mut one = Vec::new();
@@ -96,6 +96,6 @@ fn vectors(count: usize, dimensions: usize, threads: usize) -> Result<(), Error>
         "one_worst_ms": one[one.len() - 1], "batch_of_32_ms": batch,
     });
     println!("{line}");
-    std::fs::remove_dir_all(&folder)?;
+    std::fs::remove_dir_all(&dir)?;
     Ok(())
 }

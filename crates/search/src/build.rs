@@ -21,7 +21,7 @@ use crate::{Analyzer, Passage, SearchError};
 /// Number of passages per embedding batch.
 const BATCH: usize = 256;
 /// Timeout for embedding a batch.
-const LONGEST_BATCH: Duration = Duration::from_secs(600);
+const BATCH_TIMEOUT: Duration = Duration::from_secs(600);
 /// Name of the file that the building process locks.
 const LOCK: &str = ".lock";
 
@@ -60,24 +60,24 @@ pub struct DenseModel<'a> {
 /// cannot be completed, its files are removed.
 pub fn build(
     corpus: &Path,
-    folder: &Path,
+    dir: &Path,
     analyzer: Analyzer,
     dense: Option<DenseModel<'_>>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Manifest, SearchError> {
-    let is_taken = match folder.exists() {
-        true => std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_some()),
+    let is_taken = match dir.exists() {
+        true => std::fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_some()),
         // A dangling symbolic link.
-        false => folder.is_symlink(),
+        false => dir.is_symlink(),
     };
     if is_taken {
-        return Err(SearchError::Exists(folder.to_owned()));
+        return Err(SearchError::Exists(dir.to_owned()));
     }
     // Resolve a symbolic link, so that the index replaces the empty directory and not the link.
-    let folder = &folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let dir = &dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let mut corpus = Corpus::open(corpus)?;
-    let site = Site::begin(folder)?;
-    let built = write(&mut corpus, &site.place, analyzer, dense, progress);
+    let site = Site::begin(dir)?;
+    let built = write(&mut corpus, &site.location, analyzer, dense, progress);
     let manifest = match built {
         Ok(manifest) => manifest,
         Err(error) => {
@@ -85,74 +85,74 @@ pub fn build(
             return Err(error);
         }
     };
-    site.end(folder)?;
+    site.end(dir)?;
     Ok(manifest)
 }
 
 /// The temporary directory of an index that is being built, locked by this process.
 struct Site {
-    place: PathBuf,
+    location: PathBuf,
     _lock: File,
 }
 
 impl Site {
-    fn begin(folder: &Path) -> Result<Self, SearchError> {
-        let name = folder.file_name().ok_or_else(|| SearchError::Exists(folder.to_owned()))?;
-        let place = folder.with_file_name(format!(".{}.building", name.to_string_lossy()));
-        std::fs::create_dir_all(&place).map_err(SearchError::io("create", &place))?;
-        let path = place.join(LOCK);
+    fn begin(dir: &Path) -> Result<Self, SearchError> {
+        let name = dir.file_name().ok_or_else(|| SearchError::Exists(dir.to_owned()))?;
+        let location = dir.with_file_name(format!(".{}.building", name.to_string_lossy()));
+        std::fs::create_dir_all(&location).map_err(SearchError::io("create", &location))?;
+        let path = location.join(LOCK);
         let lock = File::create(&path).map_err(SearchError::io("create", &path))?;
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(SearchError::Locked(folder.to_owned())),
+            Err(TryLockError::WouldBlock) => return Err(SearchError::Locked(dir.to_owned())),
             Err(TryLockError::Error(error)) => return Err(SearchError::io("lock", &path)(error)),
         }
         // Remove the files of an earlier process that was killed.
-        for entry in std::fs::read_dir(&place).map_err(SearchError::io("list", &place))? {
-            let path = entry.map_err(SearchError::io("list", &place))?.path();
+        for entry in std::fs::read_dir(&location).map_err(SearchError::io("list", &location))? {
+            let path = entry.map_err(SearchError::io("list", &location))?.path();
             if path.is_dir() {
                 std::fs::remove_dir_all(&path).map_err(SearchError::io("remove", &path))?;
             } else if !path.ends_with(LOCK) {
                 std::fs::remove_file(&path).map_err(SearchError::io("remove", &path))?;
             }
         }
-        let site = Site { place, _lock: lock };
-        match give_way(folder) {
+        let site = Site { location, _lock: lock };
+        match give_way(dir) {
             Ok(()) => Ok(site),
             Err(cause) => {
                 site.clear();
-                Err(SearchError::Stays { path: folder.to_owned(), cause })
+                Err(SearchError::Stays { path: dir.to_owned(), cause })
             }
         }
     }
 
     /// Renames the temporary directory to the index, and flushes the parent directory.
-    fn end(self, folder: &Path) -> Result<(), SearchError> {
-        let lock = self.place.join(LOCK);
+    fn end(self, dir: &Path) -> Result<(), SearchError> {
+        let lock = self.location.join(LOCK);
         std::fs::remove_file(&lock).map_err(SearchError::io("remove", &lock))?;
         crash_point("search_rename");
-        std::fs::rename(&self.place, folder).map_err(SearchError::io("rename", &self.place))?;
-        let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+        std::fs::rename(&self.location, dir).map_err(SearchError::io("rename", &self.location))?;
+        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
         flush(parent.unwrap_or(Path::new(".")))
     }
 
     fn clear(self) {
         // Only the original error is reported. Files that cannot be removed now are removed by the next
         // build.
-        let _ = std::fs::remove_dir_all(&self.place);
+        let _ = std::fs::remove_dir_all(&self.location);
     }
 }
 
 /// Tests that an existing empty directory can be replaced, by replacing it with another empty directory.
 /// A directory that cannot be replaced, such as a mount point, thus fails before hours of work.
-fn give_way(folder: &Path) -> std::io::Result<()> {
-    if !folder.exists() {
+fn give_way(dir: &Path) -> std::io::Result<()> {
+    if !dir.exists() {
         return Ok(());
     }
-    let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let other = folder.with_file_name(format!(".{name}.empty"));
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let other = dir.with_file_name(format!(".{name}.empty"));
     std::fs::create_dir_all(&other)?;
-    std::fs::rename(&other, folder).inspect_err(|_| {
+    std::fs::rename(&other, dir).inspect_err(|_| {
         // Only the error of the rename is reported.
         let _ = std::fs::remove_dir(&other);
     })
@@ -171,8 +171,8 @@ struct DenseWriter<'a> {
 }
 
 impl<'a> DenseWriter<'a> {
-    fn create(place: &Path, model: DenseModel<'a>) -> Result<Self, SearchError> {
-        let writer = VectorWriter::create(place, model.embedder.dimensions())?;
+    fn create(location: &Path, model: DenseModel<'a>) -> Result<Self, SearchError> {
+        let writer = VectorWriter::create(location, model.embedder.dimensions())?;
         Ok(DenseWriter { model, writer, waiting: Vec::with_capacity(BATCH) })
     }
 
@@ -184,8 +184,8 @@ impl<'a> DenseWriter<'a> {
     fn embed(&mut self) -> Result<(), SearchError> {
         let texts = std::mem::take(&mut self.waiting);
         let work = self.model.embedder.embed(&texts, TextRole::Passage);
-        let vectors = self.model.runtime.block_on(awake::within(LONGEST_BATCH, work));
-        let late = || PolicyError::Deadline(LONGEST_BATCH, format!("the vectors of {} texts", texts.len()));
+        let vectors = self.model.runtime.block_on(awake::within(BATCH_TIMEOUT, work));
+        let late = || PolicyError::Deadline(BATCH_TIMEOUT, format!("the vectors of {} texts", texts.len()));
         vectors.unwrap_or_else(|| Err(late()))?.iter().try_for_each(|vector| self.writer.add(vector))
     }
 
@@ -200,20 +200,20 @@ impl<'a> DenseWriter<'a> {
     }
 }
 
-/// Writes all files of an index into the directory `place`, the manifest last.
+/// Writes all files of an index into the directory `location`, the manifest last.
 fn write(
     corpus: &mut Corpus,
-    place: &Path,
+    location: &Path,
     analyzer: Analyzer,
     dense: Option<DenseModel<'_>>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Manifest, SearchError> {
-    let lexical_place = place.join(LEXICAL);
-    std::fs::create_dir(&lexical_place).map_err(SearchError::io("create", &lexical_place))?;
-    let fault = fault(&lexical_place);
-    let mut lexical = LexicalWriter::create(&lexical_place, analyzer)?;
+    let lexical_dir = location.join(LEXICAL);
+    std::fs::create_dir(&lexical_dir).map_err(SearchError::io("create", &lexical_dir))?;
+    let fault = fault(&lexical_dir);
+    let mut lexical = LexicalWriter::create(&lexical_dir, analyzer)?;
     let stage = if dense.is_some() { "indexing and embedding" } else { "indexing" };
-    let mut dense = dense.map(|model| DenseWriter::create(place, model)).transpose()?;
+    let mut dense = dense.map(|model| DenseWriter::create(location, model)).transpose()?;
     let mut passages = 0;
     while let Some(passage) = corpus.next().transpose()? {
         lexical.add(&passage).map_err(&fault)?;
@@ -235,22 +235,23 @@ fn write(
     lexical.finish().map_err(&fault)?;
     let dense = dense.map(DenseWriter::finish).transpose()?;
     crash_point("search_files");
-    let manifest = Manifest { schema: SCHEMA, passages, analyzer, dense, files: files(place)? };
-    let path = place.join(MANIFEST);
+    let manifest = Manifest { schema: SCHEMA, passages, analyzer, dense, files: files(location)? };
+    let path = location.join(MANIFEST);
     let text =
         serde_json::to_vec_pretty(&manifest).map_err(|error| SearchError::Internal(error.to_string()))?;
     std::fs::write(&path, text).map_err(SearchError::io("write", &path))?;
-    [path.as_path(), &lexical_place, place].into_iter().try_for_each(flush)?;
+    [path.as_path(), &lexical_dir, location].into_iter().try_for_each(flush)?;
     Ok(manifest)
 }
 
 /// Flushes all files of an index and returns their manifest entries, sorted by name.
-fn files(place: &Path) -> Result<Vec<FileEntry>, SearchError> {
+fn files(location: &Path) -> Result<Vec<FileEntry>, SearchError> {
     let mut found = Vec::new();
-    for (folder, prefix) in [(place.to_owned(), String::new()), (place.join(LEXICAL), format!("{LEXICAL}/"))]
+    for (dir, prefix) in
+        [(location.to_owned(), String::new()), (location.join(LEXICAL), format!("{LEXICAL}/"))]
     {
-        for entry in std::fs::read_dir(&folder).map_err(SearchError::io("list", &folder))? {
-            let path = entry.map_err(SearchError::io("list", &folder))?.path();
+        for entry in std::fs::read_dir(&dir).map_err(SearchError::io("list", &dir))? {
+            let path = entry.map_err(SearchError::io("list", &dir))?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             // Lock files belong to the writing process, not to the index.
             if path.is_dir() || name.ends_with(".lock") {

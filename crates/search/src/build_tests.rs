@@ -13,8 +13,8 @@ fn some() -> Vec<Passage> {
 
 #[test]
 fn build_creates_index_and_reports_progress() {
-    let folder = tempfile::tempdir().unwrap();
-    let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
     write_corpus(&corpus, &some());
     let mut told = Vec::new();
     let manifest = build(&corpus, &index, Analyzer::English, None, &mut |progress| {
@@ -25,8 +25,7 @@ fn build_creates_index_and_reports_progress() {
     assert_eq!(told, [("indexing".into(), 256), ("indexing".into(), 512), ("writing the index".into(), 600)]);
     assert_eq!(manifest, *Index::open(&index, true).unwrap().manifest());
     // Only the corpus and the index remain.
-    let names: Vec<_> =
-        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
     let again = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
     assert!(matches!(again, SearchError::Exists(_)), "{again}");
@@ -34,12 +33,12 @@ fn build_creates_index_and_reports_progress() {
 
 #[test]
 fn failed_build_leaves_no_files() {
-    let folder = tempfile::tempdir().unwrap();
-    let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
     let build = |contents: &str| {
         fs::write(&corpus, contents).unwrap();
         let error = super::build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{error}");
         error.to_string()
     };
     assert!(build("").contains("holds no passage"));
@@ -79,11 +78,11 @@ fn chinese_words_are_found_since_schema_2() {
 
 #[test]
 fn open_names_path_that_is_no_index() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let error = |path: &Path| Index::open(path, false).err().unwrap().to_string();
-    assert!(error(&folder.path().join("absent")).contains("does not exist"));
-    assert!(error(folder.path()).contains("is no index: it has no search.json"));
-    let file = folder.path().join("file");
+    assert!(error(&dir.path().join("absent")).contains("does not exist"));
+    assert!(error(dir.path()).contains("is no index: it has no search.json"));
+    let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
     assert!(error(&file).contains("is no index, but a file"));
 }
@@ -92,16 +91,15 @@ fn open_names_path_that_is_no_index() {
 #[cfg(unix)]
 fn build_follows_symlink_to_empty_directory() {
     use std::os::unix::fs::symlink;
-    let folder = tempfile::tempdir().unwrap();
-    let (corpus, disk, link) =
-        (folder.path().join("c.jsonl"), folder.path().join("disk"), folder.path().join("link"));
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, disk, link) = (dir.path().join("c.jsonl"), dir.path().join("disk"), dir.path().join("link"));
     write_corpus(&corpus, &some()[..3]);
     fs::create_dir_all(disk.join("index")).unwrap();
     symlink(disk.join("index"), &link).unwrap();
     build(&corpus, &link, Analyzer::English, None, &mut |_| {}).unwrap();
     assert!(link.is_symlink());
     assert_eq!(Index::open(&disk.join("index"), true).unwrap().manifest().passages, 3);
-    let nowhere = folder.path().join("nowhere");
+    let nowhere = dir.path().join("nowhere");
     symlink(disk.join("absent"), &nowhere).unwrap();
     let error = build(&corpus, &nowhere, Analyzer::English, None, &mut |_| {}).unwrap_err();
     assert!(matches!(error, SearchError::Exists(_)), "{error}");
@@ -141,10 +139,10 @@ fn search_survives_damaged_files() {
     for at in 0..manifest.files.len() {
         let path = made.index.join(&manifest.files[at].name);
         let whole = fs::read(&path).unwrap();
-        for place in (0..whole.len()).step_by(whole.len().div_ceil(12)) {
+        for location in (0..whole.len()).step_by(whole.len().div_ceil(12)) {
             let mut damaged = whole.clone();
-            let end = damaged.len().min(place + 40);
-            damaged[place..end].fill(0xF7);
+            let end = damaged.len().min(location + 40);
+            damaged[location..end].fill(0xF7);
             fs::write(&path, &damaged).unwrap();
             manifest.files[at].crc32c = checksum(&path).unwrap();
             fs::write(made.index.join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
@@ -177,37 +175,37 @@ fn manifest_rejects_file_names_outside_index() {
 fn killed_build_leaves_no_index_that_opens() {
     use std::os::unix::process::ExitStatusExt;
     const CHILD: &str = "LEVADE_TEST_SEARCH_CHILD";
-    let corpus_of = |folder: &Path| folder.join("c.jsonl");
-    if let Ok(folder) = std::env::var(CHILD) {
-        let folder = Path::new(&folder);
-        build(&corpus_of(folder), &folder.join("i"), Analyzer::English, None, &mut |_| {}).unwrap();
+    let corpus_of = |dir: &Path| dir.join("c.jsonl");
+    if let Ok(dir) = std::env::var(CHILD) {
+        let dir = Path::new(&dir);
+        build(&corpus_of(dir), &dir.join("i"), Analyzer::English, None, &mut |_| {}).unwrap();
         return;
     }
-    for place in ["search_indexing", "search_indexing:2", "search_files", "search_rename"] {
-        let folder = tempfile::tempdir().unwrap();
-        write_corpus(&corpus_of(folder.path()), &some());
+    for location in ["search_indexing", "search_indexing:2", "search_files", "search_rename"] {
+        let dir = tempfile::tempdir().unwrap();
+        write_corpus(&corpus_of(dir.path()), &some());
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "build::tests::killed_build_leaves_no_index_that_opens"])
-            .env(CHILD, folder.path())
-            .env(levade_policy::CRASH_AT, place)
+            .env(CHILD, dir.path())
+            .env(levade_policy::CRASH_AT, location)
             .output()
             .unwrap();
-        assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{place}");
-        let index = folder.path().join("i");
-        assert!(!index.exists() && Index::open(&index, false).is_err(), "{place}");
-        if place != "search_rename" {
-            assert!(Index::open(&folder.path().join(".i.building"), false).is_err(), "{place}");
+        assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{location}");
+        let index = dir.path().join("i");
+        assert!(!index.exists() && Index::open(&index, false).is_err(), "{location}");
+        if location != "search_rename" {
+            assert!(Index::open(&dir.path().join(".i.building"), false).is_err(), "{location}");
         }
-        build(&corpus_of(folder.path()), &index, Analyzer::English, None, &mut |_| {}).unwrap();
+        build(&corpus_of(dir.path()), &index, Analyzer::English, None, &mut |_| {}).unwrap();
         assert_eq!(Index::open(&index, true).unwrap().manifest().passages, 600);
-        assert!(!folder.path().join(".i.building").exists());
+        assert!(!dir.path().join(".i.building").exists());
     }
 }
 
 #[test]
 fn concurrent_builds_of_index_are_rejected() {
-    let folder = tempfile::tempdir().unwrap();
-    let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
     write_corpus(&corpus, &some());
     let site = Site::begin(&index).unwrap();
     let error = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();

@@ -6,18 +6,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode, Uri};
-use levade_http::{Ask, Bounds, Client as Http, Hosts, HttpError, Reply};
+use levade_http::{Bounds, Client as Http, ClientRequest, ClientResponse, Hosts, HttpError};
 use levade_policy::awake;
 use serde_json::{Value, json};
 
 use crate::{Hit, Passage, SearchError};
 
 /// Maximum size of a response, in bytes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 /// Maximum number of characters of a response that an error message quotes.
-const MOST_SHOWN: usize = 300;
+const MAX_SHOWN: usize = 300;
 /// Maximum wait before a retry.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Retry policy and timeout of requests to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Client {
         let mut failed = 0;
         loop {
             let deadline = self.retries.deadline;
-            let tried = awake::within(deadline, self.ask(body.clone(), queries.len(), count)).await;
+            let tried = awake::within(deadline, self.send(body.clone(), queries.len(), count)).await;
             let late = || self.failure(format!("no answer within {deadline:?}"), true);
             let error = match tried.unwrap_or_else(|| Err(late())) {
                 Err(error @ SearchError::Server { may_pass: true, .. }) => error,
@@ -97,35 +97,36 @@ impl Client {
                 return (failed - 1, Err(error));
             }
             awake::sleep(pause).await;
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause = (2 * pause).min(MAX_RETRY_INTERVAL);
         }
     }
 
-    async fn ask(&self, body: Bytes, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
+    async fn send(&self, body: Bytes, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
         let mut headers =
             HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         if let Some(key) = &self.key {
             let value = HeaderValue::from_str(&format!("Bearer {key}"));
             headers.insert(AUTHORIZATION, value.map_err(|error| self.failure(error.to_string(), false))?);
         }
-        let ask = Ask { method: Method::POST, url: self.url.to_string(), headers, body };
+        let request = ClientRequest { method: Method::POST, url: self.url.to_string(), headers, body };
         // The timeout in `retrieve` excludes pauses of this process, which `levade_http` does not detect.
         // The deadline here is only a safety net.
-        let bounds = Bounds { deadline: self.retries.deadline * 4, bytes: MOST_BYTES, redirects: 0 };
-        let Reply { status, body: answer, .. } = self.http.ask(ask, bounds).await.map_err(|error| {
-            let way_out =
-                if matches!(error, HttpError::TooLarge { .. }) { "; ask for fewer passages" } else { "" };
-            self.failure(format!("{error}{way_out}"), error.may_pass())
-        })?;
+        let bounds = Bounds { deadline: self.retries.deadline * 4, bytes: MAX_BYTES, redirects: 0 };
+        let ClientResponse { status, body: response, .. } =
+            self.http.send(request, bounds).await.map_err(|error| {
+                let way_out =
+                    if matches!(error, HttpError::TooLarge { .. }) { "; ask for fewer passages" } else { "" };
+                self.failure(format!("{error}{way_out}"), error.may_pass())
+            })?;
         if status != StatusCode::OK {
             let may_pass = status.is_server_error()
                 || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status);
-            return Err(self.failure(format!("{status}: {}", said(&answer)), may_pass));
+            return Err(self.failure(format!("{status}: {}", error_text(&response)), may_pass));
         }
-        let answer: Value = serde_json::from_slice(&answer).map_err(|error| {
-            self.failure(format!("the answer is no JSON ({error}): {}", shown(&answer)), false)
+        let response: Value = serde_json::from_slice(&response).map_err(|error| {
+            self.failure(format!("the answer is no JSON ({error}): {}", shown(&response)), false)
         })?;
-        let found = read(&answer, queries, count);
+        let found = read(&response, queries, count);
         found.map_err(|why| self.failure(format!("the answer is not that of /retrieve: {why}"), false))
     }
 
@@ -140,8 +141,8 @@ impl Client {
 
 /// Parses `{"result": [[{"document", "score"}]]}`, with one list per query. Reranker servers return
 /// documents as strings, and some servers return documents without scores.
-fn read(answer: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
-    let lists = answer.get("result").and_then(Value::as_array).ok_or("it has no list `result`")?;
+fn read(response: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
+    let lists = response.get("result").and_then(Value::as_array).ok_or("it has no list `result`")?;
     if lists.len() != queries {
         return Err(format!("it has {} results for {queries} queries", lists.len()));
     }
@@ -173,16 +174,16 @@ fn hit(value: &Value) -> Result<Hit, String> {
 }
 
 /// Returns the message of a JSON error (`error.message` or `detail`), or else the start of the response.
-fn said(answer: &[u8]) -> String {
-    let value: Value = serde_json::from_slice(answer).unwrap_or_default();
+fn error_text(response: &[u8]) -> String {
+    let value: Value = serde_json::from_slice(response).unwrap_or_default();
     let message = value["error"]["message"].as_str().or_else(|| value["detail"].as_str());
-    message.map_or_else(|| shown(answer), |message| shown(message.as_bytes()))
+    message.map_or_else(|| shown(response), |message| shown(message.as_bytes()))
 }
 
 /// Returns the first characters of a response, followed by "…" if it was truncated.
-fn shown(answer: &[u8]) -> String {
-    let text = String::from_utf8_lossy(answer);
-    match text.char_indices().nth(MOST_SHOWN) {
+fn shown(response: &[u8]) -> String {
+    let text = String::from_utf8_lossy(response);
+    match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.into_owned(),
     }

@@ -14,25 +14,25 @@ fn quick() -> Retries {
 }
 
 /// The remaining responses of a mock server: status and body.
-type Answers = Arc<Mutex<Vec<(u16, String)>>>;
+type Responses = Arc<Mutex<Vec<(u16, String)>>>;
 
 /// Starts a mock server that returns `answers` in order and repeats the last one. A status of 0 never
 /// responds. Returns its URL.
-async fn server(answers: Vec<(u16, String)>) -> String {
+async fn server(responses: Vec<(u16, String)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/retrieve", listener.local_addr().unwrap());
-    let answers = Arc::new(Mutex::new(answers));
-    let next = |State(answers): State<Answers>| async move {
+    let responses = Arc::new(Mutex::new(responses));
+    let next = |State(responses): State<Responses>| async move {
         let (status, body) = {
-            let mut answers = answers.lock().unwrap();
-            if answers.len() > 1 { answers.remove(0) } else { answers[0].clone() }
+            let mut responses = responses.lock().unwrap();
+            if responses.len() > 1 { responses.remove(0) } else { responses[0].clone() }
         };
         if status == 0 {
             std::future::pending::<()>().await;
         }
         (StatusCode::from_u16(status).unwrap(), body)
     };
-    let router = Router::new().route("/retrieve", post(next)).with_state(answers);
+    let router = Router::new().route("/retrieve", post(next)).with_state(responses);
     tokio::spawn(async move { axum::serve(listener, router).await });
     url
 }
@@ -67,12 +67,12 @@ async fn transient_failures_are_retried() {
     let url = server(vec![busy(), (429, String::new()), good()]).await;
     let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
     assert_eq!((failed, found.unwrap()[0][0].passage.title.as_str()), (2, "T"));
-    for (answer, why) in [
+    for (response, why) in [
         (busy(), "503 Service Unavailable: later"),
         ((0, String::new()), "no answer within 400ms"),
         ((500, r#"{"detail": "index lost"}"#.into()), "index lost"),
     ] {
-        let url = server(vec![answer]).await;
+        let url = server(vec![response]).await;
         let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
         let error = found.unwrap_err();
         assert!(error.to_string().contains(why), "{error}");

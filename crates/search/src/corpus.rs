@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::{Passage, SearchError};
 
 /// Maximum length of a line, in bytes. Longer lines are rejected, because they would fill the memory.
-const LONGEST_LINE: u64 = 64 << 20;
+const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// An iterator over the passages of a corpus file.
 pub struct Corpus {
@@ -80,7 +80,7 @@ impl Corpus {
     fn next_row(&mut self) -> Result<Option<Passage>, SearchError> {
         loop {
             self.buffer.clear();
-            let mut line = self.file.by_ref().take(LONGEST_LINE);
+            let mut line = self.file.by_ref().take(MAX_LINE_BYTES);
             let read =
                 line.read_until(b'\n', &mut self.buffer).map_err(SearchError::io("read", &self.path))?;
             if read == 0 {
@@ -88,9 +88,9 @@ impl Corpus {
             }
             self.line += 1;
             self.read += read as u64;
-            if read as u64 == LONGEST_LINE && !self.buffer.ends_with(b"\n") {
+            if read as u64 == MAX_LINE_BYTES && !self.buffer.ends_with(b"\n") {
                 return Err(
-                    self.fault(format!("it is longer than {LONGEST_LINE} bytes; cut it into passages"))
+                    self.fault(format!("it is longer than {MAX_LINE_BYTES} bytes; cut it into passages"))
                 );
             }
             let mut bytes = self.buffer.as_slice();
@@ -203,8 +203,8 @@ mod tests {
     use super::*;
 
     fn read(contents: &[u8]) -> Result<Vec<Passage>, SearchError> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("c.jsonl");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.jsonl");
         std::fs::write(&path, contents).unwrap();
         let mut corpus = Corpus::open(&path).unwrap();
         let all = corpus.by_ref().collect::<Result<Vec<_>, _>>();

@@ -49,21 +49,21 @@ struct Service {
     options: HttpOptions,
 }
 
-type Shared = Arc<Service>;
+type SharedState = Arc<Service>;
 
 /// An error response to a rejected or failed request.
-struct Refusal {
+struct ErrorResponse {
     status: StatusCode,
     message: String,
 }
 
-impl Refusal {
+impl ErrorResponse {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Refusal { status, message: message.into() }
+        ErrorResponse { status, message: message.into() }
     }
 
     fn invalid(message: impl Into<String>) -> Self {
-        Refusal::new(StatusCode::BAD_REQUEST, message)
+        ErrorResponse::new(StatusCode::BAD_REQUEST, message)
     }
 
     /// Returns the error code of the JSON body.
@@ -81,7 +81,7 @@ impl Refusal {
     }
 }
 
-impl From<SearchError> for Refusal {
+impl From<SearchError> for ErrorResponse {
     fn from(error: SearchError) -> Self {
         let status = match &error {
             SearchError::Query(_) => StatusCode::BAD_REQUEST,
@@ -89,14 +89,14 @@ impl From<SearchError> for Refusal {
             SearchError::Embed(error) if error.may_pass() => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        Refusal::new(status, error.to_string())
+        ErrorResponse::new(status, error.to_string())
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let code = self.code();
-        let Refusal { status, message } = self;
+        let ErrorResponse { status, message } = self;
         debug!(%status, message, "refused");
         let body = json!({ "error": { "code": code, "message": message }, "detail": message });
         let mut response = (status, Json(body)).into_response();
@@ -153,38 +153,38 @@ impl Service {
     }
 
     /// Rejects a request without a valid key if a key is required.
-    fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+    fn admit(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
         match service::admits(&self.options.keys, service::key_of(headers)) {
             true => Ok(()),
-            false => Err(Refusal::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY)),
+            false => Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY)),
         }
     }
 
     /// Checks the key of a request, and parses its body as JSON.
-    async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, Refusal> {
+    async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, ErrorResponse> {
         self.admit(request.headers())?;
         let (parts, body) = request.into_parts();
         let body = service::read_body(&parts.headers, body, self.options.body_bytes).await;
-        let body = body.map_err(|Rejection { status, message }| Refusal::new(status, message))?;
-        service::read_json(&body).map_err(|malformed| Refusal::invalid(malformed.message))
+        let body = body.map_err(|Rejection { status, message }| ErrorResponse::new(status, message))?;
+        service::read_json(&body).map_err(|malformed| ErrorResponse::invalid(malformed.message))
     }
 
     /// Finds passages for `queries`. A `top_k` of `None` or 0 requests the default number, as in
     /// Search-R1.
-    async fn find(&self, queries: Vec<String>, top_k: Option<usize>) -> Result<Vec<Vec<Hit>>, Refusal> {
+    async fn find(&self, queries: Vec<String>, top_k: Option<usize>) -> Result<Vec<Vec<Hit>>, ErrorResponse> {
         let count = top_k.filter(|count| *count > 0).unwrap_or(self.options.top_k);
         Ok(self.searcher.search(queries, count).await?)
     }
 
     /// Runs a request of Agent-R1 and returns its response body.
-    async fn search(&self, search: Search) -> Result<Json<Value>, Refusal> {
+    async fn search(&self, search: Search) -> Result<Json<Value>, ErrorResponse> {
         let begun = Instant::now();
         let queries = match (search.queries, search.query) {
             (Some(queries), None) => queries,
             (None, Some(query)) => vec![query],
-            (None, None) => return Err(Refusal::invalid("`query` or `queries` is missing")),
+            (None, None) => return Err(ErrorResponse::invalid("`query` or `queries` is missing")),
             (Some(_), Some(_)) => {
-                return Err(Refusal::invalid("`query` and `queries` are both there; give one of them"));
+                return Err(ErrorResponse::invalid("`query` and `queries` are both there; give one of them"));
             }
         };
         let found = self.find(queries.clone(), search.top_k).await?;
@@ -202,7 +202,10 @@ impl Service {
     }
 }
 
-async fn retrieve(State(service): State<Shared>, request: Request) -> Result<Json<Value>, Refusal> {
+async fn retrieve(
+    State(service): State<SharedState>,
+    request: Request,
+) -> Result<Json<Value>, ErrorResponse> {
     let Retrieve { queries, topk, return_scores } = service.read(request).await?;
     let found = service.find(queries, topk).await?;
     let hit = |hit: Hit| {
@@ -216,18 +219,18 @@ async fn retrieve(State(service): State<Shared>, request: Request) -> Result<Jso
     Ok(Json(json!({ "result": lists.collect::<Vec<_>>() })))
 }
 
-async fn search(State(service): State<Shared>, request: Request) -> Result<Json<Value>, Refusal> {
+async fn search(State(service): State<SharedState>, request: Request) -> Result<Json<Value>, ErrorResponse> {
     let search = service.read(request).await?;
     service.search(search).await
 }
 
 async fn search_by_url(
-    State(service): State<Shared>,
+    State(service): State<SharedState>,
     headers: HeaderMap,
     pairs: Result<Query<Vec<(String, String)>>, QueryRejection>,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<Value>, ErrorResponse> {
     service.admit(&headers)?;
-    let Query(pairs) = pairs.map_err(|error| Refusal::invalid(error.body_text()))?;
+    let Query(pairs) = pairs.map_err(|error| ErrorResponse::invalid(error.body_text()))?;
     let mut search = Search { query: None, queries: None, top_k: None };
     for (name, value) in pairs {
         match name.as_str() {
@@ -235,7 +238,8 @@ async fn search_by_url(
             "queries" => search.queries.get_or_insert_default().push(value),
             "top_k" => {
                 let count = value.parse();
-                let why = |_| Refusal::invalid(format!("`top_k` is {value:?}, but must be a whole number"));
+                let why =
+                    |_| ErrorResponse::invalid(format!("`top_k` is {value:?}, but must be a whole number"));
                 search.top_k = Some(count.map_err(why)?);
             }
             _ => {}
@@ -244,7 +248,7 @@ async fn search_by_url(
     service.search(search).await
 }
 
-async fn health(State(service): State<Shared>) -> Json<Value> {
+async fn health(State(service): State<SharedState>) -> Json<Value> {
     let manifest = service.searcher.index().manifest();
     Json(json!({
         "status": "healthy", "passages": manifest.passages, "mode": service.searcher.mode().name(),
@@ -262,7 +266,7 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
         if status == StatusCode::NOT_FOUND {
             message += "; there are POST /retrieve, GET and POST /search, GET /health";
         }
-        Refusal::new(status, message).into_response()
+        ErrorResponse::new(status, message).into_response()
     };
     let service = Arc::new(Service { searcher, options });
     service::with_manners(routes, access, move |_| needs_key, reject).with_state(service)

@@ -114,8 +114,8 @@ async fn search_matches_agent_r1_format() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_requests_return_json_errors() {
     let bench = bench(Mode::Bm25, HttpOptions { body_bytes: 300_000, ..HttpOptions::default() }).await;
-    let many = json!({ "queries": vec!["x"; crate::MOST_QUERIES + 1] }).to_string();
-    let long = json!({ "queries": ["x".repeat(crate::LONGEST_QUERY + 1)] }).to_string();
+    let many = json!({ "queries": vec!["x"; crate::MAX_QUERIES + 1] }).to_string();
+    let long = json!({ "queries": ["x".repeat(crate::MAX_QUERY_BYTES + 1)] }).to_string();
     for (path, body, status, why) in [
         ("/retrieve", "", 400, "the body: EOF"),
         ("/retrieve", "{", 400, "the body: EOF"),

@@ -15,29 +15,29 @@ const ALWAYS_CHECKED: u64 = 1 << 30;
 
 /// An open index. Any number of threads can search it concurrently.
 pub struct Index {
-    folder: PathBuf,
+    dir: PathBuf,
     manifest: Manifest,
     lexical: Lexical,
     vectors: Option<Vectors>,
 }
 
 impl Index {
-    /// Opens the index in `folder`, and compares the sizes of its files with the manifest. Checksums are
+    /// Opens the index in `dir`, and compares the sizes of its files with the manifest. Checksums are
     /// also compared if `verify` is true or the index has at most 1 GiB.
     ///
     /// # Errors
-    /// Returns an error if `folder` is not an index, its schema is not supported, or a file is damaged.
-    pub fn open(folder: &Path, verify: bool) -> Result<Self, SearchError> {
-        let manifest = Manifest::read(folder)?;
-        manifest.check(folder, verify || manifest.bytes() <= ALWAYS_CHECKED)?;
+    /// Returns an error if `dir` is not an index, its schema is not supported, or a file is damaged.
+    pub fn open(dir: &Path, verify: bool) -> Result<Self, SearchError> {
+        let manifest = Manifest::read(dir)?;
+        manifest.check(dir, verify || manifest.bytes() <= ALWAYS_CHECKED)?;
         let (analyzer, divides) = (manifest.analyzer, manifest.divides());
-        let lexical = Lexical::open(&folder.join(LEXICAL), analyzer, divides, manifest.passages)?;
+        let lexical = Lexical::open(&dir.join(LEXICAL), analyzer, divides, manifest.passages)?;
         let vectors = manifest
             .dense
             .as_ref()
-            .map(|dense| Vectors::open(folder, manifest.passages, dense.dimensions, dense.residual));
+            .map(|dense| Vectors::open(dir, manifest.passages, dense.dimensions, dense.residual));
         let vectors = vectors.transpose()?;
-        Ok(Index { folder: folder.to_owned(), manifest, lexical, vectors })
+        Ok(Index { dir: dir.to_owned(), manifest, lexical, vectors })
     }
 
     /// Returns the manifest of the index.
@@ -47,7 +47,7 @@ impl Index {
 
     /// Returns the directory of the index.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        &self.dir
     }
 
     /// Returns rows and BM25 scores of the `count` best passages for each query, best first. Uses up to
@@ -62,13 +62,13 @@ impl Index {
         threads: usize,
     ) -> Result<Vec<Vec<(u32, f32)>>, SearchError> {
         let one = |query: &String| self.lexical.search(query, count);
-        let share = queries.len().div_ceil(threads.max(1)).max(1);
-        if share >= queries.len() {
+        let fraction = queries.len().div_ceil(threads.max(1)).max(1);
+        if fraction >= queries.len() {
             return queries.iter().map(one).collect();
         }
         std::thread::scope(|scope| {
             let part = |part| scope.spawn(move || Vec::from_iter(<[String]>::iter(part).map(one)));
-            let parts: Vec<_> = queries.chunks(share).map(part).collect();
+            let parts: Vec<_> = queries.chunks(fraction).map(part).collect();
             let mut all = Vec::with_capacity(queries.len());
             for part in parts {
                 let part = part
@@ -94,7 +94,7 @@ impl Index {
         let none = || {
             SearchError::NoVectors(format!(
                 "{} has no vectors, so it is searched by bm25 alone; build it again with --dense MODEL",
-                self.folder.display()
+                self.dir.display()
             ))
         };
         self.vectors.as_ref().ok_or_else(none)?.search(queries, count, threads)

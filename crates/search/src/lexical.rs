@@ -22,7 +22,7 @@ use tantivy::{
     DocAddress, Index, IndexReader, IndexWriter, ReloadPolicy, TantivyDocument, TantivyError, Term,
 };
 
-use crate::words::Words;
+use crate::words::WordTokenizer;
 use crate::{Passage, SearchError};
 
 /// Name of the analyzer in the inverted index. It is a former name of the project, which stored indices
@@ -31,7 +31,7 @@ const ANALYZER: &str = "dressage";
 /// Memory for postings, in bytes. When it is full, they are written as a segment.
 const MEMORY: usize = 256 << 20;
 /// Maximum length of a term, in bytes. Longer words are dropped.
-const LONGEST_TERM: usize = 64;
+const MAX_TERM_BYTES: usize = 64;
 
 /// Method of splitting a text into terms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,8 +47,8 @@ pub enum Analyzer {
 impl Analyzer {
     /// Creates the analyzer. If `divides` is true, each Han or Hiragana character is a word of its own.
     fn build(self, divides: bool) -> TextAnalyzer {
-        let words = TextAnalyzer::builder(Words::new(divides))
-            .filter(RemoveLongFilter::limit(LONGEST_TERM))
+        let words = TextAnalyzer::builder(WordTokenizer::new(divides))
+            .filter(RemoveLongFilter::limit(MAX_TERM_BYTES))
             .filter(LowerCaser);
         match (self, StopWordFilter::new(Language::English)) {
             (Analyzer::English, Some(stops)) => {
@@ -107,14 +107,14 @@ pub struct LexicalWriter {
 }
 
 impl LexicalWriter {
-    /// Creates an inverted index in `folder`, which must be empty.
+    /// Creates an inverted index in `dir`, which must be empty.
     ///
     /// # Errors
     /// Returns an error if the index cannot be created.
-    pub fn create(folder: &Path, analyzer: Analyzer) -> Result<Self, SearchError> {
-        let fault = fault(folder);
+    pub fn create(dir: &Path, analyzer: Analyzer) -> Result<Self, SearchError> {
+        let fault = fault(dir);
         let (schema, fields) = Fields::schema();
-        let index = Index::create_in_dir(folder, schema).map_err(&fault)?;
+        let index = Index::create_in_dir(dir, schema).map_err(&fault)?;
         index.tokenizers().register(ANALYZER, analyzer.build(true));
         // With one thread, each segment is a range of rows in order.
         let writer: IndexWriter = index.writer_with_num_threads(1, MEMORY).map_err(&fault)?;
@@ -171,30 +171,24 @@ pub struct Lexical {
     reader: IndexReader,
     analyzer: TextAnalyzer,
     fields: Fields,
-    folder: std::path::PathBuf,
+    dir: std::path::PathBuf,
 }
 
 impl Lexical {
-    /// Opens the inverted index in `folder`. `divides` is whether its analyzer made each Han or Hiragana
+    /// Opens the inverted index in `dir`. `divides` is whether its analyzer made each Han or Hiragana
     /// character a word of its own.
     ///
     /// # Errors
     /// Returns an error if a file is missing or damaged, or the number of passages is not `passages`.
-    pub fn open(
-        folder: &Path,
-        analyzer: Analyzer,
-        divides: bool,
-        passages: u64,
-    ) -> Result<Self, SearchError> {
+    pub fn open(dir: &Path, analyzer: Analyzer, divides: bool, passages: u64) -> Result<Self, SearchError> {
         let analyzer = analyzer.build(divides);
-        let fault = fault(folder);
+        let fault = fault(dir);
         let opened = caught(|| {
-            let index = Index::open_in_dir(folder)?;
+            let index = Index::open_in_dir(dir)?;
             index.tokenizers().register(ANALYZER, analyzer.clone());
             Ok((index.schema(), reader(&index)?))
         });
-        let (schema, reader) =
-            opened.map_err(|panic| SearchError::damaged(folder, panic))?.map_err(&fault)?;
+        let (schema, reader) = opened.map_err(|panic| SearchError::damaged(dir, panic))?.map_err(&fault)?;
         let (wanted, fields) = Fields::schema();
         let (rows, segments) = {
             let searcher = reader.searcher();
@@ -202,9 +196,9 @@ impl Lexical {
         };
         if schema != wanted || rows != passages || segments != 1 {
             let why = format!("it has {rows} passages in {segments} segments, and the index {passages} in 1");
-            return Err(SearchError::damaged(folder, why));
+            return Err(SearchError::damaged(dir, why));
         }
-        Ok(Lexical { reader, analyzer, fields, folder: folder.to_owned() })
+        Ok(Lexical { reader, analyzer, fields, dir: dir.to_owned() })
     }
 
     /// Returns rows and scores of the `count` best passages for `text`, best first. A term that occurs n
@@ -229,8 +223,8 @@ impl Lexical {
         let query = BooleanQuery::new(clauses.collect());
         let found =
             caught(|| self.reader.searcher().search(&query, &TopDocs::with_limit(count).order_by_score()));
-        let found = found.map_err(|panic| SearchError::damaged(&self.folder, panic))?;
-        let found = found.map_err(fault(&self.folder))?;
+        let found = found.map_err(|panic| SearchError::damaged(&self.dir, panic))?;
+        let found = found.map_err(fault(&self.dir))?;
         Ok(found.into_iter().map(|(score, address)| (address.doc_id, score)).collect())
     }
 
@@ -240,11 +234,11 @@ impl Lexical {
     /// Returns an error if the row does not exist, or the index is damaged.
     pub fn passage(&self, row: u32) -> Result<Passage, SearchError> {
         let found = caught(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
-        let found = found.map_err(|panic| SearchError::damaged(&self.folder, panic))?;
-        let document = found.map_err(fault(&self.folder))?;
+        let found = found.map_err(|panic| SearchError::damaged(&self.dir, panic))?;
+        let document = found.map_err(fault(&self.dir))?;
         let text = |field| {
             let value = document.get_first(field).and_then(|value| value.as_str().map(str::to_owned));
-            value.ok_or_else(|| SearchError::damaged(&self.folder, format!("passage {row} lacks a field")))
+            value.ok_or_else(|| SearchError::damaged(&self.dir, format!("passage {row} lacks a field")))
         };
         Ok(Passage {
             id: text(self.fields.id)?,
@@ -254,16 +248,16 @@ impl Lexical {
     }
 }
 
-/// Returns a function that converts errors of tantivy, for the inverted index in `folder`.
-pub(crate) fn fault(folder: &Path) -> impl Fn(TantivyError) -> SearchError + use<> {
-    let folder = folder.to_owned();
+/// Returns a function that converts errors of tantivy, for the inverted index in `dir`.
+pub(crate) fn fault(dir: &Path) -> impl Fn(TantivyError) -> SearchError + use<> {
+    let dir = dir.to_owned();
     move |error| match error {
         TantivyError::IoError(cause) => SearchError::Io {
             action: "use",
-            path: folder.clone(),
+            path: dir.clone(),
             cause: std::io::Error::new(cause.kind(), cause.to_string()),
         },
-        other => SearchError::damaged(&folder, other.to_string()),
+        other => SearchError::damaged(&dir, other.to_string()),
     }
 }
 

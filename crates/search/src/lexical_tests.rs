@@ -91,11 +91,11 @@ proptest! {
 
 #[test]
 fn analyzer_name_matches_stored_indices() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut writer = LexicalWriter::create(folder.path(), Analyzer::Plain).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = LexicalWriter::create(dir.path(), Analyzer::Plain).unwrap();
     writer.add(&passage("a", "", "words")).unwrap();
     writer.finish().unwrap();
-    let schema = std::fs::read_to_string(folder.path().join("meta.json")).unwrap();
+    let schema = std::fs::read_to_string(dir.path().join("meta.json")).unwrap();
     assert!(schema.contains(r#""tokenizer": "dressage""#), "{schema}");
 }
 
@@ -114,8 +114,8 @@ fn english_analyzer_stems_and_drops_stop_words() {
 
 #[test]
 fn merged_segments_preserve_row_order() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut writer = LexicalWriter::create(folder.path(), Analyzer::Plain).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = LexicalWriter::create(dir.path(), Analyzer::Plain).unwrap();
     for row in 0..50 {
         writer.add(&passage(&row.to_string(), "", "same words")).unwrap();
         if row % 7 == 0 {
@@ -124,11 +124,11 @@ fn merged_segments_preserve_row_order() {
         }
     }
     writer.finish().unwrap();
-    let lexical = Lexical::open(folder.path(), Analyzer::Plain, true, 50).unwrap();
+    let lexical = Lexical::open(dir.path(), Analyzer::Plain, true, 50).unwrap();
     let rows: Vec<u32> = lexical.search("words", 50).unwrap().iter().map(|(row, _)| *row).collect();
     assert_eq!(rows, (0..50).collect::<Vec<u32>>());
     assert_eq!(lexical.passage(33).unwrap().id, "33");
     assert!(lexical.passage(50).is_err());
-    let other = Lexical::open(folder.path(), Analyzer::Plain, true, 51).err().unwrap().to_string();
+    let other = Lexical::open(dir.path(), Analyzer::Plain, true, 51).err().unwrap().to_string();
     assert!(other.contains("it has 50 passages in 1 segments, and the index 51 in 1"), "{other}");
 }

@@ -66,5 +66,5 @@ pub use index::Index;
 pub use lexical::Analyzer;
 pub use manifest::{Dense, Manifest, SCHEMA};
 pub use passage::{Hit, Passage};
-pub use searcher::{LONGEST_QUERY, MOST_QUERIES, MOST_RESULTS, Mode, Searcher};
+pub use searcher::{MAX_QUERIES, MAX_QUERY_BYTES, MAX_RESULTS, Mode, Searcher};
 pub use vectors::{VectorWriter, Vectors};

@@ -66,12 +66,12 @@ impl Manifest {
     /// # Errors
     /// Returns [`SearchError::NotAnIndex`] if there is no manifest, [`SearchError::Schema`] if its schema
     /// is not supported, and another error if the manifest cannot be read or parsed.
-    pub fn read(folder: &Path) -> Result<Self, SearchError> {
-        let path = folder.join(MANIFEST);
-        let none = |why: &str| SearchError::NotAnIndex { path: folder.to_owned(), why: why.into() };
+    pub fn read(dir: &Path) -> Result<Self, SearchError> {
+        let path = dir.join(MANIFEST);
+        let none = |why: &str| SearchError::NotAnIndex { path: dir.to_owned(), why: why.into() };
         let text = match std::fs::read(&path) {
             Ok(text) => text,
-            Err(_) if !folder.exists() => return Err(none("does not exist")),
+            Err(_) if !dir.exists() => return Err(none("does not exist")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Err(none("is no index: it has no search.json"));
             }
@@ -87,7 +87,7 @@ impl Manifest {
         let damaged = |error: serde_json::Error| SearchError::damaged(&path, error.to_string());
         let OfAnySchema { schema } = serde_json::from_slice(&text).map_err(damaged)?;
         if !(FIRST..=SCHEMA).contains(&schema) {
-            return Err(SearchError::Schema { path: folder.to_owned(), found: schema, wanted: SCHEMA });
+            return Err(SearchError::Schema { path: dir.to_owned(), found: schema, wanted: SCHEMA });
         }
         serde_json::from_slice(&text).map_err(damaged)
     }
@@ -97,9 +97,9 @@ impl Manifest {
     ///
     /// # Errors
     /// Returns an error that names the first file that is missing, unreadable or different.
-    pub fn check(&self, folder: &Path, whole: bool) -> Result<(), SearchError> {
+    pub fn check(&self, dir: &Path, whole: bool) -> Result<(), SearchError> {
         for entry in &self.files {
-            let path = inside(folder, &entry.name)?;
+            let path = inside(dir, &entry.name)?;
             let bytes = match std::fs::metadata(&path) {
                 Ok(facts) => facts.len(),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -130,13 +130,13 @@ impl Manifest {
 }
 
 /// Returns the path of a file of an index, and an error if `name` leads out of the index directory.
-fn inside(folder: &Path, name: &str) -> Result<PathBuf, SearchError> {
+fn inside(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
     let plain = |part: std::path::Component| matches!(part, std::path::Component::Normal(_));
     if name.is_empty() || !Path::new(name).components().all(plain) {
         let why = format!("it names the file {name:?}, which is not within the folder");
-        return Err(SearchError::damaged(&folder.join(MANIFEST), why));
+        return Err(SearchError::damaged(&dir.join(MANIFEST), why));
     }
-    Ok(folder.join(name))
+    Ok(dir.join(name))
 }
 
 /// Computes the CRC-32C of a file.

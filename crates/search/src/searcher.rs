@@ -13,20 +13,20 @@ use crate::{Hit, Index, SearchError};
 
 /// Maximum number of queries per request: 2.5 times those of a Search-R1 step (512 prompts, 5 attempts
 /// each).
-pub const MOST_QUERIES: usize = 6_400;
+pub const MAX_QUERIES: usize = 6_400;
 /// Maximum number of passages per query.
-pub const MOST_RESULTS: usize = 1_000;
+pub const MAX_RESULTS: usize = 1_000;
 /// Maximum length of a query, in bytes. Every term of a query is looked up, so longer texts are rejected.
-pub const LONGEST_QUERY: usize = 64 << 10;
+pub const MAX_QUERY_BYTES: usize = 64 << 10;
 /// Maximum bytes of the passages in one response, which is held in memory completely, and then again as
 /// JSON.
-const MOST_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 /// Minimum length of the ranked lists that are fused.
 const FUSED: usize = 100;
 /// Maximum wait for a permit to search.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout for embedding the queries of a request.
-const LONGEST_EMBEDDING: Duration = Duration::from_secs(120);
+const EMBEDDING_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Method of ranking passages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ struct Inner {
     mode: Mode,
     embedder: Option<Arc<dyn Embedder>>,
     threads: usize,
-    turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Searcher {
@@ -94,21 +94,21 @@ impl Searcher {
         threads: usize,
     ) -> Result<Self, SearchError> {
         if mode != Mode::Bm25 {
-            let folder = index.folder().display();
+            let dir = index.folder().display();
             let Some(dense) = &index.manifest().dense else {
                 return Err(SearchError::NoVectors(format!(
-                    "{folder} has no vectors, so it is searched by bm25 alone; build it again with --dense MODEL"
+                    "{dir} has no vectors, so it is searched by bm25 alone; build it again with --dense MODEL"
                 )));
             };
             let Some(embedder) = &embedder else {
                 return Err(SearchError::NoVectors(format!(
-                    "a {mode} search needs the model {:?} that embedded the passages of {folder}",
+                    "a {mode} search needs the model {:?} that embedded the passages of {dir}",
                     dense.model
                 )));
             };
             if embedder.fingerprint() != dense.fingerprint {
                 return Err(SearchError::NoVectors(format!(
-                    "the model at hand is not the one that embedded the passages of {folder}, {:?}; give that, or \
+                    "the model at hand is not the one that embedded the passages of {dir}, {:?}; give that, or \
                      build the index again",
                     dense.model
                 )));
@@ -116,8 +116,8 @@ impl Searcher {
         }
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if threads == 0 { cores() } else { threads };
-        let turns = Arc::new(Semaphore::new(threads));
-        Ok(Searcher(Arc::new(Inner { index, mode, embedder, threads, turns })))
+        let permits = Arc::new(Semaphore::new(threads));
+        Ok(Searcher(Arc::new(Inner { index, mode, embedder, threads, permits })))
     }
 
     /// Returns the index that is searched.
@@ -133,8 +133,8 @@ impl Searcher {
     /// Returns the `count` best passages for each query, best first.
     ///
     /// # Errors
-    /// Returns [`SearchError::Query`] if more than [`MOST_QUERIES`] queries or [`MOST_RESULTS`] passages
-    /// are requested, `count` is 0, a query is longer than [`LONGEST_QUERY`] bytes, or the passages found
+    /// Returns [`SearchError::Query`] if more than [`MAX_QUERIES`] queries or [`MAX_RESULTS`] passages
+    /// are requested, `count` is 0, a query is longer than [`MAX_QUERY_BYTES`] bytes, or the passages found
     /// exceed 256 MiB. Returns [`SearchError::Busy`] if no permit becomes available within a minute.
     /// Returns another error if the model fails or the index is damaged.
     pub async fn search(&self, queries: Vec<String>, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
@@ -147,12 +147,12 @@ impl Searcher {
             (Mode::Dense | Mode::Hybrid, Some(embedder)) => embed(embedder.as_ref(), &queries).await?,
             _ => Vec::new(),
         };
-        let turn = awake::within(LONGEST_WAIT, Arc::clone(&inner.turns).acquire_owned()).await;
-        let Some(Ok(turn)) = turn else { return Err(SearchError::Busy(LONGEST_WAIT)) };
+        let permit = awake::within(QUEUE_TIMEOUT, Arc::clone(&inner.permits).acquire_owned()).await;
+        let Some(Ok(permit)) = permit else { return Err(SearchError::Busy(QUEUE_TIMEOUT)) };
         let inner = Arc::clone(inner);
         let work = move || {
             // Held until the search ends, even if the caller has been cancelled.
-            let _turn = turn;
+            let _permit = permit;
             inner.find(&queries, &vectors, count)
         };
         let found = tokio::task::spawn_blocking(work).await;
@@ -162,21 +162,21 @@ impl Searcher {
 
 /// Checks that the numbers of queries and passages and the query lengths are within the limits.
 fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
-    if queries.len() > MOST_QUERIES {
+    if queries.len() > MAX_QUERIES {
         let found = queries.len();
         return Err(SearchError::Query(format!(
-            "{found} queries in one request, but at most {MOST_QUERIES} are answered; ask in several requests"
+            "{found} queries in one request, but at most {MAX_QUERIES} are answered; ask in several requests"
         )));
     }
-    if !(1..=MOST_RESULTS).contains(&count) {
+    if !(1..=MAX_RESULTS).contains(&count) {
         return Err(SearchError::Query(format!(
-            "{count} passages are asked for, but it must be 1 to {MOST_RESULTS}"
+            "{count} passages are asked for, but it must be 1 to {MAX_RESULTS}"
         )));
     }
-    let long = queries.iter().position(|query| query.len() > LONGEST_QUERY);
+    let long = queries.iter().position(|query| query.len() > MAX_QUERY_BYTES);
     match long {
         Some(at) => Err(SearchError::Query(format!(
-            "query {at} has {} bytes, but queries have at most {LONGEST_QUERY}",
+            "query {at} has {} bytes, but queries have at most {MAX_QUERY_BYTES}",
             queries[at].len()
         ))),
         None => Ok(()),
@@ -184,10 +184,10 @@ fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
 }
 
 async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f32>>, SearchError> {
-    let vectors = awake::within(LONGEST_EMBEDDING, embedder.embed(queries, TextRole::Query)).await;
+    let vectors = awake::within(EMBEDDING_TIMEOUT, embedder.embed(queries, TextRole::Query)).await;
     let late = || {
         let what = format!("the vectors of {} queries", queries.len());
-        PolicyError::Deadline(LONGEST_EMBEDDING, what)
+        PolicyError::Deadline(EMBEDDING_TIMEOUT, what)
     };
     Ok(vectors.unwrap_or_else(|| Err(late()))?)
 }
@@ -210,7 +210,7 @@ impl Inner {
                 lexical.iter().zip(&dense).map(|(one, other)| fuse(&[one, other], count)).collect()
             }
         };
-        hits(&self.index, &rows, MOST_BYTES)
+        hits(&self.index, &rows, MAX_BYTES)
     }
 }
 

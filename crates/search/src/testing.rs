@@ -25,14 +25,14 @@ pub fn write_corpus(path: &Path, passages: &[Passage]) {
 
 /// A temporary directory with a corpus and its index. Dropping it removes both.
 pub struct Made {
-    _folder: TempDir,
+    _dir: TempDir,
     pub index: PathBuf,
 }
 
 /// Builds an index of `passages`, with vectors of [`Letters`] if `dense` is true.
 pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result<Made, SearchError> {
-    let folder = tempfile::tempdir().unwrap();
-    let (corpus, index) = (folder.path().join("corpus.jsonl"), folder.path().join("index"));
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, index) = (dir.path().join("corpus.jsonl"), dir.path().join("index"));
     write_corpus(&corpus, passages);
     let runtime = Runtime::new().unwrap();
     let model = dense.then(|| DenseModel {
@@ -43,7 +43,7 @@ pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result
         runtime: runtime.handle().clone(),
     });
     build(&corpus, &index, analyzer, model, &mut |_| {})?;
-    Ok(Made { _folder: folder, index })
+    Ok(Made { _dir: dir, index })
 }
 
 /// Builds an English index with [`try_make`], and opens it.

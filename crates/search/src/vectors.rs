@@ -27,7 +27,7 @@ const VALUES: &str = "vectors.f32";
 const CODES: &str = "vectors.i8";
 const SCALES: &str = "vectors.scale";
 /// Maximum absolute value of a code.
-const MOST_CODE: f32 = 127.0;
+const MAX_CODE: f32 = 127.0;
 /// Rows per block. All queries scan a block before the next one, so that its codes stay in the cache.
 const BLOCK: usize = 128;
 /// Minimum work per thread: rows × dimensions × queries, in bytes of codes.
@@ -44,23 +44,23 @@ pub struct VectorWriter {
     values: BufWriter<File>,
     codes: BufWriter<File>,
     scales: BufWriter<File>,
-    folder: PathBuf,
+    dir: PathBuf,
     dimensions: usize,
     residual: f32,
 }
 
 impl VectorWriter {
-    /// Creates the vector files in `folder`, for vectors of `dimensions` numbers.
+    /// Creates the vector files in `dir`, for vectors of `dimensions` numbers.
     ///
     /// # Errors
     /// Returns an error if a file cannot be created.
-    pub fn create(folder: &Path, dimensions: usize) -> Result<Self, SearchError> {
+    pub fn create(dir: &Path, dimensions: usize) -> Result<Self, SearchError> {
         let file = |name: &str| {
-            let path = folder.join(name);
+            let path = dir.join(name);
             File::create(&path).map_err(SearchError::io("create", &path)).map(BufWriter::new)
         };
         let (values, codes, scales) = (file(VALUES)?, file(CODES)?, file(SCALES)?);
-        Ok(VectorWriter { values, codes, scales, folder: folder.to_owned(), dimensions, residual: 0.0 })
+        Ok(VectorWriter { values, codes, scales, dir: dir.to_owned(), dimensions, residual: 0.0 })
     }
 
     /// Appends the vector of the next row.
@@ -76,7 +76,7 @@ impl VectorWriter {
                 self.dimensions
             )));
         }
-        let Quantised { codes, scale, residual } = Quantised::new(vector);
+        let QuantizedVector { codes, scale, residual } = QuantizedVector::new(vector);
         self.residual = self.residual.max(residual);
         let values: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
         let codes: Vec<u8> = codes.iter().map(|code| *code as i8 as u8).collect();
@@ -84,7 +84,7 @@ impl VectorWriter {
             .write_all(&values)
             .and_then(|()| self.codes.write_all(&codes))
             .and_then(|()| self.scales.write_all(&scale.to_le_bytes()))
-            .map_err(SearchError::io("write vectors to", &self.folder))
+            .map_err(SearchError::io("write vectors to", &self.dir))
     }
 
     /// Flushes the files. Returns the maximum distance |x − x̂| between a vector and its 8-bit
@@ -94,32 +94,32 @@ impl VectorWriter {
     /// Returns an error if a file cannot be written, for example because the disk is full.
     pub fn finish(mut self) -> Result<f32, SearchError> {
         for file in [&mut self.values, &mut self.codes, &mut self.scales] {
-            file.flush().map_err(SearchError::io("write vectors to", &self.folder))?;
+            file.flush().map_err(SearchError::io("write vectors to", &self.dir))?;
         }
         Ok(self.residual)
     }
 }
 
 /// The 8-bit quantization of a vector: x̂ᵢ = scale · cᵢ, with codes cᵢ.
-struct Quantised {
+struct QuantizedVector {
     codes: Vec<i16>,
     scale: f32,
     /// Quantization error |x − x̂|.
     residual: f32,
 }
 
-impl Quantised {
+impl QuantizedVector {
     fn new(vector: &[f32]) -> Self {
         let largest = vector.iter().fold(0f32, |most, x| most.max(x.abs()));
-        let scale = largest / MOST_CODE;
+        let scale = largest / MAX_CODE;
         // If the vector is zero, or so small that its scale underflows, all codes are 0 and the residual
         // is |x|.
         let inverse = if scale > f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
         let codes: Vec<i16> =
-            vector.iter().map(|x| (x * inverse).round().clamp(-MOST_CODE, MOST_CODE) as i16).collect();
+            vector.iter().map(|x| (x * inverse).round().clamp(-MAX_CODE, MAX_CODE) as i16).collect();
         let distance = |(x, code): (&f32, &i16)| f64::from(x - scale * f32::from(*code)).powi(2);
         let residual = vector.iter().zip(&codes).map(distance).sum::<f64>().sqrt() as f32;
-        Quantised { codes, scale, residual }
+        QuantizedVector { codes, scale, residual }
     }
 }
 
@@ -141,7 +141,7 @@ pub struct Vectors {
 /// A query, prepared for the scan.
 struct Query<'a> {
     exact: &'a [f32],
-    quantised: Quantised,
+    quantised: QuantizedVector,
     /// Bound on the difference between a product of codes and the product in f32.
     bound: f32,
 }
@@ -180,22 +180,22 @@ impl Best {
     }
 
     /// Returns the minimum product of codes with which a row can still be among the best.
-    fn least(&self, bound: f32) -> f32 {
+    fn min_product(&self, bound: f32) -> f32 {
         match self.top.peek() {
-            Some(Reverse(Ordered(least))) if self.top.len() == self.count => least - 2.0 * bound,
+            Some(Reverse(Ordered(min_product))) if self.top.len() == self.count => min_product - 2.0 * bound,
             _ => f32::NEG_INFINITY,
         }
     }
 
     fn offer(&mut self, row: u32, product: f32, bound: f32) {
-        if product < self.least(bound) {
+        if product < self.min_product(bound) {
             return;
         }
         self.note(product);
         self.near.push((row, product));
         if self.near.len() >= MANY.max(4 * self.count) && self.near.len().is_power_of_two() {
-            let least = self.least(bound);
-            self.near.retain(|(_, product)| *product >= least);
+            let min_product = self.min_product(bound);
+            self.near.retain(|(_, product)| *product >= min_product);
         }
     }
 
@@ -208,15 +208,15 @@ impl Best {
 }
 
 impl Vectors {
-    /// Opens the vectors in `folder`: `rows` vectors of `dimensions` numbers. `residual` is the maximum
+    /// Opens the vectors in `dir`: `rows` vectors of `dimensions` numbers. `residual` is the maximum
     /// distance between a vector and its 8-bit quantization, as [`VectorWriter::finish`] returned it.
     ///
     /// # Errors
     /// Returns an error if a file is missing or has an unexpected size, `dimensions` is 0 or `residual`
     /// is not finite.
-    pub fn open(folder: &Path, rows: u64, dimensions: usize, residual: f32) -> Result<Self, SearchError> {
+    pub fn open(dir: &Path, rows: u64, dimensions: usize, residual: f32) -> Result<Self, SearchError> {
         let mapped = |name: &str, width: usize| {
-            let path = folder.join(name);
+            let path = dir.join(name);
             let file = File::open(&path).map_err(SearchError::io("open", &path))?;
             // SAFETY: the map is read-only, and Levade never writes to a file of an index in place. If
             // another program truncates the file meanwhile, this process ends with a bus error, like any
@@ -233,7 +233,7 @@ impl Vectors {
         };
         if dimensions == 0 || !residual.is_finite() {
             let why = format!("its vectors have {dimensions} numbers and a residual of {residual}");
-            return Err(SearchError::damaged(folder, why));
+            return Err(SearchError::damaged(dir, why));
         }
         let (values, codes) = (mapped(VALUES, 4 * dimensions)?, mapped(CODES, dimensions)?);
         let scales = mapped(SCALES, 4)?;
@@ -294,13 +294,13 @@ impl Vectors {
         let rows = self.scales.len();
         let work = rows.saturating_mul(self.dimensions).saturating_mul(queries.len());
         let threads = threads.min(work / WORTH_A_THREAD).clamp(1, rows);
-        let share = rows.div_ceil(threads);
+        let fraction = rows.div_ceil(threads);
         let parts = std::thread::scope(|scope| {
             let others: Vec<_> = (1..threads)
-                .map(|thread| rows.min(thread * share)..rows.min((thread + 1) * share))
+                .map(|thread| rows.min(thread * fraction)..rows.min((thread + 1) * fraction))
                 .map(|range| scope.spawn(|| self.scan(&queries, range, count)))
                 .collect();
-            let mut parts = vec![self.scan(&queries, 0..share.min(rows), count)];
+            let mut parts = vec![self.scan(&queries, 0..fraction.min(rows), count)];
             for other in others {
                 let part = other.join();
                 parts.push(part.map_err(|_| SearchError::Internal("a thread of the scan panicked".into()))?);
@@ -317,7 +317,7 @@ impl Vectors {
     }
 
     fn query<'a>(&self, exact: &'a [f32]) -> Query<'a> {
-        let quantised = Quantised::new(exact);
+        let quantised = QuantizedVector::new(exact);
         let (length, rounded) = (norm(exact), norm(exact) + quantised.residual);
         let longest = self.longest + self.residual;
         let bound = quantised.residual * longest + rounded * self.residual + ROUNDING * length * longest;
@@ -343,8 +343,8 @@ impl Vectors {
 
     /// Computes the f32 products of the candidate rows and returns the best rows, best first.
     fn rescore(&self, query: &Query, best: Best) -> Vec<(u32, f32)> {
-        let (least, width) = (best.least(query.bound), 4 * self.dimensions);
-        let near = best.near.iter().filter(|(_, product)| *product >= least);
+        let (min_product, width) = (best.min_product(query.bound), 4 * self.dimensions);
+        let near = best.near.iter().filter(|(_, product)| *product >= min_product);
         let mut scored: Vec<(u32, f32)> = near
             .map(|(row, _)| (*row, dot(&self.values[*row as usize * width..][..width], query.exact)))
             .collect();

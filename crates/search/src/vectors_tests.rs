@@ -2,12 +2,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn written(folder: &Path, vectors: &[Vec<f32>]) -> Vectors {
+fn written(dir: &Path, vectors: &[Vec<f32>]) -> Vectors {
     let dimensions = vectors[0].len();
-    let mut writer = VectorWriter::create(folder, dimensions).unwrap();
+    let mut writer = VectorWriter::create(dir, dimensions).unwrap();
     vectors.iter().for_each(|vector| writer.add(vector).unwrap());
     let residual = writer.finish().unwrap();
-    Vectors::open(folder, vectors.len() as u64, dimensions, residual).unwrap()
+    Vectors::open(dir, vectors.len() as u64, dimensions, residual).unwrap()
 }
 
 /// Returns the best rows of a scan in f32, as reference.
@@ -69,8 +69,8 @@ fn search_is_independent_of_thread_count() {
     let mut vectors: Vec<Vec<f32>> = (0..70_000).map(|_| (0..width).map(|_| next()).collect()).collect();
     vectors[60_000] = vectors[17].clone();
     vectors[35_000] = vectors[17].clone();
-    let folder = tempfile::tempdir().unwrap();
-    let found = written(folder.path(), &vectors);
+    let dir = tempfile::tempdir().unwrap();
+    let found = written(dir.path(), &vectors);
     for threads in [1, 2, 3, 7] {
         for row in [17, 69_999] {
             let wanted = exact(&vectors, &vectors[row], 10);
@@ -82,8 +82,8 @@ fn search_is_independent_of_thread_count() {
 #[test]
 fn search_preserves_order_across_query_chunks() {
     let vectors: Vec<Vec<f32>> = (0..40).map(|row| vec![(row as f32).cos(), (row as f32).sin()]).collect();
-    let folder = tempfile::tempdir().unwrap();
-    let found = written(folder.path(), &vectors);
+    let dir = tempfile::tempdir().unwrap();
+    let found = written(dir.path(), &vectors);
     let queries: Vec<Vec<f32>> = vectors.iter().cycle().take(2 * TOGETHER + 3).cloned().collect();
     let all = found.search(&queries, 3, 2).unwrap();
     assert_eq!(all.len(), queries.len());
@@ -94,12 +94,12 @@ fn search_preserves_order_across_query_chunks() {
 
 #[test]
 fn vectors_of_wrong_size_or_nan_are_rejected() {
-    let folder = tempfile::tempdir().unwrap();
-    let found = written(folder.path(), &[vec![1.0, 0.0], vec![0.0, 1.0]]);
+    let dir = tempfile::tempdir().unwrap();
+    let found = written(dir.path(), &[vec![1.0, 0.0], vec![0.0, 1.0]]);
     let error = found.search(&[vec![1.0]], 1, 1).unwrap_err().to_string();
     assert!(error.contains("1 numbers, but those of the index have 2"), "{error}");
     assert_eq!(found.search(&[vec![0.0, 2.0]], 9, 4).unwrap()[0], [(1, 2.0), (0, 0.0)]);
-    let mut writer = VectorWriter::create(folder.path(), 2).unwrap();
+    let mut writer = VectorWriter::create(dir.path(), 2).unwrap();
     assert!(writer.add(&[1.0]).is_err());
     assert!(writer.add(&[1.0, f32::NAN]).is_err());
 }

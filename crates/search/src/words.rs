@@ -7,16 +7,16 @@ use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 
 /// A tokenizer that splits texts into words.
 #[derive(Clone)]
-pub struct Words {
+pub struct WordTokenizer {
     /// Whether each Han or Hiragana character is a word of its own.
     divides: bool,
     token: Token,
 }
 
-impl Words {
+impl WordTokenizer {
     /// Creates a tokenizer. If `divides` is true, each Han or Hiragana character is a word of its own.
     pub fn new(divides: bool) -> Self {
-        Words { divides, token: Token::default() }
+        WordTokenizer { divides, token: Token::default() }
     }
 }
 
@@ -28,7 +28,7 @@ pub struct Stream<'a> {
     token: &'a mut Token,
 }
 
-impl Tokenizer for Words {
+impl Tokenizer for WordTokenizer {
     type TokenStream<'a> = Stream<'a>;
 
     fn token_stream<'a>(&'a mut self, text: &'a str) -> Stream<'a> {
@@ -40,17 +40,17 @@ impl Tokenizer for Words {
 impl TokenStream for Stream<'_> {
     fn advance(&mut self) -> bool {
         let rest = &self.text[self.at..];
-        let Some(begin) = rest.find(char::is_alphanumeric) else {
+        let Some(start) = rest.find(char::is_alphanumeric) else {
             self.at = self.text.len();
             return false;
         };
-        let (word, divides) = (&rest[begin..], self.divides);
-        let is_whole = |c: char| divides && needs_no_spaces(c);
+        let (word, divides) = (&rest[start..], self.divides);
+        let is_complete = |c: char| divides && needs_no_spaces(c);
         let length = match word.chars().next() {
-            Some(first) if is_whole(first) => first.len_utf8(),
-            _ => word.find(|c: char| !c.is_alphanumeric() || is_whole(c)).unwrap_or(word.len()),
+            Some(first) if is_complete(first) => first.len_utf8(),
+            _ => word.find(|c: char| !c.is_alphanumeric() || is_complete(c)).unwrap_or(word.len()),
         };
-        let from = self.at + begin;
+        let from = self.at + start;
         self.at = from + length;
         (self.token.offset_from, self.token.offset_to) = (from, self.at);
         self.token.position = self.token.position.wrapping_add(1);
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn han_and_hiragana_characters_are_words() {
         let words = |text: &str| -> Vec<String> {
-            tokens(Words::new(true), text).into_iter().map(|token| token.text).collect()
+            tokens(WordTokenizer::new(true), text).into_iter().map(|token| token.text).collect()
         };
         assert_eq!(words("GPT模型, 2024年"), ["GPT", "模", "型", "2024", "年"]);
         assert_eq!(words("東京タワーは高い。"), ["東", "京", "タワー", "は", "高", "い"]);
@@ -109,7 +109,7 @@ mod tests {
     proptest! {
         #[test]
         fn undivided_words_match_tantivy_simple_tokenizer(text in "[a模い1 ,é]{0,20}") {
-            prop_assert_eq!(tokens(Words::new(false), &text), tokens(SimpleTokenizer::default(), &text));
+            prop_assert_eq!(tokens(WordTokenizer::new(false), &text), tokens(SimpleTokenizer::default(), &text));
         }
     }
 }

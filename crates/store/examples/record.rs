@@ -177,7 +177,7 @@ fn ends() {
             let (mut longest, mut late, mut idle, mut rates) =
                 (0u64, Duration::ZERO, Duration::ZERO, Vec::new());
             for _ in 0..ROUNDS {
-                let folder = tempfile::tempdir().unwrap();
+                let dir = tempfile::tempdir().unwrap();
                 let runtime = tokio::runtime::Builder::new_multi_thread()
                     .worker_threads(2)
                     .enable_all()
@@ -185,9 +185,7 @@ fn ends() {
                     .unwrap();
                 let of_round = runtime.block_on(async {
                     let store: Arc<dyn Store> = match backend {
-                        "sqlite" => {
-                            Arc::new(Sqlite::open(&folder.path().join("run.db"), &run()).await.unwrap())
-                        }
+                        "sqlite" => Arc::new(Sqlite::open(&dir.path().join("run.db"), &run()).await.unwrap()),
                         _ => Arc::new(Memory::new(run())),
                     };
                     let made: Vec<_> = (0..ATTEMPTS).map(|i| Arc::new(attempt(i / 8, i % 8))).collect();
@@ -249,8 +247,8 @@ fn long() {
     );
     println!("|---|---|---|---|---|---|---|");
     for turns in [10, 50, 100] {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("run.db");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("run.db");
         for stage in ["record", "load", "plan", "paths"] {
             let program = std::env::current_exe().unwrap();
             let arguments = ["long", stage, &turns.to_string()];

@@ -14,10 +14,11 @@ pub(crate) fn name(run: &RunId, id: &AttemptId, placement: &Placement, number: u
 }
 
 /// Checks that the score, the reward and its parts are finite.
-fn numbers(score: Option<f64>, reward: Option<f64>, earned: &[Earned]) -> Result<(), Failure> {
+fn numbers(score: Option<f64>, reward: Option<f64>, step_rewards: &[Earned]) -> Result<(), Failure> {
     let numbers = [("score", score), ("reward", reward)];
-    let earned = earned.iter().map(|earned| ("part of a reward", Some(earned.reward)));
-    for (name, value) in numbers.into_iter().chain(earned) {
+    let step_rewards =
+        step_rewards.iter().map(|step_rewards| ("part of a reward", Some(step_rewards.reward)));
+    for (name, value) in numbers.into_iter().chain(step_rewards) {
         if let Some(value) = value
             && !value.is_finite()
         {
@@ -51,9 +52,9 @@ fn segment(segment: &Segment) -> Result<(), Failure> {
 }
 
 /// Checks a repeated start of an attempt against the stored attempt.
-pub(crate) fn begun_again(stored: &Attempt, begun: &Begun) -> Result<Recorded, Failure> {
-    if stored.task != begun.task {
-        return Err(Failure::Conflict(begun.placement.to_string(), "task"));
+pub(crate) fn check_restart(stored: &Attempt, start: &Begun) -> Result<Recorded, Failure> {
+    if stored.task != start.task {
+        return Err(Failure::Conflict(start.placement.to_string(), "task"));
     }
     match stored.status {
         Status::Abandoned => Err(Failure::Over(stored.status)),
@@ -181,8 +182,8 @@ pub(crate) fn plan(plan: &StepPlan) -> Result<(), Failure> {
     }
     for update in plan.policies.iter().flat_map(|policy| &policy.updates) {
         for cut in [Some(&update.cut), update.critic.as_ref()].into_iter().flatten() {
-            let whole = cut.check(update.paths.len(), cut.world_size);
-            whole.map_err(|error| Failure::Unstorable(error.to_string()))?;
+            let complete = cut.check(update.paths.len(), cut.world_size);
+            complete.map_err(|error| Failure::Unstorable(error.to_string()))?;
         }
     }
     for policy in &plan.policies {

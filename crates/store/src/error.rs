@@ -262,15 +262,17 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Converts the failure to an error that names the location, the action and the key.
-    pub fn at(self, place: &str, action: &'static str, key: String) -> StoreError {
-        let place = place.to_owned();
+    pub fn at(self, location: &str, action: &'static str, key: String) -> StoreError {
+        let location = location.to_owned();
         match self {
-            Failure::Backend(code, source) => StoreError::Failed { place, action, key, code, source },
-            Failure::Unknown => StoreError::Unknown { place, key },
-            Failure::Conflict(key, field) => StoreError::Conflict { place, key, field },
-            Failure::Over(status) => StoreError::Over { place, key, status },
-            Failure::Damaged(what) => StoreError::Damaged { place, key, what },
-            Failure::Unstorable(what) => StoreError::Unstorable { place, key, what },
+            Failure::Backend(code, source) => {
+                StoreError::Failed { place: location, action, key, code, source }
+            }
+            Failure::Unknown => StoreError::Unknown { place: location, key },
+            Failure::Conflict(key, field) => StoreError::Conflict { place: location, key, field },
+            Failure::Over(status) => StoreError::Over { place: location, key, status },
+            Failure::Damaged(what) => StoreError::Damaged { place: location, key, what },
+            Failure::Unstorable(what) => StoreError::Unstorable { place: location, key, what },
         }
     }
 }

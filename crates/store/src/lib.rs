@@ -78,4 +78,4 @@ pub use record::{
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;
 
-pub use levade_tree::Earner;
+pub use levade_tree::CreditTarget;

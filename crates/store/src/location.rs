@@ -67,9 +67,9 @@ impl Location {
         };
         let store = match access {
             Access::Read if !file.exists() => {
-                let (place, source) = (file.display().to_string(), std::io::ErrorKind::NotFound.into());
+                let (location, source) = (file.display().to_string(), std::io::ErrorKind::NotFound.into());
                 return Err(StoreError::Open {
-                    place,
+                    place: location,
                     code: Code::NotFound,
                     source: Box::<std::io::Error>::new(source),
                 });

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Location of the store in messages.
-const PLACE: &str = "memory";
+const LOCATION: &str = "memory";
 
 /// A store in memory. All data is lost when the last handle is dropped or the process exits.
 ///
@@ -23,11 +23,11 @@ const PLACE: &str = "memory";
 #[derive(Debug)]
 pub struct Memory {
     run: RunId,
-    held: Mutex<Held>,
+    contents: Mutex<Contents>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct Contents {
     attempts: BTreeMap<AttemptId, Attempt>,
     /// Ids of the attempts, by slot and try.
     tries: BTreeMap<(Placement, u32), AttemptId>,
@@ -38,7 +38,7 @@ struct Held {
 impl Memory {
     /// Creates an empty store for the run with the id `run`.
     pub fn new(run: RunId) -> Self {
-        Memory { run, held: Mutex::default() }
+        Memory { run, contents: Mutex::default() }
     }
 
     /// Runs `work` under the lock. Callers hold the lock only while they compare or copy values.
@@ -46,15 +46,15 @@ impl Memory {
         &self,
         action: &'static str,
         key: impl ToString,
-        work: impl FnOnce(&mut Held) -> Result<T, Failure>,
+        work: impl FnOnce(&mut Contents) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
         // Every write checks its input before it changes anything, so a panic leaves the data consistent.
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        work(&mut held).map_err(|failure| failure.at(PLACE, action, key.to_string()))
+        let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut contents).map_err(|failure| failure.at(LOCATION, action, key.to_string()))
     }
 }
 
-impl Held {
+impl Contents {
     fn insert(&mut self, attempt: Attempt) {
         self.tries.insert((attempt.placement, attempt.number), attempt.id);
         self.attempts.insert(attempt.id, attempt);
@@ -65,8 +65,8 @@ impl Held {
     }
 
     /// Iterates over the tries of an attempt slot, in order.
-    fn at(&self, place: &Placement) -> impl DoubleEndedIterator<Item = &Attempt> {
-        self.tries.range((*place, 0)..=(*place, u32::MAX)).filter_map(|(_, id)| self.attempts.get(id))
+    fn at(&self, location: &Placement) -> impl DoubleEndedIterator<Item = &Attempt> {
+        self.tries.range((*location, 0)..=(*location, u32::MAX)).filter_map(|(_, id)| self.attempts.get(id))
     }
 }
 
@@ -87,16 +87,16 @@ impl Store for Memory {
     }
 
     fn place(&self) -> &str {
-        PLACE
+        LOCATION
     }
 
-    async fn begin(&self, begun: &Begun) -> Result<Recorded, StoreError> {
-        self.with("record", begun.placement, |held| {
-            checks::name(&self.run, &begun.id, &begun.placement, begun.number)?;
-            match held.attempts.get(&begun.id) {
-                Some(stored) => checks::begun_again(stored, begun),
+    async fn begin(&self, start: &Begun) -> Result<Recorded, StoreError> {
+        self.with("record", start.placement, |contents| {
+            checks::name(&self.run, &start.id, &start.placement, start.number)?;
+            match contents.attempts.get(&start.id) {
+                Some(stored) => checks::check_restart(stored, start),
                 None => {
-                    held.insert(Attempt::begun(begun));
+                    contents.insert(Attempt::begun(start));
                     Ok(Recorded::Now)
                 }
             }
@@ -104,8 +104,8 @@ impl Store for Memory {
     }
 
     async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<Recorded, StoreError> {
-        self.with("record", format_args!("attempt {id}"), |held| {
-            let attempt = held.known(id)?;
+        self.with("record", format_args!("attempt {id}"), |contents| {
+            let attempt = contents.known(id)?;
             let stored = attempt.trajectory.segments();
             let at = |id: SegmentId| stored.get(id.0 as usize);
             let new = checks::appended(
@@ -125,9 +125,9 @@ impl Store for Memory {
     }
 
     async fn end(&self, id: &AttemptId, end: &End) -> Result<Recorded, StoreError> {
-        self.with("record", format_args!("attempt {id}"), |held| {
+        self.with("record", format_args!("attempt {id}"), |contents| {
             checks::end(end)?;
-            let attempt = held.known(id)?;
+            let attempt = contents.known(id)?;
             if checks::ended(attempt, end)? == Recorded::Before {
                 return Ok(Recorded::Before);
             }
@@ -139,9 +139,10 @@ impl Store for Memory {
     }
 
     async fn abandon_running(&self) -> Result<u64, StoreError> {
-        self.with("record", "attempts that run", |held| {
+        self.with("record", "attempts that run", |contents| {
             let mut abandoned = 0;
-            for attempt in held.attempts.values_mut().filter(|attempt| attempt.status == Status::Running) {
+            for attempt in contents.attempts.values_mut().filter(|attempt| attempt.status == Status::Running)
+            {
                 attempt.status = Status::Abandoned;
                 abandoned += 1;
             }
@@ -154,11 +155,11 @@ impl Store for Memory {
             [one] => one.placement.to_string(),
             all => format!("{} attempts", all.len()),
         };
-        self.with("record", key, |held| {
+        self.with("record", key, |contents| {
             let mut new: BTreeMap<AttemptId, &Attempt> = BTreeMap::new();
             for attempt in attempts {
                 checks::attempt(&self.run, attempt)?;
-                let stored = held.attempts.get(&attempt.id).or_else(|| new.get(&attempt.id).copied());
+                let stored = contents.attempts.get(&attempt.id).or_else(|| new.get(&attempt.id).copied());
                 match stored.map(|stored| checks::difference(stored, attempt)) {
                     None => drop(new.insert(attempt.id, attempt)),
                     Some(None) => {}
@@ -170,33 +171,34 @@ impl Store for Memory {
             let recorded = if new.is_empty() { Recorded::Before } else { Recorded::Now };
             for attempt in new.into_values() {
                 let (score, reward) = (plain(attempt.score), plain(attempt.reward));
-                held.insert(Attempt { score, reward, ..attempt.clone() });
+                contents.insert(Attempt { score, reward, ..attempt.clone() });
             }
             Ok(recorded)
         })
     }
 
     async fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError> {
-        self.with("read", format_args!("attempt {id}"), |held| Ok(held.attempts.get(id).cloned()))
+        self.with("read", format_args!("attempt {id}"), |contents| Ok(contents.attempts.get(id).cloned()))
     }
 
     async fn last_try(&self, placement: &Placement) -> Result<Option<Attempt>, StoreError> {
-        self.with("read", placement, |held| {
-            Ok(held.at(placement).rfind(|attempt| attempt.status.counts()).cloned())
+        self.with("read", placement, |contents| {
+            Ok(contents.at(placement).rfind(|attempt| attempt.status.counts()).cloned())
         })
     }
 
     async fn tries(&self, placement: &Placement) -> Result<Tries, StoreError> {
-        self.with("read", placement, |held| {
-            let next = held.at(placement).next_back().map_or(0, |last| last.number + 1);
-            let failed = held.at(placement).filter(|attempt| attempt.status == Status::Superseded).count();
+        self.with("read", placement, |contents| {
+            let next = contents.at(placement).next_back().map_or(0, |last| last.number + 1);
+            let failed =
+                contents.at(placement).filter(|attempt| attempt.status == Status::Superseded).count();
             Ok(Tries { next, failed: failed as u32 })
         })
     }
 
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {
-        self.with("read", format_args!("tasks for {}", purpose.name()), |held| {
-            let of = held.attempts.values().filter(|attempt| attempt.placement.purpose == purpose);
+        self.with("read", format_args!("tasks for {}", purpose.name()), |contents| {
+            let of = contents.attempts.values().filter(|attempt| attempt.placement.purpose == purpose);
             let each: BTreeMap<String, serde_json::Value> =
                 of.map(|attempt| (attempt.task.to_string(), attempt.task.clone())).collect();
             Ok(each.into_values().collect())
@@ -204,10 +206,10 @@ impl Store for Memory {
     }
 
     async fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError> {
-        self.with("read", format_args!("attempts for {}", purpose.name()), |held| {
+        self.with("read", format_args!("attempts for {}", purpose.name()), |contents| {
             let mut found: BTreeMap<Placement, AttemptSummary> = BTreeMap::new();
-            for ((placement, number), id) in &held.tries {
-                let Some(attempt) = held.attempts.get(id) else { continue };
+            for ((placement, number), id) in &contents.tries {
+                let Some(attempt) = contents.attempts.get(id) else { continue };
                 if placement.purpose == purpose && attempt.status.counts() {
                     let segments = attempt.trajectory.segments();
                     let summary = AttemptSummary {
@@ -229,22 +231,22 @@ impl Store for Memory {
     }
 
     async fn failures(&self, purpose: Purpose) -> Result<Vec<FailedAttempt>, StoreError> {
-        self.with("read", format_args!("failures for {}", purpose.name()), |held| {
-            let tries = held.tries.iter().filter(|((placement, _), _)| placement.purpose == purpose);
-            let attempts = tries.filter_map(|(_, id)| held.attempts.get(id));
+        self.with("read", format_args!("failures for {}", purpose.name()), |contents| {
+            let tries = contents.tries.iter().filter(|((placement, _), _)| placement.purpose == purpose);
+            let attempts = tries.filter_map(|(_, id)| contents.attempts.get(id));
             Ok(attempts.filter(|attempt| attempt.is_failure()).map(FailedAttempt::from).collect())
         })
     }
 
     async fn record_step(&self, plan: &StepPlan) -> Result<Recorded, StoreError> {
         let key = format!("plan of phase {}/step {}", plan.phase, plan.step);
-        self.with("record", key.clone(), |held| {
+        self.with("record", key.clone(), |contents| {
             checks::plan(plan)?;
-            match held.steps.get(&(plan.phase, plan.step)) {
+            match contents.steps.get(&(plan.phase, plan.step)) {
                 Some(stored) if checks::same_plan(stored, plan) => Ok(Recorded::Before),
                 Some(_) => Err(Failure::Conflict(key, "plan")),
                 None => {
-                    held.steps.insert((plan.phase, plan.step), plan.clone());
+                    contents.steps.insert((plan.phase, plan.step), plan.clone());
                     Ok(Recorded::Now)
                 }
             }
@@ -253,28 +255,28 @@ impl Store for Memory {
 
     async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
         let key = format_args!("plan of phase {phase}/step {step}");
-        self.with("read", key, |held| Ok(held.steps.get(&(phase, step)).cloned()))
+        self.with("read", key, |contents| Ok(contents.steps.get(&(phase, step)).cloned()))
     }
 
     async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
-        self.with("read", "the ledger", |held| Ok(held.steps.keys().copied().collect()))
+        self.with("read", "the ledger", |contents| Ok(contents.steps.keys().copied().collect()))
     }
 
     async fn record_eval(&self, key: EvalKey, result: &serde_json::Value) -> Result<Recorded, StoreError> {
-        self.with("record", key, |held| match held.evals.get(&key) {
+        self.with("record", key, |contents| match contents.evals.get(&key) {
             // Compared as text, as in SQLite: two numbers are equal if their text is equal.
             Some(stored) if serialised(stored) == serialised(result) => Ok(Recorded::Before),
             Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
             None => {
-                held.evals.insert(key, result.clone());
+                contents.evals.insert(key, result.clone());
                 Ok(Recorded::Now)
             }
         })
     }
 
     async fn evals(&self) -> Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
-        self.with("read", "evaluations", |held| {
-            Ok(held.evals.iter().map(|(key, result)| (*key, result.clone())).collect())
+        self.with("read", "evaluations", |contents| {
+            Ok(contents.evals.iter().map(|(key, result)| (*key, result.clone())).collect())
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use levade_policy::Cut;
-use levade_tree::{AttemptId, Earner, Outcome, Placement, SegmentId, Trajectory};
+use levade_tree::{AttemptId, CreditTarget, Outcome, Placement, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
 
 /// The state of an attempt.
@@ -170,7 +170,7 @@ pub struct Tries {
 #[serde(deny_unknown_fields)]
 pub struct Earned {
     /// Segment, turn or agent that the reward is credited to.
-    pub by: Earner,
+    pub by: CreditTarget,
     /// Amount of the reward. Must be finite; negative for a penalty.
     pub reward: f64,
 }

@@ -111,8 +111,8 @@ async fn child() {
 
 #[tokio::test]
 async fn recorded_data_survives_process_kill() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("run.db");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.db");
     let mut recorded = BTreeSet::new();
     // The writer of one file is killed repeatedly, each time a little later.
     for round in 0..6 {

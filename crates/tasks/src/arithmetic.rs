@@ -4,14 +4,14 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::draws::{Draws, Purpose};
 use super::expression::calculation;
+use super::task_rng::{Purpose, TaskRng};
 use super::term::Term;
 use super::wording::Wording;
 use super::{DemonstratedCall, Demonstration, Task, TaskError, TaskRow};
 
 /// Inverse of the fraction of operand sets that are held out.
-const HELD_OUT_SHARE: u64 = 8;
+const HELD_OUT_FRACTION: u64 = 8;
 
 /// Sizes and wordings of generated tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -89,17 +89,17 @@ impl Arithmetic {
             Split::HeldOut => (Purpose::HeldOut, "held-out"),
             Split::HeldOutWording => (Purpose::HeldOutWording, "held-out-wording"),
         };
-        let mut draws = Draws::new(self.seed, purpose, index);
+        let mut sampler = TaskRng::new(self.seed, purpose, index);
         let numbers = loop {
-            let numbers = self.numbers(&mut draws);
+            let numbers = self.numbers(&mut sampler);
             if is_held_out(&numbers) == (split != Split::Train) {
                 break numbers;
             }
         };
-        let term = Term::draw(&numbers, &mut draws);
-        let words = draws.share() < self.options.words;
+        let term = Term::sample(&numbers, &mut sampler);
+        let words = sampler.uniform() < self.options.words;
         let reserved = split == Split::HeldOutWording;
-        let wording = Wording::draw(&term, reserved, words, self.options.stories, &mut draws);
+        let wording = Wording::sample(&term, reserved, words, self.options.stories, &mut sampler);
         let term = wording.ordered(term);
         let answer = term.value().to_string();
         let call = DemonstratedCall {
@@ -109,7 +109,7 @@ impl Arithmetic {
         };
         Task {
             id: format!("arithmetic-{name}-{}-{index}", self.seed),
-            question: wording.render(&term, &mut draws),
+            question: wording.render(&term, &mut sampler),
             messages: Vec::new(),
             agent: None,
             source: "arithmetic".to_owned(),
@@ -125,12 +125,12 @@ impl Arithmetic {
         }
     }
 
-    fn numbers(&self, draws: &mut Draws) -> Vec<i128> {
+    fn numbers(&self, sampler: &mut TaskRng) -> Vec<i128> {
         let ArithmeticOptions { operands, min_digits, max_digits, .. } = self.options;
         let mut number = || {
-            let digits = min_digits + draws.below((max_digits - min_digits + 1) as usize) as u32;
-            let least = 10usize.pow(digits - 1);
-            (least + draws.below(9 * least)) as i128
+            let digits = min_digits + sampler.below((max_digits - min_digits + 1) as usize) as u32;
+            let min_value = 10usize.pow(digits - 1);
+            (min_value + sampler.below(9 * min_value)) as i128
         };
         (0..operands).map(|_| number()).collect()
     }
@@ -146,7 +146,7 @@ fn is_held_out(numbers: &[i128]) -> bool {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
     }
     // The low bits of FNV are weak.
-    (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32 & (HELD_OUT_SHARE - 1) == 0
+    (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32 & (HELD_OUT_FRACTION - 1) == 0
 }
 
 #[cfg(test)]
@@ -244,8 +244,8 @@ mod tests {
                 }
             }
         }
-        let draws: Vec<bool> = (0..8000).map(|n| is_held_out(&[n, n * n + 1, 77])).collect();
-        let held_out = draws.iter().filter(|h| **h).count();
+        let sampler: Vec<bool> = (0..8000).map(|n| is_held_out(&[n, n * n + 1, 77])).collect();
+        let held_out = sampler.iter().filter(|h| **h).count();
         assert!((900..1100).contains(&held_out), "{held_out}");
     }
 
@@ -261,13 +261,13 @@ mod tests {
 
     #[test]
     fn words_fraction_matches_option() {
-        let share = |words| {
+        let fraction = |words| {
             let generator = Arithmetic::new(ArithmeticOptions { words, ..Default::default() }, 1).unwrap();
             let symbols = |task: &Task| task.template.as_ref().unwrap().starts_with("symbols");
             (0..1000).filter(|&index| !symbols(&generator.task(Split::Train, index))).count()
         };
-        assert_eq!((share(0.0), share(1.0)), (0, 1000));
-        assert!((440..560).contains(&share(0.5)));
+        assert_eq!((fraction(0.0), fraction(1.0)), (0, 1000));
+        assert!((440..560).contains(&fraction(0.5)));
     }
 
     #[test]

@@ -205,8 +205,8 @@ impl Parser {
                 _ => return Ok(value),
             };
             let at = self.take(1);
-            let right = self.product()?;
-            value = apply(operation, value, right, at)?;
+            let rhs = self.product()?;
+            value = apply(operation, value, rhs, at)?;
         }
     }
 
@@ -219,8 +219,8 @@ impl Parser {
                 _ => return Ok(value),
             };
             let at = self.take(1);
-            let right = self.signed()?;
-            value = apply(operation, value, right, at)?;
+            let rhs = self.signed()?;
+            value = apply(operation, value, rhs, at)?;
         }
     }
 
@@ -337,11 +337,11 @@ fn is_zero(value: &Number) -> bool {
     value.to_f64() == 0.0
 }
 
-fn apply(operation: Operation, left: Number, right: Number, at: usize) -> Result<Number, ExpressionError> {
-    if matches!(operation, Operation::Over) && is_zero(&right) {
+fn apply(operation: Operation, lhs: Number, rhs: Number, at: usize) -> Result<Number, ExpressionError> {
+    if matches!(operation, Operation::Over) && is_zero(&rhs) {
         return Err(ExpressionError::DivisionByZero { at });
     }
-    if let (Number::Exact(a), Number::Exact(b)) = (&left, &right) {
+    if let (Number::Exact(a), Number::Exact(b)) = (&lhs, &rhs) {
         let exact = match operation {
             Operation::Plus => a.plus(b),
             Operation::Minus => a.minus(b),
@@ -352,7 +352,7 @@ fn apply(operation: Operation, left: Number, right: Number, at: usize) -> Result
             return Ok(Number::Exact(value));
         }
     }
-    let (a, b) = (left.to_f64(), right.to_f64());
+    let (a, b) = (lhs.to_f64(), rhs.to_f64());
     let value = match operation {
         Operation::Plus => a + b,
         Operation::Minus => a - b,

@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use super::near::NearCopies;
-use super::question::Asked;
+use super::question::QuestionSet;
 use super::{QuestionKey, Task};
 
 /// Rules for repeated rows, and for tasks that leak held-out questions.
@@ -65,7 +65,7 @@ impl HeldOutQuestions {
             let is_contextual = found.contextual.contains(&task.question_key());
             found.keys.extend(keys);
             if !is_contextual {
-                texts.push(task.asked_text());
+                texts.push(task.question_text());
             }
         }
         found.near = NearCopies::new(texts);
@@ -102,7 +102,7 @@ impl HeldOutQuestions {
 
 /// Returns, for each task, the keys by which another task asks or shows it.
 pub(super) fn own_keys(tasks: &[&Task], contextual: &HashSet<QuestionKey>) -> Vec<Vec<QuestionKey>> {
-    let asked: Vec<Asked> = tasks.iter().map(|task| task.asks()).collect();
+    let asked: Vec<QuestionSet> = tasks.iter().map(|task| task.asks()).collect();
     // Last turns that several conversations end with.
     let mut ends: HashMap<QuestionKey, QuestionKey> = HashMap::new();
     let mut ambiguous = HashSet::new();

@@ -39,7 +39,6 @@
 
 mod annotations;
 mod arithmetic;
-mod draws;
 mod error;
 mod expression;
 mod file;
@@ -48,6 +47,7 @@ mod near;
 mod question;
 mod row;
 mod spelling;
+mod task_rng;
 mod term;
 mod wording;
 

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use super::Task;
-use super::spelling::{Part, blocks, cut_behind_sentences, is_unseen, parts, spelled};
+use super::spelling::{Part, blocks, is_unseen, parts, spelled, split_sentences};
 
 /// A hash of a question, which is equal for questions that differ only in irrelevant details.
 ///
@@ -169,7 +169,7 @@ impl QuestionKey {
 
 /// Questions that a task asks, compared by spelling.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct QuestionSet {
     /// Complete conversation except its instructions; the question itself if the conversation is a
     /// single turn.
     pub conversation: QuestionKey,
@@ -194,18 +194,18 @@ impl Task {
     }
 
     /// Returns the keys of the questions that the task asks.
-    pub(crate) fn asks(&self) -> Asked {
+    pub(crate) fn asks(&self) -> QuestionSet {
         let question = self.question_key();
-        Asked {
+        QuestionSet {
             conversation: self.conversation_key(question),
             question,
-            last: last_labelled(self.asked_text()),
+            last: last_labelled(self.question_text()),
         }
     }
 
     /// Returns the key of the last user turn.
     pub(crate) fn question_key(&self) -> QuestionKey {
-        QuestionKey::spelled(self.asked_text())
+        QuestionKey::spelled(self.question_text())
     }
 
     /// Returns the key of the complete conversation except its instructions. `question` is the key
@@ -249,7 +249,7 @@ impl Task {
     }
 
     /// Returns the text of the last user turn.
-    pub(crate) fn asked_text(&self) -> &str {
+    pub(crate) fn question_text(&self) -> &str {
         let last = self.messages.iter().rev().find(|turn| turn.role == Role::User);
         last.map_or(&*self.question, |turn| &*turn.content)
     }
@@ -261,7 +261,7 @@ impl Task {
         let turns = self.turns();
         let asked = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
         context.extend(turns[..asked].iter().map(|turn| spelled(&turn.content)));
-        let question = spelled(self.asked_text());
+        let question = spelled(self.question_text());
         let is_sentence = |value: &Value| match value {
             Value::String(text) => text.split_whitespace().count() >= MIN_CONTEXT,
             // Messages that the task itself was read from add no context.
@@ -344,11 +344,11 @@ fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
         texts.extend(parts.iter().map(|(_, part)| part.clone()));
     }
     for (_, part) in &parts {
-        texts.extend(cut_behind_sentences(part).into_iter().map(str::to_owned));
+        texts.extend(split_sentences(part).into_iter().map(str::to_owned));
     }
     // Everything except the text after the last sentence.
     if let [before @ .., (_, last)] = &parts[..]
-        && let [start, ..] = cut_behind_sentences(last)[..]
+        && let [start, ..] = split_sentences(last)[..]
         && !before.is_empty()
     {
         let lines = before.iter().map(|(_, part)| &**part).chain([start]);

@@ -436,7 +436,7 @@ fn without_long_dashes(chars: &[char]) -> String {
 
 /// Splits a line after each sentence that is followed by a sign or a bracket, as in `Who was it? =
 /// Ivanhoe` and `Who was it? [5 points]`. Returns an empty list if there is no such position.
-pub(super) fn cut_behind_sentences(line: &str) -> Vec<&str> {
+pub(super) fn split_sentences(line: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
     for (at, end) in line.match_indices(['?', '!', '.', '。']) {

@@ -1,6 +1,6 @@
 //! Random arithmetic terms, and their notation in symbols.
 
-use super::draws::Draws;
+use super::task_rng::TaskRng;
 
 /// Operator that joins two terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,14 +20,14 @@ pub(super) enum Term {
 impl Term {
     /// Samples a random tree over the numbers, which keep their order. Every way to split the
     /// numbers in two is equally likely. `numbers` must not be empty.
-    pub fn draw(numbers: &[i128], draws: &mut Draws) -> Term {
+    pub fn sample(numbers: &[i128], sampler: &mut TaskRng) -> Term {
         if let [number] = numbers {
             return Term::Number(*number);
         }
-        let (left, right) = numbers.split_at(1 + draws.below(numbers.len() - 1));
-        let operator = [Operator::Plus, Operator::Minus, Operator::Times][draws.below(3)];
-        let left = Term::draw(left, draws);
-        Term::Binary(operator, Box::new(left), Box::new(Term::draw(right, draws)))
+        let (left, right) = numbers.split_at(1 + sampler.below(numbers.len() - 1));
+        let operator = [Operator::Plus, Operator::Minus, Operator::Times][sampler.below(3)];
+        let left = Term::sample(left, sampler);
+        Term::Binary(operator, Box::new(left), Box::new(Term::sample(right, sampler)))
     }
 
     /// Returns the value. Six numbers of six digits stay far within 128 bits.
@@ -131,16 +131,17 @@ impl Term {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draws::Purpose;
     use crate::evaluate;
+    use crate::task_rng::Purpose;
 
     #[test]
     fn symbols_evaluate_to_term_value() {
         let mut shapes = std::collections::BTreeSet::new();
         for index in 0..2000 {
-            let mut draws = Draws::new(1, Purpose::Training, index);
-            let numbers: Vec<i128> = (0..2 + draws.below(4)).map(|_| 1 + draws.below(50) as i128).collect();
-            let term = Term::draw(&numbers, &mut draws);
+            let mut sampler = TaskRng::new(1, Purpose::Training, index);
+            let numbers: Vec<i128> =
+                (0..2 + sampler.below(4)).map(|_| 1 + sampler.below(50) as i128).collect();
+            let term = Term::sample(&numbers, &mut sampler);
             assert_eq!(term.numbers(), numbers);
             for times in ["*", "×"] {
                 let text = term.symbols(times);

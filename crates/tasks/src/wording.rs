@@ -3,7 +3,7 @@
 //! Some wordings are reserved: training never uses them, so that an evaluation on them measures
 //! generalization.
 
-use super::draws::Draws;
+use super::task_rng::TaskRng;
 use super::term::{Operator, Term};
 
 /// Format of the text that replaces `{}` in a wording.
@@ -144,12 +144,12 @@ const WORDINGS: &[Wording] = &[
 impl Wording {
     /// Samples a wording that fits the term, from the reserved wordings or from the others, in
     /// symbols or in words. If `stories` is false, stories are excluded.
-    pub fn draw(
+    pub fn sample(
         term: &Term,
         reserved: bool,
         words: bool,
         stories: bool,
-        draws: &mut Draws,
+        sampler: &mut TaskRng,
     ) -> &'static Wording {
         let wanted = |w: &Wording| {
             w.reserved == reserved
@@ -158,7 +158,7 @@ impl Wording {
         };
         let fitting: Vec<&Wording> = WORDINGS.iter().filter(|w| wanted(w) && w.fits(term)).collect();
         // Symbols and nested phrases fit every term, so the list is never empty.
-        fitting[draws.below(fitting.len())]
+        fitting[sampler.below(fitting.len())]
     }
 
     /// Returns the term in the order in which the wording names its parts.
@@ -186,10 +186,10 @@ impl Wording {
     }
 
     /// Returns the text of the question.
-    pub fn render(&self, term: &Term, draws: &mut Draws) -> String {
+    pub fn render(&self, term: &Term, sampler: &mut TaskRng) -> String {
         match self.form {
             Form::Symbols => {
-                let times = ["*", "×"][draws.below(2)];
+                let times = ["*", "×"][sampler.below(2)];
                 self.text.replace("{}", &term.symbols(times))
             }
             Form::Nested => self.text.replace("{}", &phrase(term)),
@@ -254,23 +254,23 @@ fn step(operator: Operator, number: i128) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draws::Purpose;
+    use crate::task_rng::Purpose;
 
-    fn term(index: u64, operands: usize) -> (Term, Draws) {
-        let mut draws = Draws::new(2, Purpose::Training, index);
-        let numbers: Vec<i128> = (0..operands).map(|_| 10 + draws.below(9990) as i128).collect();
-        (Term::draw(&numbers, &mut draws), draws)
+    fn term(index: u64, operands: usize) -> (Term, TaskRng) {
+        let mut sampler = TaskRng::new(2, Purpose::Training, index);
+        let numbers: Vec<i128> = (0..operands).map(|_| 10 + sampler.below(9990) as i128).collect();
+        (Term::sample(&numbers, &mut sampler), sampler)
     }
 
     #[test]
     fn every_wording_is_sampled_and_complete() {
         let mut seen = std::collections::BTreeSet::new();
         for index in 0..6000 {
-            let (term, mut draws) = term(index, 3);
+            let (term, mut sampler) = term(index, 3);
             let (reserved, words) = (index % 2 == 0, index % 3 > 0);
-            let wording = Wording::draw(&term, reserved, words, true, &mut draws);
+            let wording = Wording::sample(&term, reserved, words, true, &mut sampler);
             assert_eq!(wording.reserved, reserved);
-            let question = wording.render(&term, &mut draws);
+            let question = wording.render(&term, &mut sampler);
             assert!(!question.contains(['{', '}']), "{question}");
             for number in term.numbers() {
                 assert!(question.contains(&number.to_string()), "{question}");
@@ -306,9 +306,9 @@ mod tests {
         assert_eq!(phrase(&difference), "the difference of 40 and the sum of 12 and 7");
         assert_eq!(spoken(&sum), "12 plus 7");
         let find = |id: &str| WORDINGS.iter().find(|w| w.id == id).unwrap();
-        let mut draws = Draws::new(0, Purpose::Training, 0);
+        let mut sampler = TaskRng::new(0, Purpose::Training, 0);
         let steps = find("steps-start");
-        assert_eq!(steps.render(&sum, &mut draws), "Start with 12. Add 7. What is the result?");
+        assert_eq!(steps.render(&sum, &mut sampler), "Start with 12. Add 7. What is the result?");
         assert!(!steps.fits(&difference));
         // "12 plus 7 times 3" would denote another number.
         assert!(

@@ -18,8 +18,8 @@ thread_local! {
 fn out_of_range_timestamp_is_error_without_output() {
     // Replaces the hook that prints.
     std::panic::set_hook(Box::new(|_| PRINTED.set(PRINTED.get() + 1)));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rows.parquet");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.parquet");
     let schema =
         "message rows { required binary question (UTF8); required int64 answer (TIMESTAMP(MICROS, true)); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());

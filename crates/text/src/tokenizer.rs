@@ -25,7 +25,7 @@ use crate::{TextError, alphabet, gguf, sentencepiece};
 /// Number of ids up to which a vocabulary may be sparse. If the largest id exceeds it, there must be at
 /// least a quarter as many tokens; otherwise the file is damaged. The token table has an entry for every
 /// id up to the largest one.
-const MOST_IDS: usize = 1 << 20;
+const MAX_IDS: usize = 1 << 20;
 
 /// A special token and its matching rules.
 #[derive(Debug, Clone)]
@@ -123,7 +123,7 @@ impl Tokenizer {
         let added = inner.get_added_tokens_decoder();
         let vocabulary = inner.get_vocab(true);
         let size = vocabulary.values().max().map_or(0, |&last| last as usize + 1);
-        if size > MOST_IDS.max(4 * vocabulary.len()) {
+        if size > MAX_IDS.max(4 * vocabulary.len()) {
             return Err(TextError::Tokenizer(format!(
                 "tokenizer.json has {} tokens, but gives one the id {}; fetch the file again",
                 vocabulary.len(),

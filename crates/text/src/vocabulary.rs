@@ -18,15 +18,15 @@ use crate::Tokenizer;
 /// Maximum length of a grammar's text, in bytes.
 const LONGEST: usize = 256 << 10;
 /// Maximum number of consecutive negations of one term.
-const MOST_NEGATIONS: usize = 100;
+const MAX_NEGATIONS: usize = 100;
 /// Stack size for the recursion over a grammar, in bytes. The longest allowed grammar needs less. Only
 /// the used part occupies memory.
 const STACK: usize = 512 << 20;
 /// Maximum length of a token that a grammar can allow, in bytes. Longer tokens are not text that a model
 /// writes.
-const LONGEST_TOKEN: usize = 1000;
+const MAX_TOKEN_LEN: usize = 1000;
 /// Maximum number of lexer states per completion, each of 1 or 2 KB. Typical schemas need hundreds.
-const MOST_STATES: usize = 50_000;
+const MAX_STATES: usize = 50_000;
 /// Name of an additional last token that marks the end. No grammar can request it, because names of
 /// special tokens in grammars contain no spaces.
 const END: &str = "<|end of the grammar|>";
@@ -69,7 +69,7 @@ impl Vocabulary {
     fn make_factory(&self) -> Result<ParserFactory, String> {
         // A text never contains the byte that marks special tokens.
         let is_text =
-            |bytes: &&[u8]| !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= LONGEST_TOKEN;
+            |bytes: &&[u8]| !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= MAX_TOKEN_LEN;
         let text = |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(is_text).unwrap_or_default().to_vec();
         let special = |name: &str| [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
         let mut words: Vec<Vec<u8>> = self.bytes.iter().map(text).collect();
@@ -84,7 +84,7 @@ impl Vocabulary {
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|error| one_line(&error.to_string()))?;
         let limits = factory.quiet().limits_mut();
-        (limits.verbose_errors, limits.max_lexer_states) = (false, MOST_STATES);
+        (limits.verbose_errors, limits.max_lexer_states) = (false, MAX_STATES);
         Ok(factory)
     }
 }
@@ -156,8 +156,8 @@ fn parsed(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
         ),
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         Grammar::Lark(text) => {
-            if most_negations(text) > MOST_NEGATIONS {
-                return Err(format!("it negates a term more than {MOST_NEGATIONS} times"));
+            if most_negations(text) > MAX_NEGATIONS {
+                return Err(format!("it negates a term more than {MAX_NEGATIONS} times"));
             }
             TopLevelGrammar::from_lark(text.clone())
         }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// Maximum number of characters of an error message, because the model may have written a value of any
 /// length.
-const LONGEST: usize = 500;
+const MAX_ERROR_CHARS: usize = 500;
 
 /// JSON schema of a tool's arguments.
 #[derive(Debug, Clone)]
@@ -78,16 +78,16 @@ impl Arguments {
         let Some(error) = first(&errors) else { return Ok(()) };
         let mut why = match described(error) {
             why if error.instance_path().as_str().is_empty() => {
-                let there = match &self.names[..] {
+                let known_names = match &self.names[..] {
                     [] => "there are no arguments".to_owned(),
                     names => format!("the arguments are {}", names.join(", ")),
                 };
-                format!("{why}; {there}")
+                format!("{why}; {known_names}")
             }
             why => why,
         };
-        if let Some((cut, _)) = why.char_indices().nth(LONGEST) {
-            why.truncate(cut);
+        if let Some((end, _)) = why.char_indices().nth(MAX_ERROR_CHARS) {
+            why.truncate(end);
             why.push('…');
         }
         Err(why)
@@ -140,7 +140,7 @@ fn described(error: &ValidationError<'_>) -> String {
 /// Returns a value as JSON, truncated because the model may have written a value of any length.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
-    match text.char_indices().nth(LONGEST / 5) {
+    match text.char_indices().nth(MAX_ERROR_CHARS / 5) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
@@ -238,7 +238,7 @@ mod tests {
             (json!({ "city": "a", "days": long }), "days: \"xxx"),
         ] {
             let found = check(value).unwrap_err();
-            assert!(found.starts_with(why) && found.chars().count() <= LONGEST + 1, "{found}");
+            assert!(found.starts_with(why) && found.chars().count() <= MAX_ERROR_CHARS + 1, "{found}");
         }
         assert!(Arguments::new(&json!({ "type": "strin" })).unwrap_err().contains("strin"));
         assert_eq!(Arguments::new(&json!({})).unwrap().check(&Map::new()), Ok(()));

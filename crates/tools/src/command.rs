@@ -19,7 +19,7 @@ const KEPT: usize = 512 << 10;
 const ERRORS: usize = 2000;
 
 /// Exclusive limit on the length of a program argument, in bytes. Linux rejects longer arguments.
-const LONGEST: usize = 128 << 10;
+const MAX_ARGUMENT_BYTES: usize = 128 << 10;
 
 /// `[[tool]] kind = "command"`: a program with its description for the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -99,10 +99,10 @@ pub struct CommandTool {
 }
 
 /// Element of a command: literal texts alternating with names of arguments.
-type Element = Vec<Piece>;
+type Element = Vec<TemplatePart>;
 
 #[derive(Debug, Clone, PartialEq)]
-enum Piece {
+enum TemplatePart {
     Text(String),
     Argument(String),
 }
@@ -120,22 +120,24 @@ impl CommandTool {
         }
         let arguments =
             Arguments::new(&parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
-        let elements: Vec<Element> = keys.command.iter().map(|element| pieces(element)).collect();
-        for piece in elements.iter().flatten() {
-            if let Piece::Argument(argument) = piece
+        let elements: Vec<Element> = keys.command.iter().map(|element| parts(element)).collect();
+        for part in elements.iter().flatten() {
+            if let TemplatePart::Argument(argument) = part
                 && !arguments.names().contains(argument)
             {
-                let there = match arguments.names() {
+                let placeholders = match arguments.names() {
                     [] => "there are none".to_owned(),
                     names => format!("there is {}", names.join(", ")),
                 };
                 return Err(format!(
-                    "its command has {{{argument}}}, which is none of its parameters; {there} ({{{{{argument}}}}} stands \
+                    "its command has {{{argument}}}, which is none of its parameters; {placeholders} ({{{{{argument}}}}} stands \
                      for the text itself)"
                 ));
             }
         }
-        if elements.first().is_some_and(|first| first.iter().any(|piece| matches!(piece, Piece::Argument(_))))
+        if elements
+            .first()
+            .is_some_and(|first| first.iter().any(|part| matches!(part, TemplatePart::Argument(_))))
         {
             return Err(
                 "a model must not choose the program: its first element can have no placeholder".into()
@@ -157,18 +159,18 @@ impl CommandTool {
         };
         let mut command = Vec::new();
         for element in &self.elements {
-            let put_in = |piece: &Piece| match piece {
-                Piece::Text(text) => Some(text.clone()),
-                Piece::Argument(name) => value(name),
+            let put_in = |part: &TemplatePart| match part {
+                TemplatePart::Text(text) => Some(text.clone()),
+                TemplatePart::Argument(name) => value(name),
             };
             let Some(element) = element.iter().map(put_in).collect::<Option<String>>() else { continue };
             let bytes = element.len();
             if element.contains('\0') {
                 return Err("an argument has a character 0, which no command can have".into());
             }
-            if bytes >= LONGEST {
+            if bytes >= MAX_ARGUMENT_BYTES {
                 return Err(format!(
-                    "an argument is {bytes} bytes long; a command can have less than {LONGEST}"
+                    "an argument is {bytes} bytes long; a command can have less than {MAX_ARGUMENT_BYTES}"
                 ));
             }
             command.push(element);
@@ -191,22 +193,23 @@ impl CommandTool {
         if output.code == Some(0) {
             return Ok(ToolOutput::text(output.stdout.text()));
         }
-        let mut said = output.stderr.text();
-        if said.trim().is_empty() {
-            said = output.stdout.text();
+        let mut stderr_text = output.stderr.text();
+        if stderr_text.trim().is_empty() {
+            stderr_text = output.stdout.text();
         }
-        let said = said.trim_end();
-        let from = said.char_indices().nth_back(ERRORS - 1).map_or(0, |(at, _)| at);
-        let said = if from > 0 { format!("…{}", &said[from..]) } else { said.to_owned() };
+        let stderr_text = stderr_text.trim_end();
+        let from = stderr_text.char_indices().nth_back(ERRORS - 1).map_or(0, |(at, _)| at);
+        let stderr_text =
+            if from > 0 { format!("…{}", &stderr_text[from..]) } else { stderr_text.to_owned() };
         let how = format!("{name} failed ({})", describe_exit(output.code));
-        let text = if said.is_empty() { how } else { format!("{how}: {said}") };
+        let text = if stderr_text.is_empty() { how } else { format!("{how}: {stderr_text}") };
         Ok(ToolOutput::error(CallError::Failed, text))
     }
 }
 
 /// Splits an element of a command into literal texts and placeholders.
-fn pieces(element: &str) -> Element {
-    let (mut pieces, mut text, mut rest) = (Vec::new(), String::new(), element);
+fn parts(element: &str) -> Element {
+    let (mut parts, mut text, mut rest) = (Vec::new(), String::new(), element);
     while let Some(at) = rest.find('{') {
         text.push_str(&rest[..at]);
         rest = &rest[at..];
@@ -220,18 +223,18 @@ fn pieces(element: &str) -> Element {
             text.push_str(&format!("{{{braced}}}"));
             rest = &rest[braced.len() + 4..];
         } else if !single.is_empty() && rest[1 + single.len()..].starts_with('}') {
-            pieces.push(Piece::Text(std::mem::take(&mut text)));
+            parts.push(TemplatePart::Text(std::mem::take(&mut text)));
             rest = &rest[single.len() + 2..];
-            pieces.push(Piece::Argument(single));
+            parts.push(TemplatePart::Argument(single));
         } else {
             text.push('{');
             rest = &rest[1..];
         }
     }
     text.push_str(rest);
-    pieces.push(Piece::Text(text));
-    pieces.retain(|piece| *piece != Piece::Text(String::new()));
-    pieces
+    parts.push(TemplatePart::Text(text));
+    parts.retain(|part| *part != TemplatePart::Text(String::new()));
+    parts
 }
 
 /// Formats a value as a program argument: strings as they are, other values as JSON.
@@ -339,7 +342,11 @@ mod tests {
         let null = json!({ "pattern": null, "max": 3, "mode": null });
         assert_eq!(command(null).unwrap(), ["grep", "-e", "--max=3", "{pattern}", "{print $1}", "{}"]);
         assert!(command(json!({ "pattern": "a\u{0}" })).unwrap_err().contains("a character 0"));
-        assert!(command(json!({ "pattern": "a".repeat(LONGEST) })).unwrap_err().contains("131072 bytes"));
+        assert!(
+            command(json!({ "pattern": "a".repeat(MAX_ARGUMENT_BYTES) }))
+                .unwrap_err()
+                .contains("131072 bytes")
+        );
     }
 
     #[test]

@@ -7,9 +7,9 @@ use levade_text::{ContentPart, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::helper::{Asking, HelperSlot};
+use super::helper::{HelperCaller, HelperSlot};
 use super::output::Branch;
-use super::wrapped::{Around, WrappedSession};
+use super::wrapped::{ToolMiddleware, WrappedSession};
 use super::{Cut, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
 
 /// `condense`: another agent summarizes long tool results before the model reads them.
@@ -37,7 +37,7 @@ fn instruction() -> String {
 }
 
 /// A toolbox whose long tool results are summarized. Errors are passed on unchanged.
-pub struct Condensed {
+pub struct SummarizedToolbox {
     /// The wrapped toolbox.
     pub toolbox: Arc<dyn Toolbox>,
     /// Slot for the agent that summarizes.
@@ -46,15 +46,15 @@ pub struct Condensed {
     pub keys: CondenseKeys,
 }
 
-impl Condensed {
+impl SummarizedToolbox {
     /// Wraps `toolbox` so that its long tool results are summarized.
     pub fn new(toolbox: Arc<dyn Toolbox>, keys: CondenseKeys) -> Self {
-        Condensed { toolbox, slot: HelperSlot::new(keys.agent.as_str()), keys }
+        SummarizedToolbox { toolbox, slot: HelperSlot::new(keys.agent.as_str()), keys }
     }
 }
 
 #[async_trait]
-impl Toolbox for Condensed {
+impl Toolbox for SummarizedToolbox {
     fn name(&self) -> &str {
         self.toolbox.name()
     }
@@ -75,9 +75,9 @@ impl Toolbox for Condensed {
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let session = self.toolbox.open(attempt).await?;
-        let asking = Asking::new(self.slot.clone(), self.toolbox.name(), attempt);
-        let around = Arc::new(Open { asking, keys: self.keys.clone() });
-        Ok(Box::new(WrappedSession { session, around }))
+        let caller = HelperCaller::new(self.slot.clone(), self.toolbox.name(), attempt);
+        let middleware = Arc::new(Open { caller, keys: self.keys.clone() });
+        Ok(Box::new(WrappedSession { session, middleware }))
     }
 
     fn late(&self) -> String {
@@ -87,7 +87,7 @@ impl Toolbox for Condensed {
 
 /// Summarizes the tool results of one attempt.
 struct Open {
-    asking: Asking,
+    caller: HelperCaller,
     keys: CondenseKeys,
 }
 
@@ -104,13 +104,13 @@ impl Open {
         if outcome.error.is_none() && outcome.finish.is_whole() && !outcome.final_text.trim().is_empty() {
             return (outcome.final_text.clone(), CONDENSED);
         }
-        let cut = Cut { characters: Some(self.keys.above), tokens: None, side: Side::Middle };
-        (cut.of(text).unwrap_or_else(|| text.to_owned()), CUT)
+        let truncation = Cut { characters: Some(self.keys.above), tokens: None, side: Side::Middle };
+        (truncation.of(text).unwrap_or_else(|| text.to_owned()), CUT)
     }
 }
 
 #[async_trait]
-impl Around for Open {
+impl ToolMiddleware for Open {
     async fn after(
         &self,
         session: &dyn Session,
@@ -125,7 +125,7 @@ impl Around for Open {
         }
         let call = Value::Object(arguments.clone());
         let question = format!("{}\n\nThe call: {tool} {call}\n\nThe answer:\n{text}", self.keys.instruction);
-        let branch = match self.asking.ask(question, None).await {
+        let branch = match self.caller.ask(question, None).await {
             Ok(branch) => branch,
             // This happens only if there are no agents at all, as in a check of tools.
             Err(why) => {

@@ -7,7 +7,7 @@ use levade_text::{Chat, ContentPart};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::wrapped::{Around, Wrapped};
+use super::wrapped::{MiddlewareToolbox, ToolMiddleware};
 use super::{Session, ToolOutput, Toolbox};
 
 /// Initial estimate of bytes per token when looking for a token boundary. Most tokens are shorter.
@@ -45,33 +45,33 @@ impl Cut {
     /// Returns the truncated text, or `None` if the text is within the limits. The running time depends
     /// on the kept text, not on the omitted text.
     pub fn of(&self, text: &str) -> Option<String> {
-        let halves = |most: usize| match self.side {
-            Side::Left => (0, most),
-            Side::Right => (most, 0),
-            Side::Middle => (most - most / 2, most / 2),
+        let halves = |max: usize| match self.side {
+            Side::Left => (0, max),
+            Side::Right => (max, 0),
+            Side::Middle => (max - max / 2, max / 2),
         };
         // Number of bytes to keep from the start and from the end.
         let (mut head, mut tail) = (text.len(), text.len());
-        if let Some(most) = self.characters {
-            let (first, last) = halves(most);
+        if let Some(max) = self.characters {
+            let (first, last) = halves(max);
             (head, tail) = (head.min(first_characters(text, first)), tail.min(last_characters(text, last)));
         }
-        if let Some((most, chat)) = &self.tokens
-            && ends_after(text, *most, chat).is_some()
+        if let Some((max, chat)) = &self.tokens
+            && ends_after(text, *max, chat).is_some()
         {
-            let (first, last) = halves(*most);
+            let (first, last) = halves(*max);
             head = head.min(ends_after(text, first, chat).unwrap_or(text.len()));
-            tail = tail.min(begins_before(text, last, chat));
+            tail = tail.min(start_before(text, last, chat));
         }
         if head + tail >= text.len() {
             return None;
         }
-        let left_out = text[head..text.len() - tail].chars().count();
+        let omitted = text[head..text.len() - tail].chars().count();
         let (before, after) = (&text[..head], &text[text.len() - tail..]);
-        let breaks = |apart: bool| if apart { "\n" } else { "" };
+        let breaks = |is_separate: bool| if is_separate { "\n" } else { "" };
         let first = breaks(!before.is_empty() && !before.ends_with('\n'));
         let last = breaks(!after.is_empty());
-        let line = format!("[… {left_out} characters are left out here …]");
+        let line = format!("[… {omitted} characters are left out here …]");
         Some(format!("{before}{first}{line}{last}{after}"))
     }
 
@@ -120,7 +120,7 @@ fn ends_after(text: &str, count: usize, chat: &Chat) -> Option<usize> {
 }
 
 /// Returns the length, in bytes, of the last `count` tokens of a text.
-fn begins_before(text: &str, count: usize, chat: &Chat) -> usize {
+fn start_before(text: &str, count: usize, chat: &Chat) -> usize {
     let tokenizer = chat.tokenizer();
     let mut read = BYTES_A_TOKEN * (count + EDGE);
     loop {
@@ -148,17 +148,17 @@ fn common_end(a: &str, b: &str) -> usize {
 }
 
 /// A toolbox whose long tool results are truncated.
-pub type Shortened = Wrapped<Cut>;
+pub type Shortened = MiddlewareToolbox<Cut>;
 
 impl Shortened {
     /// Wraps `toolbox` so that its tool results are truncated to the limits in `cut`.
-    pub fn new(toolbox: Arc<dyn Toolbox>, cut: Cut) -> Self {
-        Wrapped::around(toolbox, cut)
+    pub fn new(toolbox: Arc<dyn Toolbox>, truncation: Cut) -> Self {
+        MiddlewareToolbox::around(toolbox, truncation)
     }
 }
 
 #[async_trait]
-impl Around for Cut {
+impl ToolMiddleware for Cut {
     async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         self.apply(session.call(tool, arguments).await)
     }

@@ -7,13 +7,13 @@ fn chat() -> Arc<Chat> {
     Arc::new(levade_text::testing::tiny_chat().unwrap())
 }
 
-fn by_characters(most: usize, side: Side) -> Cut {
-    Cut { characters: Some(most), tokens: None, side }
+fn by_characters(max: usize, side: Side) -> Cut {
+    Cut { characters: Some(max), tokens: None, side }
 }
 
 #[test]
 fn cut_counts_omitted_characters_on_each_side() {
-    let of = |most, side| by_characters(most, side).of("äbcdefgh");
+    let of = |max, side| by_characters(max, side).of("äbcdefgh");
     let line = "[… 4 characters are left out here …]";
     assert_eq!(of(4, Side::Right), Some(format!("äbcd\n{line}")));
     assert_eq!(of(4, Side::Left), Some(format!("{line}\nefgh")));
@@ -31,8 +31,8 @@ fn token_limit_uses_model_tokenizer() {
     let chat = chat();
     let text = "The answer is 42 and more, naïve 😀 words come here.\n".repeat(40);
     for side in [Side::Left, Side::Right, Side::Middle] {
-        let cut = Cut { characters: None, tokens: Some((50, Arc::clone(&chat))), side };
-        let shortened = cut.of(&text).unwrap();
+        let truncation = Cut { characters: None, tokens: Some((50, Arc::clone(&chat))), side };
+        let shortened = truncation.of(&text).unwrap();
         let (before, rest) = shortened.split_once("[… ").unwrap();
         let after = rest.split_once("…]").unwrap().1;
         let kept = chat.tokenizer().encode(before.trim_end_matches('\n')).len()
@@ -41,9 +41,10 @@ fn token_limit_uses_model_tokenizer() {
         assert!(text.starts_with(before.trim_end()) && text.ends_with(after.trim_start()), "{shortened}");
     }
     let all = chat.tokenizer().encode(&text).len();
-    let cut = |most| Cut { characters: None, tokens: Some((most, Arc::clone(&chat))), side: Side::Right };
-    assert_eq!(cut(all).of(&text), None);
-    assert!(cut(all - 1).of(&text).is_some());
+    let truncation =
+        |max| Cut { characters: None, tokens: Some((max, Arc::clone(&chat))), side: Side::Right };
+    assert_eq!(truncation(all).of(&text), None);
+    assert!(truncation(all - 1).of(&text).is_some());
 }
 
 #[test]

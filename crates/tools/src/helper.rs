@@ -78,7 +78,7 @@ impl HelperSlot {
 }
 
 /// Calls a helper on behalf of one toolbox of an attempt.
-pub(super) struct Asking {
+pub(super) struct HelperCaller {
     slot: HelperSlot,
     /// Name of the calling toolbox.
     toolbox: String,
@@ -91,13 +91,13 @@ pub(super) struct Asking {
 /// it.
 const BEFORE_THE_END: Duration = Duration::from_secs(1);
 
-impl Asking {
+impl HelperCaller {
     pub fn new(slot: HelperSlot, toolbox: &str, context: &ToolContext) -> Self {
         let streams = Mutex::new(CallStreams::new(context.stream));
         let (toolbox, mut context) = (toolbox.to_owned(), context.clone());
         // The tools that the task selects belong to its own agent, not to the helper.
         context.task = context.task.selecting_no_tools();
-        Asking { slot, toolbox, context, opened: Instant::now(), streams }
+        HelperCaller { slot, toolbox, context, opened: Instant::now(), streams }
     }
 
     /// Sends `question` to the helper and waits for its conversation, for at most `longest` and until
@@ -105,25 +105,25 @@ impl Asking {
     ///
     /// # Errors
     /// Returns an error if the slot is empty.
-    pub async fn ask(&self, question: String, longest: Option<Duration>) -> Result<Branch, String> {
+    pub async fn ask(&self, question: String, timeout: Option<Duration>) -> Result<Branch, String> {
         let Some(helper) = self.slot.get() else {
             return Err(format!("the agent {} is not running here", self.slot.agent));
         };
         // Requests of two toolboxes, and repeated requests of one toolbox, get different random streams
         // even if their texts are equal.
         let bytes: Vec<u32> = question.bytes().map(u32::from).collect();
-        let asked = format!("{}/{}", self.toolbox, self.slot.agent);
-        let stream = self.streams.lock().unwrap_or_else(PoisonError::into_inner).admit(&asked, &bytes);
+        let requested = format!("{}/{}", self.toolbox, self.slot.agent);
+        let stream = self.streams.lock().unwrap_or_else(PoisonError::into_inner).admit(&requested, &bytes);
         let ToolContext { attempt, task, seed, params, deadline, .. } = &self.context;
-        let left = deadline.saturating_sub(self.opened.elapsed());
-        let left = left.saturating_sub(BEFORE_THE_END.min(left / 10));
+        let remaining = deadline.saturating_sub(self.opened.elapsed());
+        let remaining = remaining.saturating_sub(BEFORE_THE_END.min(remaining / 10));
         let request = HelpRequest {
-            id: format!("{attempt}/{asked}"),
+            id: format!("{attempt}/{requested}"),
             task: Task { question, messages: Vec::new(), agent: None, ..task.clone() },
             seed: *seed,
             stream,
             params: params.clone(),
-            deadline: longest.map_or(left, |longest| left.min(longest)),
+            deadline: timeout.map_or(remaining, |timeout| remaining.min(timeout)),
         };
         Ok(helper.help(request).await)
     }

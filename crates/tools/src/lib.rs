@@ -94,7 +94,7 @@ use levade_tasks::Task;
 
 pub use calculator::{Calculator, CalculatorKeys};
 pub use command::{CommandKeys, CommandTool};
-pub use condensed::{CondenseKeys, Condensed};
+pub use condensed::{CondenseKeys, SummarizedToolbox};
 pub use cut::{Cut, Shortened, Side};
 pub use delayed::Delayed;
 pub use helper::{HelpRequest, Helper, HelperSlot};
@@ -354,7 +354,7 @@ pub trait Session: Send + Sync {
 
     /// Returns the timeout for a call, if the session itself ends stalled calls earlier. The longer of
     /// this timeout and that of the set applies; `None` means that of the set.
-    fn longest_call(&self) -> Option<Duration> {
+    fn max_call_timeout(&self) -> Option<Duration> {
         None
     }
 

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
-use super::wrapped::{Around, Wrapped};
+use super::wrapped::{MiddlewareToolbox, ToolMiddleware};
 use super::{Permit, Toolbox};
 
 /// Limits on the calls of a toolbox, over all its sessions. Calls wait for a permit before their
@@ -24,11 +24,11 @@ pub struct CallLimits {
 }
 
 /// A toolbox whose calls obey [`CallLimits`].
-pub type Limited = Wrapped<Gate>;
+pub type Limited = MiddlewareToolbox<Gate>;
 
 /// Semaphore and rate limiter that calls wait for.
 pub struct Gate {
-    places: Option<Arc<Semaphore>>,
+    permits: Option<Arc<Semaphore>>,
     /// Interval between two call starts, and the earliest time of the next start.
     pace: Option<(Duration, Mutex<Instant>)>,
     in_turn: bool,
@@ -38,20 +38,20 @@ impl Gate {
     /// Waits for a semaphore permit, and then for the time at which the call can start.
     async fn pass(&self) -> Permit {
         let mut permit = Permit::default();
-        if let Some(places) = &self.places
+        if let Some(permits) = &self.permits
             // The semaphore is never closed, so a permit is always granted in the end.
-            && let Ok(place) = Arc::clone(places).acquire_owned().await
+            && let Ok(place) = Arc::clone(permits).acquire_owned().await
         {
             permit.hold(place);
         }
-        if let Some((apart, next)) = &self.pace {
-            let begin = {
+        if let Some((interval, next)) = &self.pace {
+            let start_at = {
                 let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-                let begin = Instant::now().max(*next);
-                *next = begin + *apart;
-                begin
+                let start_at = Instant::now().max(*next);
+                *next = start_at + *interval;
+                start_at
             };
-            sleep_until(begin).await;
+            sleep_until(start_at).await;
         }
         permit
     }
@@ -60,15 +60,15 @@ impl Gate {
 impl Limited {
     /// Wraps `toolbox` so that all its sessions together obey `limits`.
     pub fn new(toolbox: Arc<dyn Toolbox>, limits: CallLimits) -> Self {
-        let places = limits.at_once.map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))));
+        let permits = limits.at_once.map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))));
         let pace =
             limits.per_second.map(|most| (Duration::from_secs_f64(1.0 / most), Mutex::new(Instant::now())));
-        Wrapped::around(toolbox, Gate { places, pace, in_turn: limits.in_turn })
+        MiddlewareToolbox::around(toolbox, Gate { permits, pace, in_turn: limits.in_turn })
     }
 }
 
 #[async_trait]
-impl Around for Gate {
+impl ToolMiddleware for Gate {
     fn allows_parallel(&self) -> bool {
         !self.in_turn
     }
@@ -133,12 +133,12 @@ mod tests {
         let (set, _) = limited(CallLimits { at_once: Some(1), ..CallLimits::default() });
         let (mut x, mut y) = (set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap());
         let hangs = reply(&[call("a", serde_json::json!({ "hang": true }))]);
-        let (gone, answered) = tokio::join!(x.answer(&hangs, true), async {
+        let (cancelled, finished) = tokio::join!(x.answer(&hangs, true), async {
             tokio::task::yield_now().await;
             y.answer(&slow(1), true).await
         });
-        assert_eq!(gone[0].text, "Error: a did not answer within 2s");
-        assert_eq!(answered[0].text, "done 0");
+        assert_eq!(cancelled[0].text, "Error: a did not answer within 2s");
+        assert_eq!(finished[0].text, "done 0");
     }
 
     #[tokio::test(start_paused = true)]

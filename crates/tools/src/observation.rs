@@ -9,7 +9,7 @@ use super::{Branch, CallError, Cut, ToolOutput};
 
 /// Maximum number of characters of an observation, for every tool. The middle of a longer one is left
 /// out. Models do not read that much, and tokenizing it would take long. Some tools have a lower limit.
-const MOST: usize = 2_000_000;
+const MAX_BYTES: usize = 2_000_000;
 
 /// Names of the metrics that every toolbox has: the number of calls, and the number of failed calls.
 pub const COUNTED: [&str; 2] = ["calls", "errors"];
@@ -100,7 +100,7 @@ impl Observation {
             Some(CallError::Late) => ObservationKind::Timeout,
         };
         let text = output.read();
-        let text = Cut { characters: Some(MOST), ..Cut::default() }.of(&text).unwrap_or(text);
+        let text = Cut { characters: Some(MAX_BYTES), ..Cut::default() }.of(&text).unwrap_or(text);
         let mut of = Self::new(kind, text);
         if matches!(output.error, Some(CallError::Unavailable | CallError::Late)) {
             of.trouble = Some(of.text.clone());
@@ -158,9 +158,9 @@ mod tests {
 
     #[test]
     fn oversized_text_omits_middle() {
-        let flood = format!("a{}z", "x".repeat(3 * MOST));
+        let flood = format!("a{}z", "x".repeat(3 * MAX_BYTES));
         let read = Observation::of(ToolOutput::text(flood)).text;
-        assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MOST + 100);
+        assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MAX_BYTES + 100);
         assert!(read.contains("[… 4000002 characters are left out here …]"));
     }
 

@@ -18,7 +18,7 @@ pub(super) struct Offer {
     /// Descriptions for the prompt, ordered by toolbox.
     pub specs: Vec<ToolSpec>,
     /// For each tool, the index of its toolbox and the tool's own name.
-    places: Vec<(usize, String)>,
+    origins: Vec<(usize, String)>,
 }
 
 impl Offer {
@@ -29,10 +29,10 @@ impl Offer {
     /// Returns [`ToolError::SameName`] if two names are still equal.
     pub fn new(boxes: &[(&str, Vec<ToolSpec>)]) -> Result<Self, ToolError> {
         let clashes = |at: usize, name: &str| {
-            let mut others = boxes.iter().enumerate().filter(|(other, _)| *other != at);
-            others.any(|(_, (_, specs))| specs.iter().any(|spec| spec.name == name))
+            let mut other_toolboxes = boxes.iter().enumerate().filter(|(other, _)| *other != at);
+            other_toolboxes.any(|(_, (_, specs))| specs.iter().any(|spec| spec.name == name))
         };
-        let (mut specs, mut places): (Vec<ToolSpec>, _) = (Vec::new(), Vec::new());
+        let (mut specs, mut origins): (Vec<ToolSpec>, _) = (Vec::new(), Vec::new());
         for (at, (toolbox, own)) in boxes.iter().enumerate() {
             for spec in own {
                 let name = if clashes(at, &spec.name) {
@@ -44,29 +44,29 @@ impl Offer {
                     return Err(ToolError::SameName { of: format!("tools of {toolbox}"), name });
                 }
                 specs.push(ToolSpec { name, ..spec.clone() });
-                places.push((at, spec.name.clone()));
+                origins.push((at, spec.name.clone()));
             }
         }
-        Ok(Offer { specs, places })
+        Ok(Offer { specs, origins })
     }
 
     /// Returns the tools of the toolbox with index `at`, with their own names.
     pub fn of_toolbox(&self, at: usize) -> Vec<ToolSpec> {
-        let all = self.specs.iter().zip(&self.places).filter(|(_, (toolbox, _))| *toolbox == at);
+        let all = self.specs.iter().zip(&self.origins).filter(|(_, (toolbox, _))| *toolbox == at);
         all.map(|(spec, (_, own))| ToolSpec { name: own.clone(), ..spec.clone() }).collect()
     }
 
     /// Returns the name by which the model calls a tool of a toolbox, or `None` if the prompt does not
     /// list the tool.
     pub fn name_of(&self, at: usize, own: &str) -> Option<&str> {
-        let place = self.places.iter().position(|(toolbox, name)| *toolbox == at && name == own)?;
-        Some(&self.specs[place].name)
+        let origin = self.origins.iter().position(|(toolbox, name)| *toolbox == at && name == own)?;
+        Some(&self.specs[origin].name)
     }
 
     /// Returns the index of a tool's toolbox and the tool's own name there.
     pub fn find(&self, name: &str) -> Option<(usize, &str)> {
         let at = self.specs.iter().position(|spec| spec.name == name)?;
-        let (toolbox, own) = &self.places[at];
+        let (toolbox, own) = &self.origins[at];
         Some((*toolbox, own))
     }
 }
@@ -117,7 +117,7 @@ impl Offers {
     /// Returns the list for a task. If the task has none, returns the first list of any task, or `None`
     /// if there is none.
     pub fn known(&self, task: &Task) -> Option<Arc<Offer>> {
-        self.whole(task).map(|offer| selected(&offer, task))
+        self.full_offer(task).map(|offer| selected(&offer, task))
     }
 
     /// Sets the list for tasks that have not been attempted, unless an attempt has already found one.
@@ -133,9 +133,11 @@ impl Offers {
     /// # Errors
     /// Returns [`ToolError::Selected`] with the first unknown tool.
     pub fn check(&self, task: &Task) -> Result<(), ToolError> {
-        let (Some(selection), Some(offer)) = (task.tool_selection(), self.whole(task)) else { return Ok(()) };
+        let (Some(selection), Some(offer)) = (task.tool_selection(), self.full_offer(task)) else {
+            return Ok(());
+        };
         let knows = |name: &&str| {
-            let own = offer.places.iter().any(|(_, own)| own == name);
+            let own = offer.origins.iter().any(|(_, own)| own == name);
             own || offer.specs.iter().any(|spec| spec.name == **name)
         };
         match selection.iter().find(|name| !knows(name)) {
@@ -149,7 +151,7 @@ impl Offers {
     }
 
     /// Returns the list for a task, ignoring the tool selection of the task.
-    fn whole(&self, task: &Task) -> Option<Arc<Offer>> {
+    fn full_offer(&self, task: &Task) -> Option<Arc<Offer>> {
         match self {
             Offers::Fixed(offer) => Some(offer.clone()),
             Offers::Found(found) => {
@@ -164,10 +166,10 @@ impl Offers {
 /// names. Tasks without a selection share the list.
 fn selected(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
     let Some(selection) = task.tool_selection() else { return offer.clone() };
-    let all = offer.specs.iter().zip(&offer.places);
+    let all = offer.specs.iter().zip(&offer.origins);
     let kept = all.filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
-    let (specs, places) = kept.map(|(spec, place)| (spec.clone(), place.clone())).unzip();
-    Arc::new(Offer { specs, places })
+    let (specs, origins) = kept.map(|(spec, origin)| (spec.clone(), origin.clone())).unzip();
+    Arc::new(Offer { specs, origins })
 }
 
 #[cfg(test)]
@@ -216,10 +218,10 @@ mod tests {
     #[test]
     fn task_selection_filters_tools() {
         let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"]))];
-        let whole = || Offer::new(&boxes);
-        let fixed = Offers::Fixed(Arc::new(whole().unwrap()));
+        let full_offer = || Offer::new(&boxes);
+        let fixed = Offers::Fixed(Arc::new(full_offer().unwrap()));
         let found = Offers::Found(Mutex::default());
-        found.freeze(&task("first", json!({})), whole).unwrap();
+        found.freeze(&task("first", json!({})), full_offer).unwrap();
         for offers in [fixed, found] {
             for (selection, want) in [
                 (json!(["open"]), vec!["open"]),
@@ -230,7 +232,7 @@ mod tests {
             ] {
                 let task = task("a", json!({ "extra_info": { "tool_selection": selection } }));
                 assert_eq!(names(&offers.known(&task).unwrap()), want);
-                assert_eq!(names(&offers.freeze(&task, whole).unwrap()), want);
+                assert_eq!(names(&offers.freeze(&task, full_offer).unwrap()), want);
                 offers.check(&task).unwrap();
             }
             let wrong = task("b", json!({ "extra_info": { "tool_selection": ["open", "close"] } }));

@@ -8,8 +8,8 @@ pub struct Permit(Vec<OwnedSemaphorePermit>);
 
 impl Permit {
     /// Adds a semaphore permit.
-    pub fn hold(&mut self, place: OwnedSemaphorePermit) {
-        self.0.push(place);
+    pub fn hold(&mut self, permit: OwnedSemaphorePermit) {
+        self.0.push(permit);
     }
 
     /// Returns a permit that holds the semaphore permits of both.

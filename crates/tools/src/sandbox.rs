@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use levade_process::Supervisor;
-use levade_sandbox::service::{CellAnswer, CommandStatus, JupyterAnswer, RunJupyter};
+use levade_sandbox::service::{CellResponse, CommandStatus, JupyterResponse, RunJupyter};
 use levade_sandbox::{Cell, Demand, Ended, Limits, Options, Remote, Sandbox, SandboxError, SessionOptions};
 use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
@@ -276,9 +276,13 @@ impl Session for Open {
         };
         let limits = &self.tool.limits;
         let said = match &self.remote {
-            Some(remote) => remote.run_jupyter(&request(code, limits)).await.map(|answer| Said::of(&answer)),
-            None if self.tool.is_persistent() => self.kept(code).await.map(|cell| Said::of_cell(&cell)),
-            None => self.alone(code).await.map(|cell| Said::of_cell(&cell)),
+            Some(remote) => {
+                remote.run_jupyter(&request(code, limits)).await.map(|answer| CellOutput::of(&answer))
+            }
+            None if self.tool.is_persistent() => {
+                self.kept(code).await.map(|cell| CellOutput::from_cell(&cell))
+            }
+            None => self.alone(code).await.map(|cell| CellOutput::from_cell(&cell)),
         };
         match said {
             Ok(said) => said.output(limits, self.tool.is_persistent()),
@@ -332,7 +336,7 @@ fn counted(mut output: ToolOutput, metric: &str) -> ToolOutput {
 }
 
 /// Result of a call, from the local sandbox or from a service.
-struct Said {
+struct CellOutput {
     stdout: String,
     stderr: String,
     shown: Vec<String>,
@@ -341,9 +345,9 @@ struct Said {
     is_fresh: bool,
 }
 
-impl Said {
-    fn of_cell(cell: &Cell) -> Self {
-        Said {
+impl CellOutput {
+    fn from_cell(cell: &Cell) -> Self {
+        CellOutput {
             stdout: cell.stdout.text(),
             stderr: cell.stderr.text(),
             shown: cell.shown.clone(),
@@ -353,8 +357,8 @@ impl Said {
         }
     }
 
-    fn of(answer: &JupyterAnswer) -> Self {
-        let none = CellAnswer {
+    fn of(answer: &JupyterResponse) -> Self {
+        let none = CellResponse {
             stdout: String::new(),
             stderr: String::new(),
             display: Vec::new(),
@@ -372,7 +376,7 @@ impl Said {
             Some((_, code @ Some(..=-1))) => code.map(|code| Ended::Signal(-code)),
             Some((_, code)) => Some(Ended::Exit(code.unwrap_or(1))),
         };
-        Said {
+        CellOutput {
             stdout: cell.stdout.clone(),
             stderr: cell.stderr.clone(),
             shown: cell.display.iter().map(text).collect(),

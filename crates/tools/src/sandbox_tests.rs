@@ -98,18 +98,18 @@ async fn service_matches_sandbox_and_outage_is_observed() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
-    let there = |key: &str| {
+    let variable_names = |key: &str| {
         let keys = SandboxKeys { url: Some(url.clone()), ..keys(true) };
         CodeTool { key: Some(key.into()), ..tool(keys) }
     };
-    let session = open(there("key")).await;
+    let session = open(variable_names("key")).await;
     assert_eq!(call(&*session, "print('a')\n6 * 7").await.0, "a\n42");
     let (text, error, metrics) = call(&*session, "1/0").await;
     assert!(text.ends_with("ZeroDivisionError: division by zero"), "{text}");
     assert_eq!((error, metrics), (Some(CallError::Failed), vec!["exceptions".to_owned()]));
     let late = call(&*session, "while True: pass").await;
     assert_eq!((late.0.as_str(), late.2), ("[stopped after 1 seconds]", vec!["time_limits".to_owned()]));
-    let wrong = open(there("other")).await;
+    let wrong = open(variable_names("other")).await;
     let (text, error, metrics) = call(&*wrong, "1").await;
     assert!(text.contains("answered 401"), "{text}");
     assert_eq!((error, metrics), (Some(CallError::Unavailable), vec!["unavailable".to_owned()]));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_process::Supervisor;
-use levade_search::{Client, Hit, Index, LONGEST_QUERY, Mode, Retries, SearchError, Searcher};
+use levade_search::{Client, Hit, Index, MAX_QUERY_BYTES, Mode, Retries, SearchError, Searcher};
 use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Maximum number of queries in one call, because the model reads the passages of all of them.
-const MOST_QUERIES: usize = 8;
+const MAX_QUERIES: usize = 8;
 /// Separator between the passages of two queries.
 const BETWEEN: &str = "\n---\n";
 
@@ -58,9 +58,9 @@ impl ToolOptions for SearchKeys {
     }
 
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
-        let place = if self.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
+        let location = if self.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
         let range = "the folder of an index, or else `url` the address of a retrieval server";
-        OptionError::unless(self.index.is_some() != self.url.is_some(), "index", place, range)?;
+        OptionError::unless(self.index.is_some() != self.url.is_some(), "index", location, range)?;
         let range = "left out beside `index`: it is the key of the server at `url`";
         let variable = self.key_env.as_deref().unwrap_or_default();
         OptionError::unless(self.key_env.is_none() || self.url.is_some(), "key_env", variable, range)?;
@@ -94,15 +94,15 @@ impl ToolOptions for SearchKeys {
 #[derive(Clone)]
 pub struct SearchTool {
     name: String,
-    place: Place,
+    location: Location,
     keys: SearchKeys,
 }
 
 /// Location of the passages.
 #[derive(Clone)]
-enum Place {
+enum Location {
     Here(Searcher),
-    There(Box<Client>),
+    Remote(Box<Client>),
 }
 
 impl SearchTool {
@@ -116,19 +116,19 @@ impl SearchTool {
     /// Returns an error if the index does not exist, the URL is invalid, the API key is missing, or
     /// `keys` sets neither an index nor a URL.
     pub fn new(name: impl Into<String>, keys: SearchKeys, retries: Retries) -> Result<Self, String> {
-        let place = match (&keys.index, &keys.url) {
+        let location = match (&keys.index, &keys.url) {
             (Some(index), _) => {
                 let searcher =
                     Index::open(index, false).and_then(|index| Searcher::new(index, Mode::Bm25, None, 0));
-                Place::Here(searcher.map_err(|error| error.to_string())?)
+                Location::Here(searcher.map_err(|error| error.to_string())?)
             }
             (None, Some(url)) => {
                 let client = Client::new(url, key_of(keys.key_env.as_deref())?, retries);
-                Place::There(Box::new(client.map_err(|error| error.to_string())?))
+                Location::Remote(Box::new(client.map_err(|error| error.to_string())?))
             }
             (None, None) => return Err("neither `index` nor `url` says where its passages are".into()),
         };
-        Ok(SearchTool { name: name.into(), place, keys })
+        Ok(SearchTool { name: name.into(), location, keys })
     }
 
     fn spec() -> ToolSpec {
@@ -149,9 +149,9 @@ impl SearchTool {
 
     /// Returns the number of failed requests, and the passages for each query.
     async fn find(&self, queries: &[String]) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
-        match &self.place {
-            Place::Here(searcher) => (0, searcher.search(queries.to_vec(), self.keys.top_k).await),
-            Place::There(client) => client.retrieve(queries, self.keys.top_k).await,
+        match &self.location {
+            Location::Here(searcher) => (0, searcher.search(queries.to_vec(), self.keys.top_k).await),
+            Location::Remote(client) => client.retrieve(queries, self.keys.top_k).await,
         }
     }
 
@@ -165,14 +165,14 @@ impl SearchTool {
                 true => String::new(),
                 false => format!(" (Title: {})", hit.passage.title),
             };
-            format!("Doc {}{title}\n{}", at + 1, cut(&hit.passage.text, self.keys.passage_chars))
+            format!("Doc {}{title}\n{}", at + 1, truncate(&hit.passage.text, self.keys.passage_chars))
         };
         hits.iter().enumerate().map(one).collect::<Vec<_>>().join("\n\n")
     }
 }
 
 /// Truncates a text to at most `most` characters.
-fn cut(text: &str, most: usize) -> String {
+fn truncate(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", text[..end].trim_end()),
         None => text.to_owned(),
@@ -189,8 +189,8 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     }
     let text = |name: &str, value: &Value| match value {
         Value::String(text) if text.trim().is_empty() => Err(format!("\"{name}\" is empty")),
-        Value::String(text) if text.len() > LONGEST_QUERY => {
-            Err(format!("\"{name}\" has {} bytes, but a query has at most {LONGEST_QUERY}", text.len()))
+        Value::String(text) if text.len() > MAX_QUERY_BYTES => {
+            Err(format!("\"{name}\" has {} bytes, but a query has at most {MAX_QUERY_BYTES}", text.len()))
         }
         Value::String(text) => Ok(text.clone()),
         other => Err(format!("\"{name}\" has {other}, but a query is a string")),
@@ -209,10 +209,8 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     };
     match found.len() {
         0 => Err(format!("\"{name}\" is empty")),
-        1..=MOST_QUERIES => Ok(found),
-        many => {
-            Err(format!("\"{name}\" has {many} queries, but at most {MOST_QUERIES} are answered at once"))
-        }
+        1..=MAX_QUERIES => Ok(found),
+        many => Err(format!("\"{name}\" has {many} queries, but at most {MAX_QUERIES} are answered at once")),
     }
 }
 

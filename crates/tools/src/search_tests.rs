@@ -16,8 +16,8 @@ fn keys() -> SearchKeys {
 }
 
 /// Creates a tool that searches the index `i` in a directory.
-fn local(folder: &TempDir, keys: SearchKeys) -> SearchTool {
-    let keys = SearchKeys { index: Some(folder.path().join("i")), ..keys };
+fn local(dir: &TempDir, keys: SearchKeys) -> SearchTool {
+    let keys = SearchKeys { index: Some(dir.path().join("i")), ..keys };
     SearchTool::new("wiki", keys, Retries::default()).unwrap()
 }
 
@@ -27,11 +27,11 @@ fn remote(url: &str, retries: Retries) -> Result<SearchTool, String> {
 
 /// Creates a directory with an index `i`.
 fn made() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let corpus = folder.path().join("c.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("c.jsonl");
     std::fs::write(&corpus, CORPUS).unwrap();
-    build(&corpus, &folder.path().join("i"), Analyzer::English, None, &mut |_| {}).unwrap();
-    folder
+    build(&corpus, &dir.path().join("i"), Analyzer::English, None, &mut |_| {}).unwrap();
+    dir
 }
 
 async fn call(tool: &SearchTool, arguments: Value) -> ToolOutput {
@@ -47,8 +47,8 @@ fn metrics(output: &ToolOutput) -> Vec<(&str, f64)> {
 
 #[tokio::test]
 async fn passages_are_numbered_titled_and_truncated() {
-    let folder = made();
-    let tool = local(&folder, keys());
+    let dir = made();
+    let tool = local(&dir, keys());
     let output = call(&tool, json!({ "query": "first engine" })).await;
     let ada = "Doc 1 (Title: Ada Lovelace)\nShe wrote the first program, for an engine of Babbage.";
     let both = format!("{ada}\n\nDoc 2\nEngines of steam moved trains.");
@@ -59,15 +59,15 @@ async fn passages_are_numbered_titled_and_truncated() {
     assert_eq!(output.read(), format!("{ada}\n---\nNo passage was found for \"zebra\"."));
     assert_eq!(output.metrics["empty"], 1.0);
     let short = SearchKeys { top_k: 1, passage_chars: 9, ..keys() };
-    let tool = local(&folder, short);
+    let tool = local(&dir, short);
     let output = call(&tool, json!({ "query": ["steam"] })).await;
     assert_eq!(output.read(), "Doc 1\nEngines o…");
 }
 
 #[tokio::test]
 async fn call_explains_invalid_queries() {
-    let folder = made();
-    let tool = local(&folder, keys());
+    let dir = made();
+    let tool = local(&dir, keys());
     for (arguments, why) in [
         (json!({}), "\"query\" is missing"),
         (json!({ "query": null }), "\"query\" is missing"),
@@ -79,7 +79,7 @@ async fn call_explains_invalid_queries() {
         (json!({ "query": "a", "top_k": 9 }), "\"top_k\" is not an argument; \"query\" and \"queries\" are"),
         (json!({ "queries": vec!["a"; 9] }), "\"queries\" has 9 queries, but at most 8 are answered at once"),
         (
-            json!({ "query": "a".repeat(LONGEST_QUERY + 1) }),
+            json!({ "query": "a".repeat(MAX_QUERY_BYTES + 1) }),
             "\"query\" has 65537 bytes, but a query has at most 65536",
         ),
     ] {
@@ -89,8 +89,8 @@ async fn call_explains_invalid_queries() {
 
 #[tokio::test]
 async fn server_failures_are_observations_with_retries() {
-    let folder = made();
-    let index = Index::open(&folder.path().join("i"), true).unwrap();
+    let dir = made();
+    let index = Index::open(&dir.path().join("i"), true).unwrap();
     let searcher = Searcher::new(index, Mode::Bm25, None, 1).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -116,8 +116,8 @@ async fn server_failures_are_observations_with_retries() {
 
 #[test]
 fn new_names_missing_index_and_invalid_url() {
-    let folder = tempfile::tempdir().unwrap();
-    let absent = SearchKeys { index: Some(folder.path().join("absent")), ..keys() };
+    let dir = tempfile::tempdir().unwrap();
+    let absent = SearchKeys { index: Some(dir.path().join("absent")), ..keys() };
     let error = SearchTool::new("wiki", absent, Retries::default()).err().unwrap();
     assert!(error.contains("absent does not exist"), "{error}");
     let error = remote("nowhere", Retries::default()).err().unwrap();

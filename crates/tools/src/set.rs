@@ -29,7 +29,7 @@ const AT_ONCE: usize = 32;
 
 /// Maximum size of the scorer input of a toolbox as JSON, in bytes. All of it is recorded with the
 /// attempt.
-const MOST_EVIDENCE: usize = 1 << 20;
+const MAX_SCORER_INPUT_BYTES: usize = 1 << 20;
 
 /// Maximum number of characters of an announcement of changed tools.
 const MAX_NOTE: usize = 20_000;
@@ -299,8 +299,8 @@ impl OpenTools {
             let said = said.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
             match said.map(Value::Object) {
                 Ok(Value::Object(said)) if said.is_empty() => {}
-                Ok(said) if said.to_string().len() > MOST_EVIDENCE => {
-                    missing.push(wrong(format!("it is longer than {MOST_EVIDENCE} bytes")));
+                Ok(said) if said.to_string().len() > MAX_SCORER_INPUT_BYTES => {
+                    missing.push(wrong(format!("it is longer than {MAX_SCORER_INPUT_BYTES} bytes")));
                 }
                 Ok(said) => match nested::too_deep(&said) {
                     Some(why) => missing.push(wrong(why)),
@@ -435,7 +435,7 @@ impl OpenTools {
             let text = format!("the tool {:?} is no longer there", call.name);
             return trouble(ObservationKind::UnknownTool, text);
         }
-        let deadline = session.longest_call().map_or(*deadline, |longest| longest.max(*deadline));
+        let deadline = session.max_call_timeout().map_or(*deadline, |longest| longest.max(*deadline));
         match within(deadline, session.call(tool, &call.arguments)).await {
             Some(output) => Observation::of(session.after(tool, &call.arguments, output).await),
             None => {

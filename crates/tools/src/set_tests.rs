@@ -88,8 +88,8 @@ async fn each_result_kind_is_observed_and_counted() {
 #[tokio::test(start_paused = true)]
 async fn parallel_calls_overlap_and_preserve_order() {
     let log = Log::default();
-    let beside = |name| Logged { parallel: true, ..Logged::new(name, &log) };
-    let set = set(vec![beside("x"), beside("y"), Logged::new("alone", &log)]);
+    let parallel_toolbox = |name| Logged { parallel: true, ..Logged::new(name, &log) };
+    let set = set(vec![parallel_toolbox("x"), parallel_toolbox("y"), Logged::new("alone", &log)]);
     let mut open = set.open(&context("a")).await.unwrap();
     log.lock().unwrap().clear();
     let late = |name, n: u64, millis: u64| call(name, json!({"n": n, "millis": millis}));
@@ -103,11 +103,11 @@ async fn parallel_calls_overlap_and_preserve_order() {
         late("alone", 5, 1),
     ];
     let start = tokio::time::Instant::now();
-    let answers = texts(&mut open, &calls).await;
+    let observations = texts(&mut open, &calls).await;
     assert_eq!(start.elapsed(), Duration::from_millis(30 + 10 + 5 + 1));
-    let numbers: Vec<&str> = answers.iter().filter_map(|text| text.strip_prefix("done ")).collect();
+    let numbers: Vec<&str> = observations.iter().filter_map(|text| text.strip_prefix("done ")).collect();
     assert_eq!(numbers, ["0", "1", "2", "3", "4", "5"]);
-    assert!(answers[2].starts_with("Error: there is no tool"));
+    assert!(observations[2].starts_with("Error: there is no tool"));
     let order = [
         "call x 0",
         "call y 1",
@@ -179,9 +179,9 @@ async fn hanging_methods_time_out_and_sessions_close() {
             continue;
         }
         let mut open = opened.unwrap();
-        let answers = texts(&mut open, &[call("y", json!({})), call("x", json!({}))]).await;
+        let observations = texts(&mut open, &[call("y", json!({})), call("x", json!({}))]).await;
         let late = ["Error: y did not answer within 50ms", "done 0"];
-        assert_eq!(answers, if hangs == "call" { late } else { ["done 0"; 2] });
+        assert_eq!(observations, if hangs == "call" { late } else { ["done 0"; 2] });
         let (evidence, missing) = open.evidence().await;
         let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
         let late = "tool \"y\" gave no evidence: not done within 50ms".to_owned();
@@ -387,8 +387,9 @@ async fn usage_is_counted_per_toolbox() {
     // Usage covers all clones of the set and all openings.
     for _ in 0..2 {
         let mut open = set.clone().open(&context("a")).await.unwrap();
-        let answers = open.answer(&reply(&calls), true).await;
-        let toolboxes: Vec<Option<&str>> = answers.iter().map(|answer| answer.toolbox.as_deref()).collect();
+        let observations = open.answer(&reply(&calls), true).await;
+        let toolboxes: Vec<Option<&str>> =
+            observations.iter().map(|answer| answer.toolbox.as_deref()).collect();
         assert_eq!(toolboxes, [Some("x"), Some("x"), Some("y"), Some("y"), None]);
         open.close().await.unwrap();
     }

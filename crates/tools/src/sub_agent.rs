@@ -9,7 +9,7 @@ use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::helper::{Asking, HelperSlot};
+use super::helper::{HelperCaller, HelperSlot};
 use super::output::Branch;
 use super::{CallError, MAX_SECONDS, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
@@ -98,14 +98,14 @@ impl Toolbox for SubAgent {
     }
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let asking = Asking::new(self.slot.clone(), &self.name, attempt);
-        Ok(Box::new(Open { spec: self.spec(), asking, longest: self.longest, asked: Mutex::default() }))
+        let caller = HelperCaller::new(self.slot.clone(), &self.name, attempt);
+        Ok(Box::new(Open { spec: self.spec(), caller, longest: self.longest, asked: Mutex::default() }))
     }
 }
 
 struct Open {
     spec: ToolSpec,
-    asking: Asking,
+    caller: HelperCaller,
     longest: Option<Duration>,
     /// Requests with their outcomes, as scorer input.
     asked: Mutex<Vec<Value>>,
@@ -126,7 +126,7 @@ impl Session for Open {
             let why = format!("\"{REQUEST}\" must be given, as a text");
             return ToolOutput::error(CallError::BadArguments, why);
         };
-        let branch = match self.asking.ask(request.to_owned(), self.longest).await {
+        let branch = match self.caller.ask(request.to_owned(), self.longest).await {
             Ok(branch) => branch,
             Err(why) => return ToolOutput::error(CallError::Unavailable, why),
         };
@@ -148,8 +148,8 @@ impl Session for Open {
     }
 
     async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
-        let asked = std::mem::take(self.asked.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let known = Some(asked).filter(|asked| !asked.is_empty());
-        Ok(known.map(|asked| ("asked".to_owned(), Value::Array(asked))).into_iter().collect())
+        let requested = std::mem::take(self.asked.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let known = Some(requested).filter(|requested| !requested.is_empty());
+        Ok(known.map(|requested| ("asked".to_owned(), Value::Array(requested))).into_iter().collect())
     }
 }

@@ -11,7 +11,7 @@ use super::{HelperSlot, Permit, Session, ToolContext, ToolError, ToolOutput, Too
 
 /// Changes to the calls of another toolbox. Each default method leaves the call unchanged.
 #[async_trait]
-pub trait Around: Send + Sync {
+pub trait ToolMiddleware: Send + Sync {
     /// Returns whether calls can run concurrently if the wrapped toolbox allows it.
     fn allows_parallel(&self) -> bool {
         true
@@ -41,25 +41,25 @@ pub trait Around: Send + Sync {
 }
 
 /// A toolbox with changes to its calls.
-pub struct Wrapped<A> {
+pub struct MiddlewareToolbox<A> {
     toolbox: Arc<dyn Toolbox>,
-    around: Arc<A>,
+    middleware: Arc<A>,
 }
 
 /// A session of a toolbox with changes to its calls.
 pub struct WrappedSession<A> {
     pub(super) session: Box<dyn Session>,
-    pub(super) around: Arc<A>,
+    pub(super) middleware: Arc<A>,
 }
 
-impl<A> Wrapped<A> {
+impl<A> MiddlewareToolbox<A> {
     pub(super) fn around(toolbox: Arc<dyn Toolbox>, around: A) -> Self {
-        Wrapped { toolbox, around: Arc::new(around) }
+        MiddlewareToolbox { toolbox, middleware: Arc::new(around) }
     }
 }
 
 #[async_trait]
-impl<A: Around + 'static> Toolbox for Wrapped<A> {
+impl<A: ToolMiddleware + 'static> Toolbox for MiddlewareToolbox<A> {
     fn name(&self) -> &str {
         self.toolbox.name()
     }
@@ -78,7 +78,7 @@ impl<A: Around + 'static> Toolbox for Wrapped<A> {
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let session = self.toolbox.open(attempt).await?;
-        Ok(Box::new(WrappedSession { session, around: Arc::clone(&self.around) }))
+        Ok(Box::new(WrappedSession { session, middleware: Arc::clone(&self.middleware) }))
     }
 
     fn late(&self) -> String {
@@ -87,13 +87,13 @@ impl<A: Around + 'static> Toolbox for Wrapped<A> {
 }
 
 #[async_trait]
-impl<A: Around + 'static> Session for WrappedSession<A> {
+impl<A: ToolMiddleware + 'static> Session for WrappedSession<A> {
     fn specs(&self) -> Vec<ToolSpec> {
         self.session.specs()
     }
 
     fn parallel(&self, tool: &str) -> bool {
-        self.around.allows_parallel() && self.session.parallel(tool)
+        self.middleware.allows_parallel() && self.session.parallel(tool)
     }
 
     fn acts(&self, tool: &str) -> bool {
@@ -104,18 +104,18 @@ impl<A: Around + 'static> Session for WrappedSession<A> {
         self.session.opening()
     }
 
-    fn longest_call(&self) -> Option<Duration> {
-        self.session.longest_call()
+    fn max_call_timeout(&self) -> Option<Duration> {
+        self.session.max_call_timeout()
     }
 
     async fn admit(&self, tool: &str) -> Permit {
         // The wrapped toolbox's own wait comes first, so that no permit of the wrapper is held
         // meanwhile.
-        self.around.admit(self.session.admit(tool).await).await
+        self.middleware.admit(self.session.admit(tool).await).await
     }
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        self.around.call(&*self.session, tool, arguments).await
+        self.middleware.call(&*self.session, tool, arguments).await
     }
 
     fn late(&self) -> String {
@@ -123,7 +123,7 @@ impl<A: Around + 'static> Session for WrappedSession<A> {
     }
 
     async fn after(&self, tool: &str, arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
-        self.around.after(&*self.session, tool, arguments, output).await
+        self.middleware.after(&*self.session, tool, arguments, output).await
     }
 
     async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
@@ -164,7 +164,7 @@ mod tests {
             Vec::new()
         }
 
-        fn longest_call(&self) -> Option<Duration> {
+        fn max_call_timeout(&self) -> Option<Duration> {
             Some(Duration::from_secs(90))
         }
 
@@ -177,16 +177,16 @@ mod tests {
         }
     }
 
-    struct Unchanged;
+    struct PassThrough;
 
-    impl Around for Unchanged {}
+    impl ToolMiddleware for PassThrough {}
 
     #[tokio::test]
     async fn wrapper_preserves_call_timeout_and_late_reasons() {
-        let toolbox = Wrapped::around(Arc::new(Slow), Unchanged);
+        let toolbox = MiddlewareToolbox::around(Arc::new(Slow), PassThrough);
         assert_eq!((toolbox.name(), toolbox.late().as_str()), ("slow", "; it is being installed"));
         let session = toolbox.open(&context("a")).await.unwrap();
-        assert_eq!(session.longest_call(), Some(Duration::from_secs(90)));
+        assert_eq!(session.max_call_timeout(), Some(Duration::from_secs(90)));
         assert_eq!(session.late(), "; it is at step 3");
     }
 }

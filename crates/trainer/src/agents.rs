@@ -86,7 +86,7 @@ impl NamedAgent {
         HelperAgent {
             agent: self.agent.name.clone(),
             roster: Arc::downgrade(roster),
-            opens: Arc::new(move |task| keys.opening(task)),
+            build_prompt: Arc::new(move |task| keys.opening(task)),
         }
     }
 }
@@ -322,8 +322,8 @@ mod tests {
 
     #[test]
     fn agents_use_parts_of_same_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("recipe.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
         let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n\
                       [agent]\nmax_turns = 1\n[agent.writer]\nmax_turns = 2\n";
         std::fs::write(&file, recipe).unwrap();

@@ -11,7 +11,7 @@ use levade_tree::{Masked, Part, PathInput, PathTarget, Segment, SegmentId, Term,
 
 /// A leaf of a trajectory and the trained actions on its sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TrainedPath {
+pub(crate) struct TrainedSequence {
     pub leaf: SegmentId,
     /// Number of earlier turns on the sequence that another leaf's sequence trains.
     pub turns_before: usize,
@@ -37,7 +37,7 @@ impl Action {
     }
 }
 
-impl TrainedPath {
+impl TrainedSequence {
     /// Returns the number of trained tokens.
     pub fn tokens(&self) -> usize {
         self.turns.iter().map(Action::tokens).sum()
@@ -131,9 +131,9 @@ impl Census {
 
 /// Returns the sequences that train every target segment exactly once. Masked segments are context
 /// here, as in [`Paths::input`]: they precede the following tokens and are not targets.
-pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedPath> {
+pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedSequence> {
     let owners = trajectory.owners();
-    let mut paths: Vec<TrainedPath> = Vec::new();
+    let mut paths: Vec<TrainedSequence> = Vec::new();
     for leaf in trajectory.leaves() {
         let on_path = trajectory.path(leaf);
         let owned = |part: &&Part<'_>| part.is_whole() && owners[part.segment.id.0 as usize] == leaf;
@@ -155,7 +155,7 @@ pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Ve
         let mut before: Vec<(u32, &str)> = others.map(|s| (s.turn, s.agent.as_str())).collect();
         before.dedup();
         if !turns.is_empty() {
-            paths.push(TrainedPath { leaf, turns_before: before.len(), turns });
+            paths.push(TrainedSequence { leaf, turns_before: before.len(), turns });
         }
     }
     paths
@@ -266,8 +266,12 @@ mod tests {
         assert_eq!(
             paths,
             [
-                TrainedPath { leaf: SegmentId(4), turns_before: 0, turns: vec![action(&[(1, 2), (3, 1)])] },
-                TrainedPath { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
+                TrainedSequence {
+                    leaf: SegmentId(4),
+                    turns_before: 0,
+                    turns: vec![action(&[(1, 2), (3, 1)])]
+                },
+                TrainedSequence { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
             ]
         );
         let first = Paths::of(&trajectory).input(&planned(4), Targets::DEFAULT, 9);

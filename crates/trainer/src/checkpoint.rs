@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::TrainerError;
-use crate::files::{file_error, sync_folder, write_whole};
+use crate::files::{file_error, sync_dir, write_atomically};
 use crate::policies::{CRITIC, REFERENCE};
 
 /// Version of `trainer.json` that this build reads and writes. Version 2 added checksums.
@@ -204,7 +204,7 @@ impl Checkpoints {
     pub async fn write(&self, contents: &[Content<'_>], about: About) -> Result<Checkpoint, TrainerError> {
         let start = Instant::now();
         let name = format!("step-{:06}", about.position.global_step);
-        let place = self.root.join(&name);
+        let location = self.root.join(&name);
         let temporary = self.root.join(format!("{TEMPORARY}{name}"));
         if temporary.exists() {
             fs::remove_dir_all(&temporary).map_err(|source| file_error("remove", &temporary, source))?;
@@ -217,36 +217,37 @@ impl Checkpoints {
             return Err(error);
         }
         crash_point("before_rename");
-        if place.exists() {
+        if location.exists() {
             // The old directory was incomplete, otherwise the run would have resumed from it.
-            self.remove(&place)?;
+            self.remove(&location)?;
         }
-        fs::rename(&temporary, &place).map_err(|source| file_error("rename", &temporary, source))?;
+        fs::rename(&temporary, &location).map_err(|source| file_error("rename", &temporary, source))?;
         crash_point("after_rename");
-        sync_folder(&self.root)?;
-        info!(folder = %place.display(), seconds = start.elapsed().as_secs_f64(), "checkpoint written");
+        sync_dir(&self.root)?;
+        info!(folder = %location.display(), seconds = start.elapsed().as_secs_f64(), "checkpoint written");
         let About { position, versions, phase_end, metrics_bytes } = about;
-        Ok(Checkpoint { path: place, position, versions, phase_end, metrics_bytes })
+        Ok(Checkpoint { path: location, position, versions, phase_end, metrics_bytes })
     }
 
-    async fn fill(&self, folder: &Path, contents: &[Content<'_>], about: &About) -> Result<(), TrainerError> {
+    async fn fill(&self, dir: &Path, contents: &[Content<'_>], about: &About) -> Result<(), TrainerError> {
         // Files that the learners wrote on this machine, as their manifests describe them, with
         // modification times.
         let mut written = BTreeMap::new();
-        for Content { place, learner, critic, reference, .. } in contents {
-            let place = folder.join(place);
+        for Content { place: location, learner, critic, reference, .. } in contents {
+            let location = dir.join(location);
             let models =
                 [("", Some(*learner), true), (CRITIC, *critic, true), (REFERENCE, *reference, false)];
             for (name, model, learns) in models {
                 let Some(model) = model else { continue };
-                let place = if name.is_empty() { place.clone() } else { place.join(name) };
-                fs::create_dir_all(&place).map_err(|source| file_error("create", &place, source))?;
-                let Manifest { place: Place::Local(place), files, .. } = model.save(&place, learns).await?
+                let location = if name.is_empty() { location.clone() } else { location.join(name) };
+                fs::create_dir_all(&location).map_err(|source| file_error("create", &location, source))?;
+                let Manifest { place: Place::Local(location), files, .. } =
+                    model.save(&location, learns).await?
                 else {
                     continue;
                 };
                 for file in files {
-                    let path = place.join(&file.name);
+                    let path = location.join(&file.name);
                     if let Ok(changed) = fs::metadata(&path).and_then(|found| found.modified()) {
                         written.insert(path, (file, changed));
                     }
@@ -254,19 +255,20 @@ impl Checkpoints {
             }
         }
         crash_point("weights_saved");
-        for Content { place, companions, .. } in contents {
-            let place = folder.join(place);
-            companions(&place).map_err(|source| file_error("write the tokenizer into", &place, source))?;
+        for Content { place: location, companions, .. } in contents {
+            let location = dir.join(location);
+            companions(&location)
+                .map_err(|source| file_error("write the tokenizer into", &location, source))?;
         }
         crash_point("companions_saved");
         let mut files = Vec::new();
-        let found = files_of(folder).map_err(|source| file_error("list", folder, source))?;
-        let mut folders: BTreeSet<&Path> = BTreeSet::new();
+        let found = files_of(dir).map_err(|source| file_error("list", dir, source))?;
+        let mut dirs: BTreeSet<&Path> = BTreeSet::new();
         for (_, path) in &found {
-            folders.extend(path.ancestors().skip(1).take_while(|place| *place != folder));
+            dirs.extend(path.ancestors().skip(1).take_while(|location| *location != dir));
         }
-        for place in folders {
-            sync_folder(place)?;
+        for location in dirs {
+            sync_dir(location)?;
         }
         for (name, path) in found {
             let flush = || {
@@ -289,8 +291,8 @@ impl Checkpoints {
         let versions = about.versions.clone();
         let state = State { schema: SCHEMA, position, versions, phase_end, metrics_bytes, files };
         let text = serde_json::to_string_pretty(&state)
-            .map_err(|error| file_error("write", &folder.join(STATE), io::Error::other(error)))?;
-        write_whole(&folder.join(STATE), text.as_bytes())
+            .map_err(|error| file_error("write", &dir.join(STATE), io::Error::other(error)))?;
+        write_atomically(&dir.join(STATE), text.as_bytes())
     }
 
     /// Returns the newest checkpoint whose checksums match, and messages about newer ones that are
@@ -312,7 +314,7 @@ impl Checkpoints {
     /// Marks a checkpoint as the best so far.
     pub fn mark_best(&self, checkpoint: &Checkpoint) -> Result<(), TrainerError> {
         let name = checkpoint.path.file_name().unwrap_or_default().to_string_lossy();
-        write_whole(&self.root.join(BEST), format!("{name}\n").as_bytes())
+        write_atomically(&self.root.join(BEST), format!("{name}\n").as_bytes())
     }
 
     /// Returns the best checkpoint so far, if one is marked and exists.
@@ -346,9 +348,9 @@ impl Checkpoints {
 }
 
 /// Returns all files below a directory, sorted, with their relative names.
-fn files_of(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+fn files_of(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let kind = entry.file_type()?;
@@ -405,8 +407,8 @@ mod tests {
         About { position, versions, phase_end, metrics_bytes: 10 }
     }
 
-    fn companions(folder: &Path) -> io::Result<()> {
-        fs::write(folder.join("tokenizer.json"), "{}")
+    fn companions(dir: &Path) -> io::Result<()> {
+        fs::write(dir.join("tokenizer.json"), "{}")
     }
 
     fn content<'a>(
@@ -424,12 +426,12 @@ mod tests {
     /// A checksum comes from the manifest, unless the file changed after its learner wrote it.
     #[tokio::test]
     async fn manifest_checksum_is_recomputed_after_file_change() {
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
         write(&checkpoints, 1, false).await.verify().unwrap();
-        let zeroed = |folder: &Path| {
-            let file = folder.join("simulator.weights");
+        let zeroed = |dir: &Path| {
+            let file = dir.join("simulator.weights");
             let len = fs::metadata(&file)?.len() as usize;
             std::thread::sleep(std::time::Duration::from_millis(20));
             fs::write(file, vec![0; len])
@@ -440,8 +442,8 @@ mod tests {
 
     #[tokio::test]
     async fn checkpoints_prune_old_and_report_damaged() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("checkpoints");
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("checkpoints");
         let checkpoints = Checkpoints::open(root.clone()).unwrap();
         let mut written = Vec::new();
         for (step, phase_end) in [(2, false), (4, true), (6, false), (8, false), (10, false)] {
@@ -477,8 +479,8 @@ mod tests {
 
     #[tokio::test]
     async fn prune_keeps_best_checkpoint() {
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::open(folder.path().join("checkpoints")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(dir.path().join("checkpoints")).unwrap();
         assert_eq!(checkpoints.best(), None);
         for step in 1..5 {
             let written = write(&checkpoints, step, false).await;
@@ -494,16 +496,16 @@ mod tests {
 
     #[tokio::test]
     async fn open_removes_incomplete_checkpoints() {
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();
         let whole = write(&checkpoints, 1, false).await;
-        fs::create_dir(folder.path().join(".tmp-step-000002")).unwrap();
+        fs::create_dir(dir.path().join(".tmp-step-000002")).unwrap();
         let full = |_: &Path| Err(io::Error::from(io::ErrorKind::StorageFull));
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
         let error = checkpoints.write(&[content(&simulator, &full)], about(3, false)).await.unwrap_err();
         assert!(error.is_user_error());
         assert!(error.to_string().contains("make room"), "{error}");
-        let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
+        let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();
         assert_eq!(checkpoints.names().unwrap(), ["step-000001"]);
         assert_eq!(checkpoints.find().unwrap().whole, [whole]);
     }

@@ -11,15 +11,15 @@
 
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;
-use levade_store::{Earned, Earner};
+use levade_store::{CreditTarget, Earned};
 use levade_tree::{SegmentId, Trajectory};
 
-use crate::batch::TrainedPath;
+use crate::batch::TrainedSequence;
 use crate::signals::Signals;
 
 /// A trained token: the index of its sequence in the attempt, and its index among the trained
 /// tokens of that sequence.
-type Place = (usize, usize);
+type SequencePosition = (usize, usize);
 
 /// The reward of an attempt, divided into parts by the tokens that earned them.
 pub(crate) struct Earnings {
@@ -28,7 +28,7 @@ pub(crate) struct Earnings {
     /// Part of `outcome` that is the score of the final answer.
     answer: f64,
     /// Parts that are earned before the end, each with the tokens that it is assigned to.
-    parts: Vec<(f64, Vec<Place>)>,
+    parts: Vec<(f64, Vec<SequencePosition>)>,
 }
 
 /// One sample for an advantage estimator: an attempt, or one agent's part of an attempt.
@@ -42,7 +42,7 @@ pub(crate) struct Sample {
 }
 
 /// Returns the last token of every trained segment, with its turn and agent.
-fn ends(paths: &[TrainedPath]) -> impl Iterator<Item = (SegmentId, Place, u32, &str)> {
+fn ends(paths: &[TrainedSequence]) -> impl Iterator<Item = (SegmentId, SequencePosition, u32, &str)> {
     paths.iter().enumerate().flat_map(|(path, trained)| {
         let mut end = 0;
         let mut ends = Vec::new();
@@ -57,19 +57,19 @@ fn ends(paths: &[TrainedPath]) -> impl Iterator<Item = (SegmentId, Place, u32, &
 }
 
 /// Returns the tokens to which a reward earned by `by` is assigned.
-fn reached(trajectory: &Trajectory, paths: &[TrainedPath], by: &Earner) -> Vec<Place> {
+fn reached(trajectory: &Trajectory, paths: &[TrainedSequence], by: &CreditTarget) -> Vec<SequencePosition> {
     match by {
-        Earner::Segment(id) => {
+        CreditTarget::Segment(id) => {
             let end_of = |id| ends(paths).find(|(segment, ..)| *segment == id).map(|(_, place, ..)| place);
             let last = trajectory.path(*id).into_iter().rev().find_map(|part| end_of(part.segment.id));
             last.into_iter().collect()
         }
-        Earner::Turn(turn) => {
+        CreditTarget::Turn(turn) => {
             let of_turn = ends(paths).filter(|(_, _, t, _)| t == turn);
             of_turn.max_by_key(|(segment, ..)| *segment).map(|(_, place, ..)| place).into_iter().collect()
         }
-        Earner::Agent(name) => {
-            let of_agent: Vec<Place> =
+        CreditTarget::Agent(name) => {
+            let of_agent: Vec<SequencePosition> =
                 ends(paths).filter(|(.., agent)| agent == name).map(|(_, place, ..)| place).collect();
             let last_of = |path| of_agent.iter().rev().find(|(p, _)| *p == path).copied();
             (0..paths.len()).filter_map(last_of).collect()
@@ -81,13 +81,13 @@ impl Earnings {
     /// Divides the total `reward` of an attempt. `answer` is the part for its final answer.
     pub fn new(
         trajectory: &Trajectory,
-        paths: &[TrainedPath],
+        paths: &[TrainedSequence],
         reward: f64,
         answer: f64,
-        earned: &[Earned],
+        step_rewards: &[Earned],
     ) -> Self {
         let mut earnings = Earnings { outcome: reward, answer, parts: Vec::new() };
-        for Earned { by, reward } in earned {
+        for Earned { by, reward } in step_rewards {
             let places = reached(trajectory, paths, by);
             if !places.is_empty() {
                 earnings.outcome -= reward;
@@ -100,7 +100,7 @@ impl Earnings {
     /// Returns the samples of an attempt. An attempt without trained tokens is a sample of each of
     /// `agents`, which act in other attempts of the group, because the next agent to act is
     /// unknown.
-    pub fn samples(&self, paths: &[TrainedPath], by: GroupBy, agents: &[String]) -> Vec<Sample> {
+    pub fn samples(&self, paths: &[TrainedSequence], by: GroupBy, agents: &[String]) -> Vec<Sample> {
         if by != GroupBy::Agent {
             let tokens = paths.iter().enumerate().map(|(i, path)| (i, (0..path.tokens()).collect()));
             let score = self.parts.iter().fold(self.outcome, |sum, (reward, _)| sum + reward);
@@ -137,7 +137,7 @@ impl Earnings {
             }
         }
         for sample in &mut samples {
-            let reaches = |place: &Place| {
+            let reaches = |place: &SequencePosition| {
                 sample.tokens.iter().any(|(path, tokens)| *path == place.0 && tokens.contains(&place.1))
             };
             let mine: Vec<f64> =
@@ -154,7 +154,7 @@ impl Earnings {
         &self,
         sample: &Sample,
         group: u64,
-        paths: &[TrainedPath],
+        paths: &[TrainedSequence],
         more: &[Vec<f64>],
         signals: &[Signals],
         masked: impl Fn(&str) -> bool,
@@ -162,8 +162,8 @@ impl Earnings {
         let path = |(path, tokens): &(usize, Vec<usize>)| {
             let (path, more, signals) = (*path, &more[*path], &signals[*path]);
             let at = |token: usize| {
-                let earned = self.parts.iter().filter(|(_, to)| to.contains(&(path, token)));
-                earned.fold(more.get(token).copied().unwrap_or(0.0), |sum, (reward, _)| sum + reward)
+                let step_rewards = self.parts.iter().filter(|(_, to)| to.contains(&(path, token)));
+                step_rewards.fold(more.get(token).copied().unwrap_or(0.0), |sum, (reward, _)| sum + reward)
             };
             let mut rewards: Vec<f64> = tokens.iter().map(|token| at(*token)).collect();
             if let Some(last) = rewards.last_mut() {
@@ -235,12 +235,12 @@ mod tests {
         t
     }
 
-    fn rewards(by: GroupBy, earned: &[(Earner, f64)]) -> Vec<(f64, Vec<Vec<f64>>)> {
+    fn rewards(by: GroupBy, step_rewards: &[(CreditTarget, f64)]) -> Vec<(f64, Vec<Vec<f64>>)> {
         let trajectory = game();
         let paths = trained_paths(&trajectory, Targets::DEFAULT);
-        let earned: Vec<Earned> =
-            earned.iter().map(|(by, reward)| Earned { by: by.clone(), reward: *reward }).collect();
-        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
+        let step_rewards: Vec<Earned> =
+            step_rewards.iter().map(|(by, reward)| Earned { by: by.clone(), reward: *reward }).collect();
+        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &step_rewards);
         let (nothing, signals) = (vec![Vec::new(); paths.len()], vec![Signals::default(); paths.len()]);
         let rollout = |sample: &Sample| {
             let rollout = earnings.rollout(sample, 0, &paths, &nothing, &signals, |_| false);
@@ -254,18 +254,18 @@ mod tests {
     #[test]
     fn early_reward_is_credited_to_preceding_action() {
         let both = |first: [f64; 6], second: [f64; 2]| vec![(10.0, vec![first.to_vec(), second.to_vec()])];
-        let segment = |id| Earner::Segment(SegmentId(id));
+        let segment = |id| CreditTarget::Segment(SegmentId(id));
         assert_eq!(rewards(GroupBy::Task, &[]), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0]));
         for (by, want) in [
             (segment(1), both([0.0, 1.0, 0.0, 0.0, 0.0, 9.0], [0.0, 9.0])),
             // An observation shared by both sequences is credited to the action before it.
             (segment(2), both([0.0, 1.0, 0.0, 0.0, 0.0, 9.0], [0.0, 9.0])),
             (segment(4), both([0.0, 0.0, 0.0, 0.0, 1.0, 9.0], [0.0, 9.0])),
-            (Earner::Turn(3), both([0.0, 0.0, 0.0, 0.0, 0.0, 9.0], [0.0, 10.0])),
-            (Earner::Agent("b".into()), both([0.0, 0.0, 0.0, 0.0, 1.0, 9.0], [0.0, 10.0])),
+            (CreditTarget::Turn(3), both([0.0, 0.0, 0.0, 0.0, 0.0, 9.0], [0.0, 10.0])),
+            (CreditTarget::Agent("b".into()), both([0.0, 0.0, 0.0, 0.0, 1.0, 9.0], [0.0, 10.0])),
             // No action precedes the prompt, and no agent is named "c".
             (segment(0), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
-            (Earner::Agent("c".into()), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
+            (CreditTarget::Agent("c".into()), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
         ] {
             assert_eq!(rewards(GroupBy::Task, &[(by.clone(), 1.0)]), want, "{by:?}");
         }
@@ -273,7 +273,8 @@ mod tests {
 
     #[test]
     fn agents_become_separate_samples() {
-        let found = rewards(GroupBy::Agent, &[(Earner::Turn(1), 1.0), (Earner::Agent("a".into()), -2.0)]);
+        let found =
+            rewards(GroupBy::Agent, &[(CreditTarget::Turn(1), 1.0), (CreditTarget::Agent("a".into()), -2.0)]);
         let a = (9.0, vec![vec![0.0, 0.0, 9.0]]);
         let b = (12.0, vec![vec![0.0, 0.0, 12.0], vec![0.0, 11.0]]);
         assert_eq!(found, [a, b]);
@@ -322,8 +323,8 @@ mod tests {
     fn token_penalties_count_in_outcome_remainder() {
         let trajectory = game();
         let paths = trained_paths(&trajectory, Targets::DEFAULT);
-        let earned = [Earned { by: Earner::Turn(1), reward: 1.0 }];
-        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
+        let step_rewards = [Earned { by: CreditTarget::Turn(1), reward: 1.0 }];
+        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &step_rewards);
         let charges = [vec![-0.5; 6], vec![-0.25; 2]];
         let [sample] = &earnings.samples(&paths, GroupBy::Task, &[])[..] else { panic!() };
         let signals = [Signals::default(), Signals::default()];

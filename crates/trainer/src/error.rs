@@ -52,10 +52,10 @@ pub enum TrainerError {
     Text(#[from] TextError),
     /// The directory already contains a run.
     #[error("{} already holds a run: continue it with --resume, or name another folder with --run", .0.display())]
-    FolderTaken(PathBuf),
+    RunDirExists(PathBuf),
     /// The store of a run already exists outside the run directory.
     #[error("the record {} exists already; name another file in `run.store`, or continue its run with --resume", .0.display())]
-    RecordTaken(PathBuf),
+    StoreExists(PathBuf),
     /// The directory contains no run to resume.
     #[error("{} holds no run to resume; leave --resume out to start one there", .0.display())]
     NothingToResume(PathBuf),
@@ -104,7 +104,7 @@ pub enum TrainerError {
         "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of tasks, or `eval.tasks` to 0 \
          to go without"
     )]
-    NothingHeldOut,
+    NoHeldOutTasks,
     /// Every task is held out, so there is nothing to train on.
     #[error(
         "every task is held out, so there is nothing to train on: hold out fewer, or give a source whose \
@@ -399,14 +399,14 @@ impl TrainerError {
             | E::UnknownTool { .. }
             | E::Tool { .. }
             | E::Text(_)
-            | E::FolderTaken(_)
-            | E::RecordTaken(_)
+            | E::RunDirExists(_)
+            | E::StoreExists(_)
             | E::NothingToResume(_)
             | E::Locked(_)
             | E::Differs { .. }
             | E::PhaseOver { .. }
             | E::Changed { .. }
-            | E::NothingHeldOut
+            | E::NoHeldOutTasks
             | E::NothingToTrainOn
             | E::TooFewDemonstrations { .. }
             | E::TooFewLessons { .. }

@@ -105,15 +105,15 @@ pub(crate) const RESAMPLES: u32 = 10_000;
 const DRAWS: u32 = 200;
 
 /// Returns the mean over tasks with its bootstrap interval.
-fn over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
+fn interval_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
     Ok(mean_score(&values.collect::<Vec<_>>(), RESAMPLES, 0)?)
 }
 
 /// Returns 2, 4, 8, … below `most`, then `most`. Empty if `most` is at most 1.
-fn numbers_of_attempts(most: usize) -> Vec<usize> {
+fn numbers_of_attempts(max_attempts: usize) -> Vec<usize> {
     let mut all: Vec<usize> =
-        std::iter::successors(Some(2), |k| Some(2 * k)).take_while(|k| *k < most).collect();
-    all.extend((most > 1).then_some(most));
+        std::iter::successors(Some(2), |k| Some(2 * k)).take_while(|k| *k < max_attempts).collect();
+    all.extend((max_attempts > 1).then_some(max_attempts));
     all
 }
 
@@ -142,15 +142,15 @@ impl AtK {
             attempts.iter().map(|a| f64::from(u8::from(is_right(a)))).collect()
         };
         let majority = |(seed, attempts): (u64, &[&Attempt])| {
-            let said: Vec<Option<String>> = attempts.iter().map(|attempt| answer(attempt)).collect();
-            let said: Vec<Option<&str>> = said.iter().map(Option::as_deref).collect();
-            majority_of(&said, &scores(attempts), k, DRAWS, seed)
+            let answers: Vec<Option<String>> = attempts.iter().map(|attempt| answer(attempt)).collect();
+            let answers: Vec<Option<&str>> = answers.iter().map(Option::as_deref).collect();
+            majority_of(&answers, &scores(attempts), k, DRAWS, seed)
         };
         Ok(AtK {
             k,
-            pass: over_tasks(tasks.iter().map(|attempts| best_of(&right(attempts), k)))?,
-            best: over_tasks(tasks.iter().map(|attempts| best_of(&scores(attempts), k)))?,
-            majority: over_tasks((0..).zip(tasks.iter().copied()).map(majority))?,
+            pass: interval_over_tasks(tasks.iter().map(|attempts| best_of(&right(attempts), k)))?,
+            best: interval_over_tasks(tasks.iter().map(|attempts| best_of(&scores(attempts), k)))?,
+            majority: interval_over_tasks((0..).zip(tasks.iter().copied()).map(majority))?,
         })
     }
 }
@@ -168,7 +168,7 @@ impl SliceResult {
         let right = |attempts: &[&Attempt]| attempts.iter().filter(|attempt| is_right(attempt)).count();
         let correct = right(attempts) as u64;
         let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
-        let share = |count: usize| count as f64 / attempts.len() as f64;
+        let fraction = |count: usize| count as f64 / attempts.len() as f64;
         let graded = scores(attempts).iter().any(|score| *score != 0.0 && *score != 1.0);
         let mean = |attempts: &[&Attempt]| scores(attempts).iter().sum::<f64>() / attempts.len() as f64;
         let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
@@ -181,10 +181,12 @@ impl SliceResult {
             success: if samples == 1 {
                 wilson(correct, attempts.len() as u64)?
             } else {
-                over_tasks(by_task.iter().map(|attempts| right(attempts) as f64 / attempts.len() as f64))?
+                interval_over_tasks(
+                    by_task.iter().map(|attempts| right(attempts) as f64 / attempts.len() as f64),
+                )?
             },
             score: if graded {
-                Some(over_tasks(by_task.iter().map(|attempts| mean(attempts)))?)
+                Some(interval_over_tasks(by_task.iter().map(|attempts| mean(attempts)))?)
             } else {
                 None
             },
@@ -192,8 +194,8 @@ impl SliceResult {
                 .into_iter()
                 .map(|k| AtK::new(k, &by_task))
                 .collect::<Result<_, _>>()?,
-            answered: share(outcomes.iter().filter(|o| o.finish.is_whole()).count()),
-            used_tool: share(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
+            answered: fraction(outcomes.iter().filter(|o| o.finish.is_whole()).count()),
+            used_tool: fraction(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
             sampled_tokens: sampled as f64 / attempts.len() as f64,
             broken: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
         })
@@ -201,7 +203,7 @@ impl SliceResult {
 
     /// Returns the number of attempts at all tasks together.
     pub fn attempts(&self) -> u64 {
-        self.tasks * self.at.last().map_or(1, |most| most.k as u64)
+        self.tasks * self.at.last().map_or(1, |max_attempts| max_attempts.k as u64)
     }
 
     /// Returns the mean score, which is the success rate if every score is 0 or 1.
@@ -319,11 +321,11 @@ pub(crate) mod tests {
         assert_eq!(numbers_of_attempts(2), [2]);
         assert_eq!(numbers_of_attempts(6), [2, 4, 6]);
         // The scorer extracts the number from the surrounding text.
-        let attempt = |group: u32, sample: u32, said: &str, score: f64| Attempt {
+        let attempt = |group: u32, sample: u32, answers: &str, score: f64| Attempt {
             score: Some(score),
             outcome: Outcome {
-                extracted: Some(said.into()),
-                ..Outcome::demonstrated(format!("{group}{sample}: {said}"))
+                extracted: Some(answers.into()),
+                ..Outcome::demonstrated(format!("{group}{sample}: {answers}"))
             },
             ..blank(Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample })
         };
@@ -365,8 +367,8 @@ pub(crate) mod tests {
         assert_eq!((result.correct, result.mean_score().estimate), (3, 3.5 / 8.0));
         let metrics = EvalResult { overall: result, ..eval(0, 0, "x") }.metrics(0);
         assert_eq!(metrics.get("eval/score"), Some(3.5 / 8.0));
-        let folders: Vec<String> = metrics.iter().map(|(name, _)| format!("{name}/")).collect();
-        let nested = |name: &str| folders.iter().find(|folder| name.starts_with(folder.as_str())).cloned();
+        let dirs: Vec<String> = metrics.iter().map(|(name, _)| format!("{name}/")).collect();
+        let nested = |name: &str| dirs.iter().find(|dir| name.starts_with(dir.as_str())).cloned();
         assert_eq!(
             metrics.iter().find_map(|(name, _)| nested(name)),
             None,

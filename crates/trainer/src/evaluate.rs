@@ -67,20 +67,20 @@ fn find_uncalled(
     attempts: &[Attempt],
 ) -> Result<Option<Uncalled>, TrainerError> {
     let has_tools = |task: &Task| rollouts.agents.of(task).is_ok_and(|a| !a.agent.tools.is_empty());
-    let drawn = attempts
+    let sampled = attempts
         .iter()
         .zip(wanted)
         .find(|(a, (_, task))| a.trajectory.sampled_tokens() > 0 && has_tools(task));
-    let Some((attempt, (_, task))) = drawn else { return Ok(None) };
+    let Some((attempt, (_, task))) = sampled else { return Ok(None) };
     let agent = rollouts.agents.of(task)?;
     let (chat, tools) = (agent.format.chat(), agent.agent.tools.specs(task));
     let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
     let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
-    let reply = chat.said(&tokens);
+    let completion = chat.said(&tokens);
     let in_thought = chat.opened_thought(&agent.keys.opening(task), &tools)?.is_some();
-    let mut why = chat.why_no_call(&reply, in_thought, &tools);
+    let mut why = chat.why_no_call(&completion, in_thought, &tools);
     if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
         why.push_str("; it was cut at a limit");
     }
-    Ok(Some(Uncalled { attempt: attempt.placement.name(), reply, why }))
+    Ok(Some(Uncalled { attempt: attempt.placement.name(), reply: completion, why }))
 }

@@ -12,7 +12,7 @@ pub(crate) fn file_error(action: &'static str, path: &Path, source: io::Error) -
 }
 
 /// Writes a file atomically: it is complete or absent, including after a power failure.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
     let half = path.with_extension("half");
     let write = || {
         let mut file = File::create(&half)?;
@@ -22,17 +22,17 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TrainerError>
     };
     write().map_err(|source| file_error("write", path, source))?;
     match path.parent() {
-        Some(parent) => sync_folder(parent),
+        Some(parent) => sync_dir(parent),
         None => Ok(()),
     }
 }
 
 /// Flushes the entries of a directory to disk.
-pub(crate) fn sync_folder(path: &Path) -> Result<(), TrainerError> {
+pub(crate) fn sync_dir(path: &Path) -> Result<(), TrainerError> {
     // On other systems a directory cannot be opened, and the file system's log flushes renames.
     if cfg!(unix) {
         File::open(path)
-            .and_then(|folder| folder.sync_all())
+            .and_then(|dir| dir.sync_all())
             .map_err(|source| file_error("flush", path, source))?;
     }
     Ok(())

@@ -34,7 +34,7 @@ use crate::batch::Targets;
 use crate::checkpoint::Versions;
 use crate::observe::{Event, Observer};
 use crate::rewards;
-use crate::rollout::{Away, Rollouts};
+use crate::rollout::{Rollouts, ScorerOutage};
 use crate::tasks::{TaskOrder, Tasks};
 use crate::under_way::{Ended, UnderWay, compared_before};
 
@@ -67,12 +67,12 @@ struct Group {
     /// Sample indices of attempts that are being scored against each other and have no score yet.
     compared: Vec<u32>,
     /// Attempts that were started for the group but do not belong to it.
-    left_out: LeftOut,
+    left_out: ExcludedAttempts,
 }
 
 /// Attempts that were started for a group but do not belong to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct LeftOut {
+pub(crate) struct ExcludedAttempts {
     /// Number of sampled tokens of each finished attempt.
     pub ended: Vec<usize>,
     /// Number of cancelled attempts.
@@ -103,7 +103,7 @@ pub(crate) struct Flow {
     /// Number of completed steps of the phase.
     step: u32,
     /// Versions of the policies that the phase trains, at the start of the phase.
-    began: Versions,
+    initial_versions: Versions,
     /// Number of groups that steps have taken, replaced groups included.
     taken: u64,
     /// Number of taken groups that had been replaced.
@@ -119,7 +119,7 @@ pub(crate) struct Flow {
     /// may drop the future during the write.
     ended: Option<((u64, Which), Attempt)>,
     /// Scorers that are unavailable.
-    away: Away,
+    away: ScorerOutage,
     completions: u64,
     /// Maximum number of sampled tokens per attempt, by agent.
     limits: TokenLimits,
@@ -133,7 +133,7 @@ pub(crate) struct Taken {
     pub groups: Vec<Vec<Attempt>>,
     /// Attempts that were started for each group but do not belong to it. Empty if the step was
     /// planned before.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<ExcludedAttempts>,
     /// The greedy attempt of each group, if the advantage estimator uses one.
     pub baselines: Vec<Option<Attempt>>,
     /// Number of groups without training signal that were not replaced, because the refill budget
@@ -142,7 +142,7 @@ pub(crate) struct Taken {
 }
 
 impl Flow {
-    /// Creates a scheduler for a phase whose policies had the versions `began` at its start. `step`
+    /// Creates a scheduler for a phase whose policies had the versions `initial_versions` at its start. `step`
     /// steps are completed, and took the groups at the positions `taken`.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Flow {
         phase: u32,
         keys: &RlKeys,
         order: TaskOrder,
-        began: Versions,
+        initial_versions: Versions,
         step: u32,
         taken: &[u64],
         rollouts: &Rollouts,
@@ -163,7 +163,7 @@ impl Flow {
             keys: keys.clone(),
             order,
             step,
-            began,
+            initial_versions,
             taken: taken.len() as u64,
             spent: (taken.len() as u64).saturating_sub(u64::from(step) * keys.groups as u64),
             admitted: 0,
@@ -171,7 +171,7 @@ impl Flow {
             waiting: VecDeque::new(),
             under_way: UnderWay::new(rollouts.scorers.clone(), rollouts.store.clone()),
             ended: None,
-            away: Away::default(),
+            away: ScorerOutage::default(),
             completions: 0,
             limits: rollouts.agents.token_limits(),
         };
@@ -206,7 +206,7 @@ impl Flow {
         }
         // Tokens that an earlier process of the run sampled keep their age, whether or not the
         // attempt is scored.
-        let drawn = freshness(&attempts, &self.began);
+        let drawn = freshness(&attempts, &self.initial_versions);
         let mut baseline = None;
         if self.keys.needs_baseline() {
             baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline)).await?;
@@ -234,7 +234,7 @@ impl Flow {
             completed: None,
             replaced: false,
             compared: Vec::new(),
-            left_out: LeftOut::default(),
+            left_out: ExcludedAttempts::default(),
         };
         self.open.insert(place, group);
         self.complete(place);
@@ -372,7 +372,7 @@ impl Flow {
             let not_started = self.waiting.iter().filter(is_waiting).count();
             let running = group.attempts.iter().filter(|attempt| attempt.is_none()).count();
             let beyond = group.attempts[end..].iter_mut().filter_map(Option::take);
-            group.left_out = LeftOut {
+            group.left_out = ExcludedAttempts {
                 ended: beyond.map(|attempt| attempt.trajectory.sampled_tokens()).collect(),
                 given_up: running.saturating_sub(not_started),
             };
@@ -399,21 +399,21 @@ impl Flow {
         // Refilling is limited to one additional step's groups. The limit refers to positions, so
         // that the order in which attempts end does not matter.
         let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
-        let is_idle = self.is_idle(place);
+        let is_uninformative = self.is_uninformative(place);
         if let Some(group) = self.open.get_mut(&place) {
-            group.replaced = place < self.taken + ahead && is_idle;
+            group.replaced = place < self.taken + ahead && is_uninformative;
         }
     }
 
     /// Returns whether a group carries no training signal and the recipe replaces such groups.
-    fn is_idle(&self, place: u64) -> bool {
+    fn is_uninformative(&self, place: u64) -> bool {
         let refills = self.keys.uniform_groups() == UniformGroups::Refill;
         self.open.get(&place).filter(|_| refills).is_some_and(|group| {
             // The group is informative for any policy whose own attempts got different rewards.
-            self.began.keys().all(|policy| {
+            self.initial_versions.keys().all(|policy| {
                 let targets = Targets { policy, untrained: &[] };
                 let samples = group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
-                rewards::is_idle(&self.keys, &rewards::rewarded(samples, &self.keys, &self.limits))
+                rewards::is_uninformative(&self.keys, &rewards::rewarded(samples, &self.keys, &self.limits))
             })
         })
     }
@@ -439,7 +439,7 @@ impl Flow {
             Prefer::Oldest => {}
             Prefer::FirstDone => others.sort_by_key(|(_, group)| group.completed),
             Prefer::Freshest => others.sort_by_key(|(place, group)| {
-                std::cmp::Reverse((freshness(&group.attempts, &self.began), **place))
+                std::cmp::Reverse((freshness(&group.attempts, &self.initial_versions), **place))
             }),
         }
         let rest = size.saturating_sub(chosen.len());
@@ -456,19 +456,19 @@ impl Flow {
     /// Takes the groups of the next step, if they are complete.
     pub fn take(&mut self) -> Option<Taken> {
         let places = self.ready()?;
-        let idle = places.iter().filter(|place| self.is_idle(**place)).count();
-        let idle = idle - (places.len() - self.keys.groups);
+        let uninformative = places.iter().filter(|place| self.is_uninformative(**place)).count();
+        let uninformative = uninformative - (places.len() - self.keys.groups);
         self.spend(&places);
-        let mut left_out = Vec::with_capacity(places.len());
+        let mut excluded = Vec::with_capacity(places.len());
         let (groups, baselines) = places
             .iter()
             .filter_map(|place| self.open.remove(place))
             .map(|group| {
-                left_out.push(group.left_out);
+                excluded.push(group.left_out);
                 (group.attempts.into_iter().flatten().collect(), group.baseline)
             })
             .unzip();
-        Some(Taken { places, groups, left_out, baselines, idle })
+        Some(Taken { places, groups, left_out: excluded, baselines, idle: uninformative })
     }
 
     /// Records that a step has taken these positions.
@@ -544,13 +544,13 @@ fn end_of(places: &[u64]) -> u64 {
 }
 
 /// Returns the lowest number of completed steps at which a token of these attempts was sampled by a
-/// policy that the phase trains. `began` holds the versions of these policies at the start of the
+/// policy that the phase trains. `initial_versions` holds the versions of these policies at the start of the
 /// phase. Policies that the phase does not train are ignored, because their weights do not age.
-fn freshness(attempts: &[Option<Attempt>], began: &Versions) -> u64 {
+fn freshness(attempts: &[Option<Attempt>], initial_versions: &Versions) -> u64 {
     let segments = attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
-    let steps = segments.filter_map(|segment| Some((segment, *began.get(&segment.policy)?)));
-    let steps = steps.flat_map(|(segment, began)| {
-        segment.versions.iter().map(move |run| run.version.saturating_sub(began))
+    let steps = segments.filter_map(|segment| Some((segment, *initial_versions.get(&segment.policy)?)));
+    let steps = steps.flat_map(|(segment, initial_versions)| {
+        segment.versions.iter().map(move |run| run.version.saturating_sub(initial_versions))
     });
     steps.min().unwrap_or(u64::MAX)
 }

@@ -12,7 +12,7 @@ use levade_recipe::{Recipe, RunKeys};
 use levade_store::{Access, Store, StoreError};
 
 use crate::TrainerError;
-use crate::files::{file_error, write_whole};
+use crate::files::{file_error, write_atomically};
 
 pub(crate) const RECIPE: &str = "recipe.toml";
 /// Name of the file that the process working on the run locks.
@@ -45,17 +45,17 @@ impl RunFolder {
     pub(crate) fn create(recipe: &Recipe) -> Result<Self, TrainerError> {
         let root = &recipe.run.folder;
         fs::create_dir_all(root).map_err(|source| file_error("create", root, source))?;
-        let folder = Self::lock(root)?;
+        let dir = Self::lock(root)?;
         // Any of these files would be mistaken for this run's own.
         let record = recipe.run.store.file(root).filter(|file| file.exists());
         if let Some(record) = record.as_ref().filter(|file| !file.starts_with(root)) {
-            return Err(TrainerError::RecordTaken(record.clone()));
+            return Err(TrainerError::StoreExists(record.clone()));
         }
-        let paths = [folder.root.join(RECIPE), folder.checkpoints()];
+        let paths = [dir.root.join(RECIPE), dir.checkpoints()];
         if record.is_some() || paths.iter().any(|path| path.exists()) {
-            return Err(TrainerError::FolderTaken(folder.root));
+            return Err(TrainerError::RunDirExists(dir.root));
         }
-        Ok(folder)
+        Ok(dir)
     }
 
     /// Opens a run to resume it. Also returns its current recipe.
@@ -69,12 +69,12 @@ impl RunFolder {
         if !earlier.exists() {
             return Err(TrainerError::NothingToResume(root.clone()));
         }
-        let folder = Self::lock(root)?;
+        let dir = Self::lock(root)?;
         let earlier = Recipe::load(&earlier, &[])?;
         if let Some(difference) = recipe.difference(&earlier)? {
-            return Err(TrainerError::Differs { folder: folder.root, difference: Box::new(difference) });
+            return Err(TrainerError::Differs { folder: dir.root, difference: Box::new(difference) });
         }
-        Ok((folder, earlier))
+        Ok((dir, earlier))
     }
 
     /// Checks that a run can start or resume in its directory, before anything is loaded for it.
@@ -86,7 +86,7 @@ impl RunFolder {
     pub fn check(keys: &RunKeys, start: Start) -> Result<(), TrainerError> {
         let root = &keys.folder;
         match (start, root.join(RECIPE).exists()) {
-            (Start::Fresh, true) => return Err(TrainerError::FolderTaken(root.clone())),
+            (Start::Fresh, true) => return Err(TrainerError::RunDirExists(root.clone())),
             (Start::Resume, false) => return Err(TrainerError::NothingToResume(root.clone())),
             (Start::Resume, true) if !keys.store.is_durable() => {
                 return Err(StoreError::NotKept { run_dir: root.clone() }.into());
@@ -115,7 +115,7 @@ impl RunFolder {
 
     /// Writes the resolved recipe.
     pub(crate) fn write_recipe(&self, recipe: &Recipe) -> Result<(), TrainerError> {
-        write_whole(&self.root.join(RECIPE), recipe.to_toml()?.as_bytes())
+        write_atomically(&self.root.join(RECIPE), recipe.to_toml()?.as_bytes())
     }
 
     /// Locks the directory of a run until the returned value is dropped.

@@ -11,9 +11,9 @@ use levade_store::{PlannedPath, PolicyPlan, StepPlan, Update};
 use levade_tree::{AttemptId, PathInput, Trajectory, TreeBatch};
 
 use crate::TrainerError;
-use crate::apart::Apart;
 use crate::batch::{Paths, Targets};
 use crate::metrics::Metrics;
+use crate::mismatch::MismatchBreakdown;
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
 use crate::policies::Models;
@@ -22,7 +22,7 @@ use crate::survey::{Question, ask};
 
 /// Results of the optimizer steps that a plan consists of.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Learned {
+pub(crate) struct UpdateOutcome {
     /// Sums over all updates.
     pub all: ForwardBackward,
     /// Sums over the first update, which is on policy.
@@ -52,7 +52,7 @@ pub(crate) struct Learned {
     pub critic_seconds: f64,
     /// Mismatch between the policies that sampled the tokens and the weights that are trained.
     /// `None` if it was not computed.
-    mismatch: Option<(Mismatch, Apart)>,
+    mismatch: Option<(Mismatch, MismatchBreakdown)>,
     /// Fraction of tokens beyond the bounds of the correction.
     beyond: Option<f64>,
     /// Number of tokens that a correction or a rejection left out.
@@ -70,7 +70,7 @@ pub(crate) fn loss_of(phase: &Phase) -> Loss {
 /// Returns the optimizer's parameters for one step.
 fn optim_params(keys: &OptimiserKeys, peak: f32, step: u32, steps: u32) -> OptimParams {
     OptimParams {
-        learning_rate: peak * share_of_peak(keys, step, steps),
+        learning_rate: peak * fraction_of_peak(keys, step, steps),
         beta1: keys.beta1,
         beta2: keys.beta2,
         epsilon: keys.epsilon,
@@ -82,7 +82,7 @@ fn optim_params(keys: &OptimiserKeys, peak: f32, step: u32, steps: u32) -> Optim
 /// Returns the fraction of the peak learning rate at `step`, from 0, of `steps`. It rises linearly
 /// over the warm-up, whose last step has the peak. Then it follows the schedule, which would reach
 /// its end one step after the last.
-fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
+fn fraction_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
     if step < keys.warmup {
         return (f64::from(step + 1) / f64::from(keys.warmup)) as f32;
     }
@@ -187,8 +187,8 @@ pub(crate) async fn run_plan(
     rules: &Rules<'_>,
     progress: &mut Progress,
     observer: &mut dyn Observer,
-) -> Result<Learned, TrainerError> {
-    let mut learned = Learned::default();
+) -> Result<UpdateOutcome, TrainerError> {
+    let mut learned = UpdateOutcome::default();
     let loss = loss_of(rules.phase);
     let mut preparer = match rules.phase {
         Phase::Rl(keys) => Some(Preparer::new(keys, models.policy, (rules.seed, rules.stream), rules.exact)),
@@ -236,7 +236,7 @@ pub(crate) async fn run_plan(
                 }
             }
             let alone = rules.policy.is_none();
-            let tokens = path_tokens(&paths);
+            let tokens = sequence_tokens(&paths);
             let request = TrainRequest { paths, loss: keys.value_loss(), params };
             let mut count = || {
                 if alone {
@@ -266,7 +266,7 @@ pub(crate) async fn run_plan(
                 learned.reference_seconds += start.elapsed().as_secs_f64();
             }
             let paths = in_order(&update.cut, inputs);
-            let tokens = path_tokens(&paths);
+            let tokens = sequence_tokens(&paths);
             let request = TrainRequest { paths, loss, params };
             let Trained { sums, step } =
                 models.policy.train(request, &update.cut, &mut || after(&mut done)).await?;
@@ -318,7 +318,7 @@ fn in_order(cut: &Cut, batches: Vec<Inputs>) -> Vec<PathInput> {
     placed.into_iter().map(|(_, input)| input).collect()
 }
 
-fn path_tokens(paths: &[PathInput]) -> u64 {
+fn sequence_tokens(paths: &[PathInput]) -> u64 {
     paths.iter().map(|path| path.tokens.len() as u64).sum()
 }
 
@@ -333,7 +333,7 @@ async fn add_reference(inputs: &mut Inputs, reference: &dyn Learner) -> Result<(
     Ok(())
 }
 
-impl Learned {
+impl UpdateOutcome {
     /// Adds the results to the metrics of a step.
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
@@ -430,7 +430,7 @@ mod tests {
             ..Default::default()
         };
         let shares = |keys: &OptimiserKeys, steps| -> Vec<f32> {
-            (0..steps).map(|step| (1000.0 * share_of_peak(keys, step, steps)).round() / 1000.0).collect()
+            (0..steps).map(|step| (1000.0 * fraction_of_peak(keys, step, steps)).round() / 1000.0).collect()
         };
         assert_eq!(shares(&keys(Schedule::Constant, 2, 0.5), 4), [0.5, 1.0, 1.0, 1.0]);
         assert_eq!(shares(&keys(Schedule::Linear, 0, 0.0), 4), [1.0, 0.75, 0.5, 0.25]);
@@ -442,8 +442,8 @@ mod tests {
 
     /// Returns a recipe whose critic differs from its policy in every number.
     fn recipe() -> (tempfile::TempDir, Recipe) {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("recipe.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
         let text = "
             run = { name = 'x' }
             model = { source = './model' }
@@ -460,7 +460,7 @@ mod tests {
         ";
         std::fs::write(&file, text).unwrap();
         let recipe = Recipe::load(&file, &[]).unwrap();
-        (folder, recipe)
+        (dir, recipe)
     }
 
     fn rules(recipe: &Recipe, step: u32) -> Rules<'_> {
@@ -469,7 +469,7 @@ mod tests {
 
     #[test]
     fn max_grad_norm_follows_recipe() {
-        let (_folder, recipe) = recipe();
+        let (_dir, recipe) = recipe();
         let rules = rules(&recipe, 3);
         let norms = [rules.policy, rules.critic].map(|params| params.unwrap().max_grad_norm);
         assert_eq!(norms, [0.5, 3.0]);
@@ -479,7 +479,7 @@ mod tests {
 
     #[test]
     fn critic_has_separate_rate_clip_and_warmup() {
-        let (_folder, recipe) = recipe();
+        let (_dir, recipe) = recipe();
         let rates = |step| {
             let rules = rules(&recipe, step);
             [rules.policy, rules.critic].map(|params| params.map(|params| params.learning_rate))

@@ -113,8 +113,8 @@ mod tests {
 
     #[test]
     fn open_truncates_lines_after_checkpoint() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("metrics.jsonl");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
         let line = |n: u32| {
             Metrics(vec![("step".into(), f64::from(n)), ("bad".into(), f64::NAN)]).to_json(Map::new())
         };

@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::files::{file_error, write_whole};
+use crate::files::{file_error, write_atomically};
 use crate::folder::RECIPE;
 use crate::tasks::{Listing, Tasks};
 
@@ -65,11 +65,11 @@ fn earlier_matching() -> Matching {
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
-pub fn matching(folder: &Path) -> Result<Matching, TrainerError> {
-    if !folder.join(RECIPE).exists() {
+pub fn matching(dir: &Path) -> Result<Matching, TrainerError> {
+    if !dir.join(RECIPE).exists() {
         return Ok(Matching::default());
     }
-    Ok(Origin::read(folder)?.map_or_else(earlier_matching, |origin| origin.matching))
+    Ok(Origin::read(dir)?.map_or_else(earlier_matching, |origin| origin.matching))
 }
 
 /// A file that a run reads but does not write.
@@ -127,12 +127,12 @@ struct Length {
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
-pub fn begun(folder: &Path) -> Result<Option<u64>, TrainerError> {
-    let recipe = folder.join(RECIPE);
+pub fn begun(dir: &Path) -> Result<Option<u64>, TrainerError> {
+    let recipe = dir.join(RECIPE);
     if !recipe.exists() {
         return Ok(None);
     }
-    if let Some(origin) = Origin::read(folder)? {
+    if let Some(origin) = Origin::read(dir)? {
         return Ok(Some(origin.begun));
     }
     let written = fs::metadata(&recipe).and_then(|file| file.modified());
@@ -155,12 +155,12 @@ struct Merged {
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
-pub fn write_merged_from(folder: &Path, run: &Path) -> Result<(), TrainerError> {
-    let path = folder.join(MERGED);
+pub fn write_merged_from(dir: &Path, run: &Path) -> Result<(), TrainerError> {
+    let path = dir.join(MERGED);
     let failed = |source| file_error("write", &path, source);
     let merged = Merged { schema: SCHEMA, run: std::path::absolute(run).map_err(failed)? };
     let text = serde_json::to_string_pretty(&merged).map_err(|error| failed(error.into()))?;
-    write_whole(&path, text.as_bytes())
+    write_atomically(&path, text.as_bytes())
 }
 
 /// Returns the run that the model in a directory was merged from, or `None` if the directory names
@@ -168,8 +168,8 @@ pub fn write_merged_from(folder: &Path, run: &Path) -> Result<(), TrainerError> 
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
-pub fn merged_from(folder: &Path) -> Result<Option<PathBuf>, TrainerError> {
-    Ok(read_versioned::<Merged>(&folder.join(MERGED))?.map(|merged| merged.run))
+pub fn merged_from(dir: &Path) -> Result<Option<PathBuf>, TrainerError> {
+    Ok(read_versioned::<Merged>(&dir.join(MERGED))?.map(|merged| merged.run))
 }
 
 /// Reads a JSON file that contains its schema version. Returns `None` if the file does not exist.
@@ -240,15 +240,15 @@ impl Origin {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
-    pub fn read(folder: &Path) -> Result<Option<Self>, TrainerError> {
-        read_versioned(&folder.join(FILE))
+    pub fn read(dir: &Path) -> Result<Option<Self>, TrainerError> {
+        read_versioned(&dir.join(FILE))
     }
 
-    pub fn write(&self, folder: &Path) -> Result<(), TrainerError> {
-        let path = folder.join(FILE);
+    pub fn write(&self, dir: &Path) -> Result<(), TrainerError> {
+        let path = dir.join(FILE);
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| file_error("write", &path, std::io::Error::other(error)))?;
-        write_whole(&path, text.as_bytes())
+        write_atomically(&path, text.as_bytes())
     }
 
     /// Checks that a run with these inputs can resume with the inputs `now`, and returns notes for
@@ -256,9 +256,9 @@ impl Origin {
     ///
     /// # Errors
     /// Returns [`TrainerError::Changed`] if a file or a tool differs. The error names it.
-    pub fn goes_on_with(&mut self, now: &Origin, folder: &Path) -> Result<Vec<String>, TrainerError> {
+    pub fn goes_on_with(&mut self, now: &Origin, dir: &Path) -> Result<Vec<String>, TrainerError> {
         let changed = |of: &str, name: String| {
-            Err(TrainerError::Changed { of: of.to_owned(), name, folder: folder.to_owned() })
+            Err(TrainerError::Changed { of: of.to_owned(), name, folder: dir.to_owned() })
         };
         let missing = first_missing(&now.files, &self.files);
         if let Some(Input { of, name, .. }) = missing.or_else(|| first_missing(&self.files, &now.files)) {
@@ -357,14 +357,14 @@ mod tests {
 
     #[test]
     fn merged_model_records_source_run() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(merged_from(folder.path()).unwrap(), None);
-        assert_eq!(merged_from(&folder.path().join("none")).unwrap(), None);
-        let run = folder.path().join("run");
-        write_merged_from(folder.path(), &run).unwrap();
-        assert_eq!(merged_from(folder.path()).unwrap(), Some(run));
-        fs::write(folder.path().join(MERGED), "{\"schema\": 9}").unwrap();
-        let error = merged_from(folder.path()).unwrap_err().to_string();
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(merged_from(dir.path()).unwrap(), None);
+        assert_eq!(merged_from(&dir.path().join("none")).unwrap(), None);
+        let run = dir.path().join("run");
+        write_merged_from(dir.path(), &run).unwrap();
+        assert_eq!(merged_from(dir.path()).unwrap(), Some(run));
+        fs::write(dir.path().join(MERGED), "{\"schema\": 9}").unwrap();
+        let error = merged_from(dir.path()).unwrap_err().to_string();
         assert!(error.contains("schema version 9"), "{error}");
     }
 
@@ -377,19 +377,19 @@ mod tests {
     /// A run that an older build started trains on the tasks that it started with.
     #[test]
     fn resumed_run_keeps_original_matching() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(matching(folder.path()).unwrap(), Matching::ExactRows);
-        fs::write(folder.path().join(RECIPE), "").unwrap();
-        assert_eq!(matching(folder.path()).unwrap(), Matching::Questions);
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(matching(dir.path()).unwrap(), Matching::ExactRows);
+        fs::write(dir.path().join(RECIPE), "").unwrap();
+        assert_eq!(matching(dir.path()).unwrap(), Matching::Questions);
         let mut older = json!(origin(None));
         older.as_object_mut().unwrap().remove("matching");
-        fs::write(folder.path().join(FILE), older.to_string()).unwrap();
-        assert_eq!(matching(folder.path()).unwrap(), Matching::Questions);
+        fs::write(dir.path().join(FILE), older.to_string()).unwrap();
+        assert_eq!(matching(dir.path()).unwrap(), Matching::Questions);
         older["matching"] = json!("rows");
-        fs::write(folder.path().join(FILE), older.to_string()).unwrap();
-        assert_eq!(matching(folder.path()).unwrap(), Matching::Rows);
-        origin(None).write(folder.path()).unwrap();
-        assert_eq!(matching(folder.path()).unwrap(), Matching::ExactRows);
+        fs::write(dir.path().join(FILE), older.to_string()).unwrap();
+        assert_eq!(matching(dir.path()).unwrap(), Matching::Rows);
+        origin(None).write(dir.path()).unwrap();
+        assert_eq!(matching(dir.path()).unwrap(), Matching::ExactRows);
     }
 
     #[test]

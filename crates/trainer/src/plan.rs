@@ -14,17 +14,17 @@ use std::collections::HashMap;
 
 use levade_policy::Uncut;
 use levade_recipe::{Charge, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
-use levade_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare};
+use levade_rl::{Counting, Normalizer, PathAdvantages, RolloutTokens, prepare};
 use levade_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
 use levade_tree::{AttemptId, Component, Kind, PathInput, Placement, Segment, SegmentId, Tokens, Trajectory};
 
 use crate::TrainerError;
 use crate::agents::TokenLimits;
-use crate::batch::{Action, Census, Paths, Targets, TrainedPath, trained_paths};
+use crate::batch::{Action, Census, Paths, Targets, TrainedSequence, trained_paths};
 use crate::credit::{Earnings, Sample};
 use crate::policies::Models;
 use crate::random::order;
-use crate::rewards::{is_idle, is_sample, reward_of, rewarded};
+use crate::rewards::{is_sample, is_uninformative, reward_of, rewarded};
 use crate::signals::Signals;
 
 /// Looks up the signals of a sequence by its attempt and leaf.
@@ -43,7 +43,7 @@ struct Rollout<'a> {
 
 /// A sequence of a rollout.
 struct Way {
-    path: TrainedPath,
+    path: TrainedSequence,
     signals: Signals,
     advantages: PerToken,
     returns: Option<PerToken>,
@@ -71,7 +71,7 @@ impl Way {
 impl<'a> Rollout<'a> {
     fn new(attempt: &'a Attempt, targets: Targets<'_>, signals: Option<SignalsOf<'_>>) -> Self {
         let Attempt { id, placement, trajectory, .. } = attempt;
-        let way = |path: TrainedPath| Way {
+        let way = |path: TrainedSequence| Way {
             signals: signals.map(|of| of(*id, path.leaf)).unwrap_or_default(),
             shares: vec![1.0; path.turns.len()],
             path,
@@ -205,7 +205,7 @@ impl<'a> Gathered<'a> {
         }
         let samples = attempts.iter().filter(|attempt| is_sample(attempt, setting.targets));
         let found = rewarded(samples, keys, setting.limits);
-        if is_idle(keys, &found) && keys.uniform_groups() != UniformGroups::Keep {
+        if is_uninformative(keys, &found) && keys.uniform_groups() != UniformGroups::Keep {
             return;
         }
         let agents = match keys.group_by {
@@ -236,7 +236,7 @@ impl<'a> Gathered<'a> {
         let mut rollout = Rollout::new(attempt, setting.targets, Some(setting.signals));
         rollout.trained = trained;
         let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
-        let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
+        let paths: Vec<TrainedSequence> = rollout.paths.iter().map(|way| way.path.clone()).collect();
         // The final part of the score: the components of turns, agents or segments are credited
         // earlier, as part of `attempt.earned`.
         let early: f64 =
@@ -324,12 +324,12 @@ pub(crate) struct Draft {
     /// The plan without its updates.
     plan: PolicyPlan,
     /// The optimizer steps of one epoch, by groups.
-    updates: Vec<Vec<Piece>>,
+    updates: Vec<Vec<GroupSequences>>,
     epochs: u32,
 }
 
 /// The sequences of a group.
-type Piece = Vec<(PlannedPath, PathInput)>;
+type GroupSequences = Vec<(PlannedPath, PathInput)>;
 
 impl Draft {
     /// Returns the plan, with the updates divided into micro-batches by the models that learn from
@@ -341,7 +341,7 @@ impl Draft {
         let mut once = Vec::with_capacity(self.updates.len());
         for groups in self.updates {
             let mut paths = Vec::new();
-            let mut tokens = |group: Piece| -> Vec<Tokens> {
+            let mut tokens = |group: GroupSequences| -> Vec<Tokens> {
                 let tokens = group.into_iter().map(|(planned, input)| {
                     paths.push(planned);
                     input.tokens
@@ -389,7 +389,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
     let share = |i: usize| i * n / keys.mini_batches;
     // A critic learns from every rollout, whatever its advantage.
     let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
-    let normaliser = keys.normaliser(setting.constant_length);
+    let normalizer = keys.normaliser(setting.constant_length);
     let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
     let mut once = Vec::with_capacity(keys.mini_batches);
     for i in 0..keys.mini_batches {
@@ -397,7 +397,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
         if let Some(found) = &mut high_entropy {
             keep_high_entropy(of_update, keys.high_entropy_share, found);
         }
-        once.push(update(of_update, targets, normaliser, &keys.only, all_learn));
+        once.push(update(of_update, targets, normalizer, &keys.only, all_learn));
     }
     let policy = targets.policy.to_owned();
     let plan = PolicyPlan { policy, version, kl, high_entropy, updates: Vec::new() };
@@ -409,12 +409,12 @@ pub(crate) fn sft(
     targets: Targets<'_>,
     version: u64,
     demonstrations: &[&Attempt],
-    normaliser: Normaliser,
+    normalizer: Normalizer,
 ) -> Draft {
     let groups: Vec<Vec<Rollout>> =
         demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    let updates = vec![update(&groups, targets, normaliser, &OnlyKeys::default(), true)];
+    let updates = vec![update(&groups, targets, normalizer, &OnlyKeys::default(), true)];
     let plan = PolicyPlan { policy: targets.policy.to_owned(), version, ..PolicyPlan::default() };
     Draft { plan, updates, epochs: 1 }
 }
@@ -450,10 +450,10 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEn
 fn update(
     groups: &[Vec<Rollout>],
     targets: Targets<'_>,
-    normaliser: Normaliser,
+    normalizer: Normalizer,
     only: &OnlyKeys,
     all_learn: bool,
-) -> Vec<Piece> {
+) -> Vec<GroupSequences> {
     let tokens = |rollout: &Rollout| {
         rollout.paths.iter().filter(|_| rollout.trained).map(|way| way.tokens(only)).sum()
     };
@@ -464,15 +464,15 @@ fn update(
             rollouts.iter().map(move |rollout| RolloutTokens { group: group as u64, tokens: tokens(rollout) })
         })
         .collect();
-    let mut weights = normaliser.weights(&counts).into_iter();
-    let mut pieces = Vec::with_capacity(groups.len());
+    let mut weights = normalizer.weights(&counts).into_iter();
+    let mut group_sequences = Vec::with_capacity(groups.len());
     for rollouts in groups {
         let mut group = Vec::new();
         for (rollout, weight) in rollouts.iter().zip(&mut weights) {
             let mut paths = None;
             for way in rollout.paths.iter().filter(|_| rollout.trained) {
-                let idle = !all_learn && way.advantages.distinct().all(|advantage| advantage == 0.0);
-                if idle || way.shares.iter().all(|share| *share == 0.0) {
+                let uninformative = !all_learn && way.advantages.distinct().all(|advantage| advantage == 0.0);
+                if uninformative || way.shares.iter().all(|share| *share == 0.0) {
                     continue;
                 }
                 let weight = weight as f32;
@@ -489,9 +489,9 @@ fn update(
                 group.push((planned, input));
             }
         }
-        pieces.push(group);
+        group_sequences.push(group);
     }
-    pieces
+    group_sequences
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 use levade_policy::{Simulator, SimulatorConfig};
 use levade_recipe::{Empty, KlKeys};
 use levade_rl::{Estimator, GroupBaseline};
-use levade_store::{Earned, Earner, Status, testing::wait};
+use levade_store::{CreditTarget, Earned, Status, testing::wait};
 use levade_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::signals::every_path;
+use crate::signals::all_sequences;
 
 /// Returns an id that encodes group and sample.
 fn id(group: u32, sample: u32) -> AttemptId {
@@ -122,8 +122,8 @@ fn plan_matches_values_computed_by_hand() {
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
-    let normaliser = Some(Normaliser::RolloutSum);
-    let twice = RlKeys { mini_batches: 2, epochs: 2, normaliser, ..keys() };
+    let normalizer = Some(Normalizer::RolloutSum);
+    let twice = RlKeys { mini_batches: 2, epochs: 2, normaliser: normalizer, ..keys() };
     let plan = plan_of(&groups(), &twice, 1000).unwrap();
     assert_eq!(plan.updates.len(), 4);
     assert_eq!(plan.updates[0], plan.updates[2]);
@@ -145,7 +145,7 @@ fn uniform_group_yields_update_without_batches() {
 fn sft_plan_includes_all_demonstrations() {
     let attempts = [attempt(0, 0, &[1], &[2, 3], None), attempt(1, 0, &[1], &[4], None)];
     let demonstrations: Vec<&Attempt> = attempts.iter().collect();
-    let plan = cut_up(sft(Targets::DEFAULT, 4, &demonstrations, Normaliser::RolloutMean), 100).unwrap();
+    let plan = cut_up(sft(Targets::DEFAULT, 4, &demonstrations, Normalizer::RolloutMean), 100).unwrap();
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.0, 0.25), (1, 0, 0.0, 0.5)]]);
 }
 
@@ -269,7 +269,7 @@ fn sampled_turns_carry_weight_of_skipped_turns() {
 /// Groups with equal rewards have no gradient, unless the estimator uses parts of the rewards that differ.
 #[test]
 fn is_idle_detects_groups_without_gradient() {
-    let early = |reward| vec![Earned { by: Earner::Turn(0), reward }];
+    let early = |reward| vec![Earned { by: CreditTarget::Turn(0), reward }];
     let group = |rewards: [f64; 2], parts: [f64; 2]| -> Vec<Attempt> {
         let of = |i: usize| Attempt { earned: early(parts[i]), ..turns(i as u32, 2, rewards[i]) };
         vec![of(0), of(1)]
@@ -277,7 +277,7 @@ fn is_idle_detects_groups_without_gradient() {
     let whole = keys();
     let parts = RlKeys { group_by: GroupBy::Agent, ..keys() };
     let idle = |keys: &RlKeys, group: &[Attempt]| {
-        is_idle(keys, &rewarded(group.iter(), keys, &TokenLimits::default()))
+        is_uninformative(keys, &rewarded(group.iter(), keys, &TokenLimits::default()))
     };
     let (same, apart) = ([0.5, 0.5], [0.5, 0.25]);
     assert_eq!([same, apart].map(|earned| idle(&whole, &group([1.0, 1.0], earned))), [true, true]);
@@ -293,7 +293,7 @@ fn is_idle_detects_groups_without_gradient() {
 #[test]
 fn every_path_covers_attempts_with_reward() {
     let groups = groups();
-    let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
+    let paths = all_sequences(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
     let found: Vec<_> =
         paths.iter().map(|((id, leaf), input)| (place(*id), leaf.0, input.tokens.to_vec())).collect();
     let want: [((u32, u32), u32, &[u32]); 6] = [
@@ -322,7 +322,7 @@ fn together(sample: u32, acts: u32, reward: f64, earned: Vec<Earned>) -> Attempt
 
 #[test]
 fn group_by_compares_tasks_agents_or_steps() {
-    let earned = |agent: &str, reward| Earned { by: Earner::Agent(agent.into()), reward };
+    let earned = |agent: &str, reward| Earned { by: CreditTarget::Agent(agent.into()), reward };
     // The reward of "b" is higher by 2 in the first attempt than in the second; the reward of "a" is equal.
     let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
@@ -463,7 +463,7 @@ fn parts(weights: [f64; 3]) -> RlKeys {
 #[test]
 fn gdpo_normalizes_reward_components_separately() {
     // The first answer is correct, with a malformed call. The second is incorrect, without such a call.
-    let earned = vec![Earned { by: Earner::Turn(0), reward: -0.5 }];
+    let earned = vec![Earned { by: CreditTarget::Turn(0), reward: -0.5 }];
     let right = Attempt { score: Some(1.0), earned, ..turns(0, 1, 0.5) };
     let wrong = Attempt { score: Some(0.0), ..turns(1, 1, 0.0) };
     let plan = plan_of(&[vec![right, wrong]], &parts([1.0, 0.0, 2.0]), 1000).unwrap();
@@ -476,7 +476,7 @@ fn gdpo_normalizes_reward_components_separately() {
 fn answer_score_excludes_components_of_turns() {
     let of = |sample, score| Attempt { score: Some(score), ..turns(sample, 1, score) };
     let mut half = of(0, 1.0);
-    let by = Earner::Turn(0);
+    let by = CreditTarget::Turn(0);
     let component = Component { weight: Some(0.5), on: Some(by.clone()), ..Component::new("step", 1.0) };
     half.outcome.components = vec![component];
     half.earned = vec![Earned { by, reward: 0.5 }];
@@ -543,7 +543,7 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
 /// unless it is dropped.
 #[test]
 fn empty_attempts_are_compared_with_each_agent() {
-    let earned = vec![Earned { by: Earner::Agent("b".into()), reward: 1.0 }];
+    let earned = vec![Earned { by: CreditTarget::Agent("b".into()), reward: 1.0 }];
     let group = [vec![
         together(0, 2, 2.0, earned),
         together(1, 1, 0.0, vec![]),
@@ -585,7 +585,7 @@ fn whitening_uses_only_trained_tokens() {
     // One of two agents is trained. In `marked` the other agent's tokens have a different return.
     let agents = OnlyKeys { agents: vec!["a".into()], ..OnlyKeys::default() };
     let both = [vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])]];
-    let early = Earned { by: Earner::Agent("a".into()), reward: 5.0 };
+    let early = Earned { by: CreditTarget::Agent("a".into()), reward: 5.0 };
     let marked = [vec![together(0, 2, 6.0, vec![early]), together(1, 2, 0.0, vec![])]];
     for (groups, want) in [(both, 0.75f32.sqrt()), (marked, 0.75f32.sqrt())] {
         let plan = plan_of(&groups, &RlKeys { only: agents.clone(), ..keys() }, 1000).unwrap();

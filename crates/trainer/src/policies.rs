@@ -117,7 +117,7 @@ impl Policies {
     pub fn new(policies: Vec<Policy>, engine: &EngineKeys) -> Self {
         let mut policies: Vec<Policy> = policies.into_iter().map(|policy| policy.timely(engine)).collect();
         policies.sort_by_key(|policy| policy.learns.is_none());
-        Policies { all: policies, longest: engine.longest_call() }
+        Policies { all: policies, longest: engine.max_call_timeout() }
     }
 
     /// Returns the trained policies with their names, in order.

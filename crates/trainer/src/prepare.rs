@@ -20,18 +20,18 @@ use levade_rl::{Counting, Loss, Point, PolicyLoss, prepare};
 use levade_tree::{PathInput, PathTarget, Term};
 
 use crate::TrainerError;
-use crate::apart::Apart;
-use crate::survey::{PathKey, Question, ask};
+use crate::mismatch::MismatchBreakdown;
+use crate::survey::{Question, SequenceKey, ask};
 
 /// The sequences of one micro-batch.
-pub(crate) type Inputs = Vec<(PathKey, PathInput)>;
+pub(crate) type Inputs = Vec<(SequenceKey, PathInput)>;
 
 /// Computes the inputs that updates need.
 pub(crate) struct Preparer<'a> {
     keys: &'a RlKeys,
     learner: &'a dyn Learner,
     /// Log-probabilities under the weights at the start of the step, by sequence.
-    proximal: HashMap<PathKey, Vec<f32>>,
+    proximal: HashMap<SequenceKey, Vec<f32>>,
     /// Seed of the run and random stream of the step, for random choices.
     random: (u64, u64),
     /// Whether the log-probabilities at sampling are bitwise equal to those that the learner
@@ -41,7 +41,7 @@ pub(crate) struct Preparer<'a> {
     /// Log-probabilities of the trained tokens of each sequence: proximal, behavior.
     pairs: Vec<Vec<(f64, f64)>>,
     /// Mismatch between proximal and behavior policy by class.
-    apart: Apart,
+    apart: MismatchBreakdown,
     /// Number of trained tokens that a correction or a rejection left out.
     pub rejected: u64,
 }
@@ -55,7 +55,7 @@ impl<'a> Preparer<'a> {
             random,
             exact,
             pairs: Vec::new(),
-            apart: Apart::default(),
+            apart: MismatchBreakdown::default(),
             rejected: 0,
         }
     }
@@ -75,7 +75,7 @@ impl<'a> Preparer<'a> {
             return Ok(());
         }
         for batch in batches {
-            let fresh: Vec<&(PathKey, PathInput)> =
+            let fresh: Vec<&(SequenceKey, PathInput)> =
                 batch.iter().filter(|(key, _)| !self.proximal.contains_key(key)).collect();
             if fresh.is_empty() {
                 continue;
@@ -104,7 +104,7 @@ impl<'a> Preparer<'a> {
     /// Returns the mismatch between the policies that sampled the tokens of all updates and the
     /// proximal policy, overall and by class. Returns `None` if the proximal policy is not
     /// recomputed.
-    pub fn mismatch(&self) -> Option<(Mismatch, Apart)> {
+    pub fn mismatch(&self) -> Option<(Mismatch, MismatchBreakdown)> {
         let found = || (Mismatch::new(&self.pairs, Counting::Exact), self.apart.clone());
         (self.keys.proximal == Proximal::Recompute).then(found)
     }

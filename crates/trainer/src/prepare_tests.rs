@@ -55,8 +55,8 @@ impl Learner for Known {
         Ok(OptimReport { grad_norm: 1.0, applied: true })
     }
 
-    async fn save(&self, folder: &Path, _: bool) -> Result<Manifest, PolicyError> {
-        Manifest::of(folder, Content::Whole, &[])
+    async fn save(&self, dir: &Path, _: bool) -> Result<Manifest, PolicyError> {
+        Manifest::of(dir, Content::Whole, &[])
     }
 
     async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
@@ -78,7 +78,7 @@ fn id(sample: u8) -> AttemptId {
 
 /// Returns a sequence whose tokens are (id, log-probability at sampling, age). All tokens except
 /// the first are trained, each with a weight of 0.5 and an advantage of 1.
-fn path(sample: u32, tokens: &[(u32, f32, u32)]) -> (PathKey, PathInput) {
+fn path(sample: u32, tokens: &[(u32, f32, u32)]) -> (SequenceKey, PathInput) {
     let target = |(i, (_, behaviour, age)): (usize, &(u32, f32, u32))| PathTarget {
         index: i as u32 + 1,
         temperature: 1.0,
@@ -479,8 +479,8 @@ async fn critic_warmup_skips_policy_updates() {
     let updates = vec![Update { paths: vec![planned], cut: cut.clone(), critic: Some(cut) }];
     let policy_plan = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), policies: vec![policy_plan] };
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("recipe.toml");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("recipe.toml");
     let text = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n[[phase]]\n\
                 kind = 'rl'\nalgorithm = 'ppo'\nsteps = 2\ngroups = 1\ngroup_size = 1\nlearning_rate = 1.0\n\
                 critic = { warmup = 1 }\n";

@@ -18,9 +18,9 @@ use crate::policies::{Learns, REFERENCE};
 use crate::progress::RunProgress;
 
 /// Creates an empty directory. Removes existing contents.
-pub(crate) fn empty(folder: &Path) -> Result<(), TrainerError> {
-    let clear = || if folder.exists() { fs::remove_dir_all(folder) } else { Ok(()) };
-    clear().and_then(|()| fs::create_dir_all(folder)).map_err(|source| file_error("empty", folder, source))
+pub(crate) fn empty(dir: &Path) -> Result<(), TrainerError> {
+    let clear = || if dir.exists() { fs::remove_dir_all(dir) } else { Ok(()) };
+    clear().and_then(|()| fs::create_dir_all(dir)).map_err(|source| file_error("empty", dir, source))
 }
 
 /// Copies the weights of one model to another, through a temporary directory that is removed

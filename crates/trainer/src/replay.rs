@@ -28,7 +28,7 @@ use crate::terms::{Observed, PolicyTerms};
 
 /// Result of the comparison of a checkpoint with the replayed weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Compared {
+pub struct ReplayComparison {
     /// Directory of the checkpoint.
     pub checkpoint: PathBuf,
     /// Number of finished steps at the checkpoint.
@@ -46,14 +46,14 @@ pub struct Compared {
 /// on, or if a learner fails.
 pub async fn replay(
     recipe: &Recipe,
-    folder: &Path,
+    dir: &Path,
     policies: Vec<Policy>,
     observer: &mut dyn Observer,
-    compared: &mut dyn FnMut(Compared),
+    compared: &mut dyn FnMut(ReplayComparison),
 ) -> Result<u32, TrainerError> {
-    let again = Again::open(recipe, folder, policies).await?;
+    let again = Again::open(recipe, dir, policies).await?;
     let planned = again.store.planned_steps().await?;
-    let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
+    let Found { whole: checkpoints, damaged } = Checkpoints::look(dir.join("checkpoints")).find()?;
     for note in damaged {
         observer.event(&Event::Note(note));
     }
@@ -72,7 +72,7 @@ pub async fn replay(
             done += 1;
             if let Some(checkpoint) = checkpoints.iter().find(|c| c.position.global_step == done) {
                 let differs = again.compare(index, &checkpoint.path).await?;
-                compared(Compared { checkpoint: checkpoint.path.clone(), step: done, differs });
+                compared(ReplayComparison { checkpoint: checkpoint.path.clone(), step: done, differs });
             }
         }
     }
@@ -87,14 +87,14 @@ pub async fn replay(
 /// learner fails.
 pub async fn terms(
     recipe: &Recipe,
-    folder: &Path,
+    dir: &Path,
     policies: Vec<Policy>,
     (phase, step): (u32, u32),
     observer: &mut dyn Observer,
 ) -> Result<Vec<PolicyTerms>, TrainerError> {
-    let again = Again::open(recipe, folder, policies).await?;
+    let again = Again::open(recipe, dir, policies).await?;
     let keys = recipe.phase.get(phase as usize).ok_or(TrainerError::NoStep { phase, step })?;
-    let Found { whole: checkpoints, .. } = Checkpoints::look(folder.join("checkpoints")).find()?;
+    let Found { whole: checkpoints, .. } = Checkpoints::look(dir.join("checkpoints")).find()?;
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
     // A reference that has not moved is that of the start of the phase. Checkpoints within the
     // phase do not contain it.
@@ -141,14 +141,14 @@ struct Again<'a> {
 }
 
 impl<'a> Again<'a> {
-    async fn open(recipe: &'a Recipe, folder: &Path, policies: Vec<Policy>) -> Result<Self, TrainerError> {
-        let store = recipe.run.store.open(folder, Access::Read).await?;
-        let origin = Origin::read(folder)?;
+    async fn open(recipe: &'a Recipe, dir: &Path, policies: Vec<Policy>) -> Result<Self, TrainerError> {
+        let store = recipe.run.store.open(dir, Access::Read).await?;
+        let origin = Origin::read(dir)?;
         let policies = Policies::new(policies, &recipe.engine);
         for (_, learns) in policies.trained() {
             learns.recall(None).await?;
         }
-        let (untrained, scratch) = (recipe.untrained_agents(), Scratch::new(recipe, folder)?);
+        let (untrained, scratch) = (recipe.untrained_agents(), Scratch::new(recipe, dir)?);
         Ok(Again { recipe, store, origin, policies, untrained, scratch })
     }
 
@@ -284,17 +284,17 @@ async fn compare(
         (critic, place.join(CRITIC), trains),
         (reference, place.join(REFERENCE), false),
     ];
-    for (learner, folder, learns) in models {
-        let Some(learner) = learner.filter(|_| folder.is_dir()) else { continue };
+    for (learner, dir, learns) in models {
+        let Some(learner) = learner.filter(|_| dir.is_dir()) else { continue };
         empty(scratch)?;
         learner.save(scratch, learns).await?;
-        if folder == place {
+        if dir == place {
             companions(scratch).map_err(|source| file_error("write the tokenizer into", scratch, source))?;
         }
         let listed = |source| file_error("list", scratch, source);
         for entry in fs::read_dir(scratch).map_err(listed)? {
             let name = entry.map_err(listed)?.file_name();
-            let theirs = folder.join(&name);
+            let theirs = dir.join(&name);
             let same = same_bytes(&scratch.join(&name), &theirs)
                 .map_err(|source| file_error("compare with", &theirs, source))?;
             if !same {

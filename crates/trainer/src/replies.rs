@@ -19,7 +19,7 @@ use crate::scoring::Scorers;
 
 /// Scores of a file of completions.
 #[derive(Debug)]
-pub struct ScoredReplies {
+pub struct ScoredCompletions {
     /// The completions as attempts, in the order of the file. An attempt without a score has an
     /// error in its outcome.
     pub attempts: Vec<Attempt>,
@@ -34,18 +34,18 @@ pub struct ScoredReplies {
 ///
 /// # Errors
 /// Returns an error if no scorer applies to a task, or if a scorer rejects a task.
-pub async fn score_replies(
+pub async fn score_completions(
     scorers: &Scorers,
-    replies: Vec<(Task, String)>,
+    completions: Vec<(Task, String)>,
     concurrency: usize,
-) -> Result<ScoredReplies, TrainerError> {
+) -> Result<ScoredCompletions, TrainerError> {
     let run = RunId("score".into());
     let mut groups: BTreeMap<(String, String), u32> = BTreeMap::new();
     let mut samples: Vec<u32> = Vec::new();
     let mut attempts: Vec<Vec<(usize, Attempt)>> = Vec::new();
-    let sources: BTreeSet<&str> = replies.iter().map(|(task, _)| task.source.as_str()).collect();
+    let sources: BTreeSet<&str> = completions.iter().map(|(task, _)| task.source.as_str()).collect();
     let sources: Vec<String> = sources.into_iter().map(str::to_owned).collect();
-    for (index, (task, reply)) in replies.into_iter().enumerate() {
+    for (index, (task, reply)) in completions.into_iter().enumerate() {
         let next = groups.len() as u32;
         // Tasks of several files can have the same id.
         let group = *groups.entry((task.id.clone(), task.question.clone())).or_insert(next);
@@ -70,7 +70,7 @@ pub async fn score_replies(
     let scores: Vec<f64> = attempts.iter().filter_map(|attempt| attempt.score).collect();
     let right = attempts.iter().filter(|attempt| is_right(attempt)).count() as u64;
     let has_partial_scores = scores.iter().any(|score| *score != 0.0 && *score != 1.0);
-    Ok(ScoredReplies {
+    Ok(ScoredCompletions {
         success: if scores.is_empty() { None } else { Some(wilson(right, scores.len() as u64)?) },
         score: if has_partial_scores { Some(mean_score(&scores, RESAMPLES, 0)?) } else { None },
         attempts,
@@ -115,10 +115,10 @@ mod tests {
     #[tokio::test]
     async fn score_replies_keeps_file_order() {
         let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
-        let replies = [("a", 4, "It is 4."), ("b", 5, "4"), ("a", 4, "5"), ("b", 5, "The answer is 5")];
-        let replies = replies.map(|(id, answer, reply)| (task(id, answer), reply.to_owned()));
-        let ScoredReplies { attempts, success, score } =
-            score_replies(&scorers, replies.into(), 2).await.unwrap();
+        let completions = [("a", 4, "It is 4."), ("b", 5, "4"), ("a", 4, "5"), ("b", 5, "The answer is 5")];
+        let completions = completions.map(|(id, answer, reply)| (task(id, answer), reply.to_owned()));
+        let ScoredCompletions { attempts, success, score } =
+            score_completions(&scorers, completions.into(), 2).await.unwrap();
         let scores: Vec<_> = attempts.iter().map(|attempt| attempt.score).collect();
         assert_eq!(scores, [Some(1.0), Some(0.0), Some(0.0), Some(1.0)]);
         let places: Vec<_> = attempts.iter().map(|a| (a.placement.group, a.placement.sample)).collect();
@@ -131,9 +131,9 @@ mod tests {
     async fn numeric_scorer_rejects_task_without_number() {
         let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
         let wordy = Task { answer: json!("no number"), ..task("a", 0) };
-        let error = score_replies(&scorers, vec![(wordy, "1".into())], 1).await.unwrap_err();
+        let error = score_completions(&scorers, vec![(wordy, "1".into())], 1).await.unwrap_err();
         assert!(error.to_string().contains('a'), "{error}");
-        let none = score_replies(&scorers, Vec::new(), 1).await.unwrap();
+        let none = score_completions(&scorers, Vec::new(), 1).await.unwrap();
         assert_eq!((none.attempts.len(), none.success), (0, None));
     }
 }

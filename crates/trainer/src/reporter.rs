@@ -32,16 +32,12 @@ impl Reporter {
     ///
     /// # Errors
     /// Returns an error if a file cannot be opened.
-    pub fn open(
-        recipe: &Recipe,
-        folder: &RunFolder,
-        latest: Option<&Checkpoint>,
-    ) -> Result<Self, TrainerError> {
+    pub fn open(recipe: &Recipe, dir: &RunFolder, latest: Option<&Checkpoint>) -> Result<Self, TrainerError> {
         let (bytes, step) =
             latest.map_or((0, 0), |latest| (latest.metrics_bytes, latest.position.global_step));
         Ok(Reporter {
-            file: MetricsFile::open(&folder.metrics(), bytes)?,
-            sinks: sink::open(recipe, folder.root(), step)?,
+            file: MetricsFile::open(&dir.metrics(), bytes)?,
+            sinks: sink::open(recipe, dir.root(), step)?,
             troubles: Troubles::default(),
             handed_over: Duration::ZERO,
         })
@@ -91,8 +87,8 @@ impl Reporter {
         observer: &mut dyn Observer,
     ) -> Result<usize, TrainerError> {
         let earlier = rollouts.earlier_tries(attempts).await?;
-        for trouble in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
-            observer.event(&Event::Note(trouble));
+        for warning in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
+            observer.event(&Event::Note(warning));
         }
         Ok(earlier.len())
     }

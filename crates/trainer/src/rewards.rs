@@ -14,7 +14,7 @@ use crate::agents::TokenLimits;
 use crate::batch::Targets;
 
 /// Returns whether an attempt was truncated: by a limit on tokens, turns, context or time.
-pub(crate) fn is_cut(attempt: &Attempt) -> bool {
+pub(crate) fn is_truncated(attempt: &Attempt) -> bool {
     let finish = attempt.outcome.finish;
     !finish.is_whole() && finish != Finish::Failed
 }
@@ -25,8 +25,8 @@ pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) 
     let reward = attempt.reward?;
     match keys.overlong {
         Overlong::Keep | Overlong::Bootstrap => Some((reward, true)),
-        Overlong::Mask => Some((reward, !is_cut(attempt))),
-        Overlong::Drop => (!is_cut(attempt)).then_some((reward, true)),
+        Overlong::Mask => Some((reward, !is_truncated(attempt))),
+        Overlong::Drop => (!is_truncated(attempt)).then_some((reward, true)),
         Overlong::Penalise { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
             let limit = limits.of(&attempt.task) as u64;
@@ -59,10 +59,10 @@ pub(crate) fn rewarded<'a>(
 }
 
 /// Returns whether a group has no gradient, because all its attempts have the same reward.
-pub(crate) fn is_idle(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
+pub(crate) fn is_uninformative(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
     let Some((first, reward, _)) = rewarded.first() else { return true };
     let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
         r == reward && (!keys.sees_parts() || attempt.earned == first.earned)
     };
-    keys.uniform_is_idle() && rewarded.iter().all(alike)
+    keys.zero_variance_has_no_gradient() && rewarded.iter().all(alike)
 }

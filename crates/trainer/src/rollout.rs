@@ -24,7 +24,7 @@ use crate::agents::Agents;
 use crate::alone::alone;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::random::try_stream;
-use crate::scoring::{NotScored, Scorers};
+use crate::scoring::{Scorers, ScoringFailure};
 use crate::under_way::{Ended, Made, UnderWay, compared_before};
 
 /// Generates attempts and records them.
@@ -72,7 +72,7 @@ impl Rollouts {
         let mut done = attempts.iter().flatten().count();
         let mut waiting: VecDeque<usize> =
             (0..wanted.len()).filter(|place| attempts[*place].is_none() && !under_way.has(place)).collect();
-        let (mut away, compares) = (Away::default(), self.scorers.by_group().next().is_some());
+        let (mut away, compares) = (ScorerOutage::default(), self.scorers.by_group().next().is_some());
         loop {
             while under_way.making() < self.concurrency
                 && !stop.is_stopped()
@@ -157,8 +157,7 @@ impl Rollouts {
         Ok(async move {
             let Tries { next: mut number, mut failed } = store.tries(&placement).await?;
             loop {
-                let made_at =
-                    Place { id: AttemptId::new(store.run(), &placement, number), placement, number };
+                let made_at = Slot { id: AttemptId::new(store.run(), &placement, number), placement, number };
                 store.begin(&made_at.begun(&task)).await?;
                 let context = AttemptContext {
                     name: made_at.to_string(),
@@ -260,22 +259,22 @@ impl Rollouts {
 
 /// The slot, try number and identifier of an attempt in progress.
 #[derive(Clone, Copy)]
-struct Place {
+struct Slot {
     id: AttemptId,
     placement: Placement,
     number: u32,
 }
 
-impl Place {
+impl Slot {
     /// Returns the record of the attempt's start.
     fn begun(self, task: &Task) -> Begun {
-        let Place { id, placement, number } = self;
+        let Slot { id, placement, number } = self;
         Begun { id, placement, number, task: json!(task) }
     }
 
     /// Returns the generated attempt, not scored yet.
     fn attempt(self, task: &Task, made: levade_agent::Attempt) -> Attempt {
-        let Place { id, placement, number } = self;
+        let Slot { id, placement, number } = self;
         let levade_agent::Attempt { trajectory, outcome } = made;
         Attempt {
             id,
@@ -292,7 +291,7 @@ impl Place {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Slot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.number {
             0 => write!(f, "{}", self.placement),
@@ -310,14 +309,14 @@ async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_
 
 /// Unavailable scorers, each of which is reported once.
 #[derive(Debug, Default)]
-pub(crate) struct Away {
+pub(crate) struct ScorerOutage {
     known: BTreeSet<String>,
     untold: Vec<String>,
 }
 
-impl Away {
+impl ScorerOutage {
     /// Records that a scorer is unavailable.
-    pub fn found(&mut self, NotScored { scorer, why, .. }: &NotScored) {
+    pub fn found(&mut self, ScoringFailure { scorer, why, .. }: &ScoringFailure) {
         if self.known.insert(scorer.clone()) {
             self.untold.push(format!("attempts wait for the scorer {scorer}, and are kept: {why}"));
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use levade_policy::awake;
 use levade_recipe::{RewardKeys, ScorerKeys, Unscored, WhenKeys};
 use levade_reward::{Evidence, ScoreError, Scorer, task_field};
-use levade_store::{Attempt, Earned, Earner, Status};
+use levade_store::{Attempt, CreditTarget, Earned, Status};
 use levade_tasks::without_endings;
 use levade_tree::{AttemptId, CallCounts, Component, Finish, Outcome};
 use serde_json::Value;
@@ -31,13 +31,13 @@ pub struct Scorers(Arc<All>);
 
 #[derive(Debug)]
 struct All {
-    scorers: Vec<Named>,
+    scorers: Vec<NamedScorer>,
     keys: RewardKeys,
 }
 
 /// A scorer of a run.
 #[derive(Debug)]
-struct Named {
+struct NamedScorer {
     name: String,
     /// Source name under which failures of the scorer are reported.
     source: String,
@@ -49,7 +49,7 @@ struct Named {
 }
 
 /// Maximum number of calls of a scorer for an attempt under `unscored = "retry"`.
-const ASKED: u32 = 3;
+const MAX_CALLS: u32 = 3;
 
 /// Timeout of a scorer in a dry run, before any attempt is made.
 const REHEARSAL: Duration = Duration::from_secs(120);
@@ -59,7 +59,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Result of a scorer's dry run on a synthetic attempt.
 #[derive(Debug, Clone)]
-pub struct Rehearsed {
+pub struct DryRunScore {
     /// Name of the scorer.
     pub scorer: String,
     /// The components that the scorer returned, or its error. `None` if it scores no task, or if
@@ -69,7 +69,7 @@ pub struct Rehearsed {
 
 /// Reason why an attempt could not be scored.
 #[derive(Debug, Clone)]
-pub(crate) struct NotScored {
+pub(crate) struct ScoringFailure {
     /// Name of the scorer.
     pub scorer: String,
     /// Source name under which failures of the scorer are reported.
@@ -91,7 +91,7 @@ pub(crate) enum Fate {
     Parked,
 }
 
-impl Named {
+impl NamedScorer {
     fn is_for(&self, task: &Value) -> bool {
         let holds = |(name, values): (&str, &[String])| {
             let found = task_field(task, name).and_then(Value::as_str);
@@ -136,7 +136,7 @@ impl Named {
         longest: Duration,
         ask: impl Fn(Arc<dyn Scorer>) -> W,
     ) -> Result<T, ScoreError> {
-        let mut left = if self.unscored == Unscored::Retry { ASKED } else { 1 };
+        let mut left = if self.unscored == Unscored::Retry { MAX_CALLS } else { 1 };
         let mut pause = PAUSE;
         loop {
             left -= 1;
@@ -162,14 +162,15 @@ impl Named {
     async fn rehearse(&self, task: Value) -> Result<Vec<Component>, ScoreError> {
         let outcome = Outcome::demonstrated(first_text(&task["answer"]));
         let attempt = AttemptId::from_bytes([0; 16]);
-        let evidence = Evidence { attempt, task, outcome, trajectory: Arc::default() };
-        self.scorer.check_task(&evidence.task)?;
-        self.scorer.check_ready(&evidence.task).await?;
+        let scorer_input = Evidence { attempt, task, outcome, trajectory: Arc::default() };
+        self.scorer.check_task(&scorer_input.task)?;
+        self.scorer.check_ready(&scorer_input.task).await?;
         let asked = async {
             match self.scorer.is_by_group() {
-                false => self.scorer.score(&evidence).await,
+                false => self.scorer.score(&scorer_input).await,
                 true => {
-                    let group = self.scorer.score_group(&[evidence.clone(), evidence.clone()]).await?;
+                    let group =
+                        self.scorer.score_group(&[scorer_input.clone(), scorer_input.clone()]).await?;
                     Ok(group.into_iter().next().unwrap_or_default())
                 }
             }
@@ -179,7 +180,7 @@ impl Named {
         self.named(given)
     }
 
-    fn not_scored(&self, error: &ScoreError) -> NotScored {
+    fn not_scored(&self, error: &ScoreError) -> ScoringFailure {
         let again = error.may_pass();
         let fate = match self.unscored {
             Unscored::Drop => Fate::Dropped,
@@ -188,7 +189,7 @@ impl Named {
             _ => Fate::Broken { again },
         };
         let (scorer, source) = (self.name.clone(), self.source.clone());
-        NotScored { scorer, source, why: error.to_string(), fate }
+        ScoringFailure { scorer, source, why: error.to_string(), fate }
     }
 }
 
@@ -213,20 +214,20 @@ fn first_text(expected: &Value) -> String {
 }
 
 /// Moves the trajectory of an attempt into a scorer input.
-fn evidence(attempt: &mut Attempt) -> Evidence {
+fn scorer_input(attempt: &mut Attempt) -> Evidence {
     let trajectory = Arc::new(std::mem::take(&mut attempt.trajectory));
     Evidence { attempt: attempt.id, task: attempt.task.clone(), outcome: attempt.outcome.clone(), trajectory }
 }
 
 /// Moves the trajectory back into its attempt.
-fn give_back(attempt: &mut Attempt, evidence: Evidence) {
-    attempt.trajectory = Arc::unwrap_or_clone(evidence.trajectory);
+fn give_back(attempt: &mut Attempt, scorer_input: Evidence) {
+    attempt.trajectory = Arc::unwrap_or_clone(scorer_input.trajectory);
 }
 
 impl Scorers {
     /// Creates the scorers of a recipe.
     pub fn new(keys: &RewardKeys, mut custom: CustomScorers) -> Self {
-        let mut of = |scorer: &ScorerKeys, source: String| Named {
+        let mut of = |scorer: &ScorerKeys, source: String| NamedScorer {
             name: scorer.name.clone(),
             source,
             weight: scorer.weight,
@@ -249,7 +250,7 @@ impl Scorers {
 
     /// Returns the scorers of a task: the scorers that it names, otherwise those whose `when`
     /// matches it.
-    fn of<'a>(&'a self, task: &'a Value) -> impl Iterator<Item = &'a Named> {
+    fn of<'a>(&'a self, task: &'a Value) -> impl Iterator<Item = &'a NamedScorer> {
         let chosen = chosen(task);
         self.0.scorers.iter().filter(move |named| match &chosen {
             Some(names) => names.contains(&named.name.as_str()),
@@ -329,7 +330,7 @@ impl Scorers {
     pub(crate) async fn rehearse(
         &self,
         find: impl Fn(&dyn Fn(&Value) -> bool) -> Option<Value>,
-    ) -> Vec<Rehearsed> {
+    ) -> Vec<DryRunScore> {
         let mut found = Vec::new();
         for named in &self.0.scorers {
             let is_for = |task: &Value| self.of(task).any(|other| other.name == named.name);
@@ -339,7 +340,7 @@ impl Scorers {
                 None => None,
                 Some(task) => Some(named.rehearse(task).await),
             };
-            found.push(Rehearsed { scorer: named.name.clone(), gave });
+            found.push(DryRunScore { scorer: named.name.clone(), gave });
         }
         found
     }
@@ -348,13 +349,13 @@ impl Scorers {
     ///
     /// # Errors
     /// Returns an error if a scorer fails and the recipe has no substitute value for this case.
-    pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), NotScored> {
+    pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), ScoringFailure> {
         let task = attempt.task.clone();
-        let evidence = Arc::new(evidence(attempt));
+        let scorer_input = Arc::new(scorer_input(attempt));
         let (mut components, mut troubles, mut failed) = (Vec::new(), Vec::new(), None);
-        let alone: Vec<&Named> = self.of(&task).filter(|named| !named.scorer.is_by_group()).collect();
+        let alone: Vec<&NamedScorer> = self.of(&task).filter(|named| !named.scorer.is_by_group()).collect();
         for named in alone {
-            let of = evidence.clone();
+            let of = scorer_input.clone();
             let ask = |scorer: Arc<dyn Scorer>| {
                 let of = of.clone();
                 async move { scorer.score(&of).await }
@@ -372,7 +373,7 @@ impl Scorers {
                 }
             }
         }
-        give_back(attempt, Arc::unwrap_or_clone(evidence));
+        give_back(attempt, Arc::unwrap_or_clone(scorer_input));
         if let Some(failed) = failed {
             return Err(failed);
         }
@@ -391,19 +392,20 @@ impl Scorers {
     pub(crate) async fn score_together(
         &self,
         attempts: &mut [&mut Attempt],
-        beside: &[Attempt],
-    ) -> Result<(), NotScored> {
+        other_attempts: &[Attempt],
+    ) -> Result<(), ScoringFailure> {
         let Some(task) = attempts.first().map(|attempt| attempt.task.clone()) else { return Ok(()) };
-        let mut beside = beside.to_vec();
+        let mut other_attempts = other_attempts.to_vec();
         // Sorted by sample index, so that the result does not depend on which of them already have
         // scores.
         let mut members: Vec<&mut Attempt> =
-            attempts.iter_mut().map(|attempt| &mut **attempt).chain(&mut beside).collect();
+            attempts.iter_mut().map(|attempt| &mut **attempt).chain(&mut other_attempts).collect();
         members.sort_by_key(|attempt| attempt.placement.sample);
-        let group: Arc<Vec<Evidence>> = Arc::new(members.iter_mut().map(|of| evidence(of)).collect());
+        let group: Arc<Vec<Evidence>> = Arc::new(members.iter_mut().map(|of| scorer_input(of)).collect());
         let mut given: Vec<Vec<Component>> = vec![Vec::new(); members.len()];
         let (mut troubles, mut failed) = (Vec::new(), None);
-        let comparing: Vec<&Named> = self.of(&task).filter(|named| named.scorer.is_by_group()).collect();
+        let comparing: Vec<&NamedScorer> =
+            self.of(&task).filter(|named| named.scorer.is_by_group()).collect();
         for named in comparing {
             let ask = |scorer: Arc<dyn Scorer>| {
                 let group = group.clone();
@@ -430,8 +432,8 @@ impl Scorers {
                 }
             }
         }
-        for (attempt, evidence) in members.iter_mut().zip(Arc::unwrap_or_clone(group)) {
-            give_back(attempt, evidence);
+        for (attempt, scorer_input) in members.iter_mut().zip(Arc::unwrap_or_clone(group)) {
+            give_back(attempt, scorer_input);
         }
         if let Some(failed) = failed {
             return Err(failed);
@@ -495,11 +497,11 @@ fn calls(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
     for (turn, reward) in &outcome.earned_by_turn {
         *by_turn.entry(*turn).or_default() += reward;
     }
-    let of_turn = |(turn, reward)| (reward != 0.0).then_some(Earned { by: Earner::Turn(turn), reward });
+    let of_turn = |(turn, reward)| (reward != 0.0).then_some(Earned { by: CreditTarget::Turn(turn), reward });
     by_turn.into_iter().filter_map(of_turn).collect()
 }
 
-impl NotScored {
+impl ScoringFailure {
     /// Returns the attempt, marked as failed or left out.
     pub(crate) fn of(&self, scorers: &Scorers, mut attempt: Attempt) -> Attempt {
         let outcome = &mut attempt.outcome;

@@ -112,7 +112,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
 async fn score_is_weighted_sum_of_components() {
     let parts = vec![
         Component { extracted: Some("72".into()), ..Component::score(0.5) },
-        Component { on: Some(Earner::Turn(0)), ..Component::new("step", -1.0) },
+        Component { on: Some(CreditTarget::Turn(0)), ..Component::new("step", -1.0) },
         Component::new("length", 9.0),
     ];
     let judged = ScorerKeys { weight: 0.5, weights: [("step".into(), 0.25)].into(), ..scorer("judge") };
@@ -135,7 +135,7 @@ async fn score_is_weighted_sum_of_components() {
     assert_eq!(components, want);
     // In addition to the weighted scores, a component is credited to its turn.
     assert_eq!((done.score, done.reward), (Some(1.0), Some(1.0)));
-    assert_eq!(done.earned, [Earned { by: Earner::Turn(0), reward: -0.25 }]);
+    assert_eq!(done.earned, [Earned { by: CreditTarget::Turn(0), reward: -0.25 }]);
     assert_eq!(done.outcome.extracted.as_deref(), Some("72"));
     assert_eq!(done.status, Status::Completed);
 }
@@ -231,8 +231,11 @@ fn tool_rewards_add_to_call_penalties_of_turn() {
     made.outcome.calls_by_turn = vec![(0, calls(2)), (1, calls(1))];
     made.outcome.earned_by_turn = vec![(1, 2.0), (2, 0.5)];
     let done = all.finish(made);
-    let earned: Vec<(Earner, f64)> =
+    let earned: Vec<(CreditTarget, f64)> =
         done.earned.into_iter().map(|earned| (earned.by, earned.reward)).collect();
-    assert_eq!(earned, [(Earner::Turn(0), -1.0), (Earner::Turn(1), 1.5), (Earner::Turn(2), 0.5)]);
+    assert_eq!(
+        earned,
+        [(CreditTarget::Turn(0), -1.0), (CreditTarget::Turn(1), 1.5), (CreditTarget::Turn(2), 0.5)]
+    );
     assert_eq!((done.score, done.reward), (Some(1.0), Some(2.0)));
 }

@@ -13,8 +13,8 @@ use levade_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory}
 use crate::TrainerError;
 use crate::batch::{Paths, Targets, trained_paths};
 use crate::policies::Models;
-use crate::rewards::is_cut;
-use crate::survey::{PathKey, Question, predictions, survey};
+use crate::rewards::is_truncated;
+use crate::survey::{Question, SequenceKey, predictions, survey};
 
 /// Numbers that models compute for a sequence, one for every trained token. Empty if not needed.
 #[derive(Debug, Clone, Default)]
@@ -35,7 +35,7 @@ pub(crate) struct Signals {
 
 /// The signals of all sequences of a step.
 #[derive(Default)]
-pub(crate) struct Heard(HashMap<PathKey, Signals>);
+pub(crate) struct Heard(HashMap<SequenceKey, Signals>);
 
 impl Heard {
     /// Queries the models for the numbers that the advantage estimator needs. `context` is the
@@ -57,7 +57,7 @@ impl Heard {
         if !charged && models.critic.is_none() && !keys.needs_predictions() {
             return Ok(heard);
         }
-        let paths = every_path(groups, targets);
+        let paths = all_sequences(groups, targets);
         if let Some(critic) = models.critic {
             for (key, values) in survey(critic, Question::Values, &paths, budget).await? {
                 heard.at(key).values = values;
@@ -89,7 +89,7 @@ impl Heard {
         self.0.get(&(attempt, leaf)).cloned().unwrap_or_default()
     }
 
-    fn at(&mut self, key: PathKey) -> &mut Signals {
+    fn at(&mut self, key: SequenceKey) -> &mut Signals {
         self.0.entry(key).or_default()
     }
 
@@ -103,7 +103,7 @@ impl Heard {
         budget: usize,
     ) -> Result<(), TrainerError> {
         let mut fitting = Vec::new();
-        let cut = |attempt: &&Attempt| attempt.reward.is_some() && is_cut(attempt);
+        let cut = |attempt: &&Attempt| attempt.reward.is_some() && is_truncated(attempt);
         for attempt in groups.iter().copied().flatten().filter(cut) {
             let Some((leaf, input)) = end_of(&attempt.trajectory, targets) else { continue };
             let key = (attempt.id, leaf);
@@ -123,7 +123,7 @@ impl Heard {
 }
 
 /// Returns every trainable sequence of the attempts, with all of its targets.
-pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(PathKey, PathInput)> {
+pub(crate) fn all_sequences(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(SequenceKey, PathInput)> {
     let mut found = Vec::new();
     for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
         let paths = Paths::of(&attempt.trajectory);
@@ -146,7 +146,7 @@ pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(Pa
 /// critic's value for this token is the value of the state in which the attempt ended. Returns
 /// `None` if nothing was sampled.
 fn end_of(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, PathInput)> {
-    let last = |path: &crate::batch::TrainedPath| {
+    let last = |path: &crate::batch::TrainedSequence| {
         path.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()
     };
     let path = trained_paths(trajectory, targets).into_iter().max_by_key(last)?;

@@ -10,7 +10,7 @@ use levade_tree::{AttemptId, PathInput, SegmentId, TreeBatch};
 use crate::TrainerError;
 
 /// Identifies a sequence: attempt and leaf.
-pub(crate) type PathKey = (AttemptId, SegmentId);
+pub(crate) type SequenceKey = (AttemptId, SegmentId);
 
 /// A query to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,9 +26,9 @@ pub(crate) enum Question {
 pub(crate) async fn survey(
     learner: &dyn Learner,
     question: Question,
-    paths: &[(PathKey, PathInput)],
+    paths: &[(SequenceKey, PathInput)],
     budget: usize,
-) -> Result<HashMap<PathKey, Vec<f32>>, TrainerError> {
+) -> Result<HashMap<SequenceKey, Vec<f32>>, TrainerError> {
     let mut found = HashMap::with_capacity(paths.len());
     for now in micro_batches(paths, budget) {
         let inputs: Vec<PathInput> = now.iter().map(|(_, input)| input.clone()).collect();
@@ -42,16 +42,16 @@ pub(crate) async fn survey(
 /// micro-batches as [`survey`].
 pub(crate) async fn predictions(
     learner: &dyn Learner,
-    paths: &[(PathKey, PathInput)],
+    paths: &[(SequenceKey, PathInput)],
     budget: usize,
-) -> Result<HashMap<PathKey, Predictions>, TrainerError> {
+) -> Result<HashMap<SequenceKey, Predictions>, TrainerError> {
     let mut found = HashMap::with_capacity(paths.len());
     for now in micro_batches(paths, budget) {
         let inputs: Vec<PathInput> = now.iter().map(|(_, input)| input.clone()).collect();
         let batch = Arc::new(TreeBatch::merge(&inputs)?);
         let Predictions { logprobs, entropies, concentrations } = learner.predictions(batch.clone()).await?;
         let [logprobs, entropies, concentrations] =
-            [logprobs, entropies, concentrations].map(|numbers| by_path(&batch, &numbers, inputs.len()));
+            [logprobs, entropies, concentrations].map(|numbers| by_sequence(&batch, &numbers, inputs.len()));
         let answers = logprobs.into_iter().zip(entropies).zip(concentrations);
         for ((key, _), ((logprobs, entropies), concentrations)) in now.iter().zip(answers) {
             found.insert(*key, Predictions { logprobs, entropies, concentrations });
@@ -62,12 +62,12 @@ pub(crate) async fn predictions(
 
 /// Divides sequences into consecutive micro-batches of at most `budget` tokens, or of a single
 /// longer sequence.
-fn micro_batches(paths: &[(PathKey, PathInput)], budget: usize) -> Vec<&[(PathKey, PathInput)]> {
+fn micro_batches(paths: &[(SequenceKey, PathInput)], budget: usize) -> Vec<&[(SequenceKey, PathInput)]> {
     let mut found = Vec::new();
     let mut rest = paths;
     while !rest.is_empty() {
         let mut tokens = 0;
-        let fits = |(_, input): &(PathKey, PathInput)| {
+        let fits = |(_, input): &(SequenceKey, PathInput)| {
             tokens += input.tokens.len();
             tokens <= budget
         };
@@ -90,11 +90,11 @@ pub(crate) async fn ask(
         Question::Logprobs => learner.logprobs(batch.clone()).await?,
         Question::Values => learner.values(batch.clone()).await?,
     };
-    Ok(by_path(&batch, &answers, inputs.len()))
+    Ok(by_sequence(&batch, &answers, inputs.len()))
 }
 
 /// Returns the numbers of a batch's targets, for every sequence in the order of its targets.
-fn by_path(batch: &TreeBatch, numbers: &[f32], paths: usize) -> Vec<Vec<f32>> {
+fn by_sequence(batch: &TreeBatch, numbers: &[f32], paths: usize) -> Vec<Vec<f32>> {
     let mut found = vec![Vec::new(); paths];
     // Targets are sorted by packed index, which on any sequence is the order of its tokens.
     for (target, number) in batch.targets.iter().zip(numbers) {
@@ -123,6 +123,6 @@ mod tests {
         let inputs = [path(&[1, 2, 3, 4], &[2, 3]), path(&[1, 2, 9], &[1, 2]), path(&[1, 2, 3, 4], &[3])];
         let batch = TreeBatch::merge(&inputs).unwrap();
         let tokens: Vec<f32> = batch.targets.iter().map(|t| batch.tokens[t.token as usize] as f32).collect();
-        assert_eq!(by_path(&batch, &tokens, 3), [vec![3.0, 4.0], vec![2.0, 9.0], vec![4.0]]);
+        assert_eq!(by_sequence(&batch, &tokens, 3), [vec![3.0, 4.0], vec![2.0, 9.0], vec![4.0]]);
     }
 }

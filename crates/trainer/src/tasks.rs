@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
-use crate::scoring::{Rehearsed, Scorers};
+use crate::scoring::{DryRunScore, Scorers};
 
 /// Number of a generator's tasks that are checked before the start. The remaining tasks differ from
 /// them only in their numbers.
@@ -215,7 +215,7 @@ impl Tasks {
         }
         eval.retain(|slice| !slice.tasks.is_empty() && count > 0);
         if eval.iter().all(|slice| slice.apart) && count > 0 {
-            return Err(TrainerError::NothingHeldOut);
+            return Err(TrainerError::NoHeldOutTasks);
         }
         Ok(Tasks { train, eval, notes, listings })
     }
@@ -319,7 +319,7 @@ impl Places {
         let task = |index: u32| generator.task(Split::Train, u64::from(index));
         let (left_out, kept): (Vec<u32>, Vec<u32>) = (0..n).partition(|index| held_out.leak(&task(*index)));
         let Some(first) = left_out.first() else { return Places::All(n) };
-        note_left_out(notes, format_args!("arithmetic"), left_out.len(), &task(*first));
+        note_excluded(notes, format_args!("arithmetic"), left_out.len(), &task(*first));
         Places::Some(kept)
     }
 }
@@ -361,7 +361,7 @@ fn without_leaks(
 ) -> Vec<Task> {
     let (left_out, kept): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| held_out.leak(task));
     if let Some(first) = left_out.first() {
-        note_left_out(notes, source, left_out.len(), first);
+        note_excluded(notes, source, left_out.len(), first);
     }
     let mut copies = kept.iter().filter_map(|task| Some((task, held_out.near_copy(task)?)));
     if let Some((task, question)) = copies.next() {
@@ -395,7 +395,7 @@ fn by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
     kinds
 }
 
-fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count: usize, first: &Task) {
+fn note_excluded(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count: usize, first: &Task) {
     notes.push(format!(
         "{source}: {count} tasks are not trained on, since they ask or show a question that is held out; one is {} \
          ({:?})",
@@ -532,7 +532,7 @@ fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
 
 /// Dry-runs each scorer on a synthetic attempt at the first task that it scores. The attempt ends
 /// with the expected answer of that task.
-pub async fn rehearse(scorers: &Scorers, tasks: &Tasks) -> Vec<Rehearsed> {
+pub async fn rehearse(scorers: &Scorers, tasks: &Tasks) -> Vec<DryRunScore> {
     scorers.rehearse(|is_for| tasks.to_check().map(|task| json!(task)).find(|task| is_for(task))).await
 }
 

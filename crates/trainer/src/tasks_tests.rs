@@ -14,8 +14,8 @@ use super::*;
 use crate::agents::AgentParts;
 
 /// Writes a recipe with these sources next to their files, and loads it with `overrides`.
-fn recipe(folder: &TempDir, sources: &str, seed: u64, overrides: &[&str]) -> Recipe {
-    let file = folder.path().join("recipe.toml");
+fn recipe(dir: &TempDir, sources: &str, seed: u64, overrides: &[&str]) -> Recipe {
+    let file = dir.path().join("recipe.toml");
     let recipe = format!(
         "run = {{ name = 'x', seed = {seed} }}\nmodel = {{ source = './model' }}\neval = {{ tasks = 1000 \
          }}\n{sources}"
@@ -26,8 +26,8 @@ fn recipe(folder: &TempDir, sources: &str, seed: u64, overrides: &[&str]) -> Rec
 }
 
 /// Returns the tasks of a recipe with these sources.
-fn load(folder: &TempDir, sources: &str, seed: u64) -> Result<Tasks, TrainerError> {
-    tasks_of(&recipe(folder, sources, seed, &[]))
+fn load(dir: &TempDir, sources: &str, seed: u64) -> Result<Tasks, TrainerError> {
+    tasks_of(&recipe(dir, sources, seed, &[]))
 }
 
 fn tasks_of(recipe: &Recipe) -> Result<Tasks, TrainerError> {
@@ -69,14 +69,14 @@ const OVERLAPPING: &str = "
 
 #[test]
 fn held_out_questions_are_excluded_from_all_sources() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, questions: Box<dyn Iterator<Item = String>>| {
-        write_rows(&folder.path().join(name), questions)
+        write_rows(&dir.path().join(name), questions)
     };
     write("a.jsonl", Box::new((0..200).map(|i| format!("What is {i} + 1?"))));
     write("b.jsonl", Box::new((100..300).rev().map(|i| format!("  what is\t{i} + 1? \n"))));
     write("c.jsonl", Box::new((0..150).map(|i| format!("What is {i} + 1?\u{a0}"))));
-    let runs: Vec<Tasks> = (1..4).map(|seed| load(&folder, OVERLAPPING, seed).unwrap()).collect();
+    let runs: Vec<Tasks> = (1..4).map(|seed| load(&dir, OVERLAPPING, seed).unwrap()).collect();
     // All seeds share one evaluation, and none of its questions is in any training set.
     let asked_of = asked(&runs[0]);
     for run in &runs {
@@ -95,18 +95,18 @@ fn held_out_questions_are_excluded_from_all_sources() {
     assert_ne!(first(&runs[0]), first(&runs[1]));
     // Another split seed yields another evaluation.
     let split =
-        Recipe::load(&folder.path().join("recipe.toml"), &["eval.split_seed=2".parse().unwrap()]).unwrap();
+        Recipe::load(&dir.path().join("recipe.toml"), &["eval.split_seed=2".parse().unwrap()]).unwrap();
     assert_ne!(asked(&tasks_of(&split).unwrap()), asked_of);
 }
 
 #[test]
 fn fully_held_out_file_is_not_trained_on() {
-    let folder = tempfile::tempdir().unwrap();
-    write_rows(&folder.path().join("train.jsonl"), (0..50).map(|i| format!("{i}?")));
-    write_rows(&folder.path().join("test.jsonl"), (40..60).map(|i| format!("{i}? ")));
+    let dir = tempfile::tempdir().unwrap();
+    write_rows(&dir.path().join("train.jsonl"), (0..50).map(|i| format!("{i}?")));
+    write_rows(&dir.path().join("test.jsonl"), (40..60).map(|i| format!("{i}? ")));
     let sources = "tasks = [{ kind = 'file', path = 'train.jsonl' }, \
                    { kind = 'file', path = 'test.jsonl', held_out = 'all' }]";
-    let tasks = load(&folder, sources, 1).unwrap();
+    let tasks = load(&dir, sources, 1).unwrap();
     assert_eq!((tasks.train_len(), tasks.eval.len(), tasks.eval[0].tasks.len()), (40, 1, 20));
     assert!(trained(&tasks).is_disjoint(&asked(&tasks)));
     let note = "train.jsonl: 10 tasks are not trained on, since they ask or show a question that is held out; one is \
@@ -123,7 +123,7 @@ fn fully_held_out_file_is_not_trained_on() {
 
 #[test]
 fn generators_and_files_exclude_mutual_leaks() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let options =
         ArithmeticOptions { operands: 2, min_digits: 1, max_digits: 2, ..ArithmeticOptions::default() };
     let questions = |seed, split| {
@@ -132,9 +132,9 @@ fn generators_and_files_exclude_mutual_leaks() {
     };
     // A test file with tasks that the generator would train on under seed 5, and training rows that
     // the generator evaluates on.
-    write_rows(&folder.path().join("test.jsonl"), questions(5, Split::Train));
+    write_rows(&dir.path().join("test.jsonl"), questions(5, Split::Train));
     write_rows(
-        &folder.path().join("train.jsonl"),
+        &dir.path().join("train.jsonl"),
         questions(1, Split::HeldOut).chain((0..9).map(|i| format!("{i}?"))),
     );
     let sources = "
@@ -152,7 +152,7 @@ fn generators_and_files_exclude_mutual_leaks() {
         kind = 'file'
         path = 'train.jsonl'
     ";
-    let runs = [5, 6].map(|seed| load(&folder, sources, seed).unwrap());
+    let runs = [5, 6].map(|seed| load(&dir, sources, seed).unwrap());
     for run in &runs {
         assert_eq!(run.eval, runs[0].eval);
         assert!(trained(run).is_disjoint(&asked(run)));
@@ -160,7 +160,7 @@ fn generators_and_files_exclude_mutual_leaks() {
     }
     assert!(runs[0].train_len() <= 500 - 60 + 9, "{}", runs[0].train_len());
     // Without the files, the generator keeps all its tasks in order.
-    let alone = load(&folder, sources.split("[[tasks]]\n        kind = 'file'").next().unwrap(), 5).unwrap();
+    let alone = load(&dir, sources.split("[[tasks]]\n        kind = 'file'").next().unwrap(), 5).unwrap();
     let generator = Arithmetic::new(options, 5).unwrap();
     assert_eq!(alone.train_len(), 500);
     assert!((0..500).all(|i| alone.train(i) == Some(generator.task(Split::Train, i as u64))));
@@ -193,8 +193,8 @@ fn opening_prefers_system_message_of_task() {
 /// Few-shot rows, other spellings and near copies of a test file are next to a training file.
 #[test]
 fn variants_of_held_out_questions_are_not_trained() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
     write_rows(&path("test.jsonl"), (0..10).map(|i| format!("What is {i}+1?")));
     let few = |shown: u32, asked: u32| {
         let turn = |role: &str, content: String| serde_json::json!({"role": role, "content": content});
@@ -212,7 +212,7 @@ fn variants_of_held_out_questions_are_not_trained() {
     write_rows(&path("spelled.jsonl"), spelled.into_iter().chain([copy]));
     let sources = "tasks = [{ kind = 'file', path = 'test.jsonl', held_out = 'all' }, \
                    { kind = 'file', path = 'few.jsonl' }, { kind = 'file', path = 'spelled.jsonl' }]";
-    let tasks = load(&folder, sources, 1).unwrap();
+    let tasks = load(&dir, sources, 1).unwrap();
     let kept: BTreeSet<String> = (0..tasks.train_len()).map(|i| tasks.train(i).unwrap().question).collect();
     assert_eq!(kept.len(), 2, "{kept:?}");
     let has = |parts: &[&str]| {
@@ -232,14 +232,14 @@ fn variants_of_held_out_questions_are_not_trained() {
 
 /// Checks the tasks of a recipe with these keys after the sources. Its only task is for the agent
 /// "writer" and has a prompt of about 20 tokens.
-fn check(folder: &TempDir, keys: &str) -> Result<(), String> {
+fn check(dir: &TempDir, keys: &str) -> Result<(), String> {
     let row = serde_json::json!({"question": "What is 1 + 1?", "answer": "2", "agent_name": "writer"});
-    fs::write(folder.path().join("rows.jsonl"), format!("{row}\n")).unwrap();
+    fs::write(dir.path().join("rows.jsonl"), format!("{row}\n")).unwrap();
     let recipe = format!(
         "run = {{ name = 'x' }}\nmodel = {{ source = './model' }}\neval = {{ tasks = 0 }}\n\
          tasks = [{{ kind = 'file', path = 'rows.jsonl' }}]\n{keys}"
     );
-    let file = folder.path().join("recipe.toml");
+    let file = dir.path().join("recipe.toml");
     fs::write(&file, recipe).unwrap();
     let recipe = Recipe::load(&file, &[]).unwrap();
     let tasks = tasks_of(&recipe).unwrap();
@@ -260,10 +260,10 @@ fn check(folder: &TempDir, keys: &str) -> Result<(), String> {
 
 #[test]
 fn overlong_buffer_must_not_exceed_agent_limit() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let check = |first: usize, writer: usize| {
         check(
-            &folder,
+            &dir,
             &format!(
                 "[agent]\nmax_tokens = {first}\n[agent.writer]\nmax_tokens = {writer}\n[[phase]]\nkind = 'rl'\n\
                  steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n\
@@ -288,8 +288,8 @@ fn tokens_over(error: &str, key: &str) -> usize {
 
 #[test]
 fn prompt_over_limit_fails_unless_truncated() {
-    let folder = tempfile::tempdir().unwrap();
-    let check = |most, more| check(&folder, &format!("[agent.writer]\nmax_prompt_tokens = {most}\n{more}"));
+    let dir = tempfile::tempdir().unwrap();
+    let check = |most, more| check(&dir, &format!("[agent.writer]\nmax_prompt_tokens = {most}\n{more}"));
     let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_prompt_tokens");
     assert!(tokens > 5, "{tokens}");
     assert_eq!(check(tokens, ""), Ok(()));
@@ -300,8 +300,8 @@ fn prompt_over_limit_fails_unless_truncated() {
 /// A program can write a shorter prompt, and other context policies shorten it.
 #[test]
 fn prompt_over_context_fails_unless_shortened() {
-    let folder = tempfile::tempdir().unwrap();
-    let check = |most, more| check(&folder, &format!("[agent.writer]\nmax_context_tokens = {most}\n{more}"));
+    let dir = tempfile::tempdir().unwrap();
+    let check = |most, more| check(&dir, &format!("[agent.writer]\nmax_context_tokens = {most}\n{more}"));
     let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_context_tokens");
     assert!(tokens > 5, "{tokens}");
     assert_eq!(check(tokens, ""), Ok(()));
@@ -314,20 +314,20 @@ fn prompt_over_context_fails_unless_shortened() {
 
 #[test]
 fn sources_lists_each_source_once() {
-    let folder = tempfile::tempdir().unwrap();
-    write_rows(&folder.path().join("train.jsonl"), (0..9).map(|i| format!("{i}?")));
-    write_rows(&folder.path().join("test.jsonl"), (10..12).map(|i| format!("{i}?")));
+    let dir = tempfile::tempdir().unwrap();
+    write_rows(&dir.path().join("train.jsonl"), (0..9).map(|i| format!("{i}?")));
+    write_rows(&dir.path().join("test.jsonl"), (10..12).map(|i| format!("{i}?")));
     let sources = "tasks = [{ kind = 'arithmetic', train = 5 }, { kind = 'file', path = 'train.jsonl', held_out = 1 }, \
                    { kind = 'file', path = 'test.jsonl', held_out = 'all' }]";
-    assert_eq!(load(&folder, sources, 1).unwrap().sources(), ["arithmetic", "train", "test"]);
+    assert_eq!(load(&dir, sources, 1).unwrap().sources(), ["arithmetic", "train", "test"]);
 }
 
 #[test]
 fn repeated_rows_are_noted() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let notes = |count: u32| {
-        write_rows(&folder.path().join("rows.jsonl"), (0..9).map(|i| format!("{}?", i % count)));
-        load(&folder, "tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 1 }]", 1).unwrap().notes
+        write_rows(&dir.path().join("rows.jsonl"), (0..9).map(|i| format!("{}?", i % count)));
+        load(&dir, "tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 1 }]", 1).unwrap().notes
     };
     let note = "rows.jsonl: 2 rows are left out, since they repeat an earlier row";
     assert!(notes(7).iter().any(|found| found.ends_with(note)), "{:?}", notes(7));
@@ -336,14 +336,14 @@ fn repeated_rows_are_noted() {
 
 #[test]
 fn evaluation_needs_held_out_tasks_unless_turned_off() {
-    let folder = tempfile::tempdir().unwrap();
-    write_rows(&folder.path().join("rows.jsonl"), (0..9).map(|i| format!("{i}?")));
+    let dir = tempfile::tempdir().unwrap();
+    write_rows(&dir.path().join("rows.jsonl"), (0..9).map(|i| format!("{i}?")));
     let load = |held_out: u32, change: &str| {
         let sources = format!("tasks = [{{ kind = 'file', path = 'rows.jsonl', held_out = {held_out} }}]");
-        let tasks = tasks_of(&recipe(&folder, &sources, 1, &[change]))?;
+        let tasks = tasks_of(&recipe(&dir, &sources, 1, &[change]))?;
         Ok::<Vec<usize>, TrainerError>(tasks.eval.iter().map(|slice| slice.tasks.len()).collect())
     };
-    assert!(matches!(load(0, "eval.tasks=1"), Err(TrainerError::NothingHeldOut)));
+    assert!(matches!(load(0, "eval.tasks=1"), Err(TrainerError::NoHeldOutTasks)));
     assert_eq!(load(0, "eval.tasks=0").unwrap(), Vec::<usize>::new());
     assert_eq!(load(3, "eval.tasks=0").unwrap(), Vec::<usize>::new());
     assert_eq!(load(3, "eval.tasks=1").unwrap(), [1]);

@@ -332,12 +332,12 @@ impl Learner for Observed<'_> {
         self.learner.optim_step(params).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        self.learner.save(folder, with_optimiser).await
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
+        self.learner.save(dir, with_optimizer).await
     }
 
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        self.learner.load(folder, with_optimiser).await
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
+        self.learner.load(dir, with_optimizer).await
     }
 
     fn handed_over(&self) -> Option<Duration> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, Outage, ToolKeys};
 use levade_text::Chat;
-use levade_tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
+use levade_tools::{CallLimits, Cut, Delayed, Limited, Shortened, SummarizedToolbox, ToolSet, Toolbox};
 
 use crate::TrainerError;
 
@@ -46,7 +46,7 @@ impl Toolboxes {
                 toolbox = Arc::new(Shortened::new(toolbox, cut));
             }
             if let Some(condense) = &keys.condense {
-                toolbox = Arc::new(Condensed::new(toolbox, condense.clone()));
+                toolbox = Arc::new(SummarizedToolbox::new(toolbox, condense.clone()));
             }
             if !most.is_zero() {
                 toolbox = Arc::new(Delayed::new(toolbox, least..=most));
@@ -88,8 +88,8 @@ mod tests {
     use levade_recipe::Recipe;
 
     fn recipe(tools: &str) -> Recipe {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("recipe.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
         let text = format!(
             "run = {{ name = 'x' }}\nmodel = {{ source = './m' }}\n[[tasks]]\nkind = 'arithmetic'\n{tools}"
         );

@@ -152,17 +152,17 @@ impl Trainer {
             })
         };
         let now = now.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-        let (folder, store, origin, mut notes) = match start {
+        let (dir, store, origin, mut notes) = match start {
             Start::Fresh => {
-                let folder = RunFolder::create(&recipe)?;
-                now.write(folder.root())?;
-                folder.write_recipe(&recipe)?;
-                let store = folder.open_store(&recipe.run, start).await?;
-                (folder, store, now, Vec::new())
+                let dir = RunFolder::create(&recipe)?;
+                now.write(dir.root())?;
+                dir.write_recipe(&recipe)?;
+                let store = dir.open_store(&recipe.run, start).await?;
+                (dir, store, now, Vec::new())
             }
             Start::Resume => go_on(&recipe, now).await?,
         };
-        let checkpoints = Checkpoints::open(folder.checkpoints())?;
+        let checkpoints = Checkpoints::open(dir.checkpoints())?;
         let (latest, damaged) = checkpoints.newest()?;
         notes.extend(damaged);
         let position = latest.as_ref().map(|checkpoint| checkpoint.position).unwrap_or_default();
@@ -175,7 +175,7 @@ impl Trainer {
             learns.recall(place.as_deref()).await?;
             policies.publish(name, versions[name]).await?;
         }
-        let reporter = Reporter::open(&recipe, &folder, latest.as_ref())?;
+        let reporter = Reporter::open(&recipe, &dir, latest.as_ref())?;
         let rollouts = Rollouts {
             agents,
             scorers,
@@ -196,7 +196,7 @@ impl Trainer {
             store,
             checkpoints,
             origin,
-            folder,
+            folder: dir,
         };
         let progress = RunProgress { position, versions, latest, evals: Vec::new() };
         Ok(Trainer { run, progress, reporter, notes })
@@ -394,25 +394,25 @@ async fn go_on(
     recipe: &Recipe,
     now: Origin,
 ) -> Result<(RunFolder, Arc<dyn Store>, Origin, Vec<String>), TrainerError> {
-    let (folder, earlier) = RunFolder::resume(recipe)?;
-    let (mut origin, mut notes) = match Origin::read(folder.root())? {
+    let (dir, earlier) = RunFolder::resume(recipe)?;
+    let (mut origin, mut notes) = match Origin::read(dir.root())? {
         Some(mut origin) => {
-            let notes = origin.goes_on_with(&now, folder.root())?;
+            let notes = origin.goes_on_with(&now, dir.root())?;
             (origin, notes)
         }
         None => (now, Vec::new()),
     };
-    let store = folder.open_store(&recipe.run, Start::Resume).await?;
+    let store = dir.open_store(&recipe.run, Start::Resume).await?;
     // The directory is locked, so no other process is generating attempts.
     store.abandon_running().await?;
     notes.extend(origin.lengthen(&earlier, recipe, &*store).await?);
-    origin.write(folder.root())?;
+    origin.write(dir.root())?;
     // The remaining differences are permitted ones. Attempts in the store carry the run's original
     // name, so keep it.
     let run = RunKeys { name: earlier.run.name.clone(), ..recipe.run.clone() };
     let present = Recipe { run, ..recipe.clone() };
     if present != earlier {
-        folder.write_recipe(&present)?;
+        dir.write_recipe(&present)?;
     }
-    Ok((folder, store, origin, notes))
+    Ok((dir, store, origin, notes))
 }

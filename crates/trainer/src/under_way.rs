@@ -18,7 +18,7 @@ use levade_tree::Purpose;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 use crate::TrainerError;
-use crate::scoring::{Fate, NotScored, Scorers};
+use crate::scoring::{Fate, Scorers, ScoringFailure};
 
 /// Attempts in progress, each identified by a key.
 pub(crate) struct UnderWay<K> {
@@ -31,7 +31,7 @@ pub(crate) struct UnderWay<K> {
     /// Handles that cancel the task of a key.
     handles: HashMap<K, AbortHandle>,
     /// The scorer that was most recently found unavailable.
-    away: Option<NotScored>,
+    away: Option<ScoringFailure>,
     /// Events that no call of `next` has returned yet.
     ended: Vec<Ended<K>>,
 }
@@ -55,7 +55,7 @@ struct Job<K> {
 /// A scoring job with its result.
 struct Scored<K> {
     job: Job<K>,
-    result: Result<(), NotScored>,
+    result: Result<(), ScoringFailure>,
 }
 
 /// An event of an attempt.
@@ -67,7 +67,7 @@ pub(crate) enum Ended<K> {
     /// An attempt failed, is recorded as superseded, and must be retried.
     Again(K),
     /// An attempt cannot be scored now, because a scorer is unavailable.
-    Waits(NotScored),
+    Waits(ScoringFailure),
 }
 
 /// Initial and maximum pause before the next request to an unavailable scorer.
@@ -208,7 +208,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
         match result {
             Err(not_scored) if not_scored.fate == Fate::Parked => {
                 let keys: Vec<K> = job.attempts.iter().map(|(key, _)| *key).collect();
-                let asking = ask_again(self.scorers.clone(), self.store.clone(), job);
+                let asking = retry_scoring(self.scorers.clone(), self.store.clone(), job);
                 let handle = self.waiting.spawn(asking);
                 // The attempts of a group are cancelled together or not at all.
                 if let [key] = keys[..] {
@@ -241,7 +241,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
 
     fn outage(&self, limit: Duration) -> TrainerError {
         let (scorer, why) = match &self.away {
-            Some(NotScored { scorer, why, .. }) => (scorer.clone(), why.clone()),
+            Some(ScoringFailure { scorer, why, .. }) => (scorer.clone(), why.clone()),
             None => Default::default(),
         };
         TrainerError::Outage { scorer, seconds: limit.as_secs_f64(), waiting: self.waiting.len(), why }
@@ -279,7 +279,7 @@ async fn score<K>(scorers: Scorers, store: Arc<dyn Store>, mut job: Job<K>) -> R
 }
 
 /// Retries a job until the scorer is available again.
-async fn ask_again<K>(
+async fn retry_scoring<K>(
     scorers: Scorers,
     store: Arc<dyn Store>,
     mut job: Job<K>,

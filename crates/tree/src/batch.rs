@@ -114,7 +114,7 @@ pub struct TreeBatch {
 }
 
 /// A node during the construction of the trie.
-struct Building {
+struct NodeBuilder {
     tokens: Vec<u32>,
     children: Vec<usize>,
 }
@@ -127,7 +127,7 @@ impl TreeBatch {
     /// Returns an error if a sequence is empty, or if a target's index is not in `1..len` of its
     /// sequence.
     pub fn merge(paths: &[PathInput]) -> Result<Self, TreeError> {
-        let mut arena: Vec<Building> = Vec::new();
+        let mut arena: Vec<NodeBuilder> = Vec::new();
         let mut roots: Vec<usize> = Vec::new();
         for (path, input) in paths.iter().enumerate() {
             if input.tokens.is_empty() {
@@ -147,13 +147,13 @@ impl TreeBatch {
             ..TreeBatch::default()
         };
         // Depth-first order: the node's ancestors are still on the stack.
-        let mut place = vec![0u32; arena.len()];
+        let mut node_indices = vec![0u32; arena.len()];
         let mut stack: Vec<(usize, Option<u32>, u32)> = roots.iter().rev().map(|&r| (r, None, 0)).collect();
         while let Some((at, parent, depth)) = stack.pop() {
             let node = batch.nodes.len() as u32;
             let len = arena[at].tokens.len() as u32;
             batch.nodes.push(Node { parent, start: batch.tokens.len() as u32, len, depth });
-            place[at] = node;
+            node_indices[at] = node;
             batch.tokens.extend_from_slice(&arena[at].tokens);
             stack.extend(arena[at].children.iter().rev().map(|&child| (child, Some(node), depth + len)));
         }
@@ -162,7 +162,7 @@ impl TreeBatch {
         // target with several terms.
         let mut wanted: Vec<(u32, u32, u32, PathTarget)> = Vec::new();
         for (path, input) in paths.iter().enumerate() {
-            let packed = batch.packed_path(&arena, &roots, &place, &input.tokens);
+            let packed = batch.packed_sequence(&arena, &roots, &node_indices, &input.tokens);
             for target in &input.targets {
                 let token = packed[target.index as usize];
                 let predictor = packed[target.index as usize - 1];
@@ -263,13 +263,19 @@ impl TreeBatch {
     }
 
     /// Returns the packed indices of a sequence's tokens. Every sequence ends at the end of a trie node.
-    fn packed_path(&self, arena: &[Building], roots: &[usize], place: &[u32], tokens: &Tokens) -> Vec<u32> {
+    fn packed_sequence(
+        &self,
+        arena: &[NodeBuilder],
+        roots: &[usize],
+        node_indices: &[u32],
+        tokens: &Tokens,
+    ) -> Vec<u32> {
         let mut packed = Vec::with_capacity(tokens.len());
         let mut candidates = roots;
         let mut rest = tokens.rest();
         while let Some(next) = rest.first() {
             let Some(&at) = candidates.iter().find(|&&c| arena[c].tokens[0] == next) else { break };
-            let start = self.nodes[place[at] as usize].start;
+            let start = self.nodes[node_indices[at] as usize].start;
             packed.extend((start..).take(rest.step_along(&arena[at].tokens)));
             candidates = &arena[at].children;
         }
@@ -278,25 +284,25 @@ impl TreeBatch {
 }
 
 /// Inserts the remaining tokens into the trie, splitting a node at the first different token.
-fn insert(arena: &mut Vec<Building>, roots: &mut Vec<usize>, mut rest: Rest<'_>) {
+fn insert(arena: &mut Vec<NodeBuilder>, roots: &mut Vec<usize>, mut rest: Rest<'_>) {
     let mut parent: Option<usize> = None;
     while let Some(next) = rest.first() {
         let siblings = parent.map_or(&*roots, |p| &arena[p].children);
         let Some(&at) = siblings.iter().find(|&&s| arena[s].tokens[0] == next) else {
             let leaf = arena.len();
-            arena.push(Building { tokens: rest.to_vec(), children: Vec::new() });
+            arena.push(NodeBuilder { tokens: rest.to_vec(), children: Vec::new() });
             match parent {
                 Some(p) => arena[p].children.push(leaf),
                 None => roots.push(leaf),
             }
             return;
         };
-        let shared = rest.step_along(&arena[at].tokens);
-        if shared < arena[at].tokens.len() {
-            let tail = arena[at].tokens.split_off(shared);
+        let common_len = rest.step_along(&arena[at].tokens);
+        if common_len < arena[at].tokens.len() {
+            let tail = arena[at].tokens.split_off(common_len);
             let children = std::mem::take(&mut arena[at].children);
             let lower = arena.len();
-            arena.push(Building { tokens: tail, children });
+            arena.push(NodeBuilder { tokens: tail, children });
             arena[at].children.push(lower);
         }
         parent = Some(at);

@@ -8,7 +8,7 @@ use crate::SegmentId;
 /// part, or the last one before it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Earner {
+pub enum CreditTarget {
     /// A segment: an action, or an observation after one.
     Segment(SegmentId),
     /// A model call, by its turn.
@@ -33,7 +33,7 @@ pub struct Component {
     pub weight: Option<f64>,
     /// The part of the attempt that the component is about. `None` for the complete attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on: Option<Earner>,
+    pub on: Option<CreditTarget>,
     /// The part of the final text that was parsed as the answer, if the scorer reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extracted: Option<String>,

@@ -117,8 +117,8 @@ pub struct AttemptId([u8; 16]);
 impl AttemptId {
     /// Returns the name of try `number`, from 0, of a slot in a run: the first 16 bytes of a SHA-256 hash
     /// of all three.
-    pub fn new(run: &RunId, placement: &Placement, number: u32) -> Self {
-        let Placement { purpose, phase, step, group, sample } = *placement;
+    pub fn new(run: &RunId, slot: &Placement, number: u32) -> Self {
+        let Placement { purpose, phase, step, group, sample } = *slot;
         let mut hash = Sha256::new();
         // 0xFF cannot occur in UTF-8 text. As a terminator, it keeps different lists of parts distinct.
         for text in [run.0.as_str(), purpose.name()] {
@@ -191,39 +191,39 @@ mod tests {
 
     use super::*;
 
-    const PLACE: Placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
+    const SLOT: Placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
 
     #[test]
     fn attempt_id_depends_on_every_part() {
         let run = RunId("a".into());
-        let mut names = BTreeSet::from([AttemptId::new(&run, &PLACE, 0)]);
-        let others = [
-            Placement { purpose: Purpose::Eval, ..PLACE },
-            Placement { phase: 2, ..PLACE },
-            Placement { step: 3, ..PLACE },
-            Placement { group: 4, ..PLACE },
-            Placement { sample: 5, ..PLACE },
+        let mut names = BTreeSet::from([AttemptId::new(&run, &SLOT, 0)]);
+        let other_slots = [
+            Placement { purpose: Purpose::Eval, ..SLOT },
+            Placement { phase: 2, ..SLOT },
+            Placement { step: 3, ..SLOT },
+            Placement { group: 4, ..SLOT },
+            Placement { sample: 5, ..SLOT },
         ];
-        names.extend(others.iter().map(|place| AttemptId::new(&run, place, 0)));
-        names.insert(AttemptId::new(&run, &PLACE, 1));
-        names.insert(AttemptId::new(&RunId("b".into()), &PLACE, 0));
+        names.extend(other_slots.iter().map(|slot| AttemptId::new(&run, slot, 0)));
+        names.insert(AttemptId::new(&run, &SLOT, 1));
+        names.insert(AttemptId::new(&RunId("b".into()), &SLOT, 0));
         // A part does not run into the next one.
-        names.insert(AttemptId::new(&RunId("atrain".into()), &PLACE, 0));
+        names.insert(AttemptId::new(&RunId("atrain".into()), &SLOT, 0));
         assert_eq!(names.len(), 9);
-        assert_eq!(AttemptId::new(&run, &PLACE, 0), AttemptId::new(&run.clone(), &PLACE, 0));
+        assert_eq!(AttemptId::new(&run, &SLOT, 0), AttemptId::new(&run.clone(), &SLOT, 0));
     }
 
     /// Recorded runs depend on these bits.
     #[test]
     fn attempt_id_matches_recorded_runs() {
-        let id = AttemptId::new(&RunId("calculator".into()), &PLACE, 0);
+        let id = AttemptId::new(&RunId("calculator".into()), &SLOT, 0);
         assert_eq!(id.to_string(), "7b131eedbe37650c46fd984ae93101f7");
     }
 
     #[test]
     fn placement_name_round_trips() {
-        assert_eq!(PLACE.name(), "train/1/2/3/4");
-        assert_eq!(Placement::parse("train/1/2/3/4"), Some(PLACE));
+        assert_eq!(SLOT.name(), "train/1/2/3/4");
+        assert_eq!(Placement::parse("train/1/2/3/4"), Some(SLOT));
         for text in ["", "train/1/2/3", "tran/1/2/3/4", "train/1/2/3/-4", "train/1/2/3/4/5"] {
             assert_eq!(Placement::parse(text), None, "{text}");
         }

@@ -40,9 +40,9 @@ mod segment;
 mod tokens;
 
 pub use batch::{Node, PathInput, PathTarget, Target, Term, TreeBatch};
-pub use component::{Component, Earner};
+pub use component::{Component, CreditTarget};
 pub use identity::{AttemptId, DEFAULT, NotAnAttempt, Placement, Purpose, RunId};
-pub use outcome::{CallCounts, ContextCut, Drift, Finish, Outcome, Trouble};
+pub use outcome::{CallCounts, ContextTruncation, Drift, Finish, Outcome, Trouble};
 pub use segment::{Kind, Masked, Part, Segment, SegmentId, Trajectory, VersionRun};
 pub use tokens::Tokens;
 

@@ -79,7 +79,7 @@ pub struct Outcome {
     pub prompt_cut: bool,
     /// Prompts that the context policy shortened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cuts: Vec<ContextCut>,
+    pub cuts: Vec<ContextTruncation>,
     /// Policy that was selected for each agent that several policies can play, by the agent's name. Empty
     /// in records of older versions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -118,8 +118,8 @@ impl Outcome {
     }
 
     /// Creates the outcome of a demonstrated conversation that ends with this answer.
-    pub fn demonstrated(answer: impl Into<String>) -> Self {
-        Outcome { final_text: answer.into(), finish: Finish::Answered, ..Outcome::begun() }
+    pub fn demonstrated(final_answer: impl Into<String>) -> Self {
+        Outcome { final_text: final_answer.into(), finish: Finish::Answered, ..Outcome::begun() }
     }
 
     /// Adds a failure, unless the maximum number of failures is recorded already.
@@ -146,7 +146,7 @@ pub struct Drift {
 
 /// A prompt that exceeded its agent's context limit, and was shortened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ContextCut {
+pub struct ContextTruncation {
     /// Number of the turn.
     pub turn: u32,
     /// Name of the agent whose prompt was shortened.

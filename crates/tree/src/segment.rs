@@ -299,13 +299,13 @@ impl Trajectory {
         let mut owners: Vec<Option<SegmentId>> = vec![None; self.segments.len()];
         for leaf in self.leaves() {
             let mut next = Some((leaf, true));
-            while let Some((id, whole)) = next {
+            while let Some((id, is_complete)) = next {
                 let owner = &mut owners[id.0 as usize];
                 // The segments above already have an owner.
-                if owner.is_some() && whole {
+                if owner.is_some() && is_complete {
                     break;
                 }
-                if whole {
+                if is_complete {
                     *owner = Some(leaf);
                 }
                 let segment = &self.segments[id.0 as usize];
@@ -335,14 +335,14 @@ mod tests {
     fn trajectory_forks_on_edited_history() {
         let mut trajectory = Trajectory::new();
         let root = trajectory.push(Segment::given(None, vec![1, 2], 0)).unwrap();
-        let reply = Segment {
+        let completion = Segment {
             kind: Kind::Sampled,
             logprobs: vec![-0.5],
             versions: vec![VersionRun { version: 3, len: 1 }],
             ..Segment::given(Some(root), vec![7], 0)
         };
-        let first = trajectory.push(reply.clone()).unwrap();
-        let second = trajectory.push(reply).unwrap();
+        let first = trajectory.push(completion.clone()).unwrap();
+        let second = trajectory.push(completion).unwrap();
         assert_eq!(trajectory.path_tokens(first), [1, 2, 7]);
         assert_eq!(trajectory.leaves(), [first, second]);
         assert_eq!(trajectory.sampled_tokens(), 2);
@@ -355,8 +355,8 @@ mod tests {
         let root = trajectory.push(Segment::given(None, vec![1, 2, 3], 0)).unwrap();
         let fork = |parent, after| Segment { after: Some(after), ..Segment::given(parent, vec![9], 1) };
         for (parent, after, len) in [(Some(root), 0, 3), (Some(root), 4, 3), (None, 1, 0), (None, 0, 0)] {
-            let refused = TreeError::Fork { segment: 1, after: after as usize, len };
-            assert_eq!(trajectory.push(fork(parent, after)), Err(refused));
+            let expected_error = TreeError::Fork { segment: 1, after: after as usize, len };
+            assert_eq!(trajectory.push(fork(parent, after)), Err(expected_error));
         }
         let within = trajectory.push(fork(Some(root), 2)).unwrap();
         let at_end = trajectory.push(fork(Some(root), 3)).unwrap();
@@ -382,10 +382,10 @@ mod tests {
             trajectory.push(segment).unwrap().0
         };
         let root = push(None, None);
-        let reply = push(Some(root), None);
-        let fork = push(Some(reply), Some(1));
+        let completion = push(Some(root), None);
+        let fork = push(Some(completion), Some(1));
         let below = push(Some(fork), None);
-        let end = push(Some(reply), None);
+        let end = push(Some(completion), None);
         let other = push(Some(end), Some(2));
         let second = push(Some(end), Some(2));
         let owners: Vec<u32> = trajectory.owners().iter().map(|owner| owner.0).collect();
@@ -410,13 +410,13 @@ mod tests {
         };
         for len in [0, 1, 3] {
             let what = "token versions";
-            let refused = Err(TreeError::Length { segment: 0, tokens: 2, found: len as usize, what });
-            assert_eq!(trajectory.push(sampled(len)), refused);
+            let expected_error = Err(TreeError::Length { segment: 0, tokens: 2, found: len as usize, what });
+            assert_eq!(trajectory.push(sampled(len)), expected_error);
         }
         // Segments that were not sampled must have no log-probabilities, even one per token.
         let given = Segment { kind: Kind::Given, ..sampled(2) };
-        let refused = TreeError::Length { segment: 0, tokens: 2, found: 2, what: "log-probabilities" };
-        assert_eq!(trajectory.push(given), Err(refused));
+        let expected_error = TreeError::Length { segment: 0, tokens: 2, found: 2, what: "log-probabilities" };
+        assert_eq!(trajectory.push(given), Err(expected_error));
         assert_eq!(trajectory.segments(), []);
         assert_eq!(trajectory.push(sampled(2)), Ok(SegmentId(0)));
     }

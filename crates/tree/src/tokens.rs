@@ -13,18 +13,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Default)]
 pub struct Tokens {
     /// Non-empty pieces.
-    pieces: Vec<Piece>,
+    chunks: Vec<Chunk>,
     len: usize,
 }
 
 /// The first `len` tokens of a shared allocation.
 #[derive(Clone)]
-struct Piece {
+struct Chunk {
     tokens: Arc<[u32]>,
     len: usize,
 }
 
-impl Piece {
+impl Chunk {
     fn tokens(&self) -> &[u32] {
         &self.tokens[..self.len]
     }
@@ -46,14 +46,14 @@ impl Tokens {
         let len = len.min(tokens.len());
         if len > 0 {
             self.len += len;
-            self.pieces.push(Piece { tokens, len });
+            self.chunks.push(Chunk { tokens, len });
         }
     }
 
     /// Keeps the first `len` tokens. Has no effect if there are fewer.
     pub fn truncate(&mut self, len: usize) {
         while self.len > len
-            && let Some(last) = self.pieces.last_mut()
+            && let Some(last) = self.chunks.last_mut()
         {
             let beyond = self.len - len;
             if beyond < last.len {
@@ -61,14 +61,14 @@ impl Tokens {
                 self.len = len;
             } else {
                 self.len -= last.len;
-                self.pieces.pop();
+                self.chunks.pop();
             }
         }
     }
 
     /// Returns the token ids in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
-        self.pieces.iter().flat_map(|piece| piece.tokens().iter().copied())
+        self.chunks.iter().flat_map(|chunk| chunk.tokens().iter().copied())
     }
 
     /// Returns the token ids as one list.
@@ -78,7 +78,7 @@ impl Tokens {
 
     /// Returns a cursor at the first token.
     pub(crate) fn rest(&self) -> Rest<'_> {
-        Rest { pieces: &self.pieces, at: 0 }
+        Rest { chunks: &self.chunks, at: 0 }
     }
 }
 
@@ -86,39 +86,39 @@ impl Tokens {
 #[derive(Clone, Copy)]
 pub(crate) struct Rest<'a> {
     /// Pieces from the one with the next token.
-    pieces: &'a [Piece],
-    /// Offset of the next token in the first of `pieces`.
+    chunks: &'a [Chunk],
+    /// Offset of the next token in the first of `chunks`.
     at: usize,
 }
 
 impl<'a> Rest<'a> {
     /// Returns the next token, or `None` at the end.
     pub fn first(&self) -> Option<u32> {
-        self.pieces.first().map(|piece| piece.tokens[self.at])
+        self.chunks.first().map(|chunk| chunk.tokens[self.at])
     }
 
     /// Advances past the tokens that are equal to a prefix of `others`. Returns their number.
-    pub fn step_along(&mut self, others: &[u32]) -> usize {
-        let mut shared = 0;
-        while let Some(piece) = self.pieces.first() {
-            let (own, others) = (&piece.tokens()[self.at..], &others[shared..]);
-            let same = own.iter().zip(others).take_while(|(a, b)| a == b).count();
-            shared += same;
+    pub fn step_along(&mut self, other_tokens: &[u32]) -> usize {
+        let mut common_len = 0;
+        while let Some(chunk) = self.chunks.first() {
+            let (own, other_tokens) = (&chunk.tokens()[self.at..], &other_tokens[common_len..]);
+            let same = own.iter().zip(other_tokens).take_while(|(a, b)| a == b).count();
+            common_len += same;
             self.at += same;
-            if self.at < piece.len {
+            if self.at < chunk.len {
                 break;
             }
-            (self.pieces, self.at) = (&self.pieces[1..], 0);
+            (self.chunks, self.at) = (&self.chunks[1..], 0);
         }
-        shared
+        common_len
     }
 
     /// Returns all remaining tokens.
     pub fn to_vec(self) -> Vec<u32> {
         let mut skip = self.at;
         let mut tokens = Vec::new();
-        for piece in self.pieces {
-            tokens.extend_from_slice(&piece.tokens()[std::mem::take(&mut skip)..]);
+        for chunk in self.chunks {
+            tokens.extend_from_slice(&chunk.tokens()[std::mem::take(&mut skip)..]);
         }
         tokens
     }
@@ -186,12 +186,12 @@ mod tests {
     use super::*;
 
     /// A list of tokens in pieces, some of which have more tokens than the sequence uses.
-    fn cut(pieces: &[(Vec<u32>, usize)]) -> (Tokens, Vec<u32>) {
+    fn chunked_tokens(chunks: &[(Vec<u32>, usize)]) -> (Tokens, Vec<u32>) {
         let mut tokens = Tokens::default();
         let mut plain = Vec::new();
-        for (piece, len) in pieces {
-            tokens.push(piece.as_slice().into(), *len);
-            plain.extend(piece.iter().take(*len));
+        for (chunk, len) in chunks {
+            tokens.push(chunk.as_slice().into(), *len);
+            plain.extend(chunk.iter().take(*len));
         }
         (tokens, plain)
     }
@@ -204,8 +204,8 @@ mod tests {
         /// Pieces are read, truncated, compared and serialized like the flat list.
         #[test]
         fn pieces_behave_like_flat_list(ours in pieces(), theirs in pieces(), keep in 0..20usize) {
-            let (mut tokens, mut plain) = cut(&ours);
-            let (other, other_plain) = cut(&theirs);
+            let (mut tokens, mut plain) = chunked_tokens(&ours);
+            let (other, other_plain) = chunked_tokens(&theirs);
             prop_assert_eq!(tokens == other, plain == other_plain);
             tokens.truncate(keep);
             plain.truncate(keep);
@@ -220,7 +220,7 @@ mod tests {
         /// The cursor advances past the common prefix, and keeps the remaining tokens.
         #[test]
         fn cursor_keeps_tokens_after_common_prefix(ours in pieces(), others in prop::collection::vec(0..3u32, 0..12)) {
-            let (tokens, plain) = cut(&ours);
+            let (tokens, plain) = chunked_tokens(&ours);
             let mut rest = tokens.rest();
             let shared = plain.iter().zip(&others).take_while(|(a, b)| a == b).count();
             prop_assert_eq!(rest.step_along(&others), shared);
@@ -232,11 +232,11 @@ mod tests {
     /// Sequences with the same pieces share their memory.
     #[test]
     fn sequences_share_pieces() {
-        let piece: Arc<[u32]> = vec![1, 2, 3].into();
+        let chunk: Arc<[u32]> = vec![1, 2, 3].into();
         let (mut one, mut two) = (Tokens::default(), Tokens::default());
-        one.push(piece.clone(), 3);
-        two.push(piece.clone(), 2);
-        assert_eq!(Arc::strong_count(&piece), 3);
+        one.push(chunk.clone(), 3);
+        two.push(chunk.clone(), 2);
+        assert_eq!(Arc::strong_count(&chunk), 3);
         assert_eq!((one.to_vec(), two.clone().to_vec()), (vec![1, 2, 3], vec![1, 2]));
     }
 }

@@ -31,7 +31,7 @@ pub struct Listed {
 
 /// A task as an environment process reports it.
 #[derive(Deserialize)]
-struct Told {
+struct TaskMessage {
     name: String,
     question: String,
     #[serde(default)]
@@ -59,17 +59,18 @@ impl Environment {
     pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<Listed, EnvironmentError> {
         let Common { train, held_out, seeds, .. } = self.options.common();
         let mut listed = Listed::default();
-        let mut asked = HashSet::new();
+        let mut requested = HashSet::new();
         if self.options.is_seeded() {
             let of_run = seed % 1000 * MOST as u64;
             let of_split = HELD_OUT + split_seed % 1000 * MOST as u64;
             let [seed, held_out_seed] = [(seeds[0], of_run), (seeds[1], of_split)]
-                .map(|(given, derived)| given.map_or(derived, u64::from));
+                .map(|(configured, derived)| configured.map_or(derived, u64::from));
             for (count, seed, held) in [(held_out, held_out_seed, true), (train, seed, false)] {
                 for stretch in self.stretches(count, seed) {
                     let tasks = self.stretch(&stretch, &mut listed.package).await?;
                     let before = tasks.len();
-                    let new: Vec<Task> = tasks.into_iter().filter(|task| asked.insert(task.key())).collect();
+                    let new: Vec<Task> =
+                        tasks.into_iter().filter(|task| requested.insert(task.key())).collect();
                     listed.repeated += before - new.len();
                     let list = if held { &mut listed.held_out } else { &mut listed.train };
                     list.extend(new);
@@ -79,7 +80,7 @@ impl Environment {
             let stretch = Stretch { dataset: None, seed: 0, count: train.saturating_add(held_out) };
             let mut tasks = self.stretch(&stretch, &mut listed.package).await?;
             let before = tasks.len();
-            tasks.retain(|task| asked.insert(task.key()));
+            tasks.retain(|task| requested.insert(task.key()));
             listed.repeated = before - tasks.len();
             if tasks.len() <= held_out {
                 return Err(self.error(format!(
@@ -103,8 +104,8 @@ impl Environment {
     fn stretches(&self, count: usize, seed: u64) -> Vec<Stretch<'_>> {
         match &self.options {
             EnvironmentOptions::ReasoningGym(ReasoningGymOptions { datasets, .. }) => {
-                let shares: Vec<f64> = datasets.iter().map(|dataset| dataset.share).collect();
-                let counts = shared(count, &shares);
+                let fractions: Vec<f64> = datasets.iter().map(|dataset| dataset.share).collect();
+                let counts = split_by_fraction(count, &fractions);
                 datasets
                     .iter()
                     .zip(counts)
@@ -132,14 +133,14 @@ impl Environment {
                 "from": from,
                 "to": to,
             });
-            let mut said = self.ask("tasks", order).await?;
-            if let Some(name) = said["package"].as_str() {
+            let mut response = self.query("tasks", order).await?;
+            if let Some(name) = response["package"].as_str() {
                 *package = name.to_owned();
             }
-            let page: Vec<Told> = serde_json::from_value(said["tasks"].take())
+            let page: Vec<TaskMessage> = serde_json::from_value(response["tasks"].take())
                 .map_err(|error| self.error(format!("listed tasks that cannot be read: {error}")))?;
             let got = page.len();
-            tasks.extend(page.into_iter().map(|told| self.task(told)));
+            tasks.extend(page.into_iter().map(|message| self.task(message)));
             if got < to - from {
                 break;
             }
@@ -147,21 +148,24 @@ impl Environment {
         Ok(tasks)
     }
 
-    fn task(&self, told: Told) -> Task {
-        let Told { name, question, answer, kind, row } = told;
+    fn task(&self, message: TaskMessage) -> Task {
+        let TaskMessage { name, question, answer: expected_answer, kind, row } = message;
         let source = self.name();
         let agent = Some(self.options.common().agent).filter(|agent| !agent.is_empty());
         let demonstration = match &self.options {
             EnvironmentOptions::ReasoningGym(options) if !options.demonstration.is_empty() => {
-                let put_in = |answer: &str| options.demonstration.replace(ANSWER, answer);
-                answer.as_str().map(|answer| Demonstration { calls: Vec::new(), answer: put_in(answer) })
+                let put_in = |expected_answer: &str| options.demonstration.replace(ANSWER, expected_answer);
+                expected_answer.as_str().map(|expected_answer| Demonstration {
+                    calls: Vec::new(),
+                    answer: put_in(expected_answer),
+                })
             }
             _ => None,
         };
         Task {
             id: format!("{source}-{name}"),
             question,
-            answer,
+            answer: expected_answer,
             source: source.to_owned(),
             kind: Some(kind),
             agent: agent.map(str::to_owned),
@@ -174,14 +178,14 @@ impl Environment {
 
 /// Divides `count` in proportion to `shares`. The remainder goes to the largest fractional parts, and
 /// to the first of equal ones.
-fn shared(count: usize, shares: &[f64]) -> Vec<usize> {
-    let sum: f64 = shares.iter().sum();
-    let exact: Vec<f64> = shares.iter().map(|share| share / sum * count as f64).collect();
+fn split_by_fraction(count: usize, fractions: &[f64]) -> Vec<usize> {
+    let sum: f64 = fractions.iter().sum();
+    let exact: Vec<f64> = fractions.iter().map(|fraction| fraction / sum * count as f64).collect();
     let mut counts: Vec<usize> = exact.iter().map(|exact| exact.floor() as usize).collect();
-    let mut order: Vec<usize> = (0..shares.len()).collect();
+    let mut order: Vec<usize> = (0..fractions.len()).collect();
     order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()));
-    let left = count.saturating_sub(counts.iter().sum());
-    for &at in order.iter().cycle().take(left) {
+    let remainder = count.saturating_sub(counts.iter().sum());
+    for &at in order.iter().cycle().take(remainder) {
         counts[at] += 1;
     }
     counts
@@ -193,12 +197,12 @@ mod tests {
 
     #[test]
     fn shared_counts_add_up_to_total() {
-        assert_eq!(shared(10, &[1.0, 1.0]), [5, 5]);
-        assert_eq!(shared(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
-        assert_eq!(shared(3, &[3.0, 1.0]), [2, 1]);
-        assert_eq!(shared(0, &[0.1, 7.0]), [0, 0]);
+        assert_eq!(split_by_fraction(10, &[1.0, 1.0]), [5, 5]);
+        assert_eq!(split_by_fraction(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
+        assert_eq!(split_by_fraction(3, &[3.0, 1.0]), [2, 1]);
+        assert_eq!(split_by_fraction(0, &[0.1, 7.0]), [0, 0]);
         for count in 0..50 {
-            assert_eq!(shared(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(), count);
+            assert_eq!(split_by_fraction(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(), count);
         }
     }
 }

@@ -125,19 +125,19 @@ impl Environment {
     /// # Errors
     /// Returns an error if the process cannot be started or ends, if the environment rejects the
     /// request, or if it does not respond within `worker.seconds`.
-    async fn ask(&self, what: &str, mut order: Value) -> Result<Value, EnvironmentError> {
+    async fn query(&self, what: &str, mut order: Value) -> Result<Value, EnvironmentError> {
         order["do"] = json!(what);
         let limit = Duration::from_secs_f64(self.options.common().worker.seconds);
-        let said =
+        let response =
             self.workers.request(Request::new(what, order), limit).await.map_err(|error| match error {
                 WorkerError::Timeout(_) => {
                     self.error(format!("did not answer to {what:?} within {limit:?} (worker.seconds)"))
                 }
                 error => self.error(error.to_string()),
             })?;
-        match said["error"].as_str() {
+        match response["error"].as_str() {
             Some(why) => Err(self.error(why)),
-            None => Ok(said),
+            None => Ok(response),
         }
     }
 }

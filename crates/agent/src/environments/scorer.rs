@@ -55,11 +55,11 @@ impl Scorer for EnvironmentScorer {
             "text": evidence.text(),
             "tag": options.tag,
         });
-        let said = environment
-            .ask("score", order)
+        let response = environment
+            .query("score", order)
             .await
             .map_err(|error| ScoreError::Command { command: error.name, what: error.why })?;
-        let score = said["score"].as_f64().ok_or_else(|| {
+        let score = response["score"].as_f64().ok_or_else(|| {
             ScoreError::Unusable(format!("the environment {} gave no score", environment.name()))
         })?;
         Ok(vec![Component::score(score)])

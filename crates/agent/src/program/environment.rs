@@ -8,7 +8,7 @@ use super::Program;
 use crate::AttemptContext;
 
 /// Maximum length of a variable's value, in bytes, somewhat below that of Linux.
-const LONGEST: usize = 100_000;
+const MAX_VARIABLE_BYTES: usize = 100_000;
 
 /// Variables that make clients reach the endpoint without the proxies of this machine.
 pub(super) const DIRECT: [(&str, &str); 2] =
@@ -42,7 +42,7 @@ impl Program {
             ("LEVADE_API_KEY", key),
             ("LEVADE_MODEL", model),
             ("LEVADE_ATTEMPT", &context.name),
-            ("LEVADE_TASK", if task.len() <= LONGEST { &task } else { "" }),
+            ("LEVADE_TASK", if task.len() <= MAX_VARIABLE_BYTES { &task } else { "" }),
         ];
         variables.extend(ours.map(|(name, value)| (name.to_owned(), value.to_owned())));
         if self.rewards {

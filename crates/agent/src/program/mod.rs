@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_call::Recorded;
+use levade_call::Recording;
 use levade_conversation::Format;
 use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions};
 use levade_process::{Output, Pool, Supervisor};
@@ -33,7 +33,7 @@ use tracing::{Instrument, debug_span};
 pub use process::workers;
 pub use rehearsal::Rehearsal;
 
-use crate::casting::{Caller, Casting};
+use crate::casting::{Caller, PartyBuilder};
 use crate::roster::{Agent, Player};
 use crate::taught::{self, Exchange, Pupil};
 use crate::{AgentLoop, Attempt, AttemptContext, Backend};
@@ -80,14 +80,14 @@ impl AgentLoop for Program {
 }
 
 /// Open session of the gateway, through which the programs of one attempt call their models.
-struct Opened<'a> {
+struct OpenProgram<'a> {
     session: Arc<Session>,
     /// Agents as which the program can call, each with the policy that plays it. Calls that name no
     /// agent are attributed to the first one, the attempt's own agent.
     played: Vec<(&'a Agent, &'a Player)>,
 }
 
-impl Opened<'_> {
+impl OpenProgram<'_> {
     /// Returns the policy that plays the attempt's own agent.
     fn own(&self) -> &Player {
         self.played[0].1
@@ -101,7 +101,7 @@ impl Program {
             Err(why) => return Attempt::broken("policies", why),
         };
         let ended = self.execute(&context, &opened, std::future::pending()).await;
-        let Opened { session, played } = opened;
+        let OpenProgram { session, played } = opened;
         let recorded = session.close(PATIENCE).await;
         self.gateway.forget(&session);
         let mut attempt = match &context.teacher {
@@ -120,7 +120,7 @@ impl Program {
         context: &AttemptContext,
         played: &[(&Agent, &Player)],
         ended: Result<Output, String>,
-        recorded: (Recorded, Vec<Reward>),
+        recorded: (Recording, Vec<Reward>),
     ) -> Attempt {
         let pupil = |(agent, player): &(&Agent, &Player)| match (&player.backend, &player.format) {
             (Backend::Tokens(_), Some(format)) if player.is_trained => {
@@ -144,12 +144,12 @@ impl Program {
     /// # Errors
     /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's row
     /// lacks the completions of a teacher.
-    fn open<'a>(&self, context: &'a AttemptContext) -> Result<Opened<'a>, String> {
+    fn open<'a>(&self, context: &'a AttemptContext) -> Result<OpenProgram<'a>, String> {
         let own = context.own_agent()?;
         let mut agents: Vec<&Agent> = context.roster.agents().iter().collect();
         let index = agents.iter().position(|agent| std::ptr::eq(*agent, own)).unwrap_or(0);
         agents.swap(0, index);
-        let casting = Casting::new(context, Caller::Program)?;
+        let casting = PartyBuilder::new(context, Caller::Program)?;
         let play = |agent| Ok((agent, context.player(agent)?));
         let played: Vec<(&Agent, &Player)> = agents.into_iter().map(play).collect::<Result<_, String>>()?;
         let route = |(index, (agent, player)): (usize, &(&Agent, &Player))| {
@@ -169,7 +169,7 @@ impl Program {
             routes,
             rewards: self.rewards,
         });
-        Ok(Opened { session, played })
+        Ok(OpenProgram { session, played })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use levade_call::{CallRecord, Recorded};
+use levade_call::{CallRecord, Recording};
 use levade_conversation::{Fork, Origin};
 use levade_gateway::Reward;
 use levade_policy::FinishReason;
@@ -11,7 +11,7 @@ use levade_tree::{Finish, Outcome};
 use serde_json::{Value, json};
 
 use super::Program;
-use crate::attempt::context_cut;
+use crate::attempt::to_context_cut;
 use crate::{Attempt, Limits};
 
 /// Key of the program's entry in an attempt's evidence.
@@ -22,12 +22,12 @@ pub(super) fn attempt(
     program: &Program,
     limits: &Limits,
     ended: Result<Output, String>,
-    (recorded, rewards): (Recorded, Vec<Reward>),
+    (recorded, rewards): (Recording, Vec<Reward>),
 ) -> Attempt {
     let mut outcome = Outcome::begun();
     let calls: Vec<&CallRecord> = recorded.calls.iter().filter(|call| !call.summary).collect();
     outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
-    outcome.cuts = recorded.calls.iter().filter_map(context_cut).collect();
+    outcome.cuts = recorded.calls.iter().filter_map(to_context_cut).collect();
     let own = calls.iter().filter(|call| !call.external);
     outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
@@ -35,38 +35,39 @@ pub(super) fn attempt(
         outcome.trouble("chat template", error.as_str());
     }
     // A program executes the tool calls of a completion before it requests the next one.
-    let asked = calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
-    outcome.calls.ok = asked.iter().map(|call| call.calls as u32).sum();
+    let requested = calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
+    outcome.calls.ok = requested.iter().map(|call| call.calls as u32).sum();
     let name = program.command.first().map_or("", String::as_str);
     let mut printed = None;
     match ended {
         Err(why) => broken(&mut outcome, name, why),
         Ok(Output { code, stdout, stderr }) => {
             printed = stdout.last_line();
-            let refused = |kind: &str| recorded.refused.contains_key(kind);
+            let rejected = |kind: &str| recorded.rejected.contains_key(kind);
             match code {
                 Some(0) => outcome.finish = Finish::Answered,
                 None => {
                     outcome.finish = Finish::Deadline;
-                    let longest = limits.attempt;
-                    outcome.trouble(name, format!("was not done within {longest:?}, and was stopped"));
+                    let attempt_timeout = limits.attempt;
+                    outcome
+                        .trouble(name, format!("was not done within {attempt_timeout:?}, and was stopped"));
                 }
                 // Most programs fail if a call is rejected, and the recipe sets the limit that rejects
                 // it.
-                Some(_) if refused("limit") => outcome.finish = cut(limits, &calls),
-                Some(_) if refused("too_long") => outcome.finish = Finish::Context,
+                Some(_) if rejected("limit") => outcome.finish = cut(limits, &calls),
+                Some(_) if rejected("too_long") => outcome.finish = Finish::Context,
                 Some(code) => {
                     let last = stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
                     broken(&mut outcome, name, format!("ended with {code}: {}", excerpt(&last)));
                 }
             }
             if recorded.calls.is_empty() && outcome.error.is_none() {
-                broken(&mut outcome, name, silent(&recorded.refused, &stdout, &stderr));
+                broken(&mut outcome, name, silent(&recorded.rejected, &stdout, &stderr));
             }
             if outcome.finish.is_whole() {
                 let last = calls.iter().rfind(|call| !call.content.is_empty());
-                let said = last.map(|call| call.content.clone());
-                outcome.final_text = answer(printed.as_deref()).or(said).unwrap_or_default();
+                let last_text = last.map(|call| call.content.clone());
+                outcome.final_text = answer(printed.as_deref()).or(last_text).unwrap_or_default();
             }
         }
     }
@@ -79,7 +80,7 @@ pub(super) fn attempt(
         "rewards": rewards,
         "last_line": printed,
         "overridden": recorded.overridden,
-        "refused": recorded.refused,
+        "refused": recorded.rejected,
         "forks": recorded.counts,
     });
     // External calls are recorded as messages, because their token ids have no meaning here.
@@ -95,12 +96,12 @@ pub(super) fn attempt(
 
 /// Returns why a program without answered calls makes no attempt, with the last lines of its output:
 /// many programs report a wrong configuration and exit with 0.
-fn silent(refused: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
-    let why = match refused.is_empty() {
+fn silent(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
+    let why = match rejected.is_empty() {
         true => {
             "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key".into()
         }
-        false => format!("had no call answered; refused: {refused:?}"),
+        false => format!("had no call answered; refused: {rejected:?}"),
     };
     let streams = [("standard error", stderr), ("standard output", stdout)];
     let written: Vec<String> = streams
@@ -229,7 +230,7 @@ mod tests {
     fn summaries_do_not_count_as_turns() {
         let ended = Output { code: Some(0), stdout: Tail::default(), stderr: Tail::default() };
         let calls = vec![call(0, false, "4?"), call(1, true, "so far: 4?"), call(2, false, "5")];
-        let recorded = Recorded { calls, ..Recorded::default() };
+        let recorded = Recording { calls, ..Recording::default() };
         let outcome = attempt(&program(), &LIMITS, Ok(ended), (recorded, Vec::new())).outcome;
         assert_eq!((outcome.finish, outcome.error.as_deref()), (Finish::Answered, None));
         assert_eq!((outcome.turns, outcome.sampled_tokens, outcome.calls.ok), (2, 14, 1));
@@ -241,7 +242,7 @@ mod tests {
         for (code, why) in [(0, "solve never called the model"), (3, "solve ended with 3: no such task")] {
             let stderr = Tail::from("no such task");
             let ended = Output { code: Some(code), stdout: Tail::default(), stderr };
-            let outcome = attempt(&program(), &LIMITS, Ok(ended), (Recorded::default(), Vec::new())).outcome;
+            let outcome = attempt(&program(), &LIMITS, Ok(ended), (Recording::default(), Vec::new())).outcome;
             let error = outcome.error.unwrap();
             assert!(outcome.finish == Finish::Failed && error.starts_with(why), "{error}");
         }
@@ -249,13 +250,13 @@ mod tests {
 
     #[test]
     fn silent_program_is_quoted_in_error() {
-        let (none, refused) = (BTreeMap::new(), BTreeMap::from([("not_found".to_owned(), 2)]));
+        let (none, rejected) = (BTreeMap::new(), BTreeMap::from([("not_found".to_owned(), 2)]));
         let tail = |text: &str| Tail::from(text);
         let why = silent(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
         assert!(why.starts_with("never called the model"), "{why}");
         let printed = "; its standard error ends with\n  set ONE key, not two\nits standard output ends with\n  a\n  b\n  c\n  d";
         assert!(why.ends_with(printed), "{why}");
-        let why = silent(&refused, &tail(""), &tail(" \n"));
+        let why = silent(&rejected, &tail(""), &tail(" \n"));
         assert!(why.contains("not_found") && why.ends_with("; it wrote nothing"), "{why}");
     }
 

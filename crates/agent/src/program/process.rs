@@ -10,7 +10,7 @@ use levade_process::{Launch, Output, Pool, PoolOptions, Request, Run, Supervisor
 use serde_json::{Value, json};
 
 use super::environment::{DIRECT, task_of};
-use super::{Opened, Program};
+use super::{OpenProgram, Program};
 use crate::AttemptContext;
 
 /// Placeholder of the question in the arguments of a program.
@@ -50,7 +50,7 @@ impl Program {
     pub(super) async fn execute(
         &self,
         context: &AttemptContext,
-        opened: &Opened<'_>,
+        opened: &OpenProgram<'_>,
         stop: impl Future<Output = ()>,
     ) -> Result<Output, String> {
         let (task, timeout, player) = (task_of(context), context.limits.attempt, opened.own());
@@ -68,12 +68,12 @@ impl Program {
         };
         let request = Request::with_id(&context.name, request(&variables, context, opened, &task));
         let mut call = workers.send(request).await.map_err(|error| error.to_string())?;
-        let answer = tokio::select! {
-            answer = player.within(timeout, call.answer()) => answer,
+        let response = tokio::select! {
+            answer = player.within(timeout, call.response()) => answer,
             () = stop => None,
         };
-        match answer {
-            Some(answer) => answer.map(to_output).map_err(|error| error.to_string()),
+        match response {
+            Some(response) => response.map(to_output).map_err(|error| error.to_string()),
             None => {
                 call.cancel().await;
                 Ok(Output { code: None, stdout: Tail::default(), stderr: Tail::default() })
@@ -95,7 +95,7 @@ impl Program {
 fn request(
     variables: &[(String, String)],
     context: &AttemptContext,
-    opened: &Opened<'_>,
+    opened: &OpenProgram<'_>,
     task: &Value,
 ) -> Value {
     let variable =
@@ -115,9 +115,9 @@ fn request(
 }
 
 /// Converts the answer of a worker to the output of a program.
-fn to_output(answer: Value) -> Output {
-    match answer["error"].as_str() {
+fn to_output(response: Value) -> Output {
+    match response["error"].as_str() {
         Some(error) => Output { code: Some(1), stdout: Tail::default(), stderr: error.into() },
-        None => Output { code: Some(0), stdout: (&*answer.to_string()).into(), stderr: Tail::default() },
+        None => Output { code: Some(0), stdout: (&*response.to_string()).into(), stderr: Tail::default() },
     }
 }

@@ -1,6 +1,6 @@
 //! Trial runs of a program, which check whether the program loads and calls the model.
 
-use levade_call::Recorded;
+use levade_call::Recording;
 use levade_process::{Output, telling_lines};
 
 use super::{PATIENCE, Program};
@@ -12,7 +12,7 @@ pub struct Rehearsal {
     /// Number of calls of the model that were answered.
     pub answered: usize,
     /// Reasons for rejected calls.
-    pub refused: Vec<String>,
+    pub rejected: Vec<String>,
     /// Exit code; 128 plus the signal number if a signal ended the program. `None` if the program was
     /// still running and was stopped.
     pub code: Option<i32>,
@@ -35,17 +35,17 @@ impl Program {
         let opened = self.open(&context)?;
         let ended = self.execute(&context, &opened, enough).await;
         let session = opened.session;
-        let Recorded { calls, refused, .. } = session.close(PATIENCE).await.0;
+        let Recording { calls, rejected, .. } = session.close(PATIENCE).await.0;
         self.gateway.forget(&session);
-        let answered = calls.iter().filter(|call| call.error.is_none()).count();
-        let refused = refused.into_keys().map(|kind| kind.to_string()).collect();
+        let completed = calls.iter().filter(|call| call.error.is_none()).count();
+        let rejected = rejected.into_keys().map(|kind| kind.to_string()).collect();
         let Output { code, stdout, stderr } = match ended {
             Ok(ended) => ended,
             // The program could not be started, or its worker ended.
-            Err(why) => return Ok(Rehearsal { answered, refused, code: Some(1), printed: why }),
+            Err(why) => return Ok(Rehearsal { answered: completed, rejected, code: Some(1), printed: why }),
         };
         let mut streams = [stderr, stdout].into_iter().map(|stream| telling_lines(&stream.text()));
         let printed = streams.find(|lines| !lines.is_empty()).unwrap_or_default().join("\n");
-        Ok(Rehearsal { answered, refused, code, printed })
+        Ok(Rehearsal { answered: completed, rejected, code, printed })
     }
 }

@@ -56,13 +56,13 @@ def create_dataset(name, **config):
     return {"sums": Sums, "shaky": Shaky, "more": Sums}[name](**config)
 "#;
 
-fn folder() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let package = folder.path().join("reasoning_gym");
+fn dir() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let package = dir.path().join("reasoning_gym");
     std::fs::create_dir(&package).unwrap();
     std::fs::write(package.join("__init__.py"), PACKAGE).unwrap();
     std::fs::write(package.join("factory.py"), "DATASETS = {'sums': 1, 'shaky': 1, 'more': 1}").unwrap();
-    folder
+    dir
 }
 
 /// Returns the supervisor process, which is an example of this crate.
@@ -73,11 +73,11 @@ fn supervisor() -> Supervisor {
     Supervisor(vec![supervisor.display().to_string()])
 }
 
-fn worker(folder: &Path, seconds: f64) -> WorkerOptions {
-    WorkerOptions { folder: folder.to_owned(), seconds, ..WorkerOptions::default() }
+fn worker(dir: &Path, seconds: f64) -> WorkerOptions {
+    WorkerOptions { folder: dir.to_owned(), seconds, ..WorkerOptions::default() }
 }
 
-fn options(folder: &Path, datasets: &[(&str, f64)]) -> ReasoningGymOptions {
+fn options(dir: &Path, datasets: &[(&str, f64)]) -> ReasoningGymOptions {
     let dataset =
         |&(name, share): &(&str, f64)| DatasetOptions { name: name.into(), share, config: Map::new() };
     ReasoningGymOptions {
@@ -90,7 +90,7 @@ fn options(folder: &Path, datasets: &[(&str, f64)]) -> ReasoningGymOptions {
         tag: "answer".into(),
         demonstration: "<answer>{answer}</answer>".into(),
         agent: String::new(),
-        worker: worker(folder, 60.0),
+        worker: worker(dir, 60.0),
     }
 }
 
@@ -114,8 +114,8 @@ async fn score(environments: &Environments, task: &Task, text: &str) -> Result<f
 
 #[tokio::test]
 async fn tasks_follow_seeds_and_are_scored_by_dataset() {
-    let folder = folder();
-    let environments = environments(options(folder.path(), &[("sums", 3.0), ("more", 1.0)]));
+    let dir = dir();
+    let environments = environments(options(dir.path(), &[("sums", 3.0), ("more", 1.0)]));
     let first = listed(&environments, 1, 1).await.unwrap();
     assert_eq!(first, listed(&environments, 1, 1).await.unwrap());
     let kinds =
@@ -144,8 +144,8 @@ async fn tasks_follow_seeds_and_are_scored_by_dataset() {
 
 #[tokio::test]
 async fn invalid_score_is_reported_as_error() {
-    let folder = folder();
-    let environments = environments(options(folder.path(), &[("sums", 1.0)]));
+    let dir = dir();
+    let environments = environments(options(dir.path(), &[("sums", 1.0)]));
     let task = &listed(&environments, 1, 1).await.unwrap().train[0];
     for (answer, want) in [
         ("nan", "the score of sums is nan, which is no reward"),
@@ -161,8 +161,8 @@ async fn invalid_score_is_reported_as_error() {
 
 #[tokio::test]
 async fn hanging_environment_is_stopped_at_timeout() {
-    let folder = folder();
-    let mut options = options(folder.path(), &[("sums", 1.0)]);
+    let dir = dir();
+    let mut options = options(dir.path(), &[("sums", 1.0)]);
     let task = listed(&environments(options.clone()), 1, 1).await.unwrap().train.remove(0);
     options.worker.seconds = 4.0;
     let environments = environments(options);
@@ -174,20 +174,20 @@ async fn hanging_environment_is_stopped_at_timeout() {
 
 #[tokio::test]
 async fn unusable_options_are_rejected_before_sampling() {
-    let folder = folder();
+    let dir = dir();
     let refused = async |options| listed(&environments(options), 1, 1).await.unwrap_err();
-    let error = refused(options(folder.path(), &[("sum", 1.0)])).await;
+    let error = refused(options(dir.path(), &[("sum", 1.0)])).await;
     assert!(error.contains("has no data set 'sum'; did you mean sums?"), "{error}");
-    let error = refused(options(folder.path(), &[("shaky", 1.0)])).await;
+    let error = refused(options(dir.path(), &[("shaky", 1.0)])).await;
     assert!(error.contains("gives another task at the same seed and place each time"), "{error}");
-    let mut config = options(folder.path(), &[("sums", 1.0)]);
+    let mut config = options(dir.path(), &[("sums", 1.0)]);
     config.datasets[0].config = json!({ "most": 0 }).as_object().unwrap().clone();
     let error = refused(config).await;
     assert!(error.contains("the data set sums refuses its config: most must be more than 0"), "{error}");
     let empty = tempfile::tempdir().unwrap();
     let error = refused(options(empty.path(), &[("sums", 1.0)])).await;
     assert!(error.contains("-m pip install reasoning-gym"), "{error}");
-    let mut python = options(folder.path(), &[("sums", 1.0)]);
+    let mut python = options(dir.path(), &[("sums", 1.0)]);
     python.worker.python = "/nonexistent/python".into();
     let error = refused(python).await;
     assert!(error.contains("cannot start /nonexistent/python"), "{error}");

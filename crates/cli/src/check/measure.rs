@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use levade_agent::environments::Environments;
 use levade_recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
-use levade_run::policies::{self, Started};
+use levade_run::policies::{self, StartedPolicies};
 use levade_run::{Host, dir, scorers};
 use levade_trainer::{Event, Metrics, Observer, Parts, Start, StopFlag, Trainer};
 use tokio::sync::Notify;
@@ -46,10 +46,10 @@ fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
 async fn measured(mut recipe: Recipe, environments: Environments, host: &Host) -> anyhow::Result<Metrics> {
     let folder = tempfile::Builder::new().prefix("levade-check-").tempdir()?;
     recipe.run.folder = folder.path().join("run");
-    let begun = dir::begun_or_now(&recipe.run.folder)?;
-    let Started { policies, agents, model_files, teachers, .. } =
+    let begun = dir::start_time_or_now(&recipe.run.folder)?;
+    let StartedPolicies { policies, agents, model_files, teachers, .. } =
         policies::start(&recipe, begun, &environments, host, &mut Vec::new()).await?;
-    let scorers = scorers::asking(&recipe.reward, &environments, host)?;
+    let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
     let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
     let first = First::default();

@@ -20,12 +20,12 @@ use levade_agent::environments::Environments;
 use levade_policy::{Sampler, Simulator, SimulatorConfig};
 use levade_recipe::{Override, Recipe};
 use levade_run::dir::RECIPE;
-use levade_run::policies::Planned;
+use levade_run::policies::PlannedModels;
 use levade_run::{external, model, scorers};
 use levade_tasks::Task;
 use levade_text::Chat;
 use levade_trainer::{
-    AgentParts, Agents, Rehearsed, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
+    AgentParts, Agents, DryRunScore, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
     rehearse,
 };
 use levade_tree::Component;
@@ -97,8 +97,8 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
         report.note("tasks", note);
     }
     let first = tasks.as_ref().and_then(first_task).unwrap_or_default();
-    report.quiet("policies", external::others(recipe));
-    let planned = report.quiet("model", Planned::open(recipe, &host));
+    report.quiet("policies", external::external_apis(recipe));
+    let planned = report.quiet("model", PlannedModels::open(recipe, &host));
     let chats = planned.as_ref().map(|planned| chats(recipe, planned, report));
     let start = chats.as_deref().filter(|_| !args.no_start);
     programs::check(recipe, planned.as_ref(), start, &first, report).await;
@@ -115,7 +115,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     for note in scorers::notes(&recipe.reward) {
         report.note("scorer", note);
     }
-    let made = scorers::asking(&recipe.reward, &environments, &host);
+    let made = scorers::custom_scorers(&recipe.reward, &environments, &host);
     let scorers = report.quiet("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
     if let (Some(scorers), Some(tasks)) = (&scorers, &tasks) {
         score(scorers, tasks, report).await;
@@ -157,7 +157,7 @@ fn folder(recipe: &Recipe, report: &mut Report) {
 }
 
 /// Returns the chats of all agents whose policy is sampled here, and reports the models.
-fn chats(recipe: &Recipe, planned: &Planned, report: &mut Report) -> Vec<(String, Arc<Chat>)> {
+fn chats(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) -> Vec<(String, Arc<Chat>)> {
     for (source, what) in planned.described() {
         report.fine("model", &format!("{source}: {what}"));
     }
@@ -175,7 +175,7 @@ fn chats(recipe: &Recipe, planned: &Planned, report: &mut Report) -> Vec<(String
 /// Calls every scorer once, for a made-up attempt whose completion is the expected answer of its
 /// task.
 async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
-    for Rehearsed { scorer, gave } in rehearse(scorers, tasks).await {
+    for DryRunScore { scorer, gave } in rehearse(scorers, tasks).await {
         match gave {
             None => report.note(
                 "scorer",
@@ -206,7 +206,7 @@ async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
 /// scored, and whether each phase has the tasks that it trains on.
 async fn prompts(
     recipe: &Recipe,
-    planned: &Planned,
+    planned: &PlannedModels,
     parts: &[AgentParts],
     scorers: &Scorers,
     tasks: &Tasks,

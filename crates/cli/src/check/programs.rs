@@ -9,8 +9,8 @@ use levade_agent::program::Rehearsal;
 use levade_agent::{Agent, AttemptContext, Limits, Player};
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
-use levade_run::policies::Planned;
-use levade_run::programs::{self, Started};
+use levade_run::policies::PlannedModels;
+use levade_run::programs::{self, ProgramGateway};
 use levade_tasks::Task;
 use levade_text::Chat;
 
@@ -28,7 +28,7 @@ const END_GRACE: Duration = Duration::from_secs(3);
 /// Finds the programs of all agents, and starts each once if `chats` is `Some`.
 pub async fn check(
     recipe: &Recipe,
-    planned: Option<&Planned>,
+    planned: Option<&PlannedModels>,
     chats: Option<&[(String, Arc<Chat>)]>,
     task: &Task,
     report: &mut Report,
@@ -85,7 +85,7 @@ enum Verdict {
 }
 
 fn judged(rehearsal: &Rehearsal) -> Verdict {
-    let Rehearsal { answered, refused, code, printed } = rehearsal;
+    let Rehearsal { answered, rejected, code, printed } = rehearsal;
     let printed = match printed.as_str() {
         "" => "it printed nothing".to_owned(),
         text => format!("it printed:\n{text}"),
@@ -96,9 +96,9 @@ fn judged(rehearsal: &Rehearsal) -> Verdict {
         (1.., Some(code)) => Verdict::Unclear(format!(
             "it called the model, and ended with code {code} after a scripted reply; {printed}"
         )),
-        (0, _) if !refused.is_empty() => Verdict::Unclear(format!(
+        (0, _) if !rejected.is_empty() => Verdict::Unclear(format!(
             "no call of it was answered; refused: {}; {printed}",
-            refused.join(", ")
+            rejected.join(", ")
         )),
         (0, None) => {
             Verdict::Unclear(format!("it has not called the model within {START_TIMEOUT:?}; {printed}"))
@@ -121,7 +121,7 @@ fn judged(rehearsal: &Rehearsal) -> Verdict {
 /// completion.
 async fn started(
     recipe: &Recipe,
-    planned: &Planned,
+    planned: &PlannedModels,
     chats: &[(String, Arc<Chat>)],
     (name, keys): (&str, &AgentKeys),
     task: &Task,
@@ -146,7 +146,7 @@ async fn started(
     }
     let limits = keys.limits();
     let limits = Limits { attempt: limits.attempt.min(START_TIMEOUT), ..limits };
-    let program = Started::start(host::supervisor()?).await?.program(keys, true);
+    let program = ProgramGateway::start(host::supervisor()?).await?.program(keys, true);
     let context = AttemptContext {
         task: task.clone(),
         messages: keys.opening(task),

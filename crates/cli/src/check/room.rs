@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use levade_recipe::Recipe;
-use levade_run::policies::Planned;
+use levade_run::policies::PlannedModels;
 
 use super::report::Report;
 
 /// Compares the memory and disk space that a run needs with the available memory and space.
-pub fn check(recipe: &Recipe, planned: &Planned, report: &mut Report) {
+pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
     let plans = report.item("memory", planned.memory(recipe), |plans| {
         plans.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     });

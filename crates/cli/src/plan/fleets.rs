@@ -32,15 +32,15 @@ pub fn print(sizes: &Sizes<'_>) {
     ));
     let mut last = None;
     for &devices in sizes.devices {
-        let (fleet, found) = sizes.of(devices);
+        let (fleet, found) = sizes.best_split(devices);
         screen::say(&format!(
             "{devices:>10} {:>9} {:>9} {:>9.1} {:>9} {:>10.0} % {:>7.0} % {:>5.2} {:>9.1} {:>5.1} %",
             fleet.samplers,
             fleet.groups * fleet.group_size,
             found.step,
             screen::count(found.tokens as u64),
-            100.0 * found.samplers_idle,
-            100.0 * (1.0 - found.learner_idle),
+            100.0 * found.sampler_idle_fraction,
+            100.0 * (1.0 - found.learner_idle_fraction),
             found.age,
             found.calls,
             100.0 * found.attempts / STORE,

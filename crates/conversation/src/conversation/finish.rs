@@ -25,13 +25,13 @@ impl Conversation {
         let count = affordable(depths, self.index.nodes().count());
         let mut known = Known::new();
         for &end in &ends[..count] {
-            self.settle(end, &mut known);
+            self.count_exact_drift(end, &mut known);
         }
         self.drift()
     }
 
     /// Counts the turns of one sequence exactly.
-    fn settle(&mut self, end: NodeId, known: &mut Known) {
+    fn count_exact_drift(&mut self, end: NodeId, known: &mut Known) {
         let (index, trajectory) = (&self.index, &self.trajectory);
         let format = &index.roots[index.node(end).root].format;
         if format.options().history == History::Template || !format.abridges() {
@@ -40,13 +40,14 @@ impl Conversation {
         }
         // The first prompt of a sequence continues no completion, so it is exactly what the template
         // renders.
-        let asked = |id: NodeId| index.node(id).asked.as_ref();
-        let mut prompts: Vec<NodeId> = index.up(end).filter(|&id| asked(id).is_some()).collect();
+        let requested = |id: NodeId| index.node(id).prompt.as_ref();
+        let mut prompts: Vec<NodeId> = index.ancestors(end).filter(|&id| requested(id).is_some()).collect();
         prompts.reverse();
-        if prompts.iter().any(|&id| asked(id).is_some_and(|asked| asked.cut)) {
+        if prompts.iter().any(|&id| requested(id).is_some_and(|requested| requested.cut)) {
             return;
         }
-        let seen = prompts.iter().position(|&id| asked(id).is_some_and(|asked| asked.drift.is_some()));
+        let seen =
+            prompts.iter().position(|&id| requested(id).is_some_and(|requested| requested.drift.is_some()));
         let mut drifts =
             |id: NodeId| known.entry(id).or_insert_with(|| whole(index, trajectory, id)).is_some();
         // All prompts from `first` on have drifted. Drift persists, so rendering the last prompt is
@@ -57,14 +58,14 @@ impl Conversation {
         }
         let mut last: Option<Drift> = None;
         for (at, &id) in prompts.iter().enumerate() {
-            let Some(asked) = self.index.node_mut(id).asked.as_mut() else { continue };
+            let Some(requested) = self.index.node_mut(id).prompt.as_mut() else { continue };
             if at < first {
-                asked.drift = None;
+                requested.drift = None;
                 continue;
             }
             last = known.get(&id).cloned().flatten().or(last);
-            if asked.drift.is_none() {
-                asked.drift = last.as_ref().map(|drift| drift.at(asked.turn, false));
+            if requested.drift.is_none() {
+                requested.drift = last.as_ref().map(|drift| drift.at(requested.turn, false));
             }
         }
     }
@@ -78,10 +79,10 @@ fn ends(index: &Index) -> Vec<NodeId> {
     // Nodes come after their parents, so all nodes below a node are visited before it.
     for (id, node) in index.nodes().rev() {
         let is_above = above.contains(&id);
-        if node.asked.is_some() && !is_above {
+        if node.prompt.is_some() && !is_above {
             ends.push(id);
         }
-        if node.asked.is_some() || is_above {
+        if node.prompt.is_some() || is_above {
             above.extend(node.parent);
         }
     }
@@ -94,9 +95,9 @@ fn ends(index: &Index) -> Vec<NodeId> {
 /// The budget is four times the cost of the longest sequence plus the cost of all messages, so that forks
 /// with little in common are all checked.
 fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
-    const SHARE: usize = 4;
+    const BUDGET_FACTOR: usize = 4;
     let mut depths = depths.peekable();
-    let budget = SHARE * depths.peek().copied().unwrap_or(0) + messages;
+    let budget = BUDGET_FACTOR * depths.peek().copied().unwrap_or(0) + messages;
     let spent = depths.scan(0, |spent, depth| {
         *spent += depth;
         Some(*spent)
@@ -107,7 +108,7 @@ fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
 /// Renders the complete conversation up to a prompt, and returns its drift, if any.
 fn whole(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> {
     let root = &index.roots[index.node(node).root];
-    let end = index.node(node).asked.as_ref()?.end?;
+    let end = index.node(node).prompt.as_ref()?.end?;
     let messages = crate::format::whole(&index.messages(node));
     let drift = Drift::find(root.format.chat(), &trajectory.path_tokens(end), &messages, &root.tools);
     drift.map(|drift| Drift { prompt: None, ..drift })

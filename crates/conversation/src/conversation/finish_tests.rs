@@ -11,7 +11,7 @@ use crate::{Format, Options};
 
 const THINKS: &str = "<think>\nhm\n</think>\n\nadd";
 
-fn turns(drift: &[levade_tree::Drift]) -> Vec<u32> {
+fn drift_turns(drift: &[levade_tree::Drift]) -> Vec<u32> {
     drift.iter().map(|drift| drift.turn).collect()
 }
 
@@ -31,7 +31,7 @@ fn calls(rounds: usize) -> (Talk, Vec<Message>) {
 }
 
 /// Records a prompt with one more question, without a completion.
-fn ask(talk: &mut Talk, messages: &[Message], question: &str) {
+fn request_completion(talk: &mut Talk, messages: &[Message], question: &str) {
     let messages = [messages, &[Message::user(question)]].concat();
     talk.conversation.give(&mut talk.prepare(&messages)).unwrap();
 }
@@ -53,11 +53,11 @@ fn checked_work_is_bounded() {
 #[test]
 fn ends_are_last_prompts_longest_first() {
     let (mut talk, messages) = calls(3);
-    ask(&mut talk, &messages[..3], "short");
-    ask(&mut talk, &messages, "long");
-    ask(&mut talk, &messages[..5], "middle");
-    ask(&mut talk, &[], "alone");
-    ask(&mut talk, &messages[..3], "short as well");
+    request_completion(&mut talk, &messages[..3], "short");
+    request_completion(&mut talk, &messages, "long");
+    request_completion(&mut talk, &messages[..5], "middle");
+    request_completion(&mut talk, &[], "alone");
+    request_completion(&mut talk, &messages[..3], "short as well");
     let index = &talk.conversation.index;
     let ends = ends(index);
     let last = |&id: &NodeId| index.node(id).message.as_ref().unwrap().content.as_str().to_owned();
@@ -71,18 +71,18 @@ fn finish_checks_longest_of_many_forks() {
     // five sequences of 20.
     let (mut talk, messages) = calls(9);
     for fork in 0..12 {
-        ask(&mut talk, &messages, &format!("{fork}?"));
+        request_completion(&mut talk, &messages, &format!("{fork}?"));
     }
-    ask(&mut talk, &messages[..5], "A shorter one?");
+    request_completion(&mut talk, &messages[..5], "A shorter one?");
     assert_eq!(talk.conversation.drift(), []);
     // Turns 9 to 20 are the questions, and the latest are checked first.
-    assert_eq!(turns(&talk.conversation.finish()), [16, 17, 18, 19, 20]);
+    assert_eq!(drift_turns(&talk.conversation.finish()), [16, 17, 18, 19, 20]);
 
     // A few sequences are all checked, including the shorter one.
     let (mut talk, messages) = calls(9);
-    ask(&mut talk, &messages, "0?");
-    ask(&mut talk, &messages[..5], "A shorter one?");
-    assert_eq!(turns(&talk.conversation.finish()), [9, 10]);
+    request_completion(&mut talk, &messages, "0?");
+    request_completion(&mut talk, &messages[..5], "A shorter one?");
+    assert_eq!(drift_turns(&talk.conversation.finish()), [9, 10]);
 }
 
 #[test]
@@ -100,9 +100,9 @@ fn finish_finds_first_drifted_turn() {
             let want: Vec<u32> = (late as u32..=(late + after) as u32).collect();
             let seen = talk.conversation.drift();
             // Directly after the completion with the reasoning, drift is found at once.
-            assert_eq!(turns(&seen), if late == 1 { want.clone() } else { vec![] });
+            assert_eq!(drift_turns(&seen), if late == 1 { want.clone() } else { vec![] });
             let found = talk.conversation.finish();
-            assert_eq!(turns(&found), want);
+            assert_eq!(drift_turns(&found), want);
             assert!(found.iter().all(|drift| drift.recorded.starts_with("<think>\nhm")), "{found:?}");
             assert_eq!(talk.conversation.finish(), found);
         }
@@ -125,8 +125,8 @@ fn finish_drops_drift_of_abridged_past_only() {
             talk.say(&messages, thought);
             messages.extend([Message::assistant(thought), Message::user("And?")]);
         }
-        assert_eq!(turns(&talk.conversation.drift()), [1, 2]);
-        assert_eq!(turns(&talk.conversation.finish()), want, "{first}");
+        assert_eq!(drift_turns(&talk.conversation.drift()), [1, 2]);
+        assert_eq!(drift_turns(&talk.conversation.finish()), want, "{first}");
     }
 }
 
@@ -143,6 +143,6 @@ fn finish_keeps_drift_of_complete_renders() {
         talk.say(&messages, "two");
         messages.extend([Message::assistant("two"), Message::user("And?")]);
     }
-    assert_eq!(turns(&talk.conversation.drift()), [1]);
-    assert_eq!(turns(&talk.conversation.finish()), [1]);
+    assert_eq!(drift_turns(&talk.conversation.drift()), [1]);
+    assert_eq!(drift_turns(&talk.conversation.finish()), [1]);
 }

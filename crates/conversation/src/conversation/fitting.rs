@@ -10,13 +10,13 @@ use std::borrow::Cow;
 use levade_text::{Message, ToolSpec};
 
 use super::{Conversation, Prepared, Request};
+use crate::canonical::{Form, Key};
 use crate::origin::{Fork, Origin};
-use crate::said::{Form, Key};
 use crate::window::{Budget, Cut, Overflow, opening, transcript};
 
 /// A request that is being shortened until its prompt fits the budget.
 #[derive(Debug, Clone)]
-pub struct Fitting<'a> {
+pub struct ContextFitter<'a> {
     messages: &'a [Message],
     tools: &'a [ToolSpec],
     budget: Budget,
@@ -27,12 +27,12 @@ pub struct Fitting<'a> {
 
 /// Result of comparing a prompt with the budget.
 #[derive(Debug)]
-pub enum Judged {
+pub enum FitResult {
     /// The prompt fits.
     Fits(Box<Prepared>),
     /// The messages were shortened; render them again.
     Again,
-    /// The messages in this transcript were omitted; call [`Fitting::summarised`] with a summary of it.
+    /// The messages in this transcript were omitted; call [`ContextFitter::summarised`] with a summary of it.
     Summarise(String),
     /// The prompt does not fit, and no message can be shortened or omitted.
     TooLong(Box<Prepared>),
@@ -40,21 +40,21 @@ pub enum Judged {
 
 /// The cut of a prompt, and a hash of the messages for which it was made.
 #[derive(Debug, Clone)]
-pub(crate) struct Fitted {
+pub(crate) struct AppliedCut {
     key: Key,
     cut: Cut,
 }
 
 /// Returns the hash of a history with hash `key` and one more message.
 fn chained(key: Key, message: &Message) -> Key {
-    let form = Form::of(message);
+    let form = Form::from_message(message);
     xxhash_rust::xxh3::xxh3_128(&[key.to_le_bytes(), form.loose.to_le_bytes()].concat())
 }
 
 impl Conversation {
     /// Starts to fit a request, with the cut of earlier requests that it continues. Fast: hashes each
     /// message once.
-    pub fn fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> Fitting<'a> {
+    pub fn fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> ContextFitter<'a> {
         let Request { agent, policy, messages, tools, .. } = *request;
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned()));
         let cuts = party.and_then(|party| self.cuts.get(party));
@@ -66,16 +66,16 @@ impl Conversation {
                 cut = cuts.get(&key).or(cut);
             }
         }
-        Fitting { messages, tools, budget, cut: cut.cloned().unwrap_or_default(), fresh: false }
+        ContextFitter { messages, tools, budget, cut: cut.cloned().unwrap_or_default(), fresh: false }
     }
 
     /// Stores the cut of a recorded prompt.
-    pub(super) fn note_cut(&mut self, party: crate::index::Party, fitted: Fitted) {
+    pub(super) fn store_cut(&mut self, party: crate::index::Party, fitted: AppliedCut) {
         self.cuts.entry(party).or_default().insert(fitted.key, fitted.cut);
     }
 }
 
-impl<'a> Fitting<'a> {
+impl<'a> ContextFitter<'a> {
     /// Returns the remaining messages, which are those to render.
     pub fn messages(&self) -> Cow<'a, [Message]> {
         match self.cut.is_none() {
@@ -85,22 +85,26 @@ impl<'a> Fitting<'a> {
     }
 
     /// Compares the prompt of these messages with the budget, and cuts the messages if it is too long.
-    pub fn judge(&mut self, prepared: Prepared) -> Judged {
+    pub fn judge(&mut self, prepared: Prepared) -> FitResult {
         let found = prepared.prompt.len();
         if found <= self.budget.most {
-            return Judged::Fits(Box::new(self.noted(prepared)));
+            return FitResult::Fits(Box::new(self.with_origin(prepared)));
         }
         if self.budget.overflow == Overflow::Fail {
-            return Judged::TooLong(Box::new(prepared));
+            return FitResult::TooLong(Box::new(prepared));
         }
-        let Some((gone, half)) = self.cut.further(self.messages, self.tools, found, &self.budget) else {
-            return Judged::TooLong(Box::new(prepared));
+        let Some((omitted, half)) = self.cut.further(self.messages, self.tools, found, &self.budget) else {
+            return FitResult::TooLong(Box::new(prepared));
         };
         self.fresh = true;
-        if self.budget.overflow == Overflow::Summarise && !gone.is_empty() {
-            return Judged::Summarise(transcript(self.cut.summary.as_deref(), &self.messages[gone], half));
+        if self.budget.overflow == Overflow::Summarise && !omitted.is_empty() {
+            return FitResult::Summarise(transcript(
+                self.cut.summary.as_deref(),
+                &self.messages[omitted],
+                half,
+            ));
         }
-        Judged::Again
+        FitResult::Again
     }
 
     /// Sets the summary that replaces all omitted messages. If `summary` is empty, no text replaces them.
@@ -108,14 +112,14 @@ impl<'a> Fitting<'a> {
         self.cut.summary = Some(summary.trim()).filter(|summary| !summary.is_empty()).map(str::to_owned);
     }
 
-    fn noted(&self, mut prepared: Prepared) -> Prepared {
+    fn with_origin(&self, mut prepared: Prepared) -> Prepared {
         if self.fresh {
             let at = opening(self.messages);
             prepared.origin = Origin::Forked(Fork { at, reason: self.budget.overflow.reason() });
         }
         if !self.cut.is_none() {
             let key = self.messages.iter().fold(0, chained);
-            prepared.fitted = Some(Box::new(Fitted { key, cut: self.cut.clone() }));
+            prepared.fitted = Some(Box::new(AppliedCut { key, cut: self.cut.clone() }));
         }
         prepared
     }

@@ -9,16 +9,16 @@ use crate::testing::Talk;
 use crate::{Format, Options, Reason};
 
 /// A conversation that a context policy keeps within a budget.
-struct Bounded {
+struct BoundedTalk {
     talk: Talk,
     budget: Budget,
     /// Transcripts for which a summary was requested.
-    asked: Vec<String>,
+    requested: Vec<String>,
     /// Number of messages that were rendered, over all prompts.
     printed: usize,
 }
 
-impl Bounded {
+impl BoundedTalk {
     fn new(overflow: Overflow, most: usize, keep: usize) -> Self {
         thread_local! {
             static FORMAT: Arc<Format> = {
@@ -27,7 +27,7 @@ impl Bounded {
             };
         }
         let talk = Talk::with(FORMAT.with(Arc::clone));
-        Bounded { talk, budget: Budget { most, overflow, keep }, asked: Vec::new(), printed: 0 }
+        BoundedTalk { talk, budget: Budget { most, overflow, keep }, requested: Vec::new(), printed: 0 }
     }
 
     /// Returns the remaining messages of a request, with their prompt. Returns `None` if it does not fit.
@@ -40,13 +40,13 @@ impl Bounded {
             let prepared = conversation.prepare(&Request { messages: &kept, ..request }).unwrap();
             self.printed += kept.len() - prepared.repeated.to_reply;
             match fitting.judge(prepared) {
-                Judged::Fits(prepared) => return Some((kept, *prepared)),
-                Judged::Again => {}
-                Judged::Summarise(text) => {
+                FitResult::Fits(prepared) => return Some((kept, *prepared)),
+                FitResult::Again => {}
+                FitResult::Summarise(text) => {
                     fitting.summarised("It was said.");
-                    self.asked.push(text);
+                    self.requested.push(text);
                 }
-                Judged::TooLong(_) => return None,
+                FitResult::TooLong(_) => return None,
             }
         }
         panic!("a hundred cuts are not enough");
@@ -92,9 +92,9 @@ proptest! {
         most in 60..900usize, keep in 1..4usize, policy in 0..3usize,
     ) {
         let messages = history(&rounds);
-        let mut bounded = Bounded::new(POLICIES[policy], most, keep);
+        let mut bounded = BoundedTalk::new(POLICIES[policy], most, keep);
         let found = bounded.fit(&messages);
-        let equal = Bounded::new(POLICIES[policy], most, keep).fit(&messages);
+        let equal = BoundedTalk::new(POLICIES[policy], most, keep).fit(&messages);
         let prompt = |found: &Option<(Vec<Message>, Prepared)>| {
             found.as_ref().map(|(_, prepared)| prepared.prompt.clone())
         };
@@ -135,7 +135,7 @@ proptest! {
 #[test]
 fn shortened_conversation_continues_its_recorded_prompt() {
     for overflow in POLICIES {
-        let mut bounded = Bounded::new(overflow, 400, 1);
+        let mut bounded = BoundedTalk::new(overflow, 400, 1);
         let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
         let (mut cuts, mut prints, turns) = (0, Vec::new(), 60);
         for turn in 0..turns {
@@ -152,9 +152,9 @@ fn shortened_conversation_continues_its_recorded_prompt() {
             }
             let prompt = prepared.prompt.clone();
             let reply = bounded.talk.record(prepared, &format!("Reply {turn}."));
-            let path = bounded.talk.conversation.trajectory().path_tokens(reply.segment);
-            assert!(path.starts_with(&prompt), "what the model saw is what is recorded");
-            assert!(bounded.talk.text(&path).contains(kept.last().unwrap().content.as_str()));
+            let sequence = bounded.talk.conversation.trajectory().path_tokens(reply.segment);
+            assert!(sequence.starts_with(&prompt), "what the model saw is what is recorded");
+            assert!(bounded.talk.text(&sequence).contains(kept.last().unwrap().content.as_str()));
             messages.extend([reply.message(), Message::user(format!("{turn}: {}", "x y ".repeat(8)))]);
         }
         // Every cut makes space for several turns.
@@ -164,24 +164,24 @@ fn shortened_conversation_continues_its_recorded_prompt() {
         // No turn renders more than the window contains, independent of the number of turns.
         let (early, late) = (&prints[..30], &prints[30..]);
         assert!(late.iter().max() <= early.iter().max(), "{overflow:?}: {prints:?}");
-        assert_eq!(overflow == Overflow::Summarise, !bounded.asked.is_empty());
+        assert_eq!(overflow == Overflow::Summarise, !bounded.requested.is_empty());
     }
 }
 
 #[test]
 fn summary_covers_all_omitted_turns() {
-    let mut bounded = Bounded::new(Overflow::Summarise, 700, 1);
+    let mut bounded = BoundedTalk::new(Overflow::Summarise, 700, 1);
     let mut messages = history(&[(1, 40, false), (1, 40, false), (1, 40, false), (1, 40, false)]);
     let (kept, prepared) = bounded.fit(&messages).unwrap();
     assert!(kept[1].content.ends_with("left out:\nIt was said."), "{}", kept[1].content.as_str());
-    let first = bounded.asked.concat();
+    let first = bounded.requested.concat();
     assert!(first.contains("assistant: Reply 0.\ncalls look({\"a\":1})\n\ntool: x y x y"), "{first}");
     assert!(!first.contains("Reply 3"), "{first}");
     let reply = bounded.talk.record(prepared, "Reply 4.");
     messages.extend([reply.message(), Message::user("x y ".repeat(95))]);
-    bounded.asked.clear();
+    bounded.requested.clear();
     bounded.fit(&messages).unwrap();
-    let then = bounded.asked.concat();
+    let then = bounded.requested.concat();
     assert!(then.starts_with("summary of what came before: It was said."), "{then}");
     assert!(!then.contains("Reply 0"), "{then}");
 }
@@ -190,10 +190,10 @@ fn summary_covers_all_omitted_turns() {
 fn unshortenable_prompt_is_too_long() {
     let messages = history(&[(1, 10, false), (1, 200, false)]);
     for overflow in POLICIES {
-        assert!(Bounded::new(overflow, 400, 1).fit(&messages).is_none(), "{overflow:?}");
+        assert!(BoundedTalk::new(overflow, 400, 1).fit(&messages).is_none(), "{overflow:?}");
     }
     let short = history(&[(1, 10, false)]);
-    assert!(Bounded::new(Overflow::Fail, 400, 1).fit(&short).is_some());
-    assert!(Bounded::new(Overflow::Fail, 400, 1).fit(&messages).is_none());
+    assert!(BoundedTalk::new(Overflow::Fail, 400, 1).fit(&short).is_some());
+    assert!(BoundedTalk::new(Overflow::Fail, 400, 1).fit(&messages).is_none());
     assert_eq!(Reason::ContextDropped.words(), "the oldest turns were dropped to fit the context");
 }

@@ -5,7 +5,7 @@ use levade_tree::{SegmentId, TreeError};
 
 use super::Conversation;
 use crate::index::Party;
-use crate::tokens::{Owner, Place};
+use crate::tokens::{Owner, Position};
 
 impl Conversation {
     /// Records a prompt of token ids, and the completion that was sampled for it. A prefix that is
@@ -26,10 +26,10 @@ impl Conversation {
         let count = self.parties.len() as Party;
         let party = *self.parties.entry((agent.to_owned(), policy.to_owned())).or_insert(count);
         let owner = Owner { party, agent, policy };
-        let (place, at) = self.longest(owner, prompt);
+        let (position, at) = self.longest_recorded_prefix(owner, prompt);
         let turn = self.turns;
         self.turns += 1;
-        let end = self.given.give(&mut self.trajectory, owner, place, &prompt[at..], turn)?;
+        let end = self.given.give(&mut self.trajectory, owner, position, &prompt[at..], turn)?;
         let mut segment = completion.into_segment(end, params, turn);
         (segment.agent, segment.policy) = (agent.to_owned(), policy.to_owned());
         self.trajectory.push(segment)
@@ -37,7 +37,7 @@ impl Conversation {
 
     /// Returns the end of the longest recorded sequence that `prompt` starts with, and its length in
     /// tokens.
-    fn longest(&self, owner: Owner<'_>, prompt: &[u32]) -> (Option<Place>, usize) {
+    fn longest_recorded_prefix(&self, owner: Owner<'_>, prompt: &[u32]) -> (Option<Position>, usize) {
         let segments = self.trajectory.segments();
         // For each segment that the prompt reaches: the number of tokens above it, and the number of its
         // own tokens that the prompt repeats.
@@ -47,8 +47,8 @@ impl Conversation {
             let above = match segment.parent {
                 None => (segment.agent == owner.agent && segment.policy == owner.policy).then_some(0),
                 Some(parent) => repeated[parent.0 as usize].and_then(|(above, same)| {
-                    let whole = segments[parent.0 as usize].tokens.len();
-                    let after = segment.after.map_or(whole, |after| after as usize);
+                    let full_length = segments[parent.0 as usize].tokens.len();
+                    let after = segment.after.map_or(full_length, |after| after as usize);
                     (same >= after).then_some(above + after)
                 }),
             };
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    fn reply(tokens: &[u32]) -> Completion {
+    fn completion(tokens: &[u32]) -> Completion {
         let mut completion = Completion::default();
         completion.extend(tokens, &vec![-0.5; tokens.len()], 0);
         completion
@@ -81,7 +81,7 @@ mod tests {
 
     fn record(conversation: &mut Conversation, prompt: &[u32], tokens: &[u32]) -> SegmentId {
         let params = SamplingParams::default();
-        conversation.record_ids(("a", "p"), prompt, reply(tokens), &params).unwrap()
+        conversation.record_ids(("a", "p"), prompt, completion(tokens), &params).unwrap()
     }
 
     #[test]
@@ -122,8 +122,8 @@ mod tests {
         let mut conversation = Conversation::new();
         record(&mut conversation, &[1, 2], &[3]);
         let params = SamplingParams::default();
-        let other = conversation.record_ids(("b", "p"), &[1, 2], reply(&[3]), &params).unwrap();
-        let path = conversation.trajectory().path(other);
-        assert!(path.iter().all(|part| part.segment.agent == "b"));
+        let other = conversation.record_ids(("b", "p"), &[1, 2], completion(&[3]), &params).unwrap();
+        let sequence = conversation.trajectory().path(other);
+        assert!(sequence.iter().all(|part| part.segment.agent == "b"));
     }
 }

@@ -23,10 +23,10 @@ fn continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
     for round in rounds {
         messages.push(reply.message());
         messages.extend(round.iter().cloned());
-        let path = talk.conversation.trajectory().path_tokens(reply.segment);
+        let sequence = talk.conversation.trajectory().path_tokens(reply.segment);
         let (prepared, next) = talk.say(&messages, "r");
         assert_eq!(prepared.origin, Origin::Continued, "{round:?}");
-        assert!(prepared.prompt.starts_with(&path), "{round:?}");
+        assert!(prepared.prompt.starts_with(&sequence), "{round:?}");
         reply = next;
     }
     assert_eq!(talk.conversation.finish(), []);
@@ -94,15 +94,15 @@ fn merged_late_instructions_fork_at_first_message() {
 fn unreadable_call_arguments_fork_as_calls_cut() {
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     talk.tools = vec![tool("add")];
-    let asked = Message::user("q");
+    let requested = Message::user("q");
     let (_, reply) = talk.say(
-        std::slice::from_ref(&asked),
+        std::slice::from_ref(&requested),
         "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>",
     );
     for sent in ["{\"a\": ", "null", "[]", "7", "\"{}\"", "{} and more"] {
         let mut cut = reply.message();
         cut.tool_calls[0].arguments = json!(sent).into();
-        let messages = [asked.clone(), cut, Message::tool("no JSON"), Message::user("go on")];
+        let messages = [requested.clone(), cut, Message::tool("no JSON"), Message::user("go on")];
         let prepared = talk.prepare(&messages);
         assert_eq!(prepared.origin, forked(1, Reason::CallsCut), "{sent}");
         let shown = format!("\"name\": \"add\", \"arguments\": {sent}}}");
@@ -111,10 +111,10 @@ fn unreadable_call_arguments_fork_as_calls_cut() {
     // The same history continues from there.
     let mut cut = reply.message();
     cut.tool_calls[0].arguments = json!("{\"a\": ").into();
-    let mut messages = vec![asked.clone(), cut, Message::tool("no JSON")];
+    let mut messages = vec![requested.clone(), cut, Message::tool("no JSON")];
     let (_, next) = talk.say(&messages, "r");
     messages.extend([next.message(), Message::user("and?")]);
     assert_eq!(talk.say(&messages, "r").0.origin, Origin::Continued);
-    let unread = [asked, reply.message(), Message::tool("2")];
+    let unread = [requested, reply.message(), Message::tool("2")];
     assert_eq!(talk.say(&unread, "r").0.origin, Origin::Continued);
 }

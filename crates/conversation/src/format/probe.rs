@@ -11,7 +11,7 @@ use super::{Format, Round, abridged, whole};
 const DEPTHS: [usize; 3] = [1, 2, 7];
 
 /// Completions that templates tend to render differently.
-const REPLIES: [&str; 3] = [
+const COMPLETIONS: [&str; 3] = [
     "<think>\nhm\n</think>\n\nDone.",
     "\n Done. ",
     "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
@@ -62,7 +62,7 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
         if at > 1 {
             continue;
         }
-        for said in REPLIES {
+        for said in COMPLETIONS {
             let mut reply = chat.tokenizer().encode(said);
             reply.extend(chat.stop_ids().first());
             let round = Round { past, reply: &reply, said, rest: "", new, tools };

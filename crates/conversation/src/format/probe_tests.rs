@@ -38,8 +38,8 @@ fn probe_detects_context_dependent_templates() {
     let ends = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     assert!(abridges(plain(&format!("{loops}{ends}"))));
     // A template that rejects instructions anywhere but at the start.
-    let refuses = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}";
-    assert!(abridges(plain(&format!("{loops}{refuses}{ends}"))));
+    let rejects = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}";
+    assert!(abridges(plain(&format!("{loops}{rejects}{ends}"))));
     let counts = "{% if m.role == 'tool' %}{{ messages | selectattr('role', 'equalto', 'tool') | list | length }}{% endif %}";
     assert!(!abridges(plain(&format!("{loops}{counts}{ends}"))));
     let names = "{% if m.role == 'tool' and tools %}{{ tools[0].function.name }}{% endif %}";
@@ -55,8 +55,8 @@ fn probe_compares_after_questions_and_results() {
     // Drops earlier messages once there were several questions, and only if the last message has a
     // certain role.
     let drops_before = |role: &str| {
-        let asked = "messages | selectattr('role', 'equalto', 'user') | list | length";
-        let drops = format!("messages[-1].role == '{role}' and m.role == 'assistant' and {asked} > 3");
+        let requested = "messages | selectattr('role', 'equalto', 'user') | list | length";
+        let drops = format!("messages[-1].role == '{role}' and m.role == 'assistant' and {requested} > 3");
         let loops = format!(
             "{{% for m in messages %}}{{{{ '<|im_start|>' + m.role + '\n' + ('' if {drops} else m.content) + '<|im_end|>' }}}}"
         );

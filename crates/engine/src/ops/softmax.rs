@@ -10,7 +10,7 @@ const BLOCK: usize = 1024;
 
 /// Normalizer of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Normaliser {
+pub struct Normalizer {
     /// Largest scaled logit.
     pub max: f32,
     /// Σ exp(z − max).
@@ -19,7 +19,7 @@ pub struct Normaliser {
     pub log_sum: f32,
 }
 
-impl Normaliser {
+impl Normalizer {
     /// Returns the log-probability of a token with scaled logit `z`.
     pub fn log_probability(&self, z: f32) -> f32 {
         (z - self.max) - self.log_sum
@@ -69,7 +69,7 @@ simd! {
 }
 
 /// Overwrites a row of scaled logits with exp(z − max); returns its normalizer and its entropy in nats.
-pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normaliser, f64) {
+pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normalizer, f64) {
     let max = row_max(isa, z);
     let (mut sum, mut moment) = (0.0f64, 0.0f64);
     for block in z.chunks_mut(BLOCK) {
@@ -78,7 +78,7 @@ pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normaliser, f64) {
         moment += f64::from(m);
     }
     let log_sum = libm::log(sum);
-    (Normaliser { max, sum, log_sum: log_sum as f32 }, log_sum - moment / sum)
+    (Normalizer { max, sum, log_sum: log_sum as f32 }, log_sum - moment / sum)
 }
 
 simd! {
@@ -114,7 +114,7 @@ simd! {
 pub struct Distribution<'a> {
     z: &'a [f32],
     /// Normalizer, with the same numbers as [`exponentiate`].
-    pub normaliser: Normaliser,
+    pub normaliser: Normalizer,
     /// Σ exp(z − max) of every block.
     blocks: Vec<f64>,
 }
@@ -127,13 +127,13 @@ impl<'a> Distribution<'a> {
         let block = |block| f64::from(exponentials(isa, block, max, &mut room).1);
         let blocks: Vec<f64> = z.chunks(BLOCK).map(block).collect();
         let sum = blocks.iter().fold(0.0, |sum, block| sum + block);
-        Distribution { z, normaliser: Normaliser { max, sum, log_sum: libm::log(sum) as f32 }, blocks }
+        Distribution { z, normaliser: Normalizer { max, sum, log_sum: libm::log(sum) as f32 }, blocks }
     }
 
     /// Returns the token at the point `u` in [0, 1) of the cumulative distribution. Tokens with
     /// probability 0 are never sampled.
     pub fn draw(&self, isa: Isa, u: f64) -> usize {
-        let Normaliser { max, sum, .. } = self.normaliser;
+        let Normalizer { max, sum, .. } = self.normaliser;
         let goal = u * sum;
         let mut below = 0.0;
         let mut room = [0.0; BLOCK];

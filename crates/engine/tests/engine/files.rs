@@ -56,28 +56,28 @@ async fn rejected_load_leaves_policy_unchanged() {
     let config = tiny_config();
     let engine = start(&config, 3);
     let before = reply(&engine).await;
-    let folder = tempfile::tempdir().unwrap();
-    let missing = engine.load(&folder.path().join("nothing"), true).await.unwrap_err().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let missing = engine.load(&dir.path().join("nothing"), true).await.unwrap_err().to_string();
     assert!(missing.contains("nothing"), "{missing}");
     assert_eq!(reply(&engine).await, before);
 
     // The same shapes, but another model.
     let turned = Rope { theta: 20_000.0, scaling: RopeScaling::None };
     let other = start(&ModelConfig { rope: turned, ..config.clone() }, 4);
-    other.save(folder.path(), false).await.unwrap();
-    let refused = engine.load(folder.path(), false).await.unwrap_err().to_string();
+    other.save(dir.path(), false).await.unwrap();
+    let refused = engine.load(dir.path(), false).await.unwrap_err().to_string();
     assert!(refused.contains("rope is") && refused.contains("20000"), "{refused}");
     assert_eq!(reply(&engine).await, before);
 
     // A complete model, but incomplete optimizer state.
     let other = start(&config, 4);
-    other.save(folder.path(), false).await.unwrap();
-    std::fs::write(folder.path().join("optimiser.json"), r#"{"schema": 1, "steps": 3}"#).unwrap();
-    let refused = engine.load(folder.path(), true).await.unwrap_err().to_string();
+    other.save(dir.path(), false).await.unwrap();
+    std::fs::write(dir.path().join("optimiser.json"), r#"{"schema": 1, "steps": 3}"#).unwrap();
+    let refused = engine.load(dir.path(), true).await.unwrap_err().to_string();
     assert!(refused.contains("optimiser.first.safetensors"), "{refused}");
     assert_eq!(reply(&engine).await, before);
 
-    engine.load(folder.path(), false).await.unwrap();
+    engine.load(dir.path(), false).await.unwrap();
     engine.publish(1).await.unwrap();
     let after = reply(&engine).await;
     assert!(after == reply(&other).await && after != before);
@@ -92,9 +92,9 @@ async fn load_rejects_unsupported_adapter_features() {
     let adapter = base.lora(lora.clone(), 0, "a model").await.unwrap();
     let before = reply(&adapter).await;
     let save = async || {
-        let folder = tempfile::tempdir().unwrap();
-        adapter.save(folder.path(), false).await.unwrap();
-        folder
+        let dir = tempfile::tempdir().unwrap();
+        adapter.save(dir.path(), false).await.unwrap();
+        dir
     };
     for (key, value) in [
         ("use_dora", json!(true)),
@@ -103,9 +103,9 @@ async fn load_rejects_unsupported_adapter_features() {
         ("layer_replication", json!([[0, 2]])),
         ("modules_to_save", json!(["lm_head"])),
     ] {
-        let folder = save().await;
-        change_json(&folder.path().join("adapter_config.json"), key, value);
-        let refused = adapter.load(folder.path(), false).await.unwrap_err().to_string();
+        let dir = save().await;
+        change_json(&dir.path().join("adapter_config.json"), key, value);
+        let refused = adapter.load(dir.path(), false).await.unwrap_err().to_string();
         for part in ["adapter_config.json", key, "merge"] {
             assert!(refused.contains(part), "{refused}");
         }
@@ -118,26 +118,26 @@ async fn load_rejects_unsupported_adapter_features() {
         ("alpha_pattern", json!({"q_proj": 4})),
         ("rank_pattern", json!({"q_proj": 1})),
     ] {
-        let folder = save().await;
-        change_json(&folder.path().join("adapter_config.json"), key, value);
-        let refused = adapter.load(folder.path(), false).await.unwrap_err().to_string();
+        let dir = save().await;
+        change_json(&dir.path().join("adapter_config.json"), key, value);
+        let refused = adapter.load(dir.path(), false).await.unwrap_err().to_string();
         assert!(
             refused.contains("adapter_config.json") && refused.contains("the policy has"),
             "{key}: {refused}"
         );
     }
-    let folder = save().await;
+    let dir = save().await;
     // Settings without effect are accepted, and so is another spelling of the target modules.
     let same = json!(r"model\.layers\.\d+\..*(q|k|v|o|gate|up|down)_proj");
     let same = [("alpha_pattern", json!({})), ("modules_to_save", json!(null)), ("target_modules", same)];
     for (key, value) in same {
-        change_json(&folder.path().join("adapter_config.json"), key, value);
+        change_json(&dir.path().join("adapter_config.json"), key, value);
     }
-    adapter.load(folder.path(), false).await.unwrap();
+    adapter.load(dir.path(), false).await.unwrap();
     adapter.publish(1).await.unwrap();
     let bias = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias";
-    add_tensor(&folder.path().join("adapter_model.safetensors"), bias);
-    let refused = adapter.load(folder.path(), false).await.unwrap_err().to_string();
+    add_tensor(&dir.path().join("adapter_model.safetensors"), bias);
+    let refused = adapter.load(dir.path(), false).await.unwrap_err().to_string();
     for part in ["adapter_model.safetensors", bias, "merge"] {
         assert!(refused.contains(part), "{refused}");
     }

@@ -139,13 +139,13 @@ async fn manifest_lists_saved_files() {
     for (learner, content, most) in
         [(&engine, Content::Whole, 2), (&adapter, Content::Adapter { base: "a-model".into() }, 5)]
     {
-        let folder = tempfile::tempdir().unwrap();
-        let manifest = learner.save(folder.path(), true).await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = learner.save(dir.path(), true).await.unwrap();
         assert_eq!((&manifest.content, manifest.files.len()), (&content, most));
-        assert_eq!(manifest.place, Place::Local(folder.path().to_owned()));
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), most);
+        assert_eq!(manifest.place, Place::Local(dir.path().to_owned()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), most);
         for file in &manifest.files {
-            assert_eq!(&SavedFile::read(folder.path(), &file.name).unwrap(), file);
+            assert_eq!(&SavedFile::read(dir.path(), &file.name).unwrap(), file);
         }
     }
     let published = adapter.publish(1).await.unwrap();
@@ -160,14 +160,14 @@ async fn manifest_lists_saved_files() {
 async fn adopt_loads_published_files() {
     let (learner, sampler) = (start(), start());
     learner.train(request(), &Cut::of_sizes([5]), &mut || {}).await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let manifest = learner.save(folder.path(), false).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let manifest = learner.save(dir.path(), false).await.unwrap();
     let weights = WeightsRef { version: 7, at: WeightsAt::Manifest(manifest.clone()) };
     let before = seen(&sampler).await;
     assert_ne!(before, seen(&learner).await);
 
     let damage = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
-        let file = folder.path().join(name);
+        let file = dir.path().join(name);
         let whole = std::fs::read(&file).unwrap();
         let mut bytes = whole.clone();
         change(&mut bytes);
@@ -187,7 +187,7 @@ async fn adopt_loads_published_files() {
         *bytes = config.to_string().into_bytes();
     });
     let mut other = manifest.clone();
-    let changed = SavedFile::read(folder.path(), config).unwrap();
+    let changed = SavedFile::read(dir.path(), config).unwrap();
     *other.files.iter_mut().find(|file| file.name == config).unwrap() = changed;
     let error = sampler.adopt(&WeightsRef { version: 7, at: WeightsAt::Manifest(other) }).await.unwrap_err();
     assert!(matches!(&error, PolicyError::NotAdopted(why) if why.contains("norm_epsilon")), "{error}");

@@ -392,13 +392,13 @@ async fn checkpoint_restores_training_state() {
     let config = tiny_config();
     let engine = start(&config, 2, Isa::detect(), &options());
     let before = train(&engine, 2, 0).await;
-    let folder = tempfile::tempdir().unwrap();
-    engine.save(folder.path(), true).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    engine.save(dir.path(), true).await.unwrap();
     let after = train(&engine, 20, 2).await;
     assert!(after < before * 0.7, "{before} {after}");
 
     let other = start(&config, 1, Isa::detect(), &options());
-    other.load(folder.path(), true).await.unwrap();
+    other.load(dir.path(), true).await.unwrap();
     // A request during a change of weights waits until they are published.
     let mut early = other.sample(request(1, tokens(1, 5), SamplingParams::default())).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_millis(50), early.next()).await.is_err());
@@ -413,7 +413,7 @@ async fn checkpoint_restores_training_state() {
     other.save(b.path(), true).await.unwrap();
     for entry in std::fs::read_dir(a.path()).unwrap() {
         let name = entry.unwrap().file_name();
-        let [x, y] = [&a, &b].map(|folder| std::fs::read(folder.path().join(&name)).unwrap());
+        let [x, y] = [&a, &b].map(|dir| std::fs::read(dir.path().join(&name)).unwrap());
         assert!(x == y, "{name:?} differs");
     }
     std::fs::remove_file(b.path().join("model.safetensors")).unwrap();
@@ -461,9 +461,9 @@ async fn adapters_share_a_base() {
             assert_ne!(of_task[0].logprobs, of_task[2].logprobs);
         }
 
-        let folder = tempfile::tempdir().unwrap();
-        second.save(folder.path(), true).await.unwrap();
-        first.load(folder.path(), true).await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        second.save(dir.path(), true).await.unwrap();
+        first.load(dir.path(), true).await.unwrap();
         first.publish(3).await.unwrap();
         let [a, b] = [train(&first, 5, 30).await, train(&second, 5, 30).await];
         assert_eq!(a.to_bits(), b.to_bits(), "with its optimiser");
@@ -516,16 +516,16 @@ async fn critic_trains_and_restores_from_files() {
     adapter.add_value_head().await.unwrap();
     assert!(adapter.values(batch.clone()).await.unwrap().iter().all(|value| *value == 0.0));
     let mut losses = Vec::new();
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     for step in 0..60 {
         if step == 30 {
-            adapter.save(folder.path(), true).await.unwrap();
+            adapter.save(dir.path(), true).await.unwrap();
         }
         losses.push(adapter.forward_backward(batch.clone(), loss).await.unwrap().loss);
         assert!(adapter.optim_step(optim()).await.unwrap().applied);
     }
     assert!(losses[59] < 0.2 * losses[0], "{} {}", losses[0], losses[59]);
-    adapter.load(folder.path(), true).await.unwrap();
+    adapter.load(dir.path(), true).await.unwrap();
     for (step, expected) in losses.iter().enumerate().skip(30) {
         let again = adapter.forward_backward(batch.clone(), loss).await.unwrap().loss;
         assert_eq!(again.to_bits(), expected.to_bits(), "step {step}");

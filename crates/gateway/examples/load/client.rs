@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Barrier;
 use tokio::task::LocalSet;
 
-use crate::{LONGEST, MODEL, REPLY, Result, messages, quantile};
+use crate::{COMPLETION_TOKENS, MODEL, Result, TIMEOUT, messages, quantile};
 
 /// A connection to a gateway.
 struct Client {
@@ -25,10 +25,10 @@ struct Client {
 }
 
 /// Measurements of one completion.
-struct Replied {
-    /// Time from the request to the first byte of the body. `whole` is the time to the last byte.
+struct TimedResponse {
+    /// Time from the request to the first byte of the body. `total` is the time to the last byte.
     first: Duration,
-    whole: Duration,
+    total: Duration,
     body: Vec<u8>,
 }
 
@@ -42,8 +42,9 @@ impl Client {
     }
 
     /// Sends the prompt with the index `number`.
-    async fn ask(&mut self, number: usize, stream: bool) -> Result<Response<Incoming>> {
-        let mut body = json!({ "model": MODEL, "messages": messages(number), "max_tokens": REPLY });
+    async fn request(&mut self, number: usize, stream: bool) -> Result<Response<Incoming>> {
+        let mut body =
+            json!({ "model": MODEL, "messages": messages(number), "max_tokens": COMPLETION_TOKENS });
         if stream {
             body["stream"] = true.into();
         }
@@ -63,19 +64,19 @@ impl Client {
     }
 
     /// Sends a prompt and reads the complete body.
-    async fn reply(&mut self, number: usize, stream: bool) -> Result<Replied> {
-        let begun = Instant::now();
-        let mut body = self.ask(number, stream).await?.into_body();
+    async fn reply(&mut self, number: usize, stream: bool) -> Result<TimedResponse> {
+        let started = Instant::now();
+        let mut body = self.request(number, stream).await?.into_body();
         let (mut first, mut read) = (None, Vec::new());
         while let Some(frame) = body.frame().await {
-            first.get_or_insert_with(|| begun.elapsed());
+            first.get_or_insert_with(|| started.elapsed());
             read.extend_from_slice(&frame?.into_data().unwrap_or_default());
         }
-        let whole = begun.elapsed();
-        let replied = Replied { first: first.unwrap_or(whole), whole, body: read };
-        match stream && !is_done(&replied.body) {
+        let total = started.elapsed();
+        let response = TimedResponse { first: first.unwrap_or(total), total, body: read };
+        match stream && !is_done(&response.body) {
             true => Err("a stream broke off before its end".into()),
-            false => Ok(replied),
+            false => Ok(response),
         }
     }
 }
@@ -86,8 +87,8 @@ fn is_done(body: &[u8]) -> bool {
 }
 
 async fn in_time<T>(what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let done = tokio::time::timeout(LONGEST, work).await;
-    done.map_err(|_| format!("waited {LONGEST:?} for {what}"))?
+    let done = tokio::time::timeout(TIMEOUT, work).await;
+    done.map_err(|_| format!("waited {TIMEOUT:?} for {what}"))?
 }
 
 /// Requests chat completions for the duration `time`, after one uncounted request per connection.
@@ -100,14 +101,14 @@ pub async fn calls(address: &str, connections: usize, time: Duration, stream: bo
             let mut client = Client::new(&address).await?;
             in_time("a first reply", client.reply(at, stream)).await?;
             ready.wait().await;
-            let (begun, mut times, mut last) = (Instant::now(), Vec::new(), None);
-            while begun.elapsed() < time {
+            let (started, mut times, mut last) = (Instant::now(), Vec::new(), None);
+            while started.elapsed() < time {
                 let number = next.replace(next.get() + 1);
-                let replied = in_time("a reply", client.reply(number, stream)).await?;
-                times.push((replied.first, replied.whole));
-                last = Some(replied.body);
+                let response = in_time("a reply", client.reply(number, stream)).await?;
+                times.push((response.first, response.total));
+                last = Some(response.body);
             }
-            Ok((times, begun.elapsed(), last))
+            Ok((times, started.elapsed(), last))
         }
     };
     let local = LocalSet::new();
@@ -121,20 +122,20 @@ pub async fn calls(address: &str, connections: usize, time: Duration, stream: bo
             ended
         })
         .await;
-    let (mut firsts, mut wholes, mut longest, mut usage) =
+    let (mut firsts, mut wholes, mut max_duration, mut usage) =
         (Vec::new(), Vec::new(), Duration::ZERO, Value::Null);
     for ended in ended {
         let (times, took, last) = ended?;
         firsts.extend(times.iter().map(|(first, _)| *first));
-        wholes.extend(times.iter().map(|(_, whole)| *whole));
-        longest = longest.max(took);
+        wholes.extend(times.iter().map(|(_, total)| *total));
+        max_duration = max_duration.max(took);
         if let Some(body) = last.filter(|_| !stream) {
             usage = serde_json::from_slice::<Value>(&body)?["usage"].take();
         }
     }
     Ok(json!({
         "connections": connections, "stream": stream, "calls": wholes.len(), "usage": usage,
-        "calls_a_second": wholes.len() as f64 / longest.as_secs_f64(),
+        "calls_a_second": wholes.len() as f64 / max_duration.as_secs_f64(),
         "first_p50_ms": quantile(&mut firsts, 0.5),
         "p50_ms": quantile(&mut wholes, 0.5), "p99_ms": quantile(&mut wholes, 0.99),
     }))
@@ -146,13 +147,13 @@ pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
     let before = memory(pid)?;
     let (opened, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     let all = Arc::new(Barrier::new(number + 1));
-    let begun = Instant::now();
+    let started = Instant::now();
     let one = |at: usize| {
         let (address, all) = (address.to_owned(), Arc::clone(&all));
         let (opened, ended) = (Rc::clone(&opened), Rc::clone(&ended));
         async move {
             let mut client = Client::new(&address).await?;
-            let mut body = client.ask(at, true).await?.into_body();
+            let mut body = client.request(at, true).await?.into_body();
             let first = body.frame().await.ok_or("a stream ended before its beginning")??;
             let mut read = first.into_data().unwrap_or_default().to_vec();
             opened.set(opened.get() + 1);
@@ -167,16 +168,16 @@ pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
     let local = LocalSet::new();
     let tasks: Vec<_> = (0..number).map(|at| local.spawn_local(in_time("a stream", one(at)))).collect();
     let measured = async {
-        let waited = tokio::time::timeout(LONGEST, all.wait()).await;
-        waited.map_err(|_| format!("only {} of {number} streams opened within {LONGEST:?}", opened.get()))?;
-        let (open, opening) = (memory(pid)?, begun.elapsed());
+        let waited = tokio::time::timeout(TIMEOUT, all.wait()).await;
+        waited.map_err(|_| format!("only {} of {number} streams opened within {TIMEOUT:?}", opened.get()))?;
+        let (open, opening) = (memory(pid)?, started.elapsed());
         let running = running(address).await?;
         for task in tasks {
             task.await??;
         }
         Ok(json!({
             "streams": number, "running_at_once": running, "ended": ended.get(),
-            "opening_s": opening.as_secs_f64(), "all_s": begun.elapsed().as_secs_f64(),
+            "opening_s": opening.as_secs_f64(), "all_s": started.elapsed().as_secs_f64(),
             "before_mib": before, "open_mib": open, "after_mib": memory(pid)?,
             "kib_a_stream": (open - before) * 1024.0 / number as f64,
         }))

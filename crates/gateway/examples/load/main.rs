@@ -28,13 +28,13 @@ use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
 use serde_json::{Value, json};
 
 /// Maximum number of tokens of a completion.
-const REPLY: usize = 16;
+const COMPLETION_TOKENS: usize = 16;
 /// Maximum number of tokens of a prompt and its completion together.
 const CONTEXT: usize = 1 << 20;
 /// Name of the model.
 const MODEL: &str = "tiny";
 /// Timeout for one completion.
-const LONGEST: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Result of a command.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -58,7 +58,7 @@ async fn main() -> Result<()> {
                 .await?
         }
         ["streams", address, number, pid] => client::streams(address, number.parse()?, pid.parse()?).await?,
-        ["sampler", number] => alone(number.parse()?).await?,
+        ["sampler", number] => measure_sequential(number.parse()?).await?,
         ["turns", turns, rounds] => session(turns.parse()?, rounds.parse()?).await?,
         _ => return Err(format!("{arguments:?} is no command; the head of main.rs has them all").into()),
     };
@@ -72,7 +72,7 @@ fn simulator() -> Simulator {
     Simulator::new(config)
 }
 
-/// Creates a sampler that returns the same [`REPLY`] tokens for every prompt.
+/// Creates a sampler that returns the same [`COMPLETION_TOKENS`] tokens for every prompt.
 fn script() -> scripted::Scripted {
     scripted::Scripted::new(&["Fifteen letters"], IM_END)
 }
@@ -83,14 +83,14 @@ fn model(sampler: Arc<dyn Sampler>) -> Result<Model> {
         MODEL,
         Backend::Tokens(sampler),
         Some(Arc::new(Format::new(Arc::new(tiny_chat()?), History::default()))),
-        PartyLimits { context: CONTEXT, timeout: LONGEST },
-        SamplingRule::Default(SamplingParams { max_tokens: REPLY, ..SamplingParams::default() }),
+        PartyLimits { context: CONTEXT, timeout: TIMEOUT },
+        SamplingRule::Default(SamplingParams { max_tokens: COMPLETION_TOKENS, ..SamplingParams::default() }),
     );
     Ok(Model { party: Arc::new(party), created: 0 })
 }
 
 async fn served(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
-    let options = Options { running: 1 << 14, reply: LONGEST, ..Options::default() };
+    let options = Options { running: 1 << 14, reply: TIMEOUT, ..Options::default() };
     let gateway = Gateway::new(vec![model(sampler)?], options);
     let listener = tokio::net::TcpListener::bind(address).await?;
     println!("{}", json!({ "address": listener.local_addr()?.to_string() }));
@@ -109,21 +109,21 @@ pub fn messages(number: usize) -> [Message; 2] {
 }
 
 /// Measures the sampler without a gateway, with the prompts of [`client::calls`].
-async fn alone(number: usize) -> Result<Value> {
+async fn measure_sequential(number: usize) -> Result<Value> {
     let (sampler, chat) = (simulator(), tiny_chat()?);
     let (mut times, mut tokens, mut prompts) = (Vec::new(), 0, 0);
     for at in 0..number {
         let prompt = chat.prompt(&messages(at), &[])?;
         prompts += prompt.len();
         let params = SamplingParams {
-            max_tokens: REPLY,
+            max_tokens: COMPLETION_TOKENS,
             stop_ids: chat.stop_ids().to_vec(),
             ..SamplingParams::default()
         };
         let request = SampleRequest { seed: at as u64, prompt, params, ..SampleRequest::default() };
-        let begun = Instant::now();
-        tokens += sampler.sample(request).await?.collect(LONGEST).await?.tokens.len();
-        times.push(begun.elapsed());
+        let started = Instant::now();
+        tokens += sampler.sample(request).await?.collect(TIMEOUT).await?.tokens.len();
+        times.push(started.elapsed());
     }
     let (prompt, reply) = (prompts as f64 / number as f64, tokens as f64 / number as f64);
     Ok(json!({ "p50_ms": quantile(&mut times, 0.5), "prompt_tokens": prompt, "reply_tokens": reply }))
@@ -150,15 +150,15 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
         let mut said: Vec<Message> = messages(0).into();
         for (turn, times) in times.iter_mut().enumerate() {
             let call = Call::new(MODEL, Input::Messages(said.clone()));
-            let begun = Instant::now();
+            let started = Instant::now();
             let reader = gateway.call(&caller, call).await?;
             prompt = reader.head().prompt.len();
             let end = reader.completion().await?;
-            times.push(begun.elapsed());
+            times.push(started.elapsed());
             said.push(end.message);
             said.extend(messages(turn + 1).into_iter().skip(1));
         }
-        let (recorded, _) = session.close(LONGEST).await;
+        let (recorded, _) = session.close(TIMEOUT).await;
         gateway.forget(&session);
         let continued = recorded.counts.continued as usize;
         if continued + 1 != turns {
@@ -175,8 +175,8 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
 }
 
 /// Returns a quantile of durations, in milliseconds.
-pub fn quantile(times: &mut [Duration], share: f64) -> f64 {
+pub fn quantile(times: &mut [Duration], fraction: f64) -> f64 {
     times.sort_unstable();
-    let at = (times.len() as f64 * share) as usize;
+    let at = (times.len() as f64 * fraction) as usize;
     times.get(at.min(times.len().saturating_sub(1))).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
 }

@@ -9,7 +9,7 @@ use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
 const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3, \"b\": 4.0}}\n</tool_call>";
-const ANSWERS: &str = "The answer is **12.50**.";
+const ANSWER_TEXT: &str = "The answer is **12.50**.";
 
 fn request(messages: &Value) -> Value {
     json!({
@@ -88,15 +88,15 @@ async fn ask(served: &Served, messages: &Value, streams: bool) -> Value {
     if streams {
         return message(&served.post("/v1/messages?beta=true", &streamed(messages)).await.events());
     }
-    let answer = served.post("/v1/messages", &request(messages)).await;
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
-    answer.json()
+    let response = served.post("/v1/messages", &request(messages)).await;
+    assert_eq!(response.status, StatusCode::OK, "{}", response.text);
+    response.json()
 }
 
 /// Runs a conversation of three calls that sends each completion back as received. Returns the three
 /// responses.
 async fn talk(streams: bool) -> Vec<Value> {
-    let served = Served::scripted(&[THINKS_AND_CALLS, ANSWERS]);
+    let served = Served::scripted(&[THINKS_AND_CALLS, ANSWER_TEXT]);
     let mut messages = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
     let first = ask(&served, &json!(messages), streams).await;
     assert_eq!(kinds(&first), ["thinking", "text", "tool_use", "tool_use"]);
@@ -121,9 +121,9 @@ async fn talk(streams: bool) -> Vec<Value> {
     messages.push(json!({"role": "user", "content": [result(2), result(3), reminder]}));
     let second = ask(&served, &json!(messages), streams).await;
     assert_eq!((kinds(&second), &second["stop_reason"]), (vec!["text"], &json!("end_turn")));
-    assert_eq!(second["content"][0]["text"], ANSWERS);
+    assert_eq!(second["content"][0]["text"], ANSWER_TEXT);
     // The client now sends the completion as a plain text, as some clients do.
-    messages.push(json!({"role": "assistant", "content": ANSWERS}));
+    messages.push(json!({"role": "assistant", "content": ANSWER_TEXT}));
     messages.push(json!({"role": "user", "content": "again please"}));
     let third = ask(&served, &json!(messages), streams).await;
     assert_eq!(served.origins(), [Origin::Began, Origin::Continued, Origin::Continued]);
@@ -199,12 +199,15 @@ async fn unusual_completions_round_trip_in_document_and_stream() {
 async fn stop_reasons_match_anthropic() {
     let served = Served::scripted(&["One two three."]);
     let messages = json!([{"role": "user", "content": "Count."}]);
-    let mut cut = request(&messages);
-    cut["max_tokens"] = 5.into();
+    let mut truncated = request(&messages);
+    truncated["max_tokens"] = 5.into();
     let mut stopped = streamed(&messages);
     stopped["stop_sequences"] = json!(["thr", "zz"]);
-    let cut = served.post("/messages", &cut).await.json();
-    assert_eq!((&cut["stop_reason"], &cut["content"][0]["text"]), (&json!("max_tokens"), &json!("One t")));
+    let truncated = served.post("/messages", &truncated).await.json();
+    assert_eq!(
+        (&truncated["stop_reason"], &truncated["content"][0]["text"]),
+        (&json!("max_tokens"), &json!("One t"))
+    );
     let stopped = message(&served.post("/messages", &stopped).await.events());
     assert_eq!(
         (&stopped["stop_reason"], &stopped["stop_sequence"]),
@@ -218,11 +221,11 @@ async fn disabled_parallel_use_returns_one_call() {
     let served = Served::scripted(&[THINKS_AND_CALLS]);
     let mut asked = request(&json!([{"role": "user", "content": "add"}]));
     asked["tool_choice"] = json!({"type": "auto", "disable_parallel_tool_use": true});
-    let answer = served.post("/v1/messages", &asked).await.json();
-    assert_eq!(kinds(&answer), ["thinking", "text", "tool_use"]);
+    let response = served.post("/v1/messages", &asked).await.json();
+    assert_eq!(kinds(&response), ["thinking", "text", "tool_use"]);
     asked["tool_choice"] = json!({"type": "none"});
-    let answer = served.post("/v1/messages", &asked).await.json();
-    assert_eq!((kinds(&answer), &answer["stop_reason"]), (vec!["thinking", "text"], &json!("end_turn")));
+    let response = served.post("/v1/messages", &asked).await.json();
+    assert_eq!((kinds(&response), &response["stop_reason"]), (vec!["thinking", "text"], &json!("end_turn")));
 }
 
 #[tokio::test]
@@ -231,8 +234,8 @@ async fn count_tokens_equals_prompt_tokens() {
     let mut asked = request(&json!([{"role": "user", "content": "Count."}]));
     let counted = served.post("/v1/messages/count_tokens?beta=true", &asked).await.json();
     asked["max_tokens"] = 10.into();
-    let answer = served.post("/v1/messages", &asked).await.json();
-    assert_eq!(counted, json!({"input_tokens": answer["usage"]["input_tokens"]}));
+    let response = served.post("/v1/messages", &asked).await.json();
+    assert_eq!(counted, json!({"input_tokens": response["usage"]["input_tokens"]}));
 }
 
 #[tokio::test]
@@ -244,7 +247,7 @@ async fn errors_have_anthropic_format() {
         request
     };
     let long = "x".repeat(5000);
-    for (request, status, kind, words) in [
+    for (request, status, kind, message_part) in [
         (with("max_tokens", Value::Null), 400, "invalid_request_error", "max_tokens is missing"),
         (with("tools", json!([{"name": "f"}])), 400, "invalid_request_error", "the input_schema of tools.0"),
         (with("tools", json!([{}])), 400, "invalid_request_error", "has no name"),
@@ -273,13 +276,13 @@ async fn errors_have_anthropic_format() {
             "output_config.format is",
         ),
     ] {
-        let answer = served.post("/v1/messages", &request).await;
-        let body = answer.json();
-        assert_eq!((answer.status.as_u16(), &body["type"]), (status, &json!("error")), "{body}");
+        let response = served.post("/v1/messages", &request).await;
+        let body = response.json();
+        assert_eq!((response.status.as_u16(), &body["type"]), (status, &json!("error")), "{body}");
         assert_eq!(body["error"]["type"], kind, "{body}");
-        assert!(body["error"]["message"].as_str().unwrap().contains(words), "{body}");
+        assert!(body["error"]["message"].as_str().unwrap().contains(message_part), "{body}");
         let id = body["request_id"].as_str().unwrap();
-        assert!(id.starts_with("req_") && answer.headers["request-id"] == id);
+        assert!(id.starts_with("req_") && response.headers["request-id"] == id);
     }
     let foreign = served.send("POST", "/rollout/r/attempt/a/v1/messages", STRANGER, "{}").await;
     assert_eq!(
@@ -287,8 +290,11 @@ async fn errors_have_anthropic_format() {
         (401, &json!("authentication_error"))
     );
     let unknown = json!({"model": "other", "max_tokens": 1, "messages": []});
-    let answer = served.send("POST", "/v1/messages", STRANGER, &unknown.to_string()).await;
-    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["type"]), (404, &json!("not_found_error")));
+    let response = served.send("POST", "/v1/messages", STRANGER, &unknown.to_string()).await;
+    assert_eq!(
+        (response.status.as_u16(), &response.json()["error"]["type"]),
+        (404, &json!("not_found_error"))
+    );
 }
 
 #[tokio::test]
@@ -301,17 +307,17 @@ async fn client_tools_are_rendered_or_rejected_by_name() {
         {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
         {"type": "memory_20250818", "name": "memory"},
     ]);
-    let answer = served.post("/v1/messages", &asked).await.json();
-    assert_eq!(answer["content"][0]["type"], "tool_use", "{answer}");
-    assert_eq!(answer["content"][0]["input"], json!({"command": "ls"}));
+    let response = served.post("/v1/messages", &asked).await.json();
+    assert_eq!(response["content"][0]["type"], "tool_use", "{response}");
+    assert_eq!(response["content"][0]["input"], json!({"command": "ls"}));
     let [path] = &served.paths().await[..] else { panic!() };
     for name in ["\"bash\"", "\"str_replace_based_edit_tool\"", "\"memory\"", "insert_text"] {
         assert!(path.contains(name), "{path}");
     }
     asked["tools"] = json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1}]);
-    let answer = Served::scripted(&[]).post("/v1/messages", &asked).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    assert!(answer.text.contains("tools.0 (\\\"computer\\\") is of type"), "{}", answer.text);
+    let response = Served::scripted(&[]).post("/v1/messages", &asked).await;
+    assert_eq!(response.status, StatusCode::BAD_REQUEST);
+    assert!(response.text.contains("tools.0 (\\\"computer\\\") is of type"), "{}", response.text);
 }
 
 #[tokio::test]

@@ -10,12 +10,12 @@ use super::write::{Writer, fault};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{Incoming, answer, failed, json as document};
+use crate::http::{IncomingRequest, answer, failed, json as document};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
 /// Handles `POST /v1/messages`.
-pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     let id = format!("req_{}", gateway.call_id());
     let prepared = prepare(&gateway, incoming).and_then(|(caller, asked)| {
@@ -28,15 +28,15 @@ pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: Incoming)
     let response = match prepared {
         Err(found) => failed(&found, &fault(&found, &id)),
         Ok((caller, Asked { call, streams })) => {
-            let begun = gateway.call(&caller, call).await;
-            answer(begun, Writer::new(id.clone()), streams, ping).await
+            let started = gateway.call(&caller, call).await;
+            answer(started, Writer::new(id.clone()), streams, ping).await
         }
     };
     named(response, &id)
 }
 
 /// Handles `POST /v1/messages/count_tokens`.
-pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = format!("req_{}", gateway.call_id());
     let counting = tokio::task::spawn_blocking(move || {
         let (caller, Asked { call, .. }) = prepare(&gateway, incoming)?;
@@ -50,7 +50,7 @@ pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: Incom
     named(response, &id)
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Asked), ApiError> {
+fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Asked), ApiError> {
     let (caller, body) = incoming.in_order()?;
     Ok((caller, request::read(gateway, &body)?))
 }

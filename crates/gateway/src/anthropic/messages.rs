@@ -33,11 +33,11 @@ pub(super) fn read(
         read.extend(instructions(parts, system, "system")?);
     }
     for (at, message) in messages.iter().enumerate() {
-        let (content, place) = (&message["content"], format!("messages.{at}.content"));
+        let (content, location) = (&message["content"], format!("messages.{at}.content"));
         match message["role"].as_str() {
-            Some("user") => parts.user(content, &place, &mut read)?,
-            Some("assistant") => read.push(parts.assistant(content, &place)?),
-            Some("system") => read.extend(instructions(parts, content, &place)?),
+            Some("user") => parts.user(content, &location, &mut read)?,
+            Some("assistant") => read.push(parts.assistant(content, &location)?),
+            Some("system") => read.extend(instructions(parts, content, &location)?),
             _ => {
                 let param = format!("messages.{at}.role");
                 let message = format!("{param} is {}; it is user, assistant or system", message["role"]);
@@ -55,18 +55,23 @@ pub(super) fn read(
 
 /// Returns the text of a content that must have only text blocks. `kept` returns the part of each
 /// block that is kept.
-fn texts(parts: Parts<'_>, content: &Value, place: &str, kept: fn(&str) -> &str) -> Result<String, ApiError> {
+fn texts(
+    parts: Parts<'_>,
+    content: &Value,
+    location: &str,
+    kept: fn(&str) -> &str,
+) -> Result<String, ApiError> {
     let mut all = String::new();
-    let whole = parts.each(content, place, |kind, block, place| {
-        all += kept(text_of(kind, block, place)?.ok_or_else(|| refused(kind, place, "text"))?);
+    let whole = parts.each(content, location, |kind, block, location| {
+        all += kept(text_of(kind, block, location)?.ok_or_else(|| refused(kind, location, "text"))?);
         Ok(())
     })?;
     Ok(whole.map_or(all, |text| kept(&text).to_owned()))
 }
 
 /// Returns the instructions without billing lines, or `None` if nothing is left.
-fn instructions(parts: Parts<'_>, content: &Value, place: &str) -> Result<Option<Message>, ApiError> {
-    let text = texts(parts, content, place, |text| match text.strip_prefix(BOOKKEEPING) {
+fn instructions(parts: Parts<'_>, content: &Value, location: &str) -> Result<Option<Message>, ApiError> {
+    let text = texts(parts, content, location, |text| match text.strip_prefix(BOOKKEEPING) {
         Some(line) => line.split_once('\n').map_or("", |(_, rest)| rest),
         None => text,
     })?;

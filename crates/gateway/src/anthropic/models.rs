@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::endpoints::respond;
 use crate::gateway::Gateway;
 use crate::gateway::Model;
-use crate::http::Incoming;
+use crate::http::IncomingRequest;
 use crate::info;
 use levade_call::ApiError;
 
@@ -70,7 +70,7 @@ fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
 pub(crate) async fn models(
     State(gateway): State<Gateway>,
     RawQuery(query): RawQuery,
-    incoming: Incoming,
+    incoming: IncomingRequest,
 ) -> Response {
     let found = incoming.in_order().and_then(|(caller, _)| {
         let models: Vec<Value> = info::models(&gateway, &caller).iter().map(describe).collect();
@@ -80,7 +80,7 @@ pub(crate) async fn models(
 }
 
 /// Handles `GET /v1/models/NAME`.
-pub(crate) async fn model(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn model(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let name = incoming.part("model");
     let found = incoming.in_order().and_then(|(caller, _)| {
         let known = info::models(&gateway, &caller).into_iter().find(|model| model.party.model == name);

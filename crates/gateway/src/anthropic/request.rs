@@ -48,7 +48,7 @@ pub(super) struct Asked {
 pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, ApiError> {
     let mut request: Request = crate::http::read(body)?;
     let own = form(gateway, request.output_config, request.output_format)?;
-    let constraint = structured::of_request(gateway, own, &mut request.rest)?;
+    let constraint = structured::from_request(gateway, own, &mut request.rest)?;
     notice(gateway, &request.rest)?;
     let (tool_choice, parallel_calls) = tool_choice(request.tool_choice.as_ref())?;
     let messages = messages::read(gateway, request.system.as_ref(), &request.messages)?;

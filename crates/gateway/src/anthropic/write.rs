@@ -4,7 +4,7 @@ use levade_policy::FinishReason;
 use levade_text::{Piece, ToolCall};
 use serde_json::{Value, json};
 
-use crate::http::{Dialect, Gathered, frame};
+use crate::http::{CollectedCompletion, Dialect, frame};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Event, Head};
 
@@ -168,9 +168,9 @@ impl Dialect for Writer {
         fault(found, &self.request)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
         let mut body = message(head);
-        for Gathered { end, .. } in &replies {
+        for CollectedCompletion { end, .. } in &replies {
             let content = end.parts.iter().filter_map(|part| match part {
                 Piece::Thought(text) => Some(thinking(text)),
                 Piece::Speech(text) => Some(json!({ "type": "text", "text": text })),

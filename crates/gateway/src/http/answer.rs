@@ -22,7 +22,7 @@ use levade_call::{End, Event, Head, MessageTokens, Reader, Token, Transcript};
 
 /// A completion that has been read to its end.
 #[derive(Debug)]
-pub(crate) struct Gathered {
+pub(crate) struct CollectedCompletion {
     /// Prompt tokens with their log-probabilities, if the request asks for them. The log-probability
     /// of the first token is NaN.
     pub prompt: Vec<Token>,
@@ -40,7 +40,7 @@ pub(crate) trait Dialect: Send + 'static {
     fn fault(&self, fault: &ApiError) -> Value;
 
     /// Returns the body of a complete response.
-    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value;
+    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value;
 
     /// Returns the frames that start a stream. Can be empty.
     fn begin(&mut self, head: &Head) -> String;
@@ -103,20 +103,20 @@ pub(crate) fn failed(fault: &ApiError, body: &Value) -> Response {
 /// Writes the response to a call in a dialect, as a stream or as one document. While nothing else is
 /// sent, the client receives keep-alive data at the interval `ping`.
 pub(crate) async fn answer<D: Dialect>(
-    begun: Result<Reader, ApiError>,
+    started: Result<Reader, ApiError>,
     mut dialect: D,
     streams: bool,
     ping: Duration,
 ) -> Response {
-    let reader = match begun {
+    let reader = match started {
         Ok(reader) => reader,
         Err(fault) => return failed(&fault, &dialect.fault(&fault)),
     };
     if streams {
         let first = dialect.begin(reader.head());
-        return streamed(Streaming { reader, dialect, first: Some(first), ended: false, ping });
+        return streamed(StreamWriter { reader, dialect, first: Some(first), ended: false, ping });
     }
-    let mut gathering = Gathering::new(reader);
+    let mut gathering = CompletionCollector::new(reader);
     match tokio::time::timeout(ping, gathering.all()).await {
         Ok(Ok(())) => {
             let replies = gathering.replies();
@@ -138,15 +138,15 @@ struct Partial {
 }
 
 /// Reader that collects the completions of a call.
-struct Gathering {
+struct CompletionCollector {
     reader: Reader,
     replies: Vec<Partial>,
 }
 
-impl Gathering {
+impl CompletionCollector {
     fn new(reader: Reader) -> Self {
         let replies = (0..reader.head().n).map(|_| Default::default()).collect();
-        Gathering { reader, replies }
+        CompletionCollector { reader, replies }
     }
 
     /// Reads all events. Cancel safe: a later call continues with the next event.
@@ -169,11 +169,11 @@ impl Gathering {
         Ok(())
     }
 
-    fn replies(&mut self) -> Vec<Gathered> {
+    fn replies(&mut self) -> Vec<CollectedCompletion> {
         let replies = std::mem::take(&mut self.replies).into_iter();
         replies
             .filter_map(|Partial { prompt, tokens, mut message, end }| {
-                Some(Gathered { prompt, tokens, message: message.take(), end: end? })
+                Some(CollectedCompletion { prompt, tokens, message: message.take(), end: end? })
             })
             .collect()
     }
@@ -183,8 +183,8 @@ impl Gathering {
 ///
 /// # Errors
 /// Returns the error of the call if the call fails.
-async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), ApiError> {
-    let mut gathering = Gathering::new(reader);
+async fn gather(reader: Reader) -> Result<(Head, Vec<CollectedCompletion>), ApiError> {
+    let mut gathering = CompletionCollector::new(reader);
     gathering.all().await?;
     gathering.reader.satisfied();
     Ok((gathering.reader.head().clone(), gathering.replies()))
@@ -199,7 +199,7 @@ pub(crate) async fn gather_all(
     gateway: &Gateway,
     caller: &Caller,
     calls: Vec<Call>,
-) -> Result<Vec<(Head, Vec<Gathered>)>, ApiError> {
+) -> Result<Vec<(Head, Vec<CollectedCompletion>)>, ApiError> {
     let readers = begin_all(gateway, caller, calls).await?;
     join_all(readers.into_iter().map(gather)).await.into_iter().collect()
 }
@@ -212,8 +212,8 @@ async fn begin_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Resu
         let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
         gateway.call_in(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
     };
-    let begun = join_all(calls.into_iter().enumerate().map(begin)).await;
-    let readers = begun.into_iter().collect::<Result<Vec<Reader>, ApiError>>();
+    let started = join_all(calls.into_iter().enumerate().map(begin)).await;
+    let readers = started.into_iter().collect::<Result<Vec<Reader>, ApiError>>();
     outcome.send(readers.is_ok());
     readers
 }
@@ -227,7 +227,7 @@ pub(crate) async fn merge_all(
     gateway: &Gateway,
     caller: &Caller,
     calls: Vec<Call>,
-) -> Result<Merged, ApiError> {
+) -> Result<EventMerger, ApiError> {
     let readers = begin_all(gateway, caller, calls).await?;
     let heads: Vec<Head> = readers.iter().map(|reader| reader.head().clone()).collect();
     let first = heads[0].clone();
@@ -236,11 +236,11 @@ pub(crate) async fn merge_all(
     let reader = transcript.read();
     let prompts = heads.into_iter().map(|head| head.prompt).collect();
     tokio::spawn(follow_all(readers, transcript));
-    Ok(Merged { reader, prompts })
+    Ok(EventMerger { reader, prompts })
 }
 
 /// Several calls that are read as one call.
-pub(crate) struct Merged {
+pub(crate) struct EventMerger {
     /// Reader of the events of all calls.
     pub reader: Reader,
     /// Prompts of the calls, in order.
@@ -250,7 +250,7 @@ pub(crate) struct Merged {
 /// Writes the events of several calls into one transcript, until all calls have ended or one call
 /// fails, or the reader of the transcript is dropped.
 async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
-    let _ending = transcript.ending();
+    let _ending = transcript.end_guard();
     let mut offset = 0;
     let streams = readers.into_iter().map(|reader| {
         let first = offset;
@@ -311,7 +311,7 @@ fn plain(status: StatusCode, text: String, reader: Reader) -> Response {
 
 /// Returns a response whose body starts with spaces, which JSON permits, until the call has ended.
 /// The status has been sent by then, so an error appears only in the body.
-fn slow<D: Dialect>(gathering: Gathering, dialect: D, ping: Duration) -> Response {
+fn slow<D: Dialect>(gathering: CompletionCollector, dialect: D, ping: Duration) -> Response {
     let state = Some((gathering, dialect, false));
     let body = stream::unfold(state, move |state| async move {
         let (mut gathering, mut dialect, ended) = state?;
@@ -335,7 +335,7 @@ fn slow<D: Dialect>(gathering: Gathering, dialect: D, ping: Duration) -> Respons
 }
 
 /// State of a response that streams events.
-struct Streaming<D> {
+struct StreamWriter<D> {
     reader: Reader,
     dialect: D,
     first: Option<String>,
@@ -343,7 +343,7 @@ struct Streaming<D> {
     ping: Duration,
 }
 
-fn streamed<D: Dialect>(streaming: Streaming<D>) -> Response {
+fn streamed<D: Dialect>(streaming: StreamWriter<D>) -> Response {
     let body = stream::unfold(streaming, |mut streaming| async move {
         let text = streaming.next().await?;
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), streaming))
@@ -356,7 +356,7 @@ fn streamed<D: Dialect>(streaming: Streaming<D>) -> Response {
     response
 }
 
-impl<D: Dialect> Streaming<D> {
+impl<D: Dialect> StreamWriter<D> {
     /// Returns the next text to send: the initial frames, all frames that are ready, or a keep-alive
     /// frame after the ping interval. Returns `None` after the last event.
     async fn next(&mut self) -> Option<String> {

@@ -22,7 +22,7 @@ const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
 
 /// Request whose body has been read. Errors are kept, so that the handler can report them in the
 /// format of the called API.
-pub(crate) struct Incoming {
+pub(crate) struct IncomingRequest {
     /// Caller, or the error if the key or the path is invalid.
     pub caller: Result<Caller, ApiError>,
     /// Key that the request has.
@@ -33,7 +33,7 @@ pub(crate) struct Incoming {
     pub body: Result<Bytes, ApiError>,
 }
 
-impl FromRequest<Gateway> for Incoming {
+impl FromRequest<Gateway> for IncomingRequest {
     type Rejection = std::convert::Infallible;
 
     async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, Self::Rejection> {
@@ -43,7 +43,7 @@ impl FromRequest<Gateway> for Incoming {
         )
         .await;
         let key = key_of(&parts.headers).map(str::to_owned);
-        let most = gateway.0.options.body_bytes;
+        let max_bytes = gateway.0.options.body_bytes;
         let (named, caller) = match params {
             Ok(params) => {
                 let named = params.iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -60,7 +60,7 @@ impl FromRequest<Gateway> for Incoming {
         // The body of an unauthorized request is not read.
         let body = match &caller {
             Err(fault) => Err(fault.clone()),
-            Ok(_) => service::read_body(&parts.headers, body, most).await.map_err(to_api_error),
+            Ok(_) => service::read_body(&parts.headers, body, max_bytes).await.map_err(to_api_error),
         };
         let mut caller = caller;
         if let (Ok(caller), Ok(body)) = (&mut caller, &body) {
@@ -70,7 +70,7 @@ impl FromRequest<Gateway> for Incoming {
             hash.update(body);
             caller.body = Some(hash.digest128());
         }
-        Ok(Incoming { caller, key, named, body })
+        Ok(IncomingRequest { caller, key, named, body })
     }
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-impl Incoming {
+impl IncomingRequest {
     /// Returns the path parameter `name`, or an empty string if the path does not have this
     /// parameter.
     pub(crate) fn part(&self, name: &str) -> String {

@@ -4,8 +4,10 @@ mod answer;
 mod incoming;
 mod serve;
 
-pub(crate) use answer::{Dialect, Gathered, Merged, answer, failed, frame, gather_all, json, merge_all};
-pub(crate) use incoming::{Incoming, or_default, read};
+pub(crate) use answer::{
+    CollectedCompletion, Dialect, EventMerger, answer, failed, frame, gather_all, json, merge_all,
+};
+pub(crate) use incoming::{IncomingRequest, or_default, read};
 #[cfg(test)]
 pub(crate) use serve::router;
 pub use serve::serve;

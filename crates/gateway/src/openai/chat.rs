@@ -12,7 +12,7 @@ use super::write::{Tokens, fault, finish, stop_reason, usage, usage_of, weight_v
 use super::{Asked, notice, structured};
 use crate::call::Call;
 use crate::gateway::Gateway;
-use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
+use crate::http::{CollectedCompletion, Dialect, IncomingRequest, answer, frame, read};
 use crate::parameters;
 use crate::parts::{Parts, is_foreign, thought};
 use crate::tool_types;
@@ -49,26 +49,26 @@ pub(super) struct StreamOptions {
 }
 
 /// Handles `POST /v1/chat/completions`.
-pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
         Err(found) => crate::http::failed(&found, &fault(&found)),
         Ok((caller, call, writer, streams)) => {
-            let begun = gateway.call(&caller, call).await;
-            answer(begun, writer, streams, ping).await
+            let started = gateway.call(&caller, call).await;
+            answer(started, writer, streams, ping).await
         }
     }
 }
 
 fn prepare(
     gateway: &Gateway,
-    incoming: Incoming,
+    incoming: IncomingRequest,
 ) -> Result<(crate::gateway::Caller, Call, Writer, bool), ApiError> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     let messages = messages(gateway, std::mem::take(&mut request.messages))?;
     let asked: Asked = split(&mut request.rest)?;
-    let constraint = structured::of_request(gateway, None, &mut request.rest)?;
+    let constraint = structured::from_request(gateway, None, &mut request.rest)?;
     notice(gateway, "chat", &request.rest)?;
     let mut sampling = asked.sampling()?;
     let logprobs = request.logprobs.unwrap_or(false);
@@ -77,9 +77,9 @@ fn prepare(
         return Err(ApiError::field("top_logprobs", message));
     }
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
-    let given = request.tools.as_deref().unwrap_or_default();
-    let mut tools = tools(gateway, "chat", given)?;
-    let custom = given.iter().filter(|tool| tool["type"] == "custom").filter_map(named).collect();
+    let listed_tools = request.tools.as_deref().unwrap_or_default();
+    let mut tools = tools(gateway, "chat", listed_tools)?;
+    let custom = listed_tools.iter().filter(|tool| tool["type"] == "custom").filter_map(named).collect();
     let tool_choice = match request.tool_choice.as_ref().filter(|choice| choice["type"] == ALLOWED_TOOLS) {
         Some(choice) => {
             let mut choice = choice[ALLOWED_TOOLS].clone();
@@ -163,9 +163,9 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
         let mut found = None;
         if let Value::Object(fields) = &mut value {
             for name in ["reasoning_content", "reasoning"] {
-                if let Some(thoughts) = fields.get_mut(name).filter(|thoughts| thoughts.is_array()) {
-                    let text = thought(thoughts);
-                    *thoughts = text.into();
+                if let Some(reasoning) = fields.get_mut(name).filter(|reasoning| reasoning.is_array()) {
+                    let text = thought(reasoning);
+                    *reasoning = text.into();
                 }
             }
             for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
@@ -396,11 +396,11 @@ impl Dialect for Writer {
         fault(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
         let choices: Vec<Value> = replies
             .iter()
             .enumerate()
-            .map(|(index, Gathered { tokens, end, .. })| {
+            .map(|(index, CollectedCompletion { tokens, end, .. })| {
                 let said = end.message.content.as_str();
                 let content = if said.is_empty() && end.calls { Value::Null } else { said.into() };
                 let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
@@ -465,7 +465,7 @@ impl Dialect for Writer {
                         Piece::Call(Err(_)) | Piece::Aside(_) => {}
                     }
                 }
-                let tells_tokens = self.tokens.any() && !tokens.is_empty();
+                let has_tokens = self.tokens.any() && !tokens.is_empty();
                 let mut delta = Map::new();
                 if !thought.is_empty() {
                     delta.insert("reasoning_content".into(), thought.as_str().into());
@@ -477,11 +477,11 @@ impl Dialect for Writer {
                 if !calls.is_empty() {
                     delta.insert("tool_calls".into(), calls.into());
                 }
-                if delta.is_empty() && !tells_tokens {
+                if delta.is_empty() && !has_tokens {
                     return String::new();
                 }
                 let mut chunk = self.chunk(head, *choice, delta.into());
-                if tells_tokens {
+                if has_tokens {
                     self.add_tokens(*choice, &mut chunk["choices"][0], tokens);
                 }
                 frame(None, &chunk)
@@ -489,7 +489,7 @@ impl Dialect for Writer {
             Event::Prompt { .. } => String::new(),
             Event::Ended { choice, end } => {
                 self.prompt_tokens = end.prompt_tokens;
-                self.ended.push((end.tokens, end.thought_tokens));
+                self.ended.push((end.tokens, end.reasoning_tokens));
                 let mut chunk = self.chunk(head, *choice, json!({}));
                 chunk["choices"][0]["finish_reason"] = finish(end).into();
                 chunk["choices"][0]["stop_reason"] = stop_reason(end);

@@ -16,7 +16,8 @@ use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
-    Dialect, Gathered, Incoming, Merged, answer, failed, frame, gather_all, json as document, merge_all, read,
+    CollectedCompletion, Dialect, EventMerger, IncomingRequest, answer, failed, frame, gather_all,
+    json as document, merge_all, read,
 };
 use levade_call::ApiError;
 use levade_call::Input;
@@ -63,7 +64,7 @@ impl Prompts {
 }
 
 /// Handles `POST /v1/completions`.
-pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     let Prepared { caller, mut calls, writer, streams } = match prepare(&gateway, incoming) {
         Ok(prepared) => prepared,
@@ -72,12 +73,12 @@ pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: Incomi
     if calls.len() == 1
         && let Some(call) = calls.pop()
     {
-        let begun = gateway.call(&caller, call).await;
-        return answer(begun, writer, streams, ping).await;
+        let started = gateway.call(&caller, call).await;
+        return answer(started, writer, streams, ping).await;
     }
     if streams {
         return match merge_all(&gateway, &caller, calls).await {
-            Ok(Merged { reader, prompts }) => {
+            Ok(EventMerger { reader, prompts }) => {
                 answer(Ok(reader), Writer { prompts, ..writer }, streams, ping).await
             }
             Err(found) => failed(&found, &fault(&found)),
@@ -97,11 +98,11 @@ struct Prepared {
     streams: bool,
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, ApiError> {
+fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<Prepared, ApiError> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     let asked: Asked = split(&mut request.rest)?;
-    let constraint = structured::of_request(gateway, None, &mut request.rest)?;
+    let constraint = structured::from_request(gateway, None, &mut request.rest)?;
     notice(gateway, "completions", &request.rest)?;
     let n = asked.replies()?;
     if request.best_of.is_some_and(|best| best != n as i64) {
@@ -210,11 +211,11 @@ impl Writer {
         json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": null })
     }
 
-    fn document(&self, calls: &[(Head, Vec<Gathered>)]) -> Value {
+    fn document(&self, calls: &[(Head, Vec<CollectedCompletion>)]) -> Value {
         let (mut choices, mut prompt_tokens, mut ended) = (Vec::new(), 0, Vec::new());
         for (head, replies) in calls {
             prompt_tokens += head.prompt.len();
-            for Gathered { prompt, tokens, end, .. } in replies {
+            for CollectedCompletion { prompt, tokens, end, .. } in replies {
                 let mut text = if self.echo {
                     self.chat.tokenizer().decode_with_special(&head.prompt)
                 } else {
@@ -235,7 +236,7 @@ impl Writer {
                     choice["weight_versions"] = weight_versions(tokens, 0);
                 }
                 choices.push(choice);
-                ended.push((end.tokens, end.thought_tokens));
+                ended.push((end.tokens, end.reasoning_tokens));
             }
         }
         let Some((head, _)) = calls.first() else { return Value::Null };
@@ -265,7 +266,7 @@ impl Dialect for Writer {
         fault(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
         self.document(&[(head.clone(), replies)])
     }
 
@@ -305,8 +306,8 @@ impl Dialect for Writer {
                     _ => "",
                 });
                 let text: String = texts.collect();
-                let tells_tokens = self.tokens.any() && !tokens.is_empty();
-                if text.is_empty() && !tells_tokens {
+                let has_tokens = self.tokens.any() && !tokens.is_empty();
+                if text.is_empty() && !has_tokens {
                     return String::new();
                 }
                 let lists = self.tokens.logprobs.then(|| {
@@ -325,7 +326,7 @@ impl Dialect for Writer {
                 frame(None, &self.chunk(head, Some(value)))
             }
             Event::Ended { choice, end } => {
-                self.ended.push((end.tokens, end.thought_tokens));
+                self.ended.push((end.tokens, end.reasoning_tokens));
                 let mut value = self.choice(*choice, "", None);
                 value["finish_reason"] = finish(end).into();
                 value["stop_reason"] = stop_reason(end);

@@ -40,10 +40,10 @@ pub(crate) struct Asked {
 }
 
 /// Validates a count that must be at least `least`.
-fn count(name: &str, value: Option<i64>, least: i64) -> Result<Option<usize>, ApiError> {
+fn count(name: &str, value: Option<i64>, minimum: i64) -> Result<Option<usize>, ApiError> {
     let check = |value: i64| match usize::try_from(value) {
-        Ok(count) if value >= least => Ok(count),
-        _ => Err(ApiError::field(name, format!("{name} = {value}, but it must be at least {least}"))),
+        Ok(count) if value >= minimum => Ok(count),
+        _ => Err(ApiError::field(name, format!("{name} = {value}, but it must be at least {minimum}"))),
     };
     value.map(check).transpose()
 }

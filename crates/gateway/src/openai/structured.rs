@@ -7,7 +7,7 @@ use levade_call::ApiError;
 use levade_call::Constraint;
 
 /// Returns the constraint that `response_format` specifies.
-fn of_response_format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
+fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     match value["type"].as_str() {
         Some("text") => Ok(None),
@@ -40,7 +40,7 @@ const GUIDED: [(&str, &str); 5] = [
 ///
 /// # Errors
 /// Returns an error if a value is not a valid constraint, or if there are several constraints.
-pub(crate) fn of_vllm(
+pub(crate) fn from_vllm(
     gateway: &Gateway,
     rest: &mut Map<String, Value>,
 ) -> Result<Option<Constraint>, ApiError> {
@@ -54,7 +54,7 @@ pub(crate) fn of_vllm(
             let field = format!("structured_outputs.{kind}");
             match kind.as_str() {
                 "json" | "regex" | "choice" | "grammar" | "json_object" => {
-                    found = either(found, form(&field, kind, value)?)?;
+                    found = either(found, constraint(&field, kind, value)?)?;
                 }
                 "structural_tag" if !value.is_null() => {
                     let message = format!("{field} is not supported; use json, regex, choice or grammar");
@@ -68,7 +68,7 @@ pub(crate) fn of_vllm(
     }
     for (field, kind) in GUIDED {
         if let Some(value) = rest.remove(field) {
-            found = either(found, form(field, kind, &value)?)?;
+            found = either(found, constraint(field, kind, &value)?)?;
         }
     }
     Ok(found)
@@ -100,13 +100,13 @@ const FORMS: [&str; 14] = [
 /// # Errors
 /// Returns an error that names the field if a value is not a valid constraint, if there are several
 /// constraints, or if a field specifies a constraint but is not supported in the called API.
-pub(crate) fn of_request(
+pub(crate) fn from_request(
     gateway: &Gateway,
     own: Option<Constraint>,
     rest: &mut Map<String, Value>,
 ) -> Result<Option<Constraint>, ApiError> {
-    let form = of_response_format(rest.remove("response_format").as_ref())?;
-    let form = either(either(own, form)?, of_vllm(gateway, rest)?)?;
+    let constraint = from_response_format(rest.remove("response_format").as_ref())?;
+    let constraint = either(either(own, constraint)?, from_vllm(gateway, rest)?)?;
     for field in FORMS {
         let Some(value) = rest.get(field) else { continue };
         // In these APIs, the field has members other than the format.
@@ -121,7 +121,7 @@ pub(crate) fn of_request(
             return Err(ApiError::field(field, message));
         }
     }
-    Ok(form)
+    Ok(constraint)
 }
 
 /// Returns the only constraint of the two, or `None` if there is none.
@@ -140,7 +140,7 @@ pub(crate) fn either(
 }
 
 /// Returns the constraint of a kind that vLLM defines. Null and `json_object: false` yield `None`.
-fn form(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, ApiError> {
+fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, ApiError> {
     let wrong = |must: &str| ApiError::field(field, format!("{field} is {value}; it is {must}"));
     let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong("a text"));
     if value.is_null() {
@@ -191,14 +191,14 @@ mod tests {
     fn read(rest: Value) -> Result<Option<Constraint>, ApiError> {
         let gateway = Gateway::new(Vec::new(), Options::default());
         let Value::Object(mut rest) = rest else { unreachable!("tests give objects") };
-        of_vllm(&gateway, &mut rest)
+        from_vllm(&gateway, &mut rest)
     }
 
     #[test]
     fn structured_outputs_equal_guided_fields() {
         let schema = json!({ "type": "integer" });
         let choice = Constraint::Regex("(?:a\\.b|c)".into());
-        for (kind, value, form) in [
+        for (kind, value, constraint) in [
             ("json", schema.clone(), Constraint::JsonSchema(schema.clone())),
             ("json", schema.to_string().into(), Constraint::JsonSchema(schema.clone())),
             ("regex", json!("a+"), Constraint::Regex("a+".into())),
@@ -208,10 +208,14 @@ mod tests {
         ] {
             let mut outputs = Map::new();
             outputs.insert(kind.into(), value.clone());
-            assert_eq!(read(json!({ "structured_outputs": outputs })).unwrap(), Some(form.clone()), "{kind}");
+            assert_eq!(
+                read(json!({ "structured_outputs": outputs })).unwrap(),
+                Some(constraint.clone()),
+                "{kind}"
+            );
             let mut guided = Map::new();
             guided.insert(format!("guided_{kind}"), value);
-            assert_eq!(read(guided.into()).unwrap(), Some(form), "{kind}");
+            assert_eq!(read(guided.into()).unwrap(), Some(constraint), "{kind}");
         }
         assert_eq!(read(json!({ "structured_outputs": null, "guided_json_object": false })).unwrap(), None);
     }
@@ -221,7 +225,7 @@ mod tests {
         let gateway = Gateway::new(Vec::new(), Options::default());
         let read = |rest: Value| {
             let Value::Object(mut rest) = rest else { unreachable!("tests give objects") };
-            of_request(&gateway, None, &mut rest)
+            from_request(&gateway, None, &mut rest)
         };
         let format = json!({ "type": "json_schema", "schema": {} });
         for (field, value) in [

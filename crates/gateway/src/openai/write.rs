@@ -6,7 +6,7 @@ use levade_policy::FinishReason;
 use levade_text::Chat;
 use serde_json::{Value, json};
 
-use crate::http::{Gathered, failed, json as json_document};
+use crate::http::{CollectedCompletion, failed, json as json_document};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Token};
 
@@ -70,9 +70,10 @@ pub(crate) fn usage(prompt: usize, replies: &[(usize, usize)]) -> Value {
 }
 
 /// Returns the token counts of the completions of one prompt.
-pub(crate) fn usage_of(replies: &[Gathered]) -> Value {
+pub(crate) fn usage_of(replies: &[CollectedCompletion]) -> Value {
     let prompt = replies.first().map_or(0, |reply| reply.end.prompt_tokens);
-    let tokens: Vec<(usize, usize)> = replies.iter().map(|r| (r.end.tokens, r.end.thought_tokens)).collect();
+    let tokens: Vec<(usize, usize)> =
+        replies.iter().map(|r| (r.end.tokens, r.end.reasoning_tokens)).collect();
     usage(prompt, &tokens)
 }
 

@@ -9,7 +9,7 @@ use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
 const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3, \"b\": 4.0}}\n</tool_call>";
-const ANSWERS: &str = "The answer is **12.50**.";
+const ANSWER_TEXT: &str = "The answer is **12.50**.";
 const CONTINUED: [Origin; 3] = [Origin::Began, Origin::Continued, Origin::Continued];
 
 fn request(input: &Value) -> Value {
@@ -48,8 +48,8 @@ fn response(events: &[Value]) -> Value {
                 open = Some(event["item"].clone());
             }
             "output_item.done" => {
-                let (begun, item) = (open.take().unwrap(), event["item"].clone());
-                assert_eq!((&begun["id"], &begun["type"]), (&item["id"], &item["type"]));
+                let (started, item) = (open.take().unwrap(), event["item"].clone());
+                assert_eq!((&started["id"], &started["type"]), (&item["id"], &item["type"]));
                 items.push(item);
             }
             other => {
@@ -145,7 +145,7 @@ impl Client {
     }
 
     async fn talk(self, streams: bool) -> Vec<Value> {
-        let served = Served::scripted(&[THINKS_AND_CALLS, ANSWERS]);
+        let served = Served::scripted(&[THINKS_AND_CALLS, ANSWER_TEXT]);
         let mut input = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
         let mut responses: Vec<Value> = Vec::new();
         let again = json!({"role": "user", "content": [{"type": "input_text", "text": "again please"}]});
@@ -304,13 +304,13 @@ async fn empty_completion_is_continuable_message() {
 
 #[tokio::test]
 async fn calls_have_format_of_their_tool() {
-    let say = |name: &str, arguments: &str| {
+    let call_item = |name: &str, arguments: &str| {
         format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
     };
     let reply = [
-        say("apply_patch", "{\"input\": \"*** Begin\\n+é\"}"),
-        say("apply_patch", "{\"text\": 1}"),
-        say("agents__spawn", "{\"task\": \"x\"}"),
+        call_item("apply_patch", "{\"input\": \"*** Begin\\n+é\"}"),
+        call_item("apply_patch", "{\"text\": 1}"),
+        call_item("agents__spawn", "{\"task\": \"x\"}"),
     ]
     .join("\n");
     let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
@@ -370,8 +370,8 @@ async fn responses_are_stored_only_for_owner_with_permission() {
     let next = served.send("POST", "/v1/responses", STRANGER, &follow).await.json();
     assert_eq!(next["previous_response_id"], first["id"]);
     assert!(next["usage"]["input_tokens"].as_u64() > first["usage"]["input_tokens"].as_u64());
-    let gone = served.send("DELETE", &path, STRANGER, "").await.json();
-    assert_eq!(gone, json!({"id": first["id"], "object": "response", "deleted": true}));
+    let deleted = served.send("DELETE", &path, STRANGER, "").await.json();
+    assert_eq!(deleted, json!({"id": first["id"], "object": "response", "deleted": true}));
     assert_eq!(served.send("GET", &path, STRANGER, "").await.status, StatusCode::NOT_FOUND);
     // The response after the deleted response has lost its history, and the error reports this.
     let late = with(request(&json!("So?")), "previous_response_id", next["id"].clone()).to_string();

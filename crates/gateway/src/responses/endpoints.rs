@@ -11,31 +11,31 @@ use super::write::{Writer, fault};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{Incoming, answer, failed, json as document};
+use crate::http::{IncomingRequest, answer, failed, json as document};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
 /// Handles `POST /v1/responses`.
-pub(crate) async fn responses(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn responses(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
         Err(found) => failed(&found, &fault(&found)),
         Ok((caller, call, writer, streams)) => {
-            let begun = gateway.call(&caller, call).await;
-            answer(begun, writer, streams, ping).await
+            let started = gateway.call(&caller, call).await;
+            answer(started, writer, streams, ping).await
         }
     }
 }
 
 /// Returns the caller, the memory that is visible to the caller, and the body.
-fn recall(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Recall, bytes::Bytes), ApiError> {
+fn recall(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Recall, bytes::Bytes), ApiError> {
     let key = incoming.key.clone();
     let (caller, body) = incoming.in_order()?;
     let recall = Recall::new(gateway, caller.session.clone(), key.as_deref());
     Ok((caller, recall, body))
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Writer, bool), ApiError> {
+fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Call, Writer, bool), ApiError> {
     let (caller, recall, body) = recall(gateway, incoming)?;
     let Asked { call, streams, mut told } = request::read(gateway, &recall, &body)?;
     if call.request.sampling.logprobs.is_some() {
@@ -56,7 +56,7 @@ fn respond(found: Result<Value, ApiError>) -> Response {
 }
 
 /// Handles `GET /v1/responses/ID`.
-pub(crate) async fn get(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn get(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = incoming.part("response");
     let found = recall(&gateway, incoming).and_then(|(_, recall, _)| {
         recall.get(&id).map(|response| response.body.clone()).ok_or_else(|| unknown(&id))
@@ -65,7 +65,7 @@ pub(crate) async fn get(State(gateway): State<Gateway>, incoming: Incoming) -> R
 }
 
 /// Handles `DELETE /v1/responses/ID`.
-pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = incoming.part("response");
     let found = recall(&gateway, incoming).and_then(|(_, recall, _)| match recall.remove(&id) {
         true => Ok(json!({ "id": id, "object": "response", "deleted": true })),
@@ -109,7 +109,7 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
 pub(crate) async fn input_items(
     State(gateway): State<Gateway>,
     RawQuery(query): RawQuery,
-    incoming: Incoming,
+    incoming: IncomingRequest,
 ) -> Response {
     let id = incoming.part("response");
     let found = recall(&gateway, incoming).and_then(|(_, recall, _)| {
@@ -120,7 +120,7 @@ pub(crate) async fn input_items(
 }
 
 /// Handles `POST /v1/responses/input_tokens`: returns the number of prompt tokens of a request.
-pub(crate) async fn input_tokens(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+pub(crate) async fn input_tokens(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let counting = tokio::task::spawn_blocking(move || {
         let (caller, call, ..) = prepare(&gateway, incoming)?;
         let Input::Messages(messages) = &call.request.input else { return Ok(0) };

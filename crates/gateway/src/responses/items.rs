@@ -18,13 +18,13 @@ use levade_call::{ApiError, ErrorKind};
 pub(super) const API: &str = "responses";
 
 /// Prefix of the "encrypted" content of a reasoning item. The content is the reasoning in plain text.
-const THOUGHT: &str = "levade:";
+const REASONING_PREFIX: &str = "levade:";
 /// Prefix from before the project was called Levade. Clients still send such items.
 const EARLIER: &str = "dressage:";
 
 /// Returns reasoning as the `encrypted_content` of an item, for clients that store no responses here.
 pub(super) fn encrypted(thought: &str) -> String {
-    format!("{THOUGHT}{thought}")
+    format!("{REASONING_PREFIX}{thought}")
 }
 
 /// Parses an input: a string or a list of items. `find` returns a stored item by its id.
@@ -47,7 +47,7 @@ pub(super) fn read(
             ));
         }
     };
-    let mut reading = Reading { gateway, items, find: &find, messages: Vec::new(), turn: None };
+    let mut reading = ItemReader { gateway, items, find: &find, messages: Vec::new(), turn: None };
     for (at, item) in items.iter().enumerate() {
         let place = format!("input[{at}]");
         let kind = item["type"].as_str().unwrap_or(if item["role"].is_null() { "" } else { "message" });
@@ -81,7 +81,7 @@ enum Part {
 
 /// An assistant turn that has been read in part.
 #[derive(Debug)]
-struct Turn {
+struct AssistantTurn {
     thought: String,
     said: String,
     calls: Vec<ToolCall>,
@@ -90,15 +90,15 @@ struct Turn {
     of: Option<String>,
 }
 
-struct Reading<'a> {
+struct ItemReader<'a> {
     gateway: &'a Gateway,
     items: &'a [Value],
     find: &'a dyn Fn(&str) -> Option<Value>,
     messages: Vec<Message>,
-    turn: Option<Turn>,
+    turn: Option<AssistantTurn>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> ItemReader<'a> {
     fn parts(&self) -> Parts<'a> {
         Parts { gateway: self.gateway, api: API }
     }
@@ -115,7 +115,7 @@ impl<'a> Reading<'a> {
     }
 
     fn end_turn(&mut self) {
-        let Some(Turn { thought, said, calls, .. }) = self.turn.take() else { return };
+        let Some(AssistantTurn { thought, said, calls, .. }) = self.turn.take() else { return };
         let reasoning_content = (!thought.is_empty()).then_some(thought);
         self.messages.push(Message { reasoning_content, ..Message::calls(said, calls) });
     }
@@ -127,7 +127,7 @@ impl<'a> Reading<'a> {
 
     /// Returns the turn that an item belongs to. Starts a new turn if the item does not belong to the
     /// current turn.
-    fn turn(&mut self, part: Part, item: &Value) -> &mut Turn {
+    fn turn(&mut self, part: Part, item: &Value) -> &mut AssistantTurn {
         let of = item["id"].as_str().and_then(response_of).map(str::to_owned);
         let joins = self.turn.as_ref().is_some_and(|turn| match (&turn.of, &of) {
             (Some(turn), Some(item)) => turn == item,
@@ -141,7 +141,7 @@ impl<'a> Reading<'a> {
             self.end_turn();
         }
         let (thought, said, calls) = Default::default();
-        let turn = self.turn.get_or_insert(Turn { thought, said, calls, last: part, of: None });
+        let turn = self.turn.get_or_insert(AssistantTurn { thought, said, calls, last: part, of: None });
         turn.last = part;
         turn.of = of.or(turn.of.take());
         turn
@@ -227,7 +227,7 @@ fn thought(item: &Value) -> String {
     };
     let kept = item["encrypted_content"]
         .as_str()
-        .and_then(|text| text.strip_prefix(THOUGHT).or_else(|| text.strip_prefix(EARLIER)));
+        .and_then(|text| text.strip_prefix(REASONING_PREFIX).or_else(|| text.strip_prefix(EARLIER)));
     let content = || Some(texts("content").concat()).filter(|text| !text.is_empty());
     kept.map(str::to_owned).or_else(content).unwrap_or_else(|| texts("summary").join("\n\n"))
 }

@@ -11,16 +11,16 @@ use levade_text::Message;
 use serde_json::Value;
 
 /// Maximum number of responses in memory.
-const MOST: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 /// Maximum total size of the responses in bytes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// SHA-256 hash of the key that requested a response. A response is visible only under this key.
 pub(super) type Owner = [u8; 32];
 
 /// A stored response.
 #[derive(Debug)]
-pub(super) struct Remembered {
+pub(super) struct StoredResponse {
     /// Id of the response that this response continues, if any.
     pub previous: Option<String>,
     /// Messages that were new in the call, without instructions.
@@ -33,7 +33,7 @@ pub(super) struct Remembered {
     pub body: Value,
 }
 
-impl Remembered {
+impl StoredResponse {
     fn bytes(&self) -> usize {
         let parts = (&self.input, &self.items, &self.reply);
         let messages = serde_json::to_string(&parts).map_or(0, |text| text.len());
@@ -43,7 +43,7 @@ impl Remembered {
 
 #[derive(Debug)]
 struct Kept {
-    response: Arc<Remembered>,
+    response: Arc<StoredResponse>,
     bytes: usize,
     used: u64,
 }
@@ -56,24 +56,24 @@ pub(crate) struct Memory {
     uses: BTreeMap<u64, (Owner, String)>,
     clock: u64,
     bytes: usize,
-    most: usize,
-    most_bytes: usize,
+    max_entries: usize,
+    max_bytes: usize,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Memory::bounded(MOST, MOST_BYTES)
+        Memory::bounded(MAX_ENTRIES, MAX_BYTES)
     }
 }
 
 impl Memory {
-    fn bounded(most: usize, most_bytes: usize) -> Self {
+    fn bounded(max_entries: usize, max_bytes: usize) -> Self {
         let (kept, uses) = (HashMap::new(), BTreeMap::new());
-        Memory { kept, uses, clock: 0, bytes: 0, most, most_bytes }
+        Memory { kept, uses, clock: 0, bytes: 0, max_entries: max_entries, max_bytes: max_bytes }
     }
 
     /// Stores a response. Replaces a response with the same id.
-    pub(super) fn put(&mut self, owner: Owner, id: String, response: Remembered) {
+    pub(super) fn put(&mut self, owner: Owner, id: String, response: StoredResponse) {
         let key = (owner, id);
         self.remove(&key);
         let bytes = response.bytes();
@@ -81,7 +81,7 @@ impl Memory {
         self.bytes += bytes;
         self.uses.insert(self.clock, key.clone());
         self.kept.insert(key, Kept { response: Arc::new(response), bytes, used: self.clock });
-        while (self.kept.len() > self.most || self.bytes > self.most_bytes)
+        while (self.kept.len() > self.max_entries || self.bytes > self.max_bytes)
             && let Some((_, oldest)) = self.uses.pop_first()
         {
             self.remove(&oldest);
@@ -89,7 +89,7 @@ impl Memory {
     }
 
     /// Returns a response and marks it as used.
-    pub(super) fn get(&mut self, key: &(Owner, String)) -> Option<Arc<Remembered>> {
+    pub(super) fn get(&mut self, key: &(Owner, String)) -> Option<Arc<StoredResponse>> {
         let kept = self.kept.get_mut(key)?;
         self.uses.remove(&kept.used);
         self.clock += 1;
@@ -143,8 +143,8 @@ mod tests {
 
     use super::*;
 
-    fn response(previous: Option<&str>, said: &str) -> Remembered {
-        Remembered {
+    fn response(previous: Option<&str>, said: &str) -> StoredResponse {
+        StoredResponse {
             previous: previous.map(str::to_owned),
             input: vec![Message::user(format!("{said}?"))],
             items: Vec::new(),

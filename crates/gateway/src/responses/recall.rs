@@ -6,7 +6,7 @@ use levade_text::Message;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::memory::{Memory, Owner, Remembered, response_of};
+use super::memory::{Memory, Owner, StoredResponse, response_of};
 use crate::gateway::Gateway;
 use crate::session::Session;
 
@@ -33,11 +33,11 @@ impl Recall {
         }
     }
 
-    pub(super) fn put(&self, id: &str, response: Remembered) {
+    pub(super) fn put(&self, id: &str, response: StoredResponse) {
         self.with(|memory| memory.put(self.owner, id.to_owned(), response));
     }
 
-    pub(super) fn get(&self, id: &str) -> Option<Arc<Remembered>> {
+    pub(super) fn get(&self, id: &str) -> Option<Arc<StoredResponse>> {
         self.with(|memory| memory.get(&(self.owner, id.to_owned())))
     }
 

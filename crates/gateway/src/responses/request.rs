@@ -45,11 +45,11 @@ pub(super) struct Asked {
     pub call: Call,
     /// Whether the response is a stream.
     pub streams: bool,
-    pub told: Told,
+    pub told: ReceivedItems,
 }
 
 /// Data of a request that its response repeats or depends on.
-pub(super) struct Told {
+pub(super) struct ReceivedItems {
     pub tools: Tools,
     /// Messages that are new in this call, without instructions.
     pub input: Vec<Message>,
@@ -77,8 +77,8 @@ pub(super) struct Told {
 pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, ApiError> {
     let mut request: Request = crate::http::read(body)?;
     notice(gateway, &mut request.rest)?;
-    let own = request.text.as_ref().map(form).transpose()?.flatten();
-    let constraint = openai::structured::of_request(gateway, own, &mut request.rest)?;
+    let own = request.text.as_ref().map(parse_format).transpose()?.flatten();
+    let constraint = openai::structured::from_request(gateway, own, &mut request.rest)?;
     let asked = openai::split(&mut request.rest)?;
     if asked.replies()? != 1 {
         return Err(ApiError::field("n", "n is not supported; a response has one reply"));
@@ -128,7 +128,7 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
         let wanted = |field: &str| asked[field].as_str().is_some_and(|how| how != "none");
         wanted("summary") || wanted("generate_summary")
     });
-    let told = Told {
+    let told = ReceivedItems {
         echo: echo(&request, &call),
         tools,
         input,
@@ -237,7 +237,7 @@ fn input_items(input: Option<&Value>) -> Vec<Value> {
 }
 
 /// Returns the format constraint that `text.format` specifies.
-fn form(text: &Value) -> Result<Option<Constraint>, ApiError> {
+fn parse_format(text: &Value) -> Result<Option<Constraint>, ApiError> {
     let format = &text["format"];
     match (format["type"].as_str(), &format["schema"]) {
         (Some("text"), _) => Ok(None),
@@ -303,14 +303,14 @@ mod tests {
 
     #[test]
     fn form_parses_all_format_types() {
-        let form_of = |format: Value| form(&json!({ "format": format }));
+        let parse = |format: Value| parse_format(&json!({ "format": format }));
         let schema = json!({ "type": "object", "required": ["a"] });
         let asked = json!({ "type": "json_schema", "name": "x", "schema": schema, "strict": true });
-        assert_eq!(form_of(asked).unwrap(), Some(Constraint::JsonSchema(schema)));
-        assert_eq!(form_of(json!({ "type": "json_object" })).unwrap(), Some(Constraint::JsonObject));
-        assert_eq!(form_of(json!({ "type": "text" })).unwrap(), None);
-        assert_eq!(form(&json!({ "verbosity": "low" })).unwrap(), None);
-        let fault = form_of(json!({ "type": "json_schema", "schema": "x" })).unwrap_err();
+        assert_eq!(parse(asked).unwrap(), Some(Constraint::JsonSchema(schema)));
+        assert_eq!(parse(json!({ "type": "json_object" })).unwrap(), Some(Constraint::JsonObject));
+        assert_eq!(parse(json!({ "type": "text" })).unwrap(), None);
+        assert_eq!(parse_format(&json!({ "verbosity": "low" })).unwrap(), None);
+        let fault = parse(json!({ "type": "json_schema", "schema": "x" })).unwrap_err();
         assert_eq!(fault.param.as_deref(), Some("text.format"));
     }
 }

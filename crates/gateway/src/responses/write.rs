@@ -5,11 +5,11 @@ use levade_text::Piece;
 use serde_json::{Map, Value, json};
 
 use super::items::encrypted;
-use super::memory::{Remembered, item_id};
+use super::memory::{StoredResponse, item_id};
 use super::recall::Recall;
-use super::request::Told;
+use super::request::ReceivedItems;
 use super::tools::CallItem;
-use crate::http::{Dialect, Gathered, frame};
+use crate::http::{CollectedCompletion, Dialect, frame};
 use crate::openai;
 use levade_call::ApiError;
 use levade_call::{End, Event, Head, MessageTokens, Token};
@@ -37,7 +37,7 @@ enum Open {
 
 /// Writer of responses in the format of the Responses API.
 pub(super) struct Writer {
-    told: Told,
+    told: ReceivedItems,
     recall: Recall,
     /// Sequence number of the next event.
     sequence: u64,
@@ -55,7 +55,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(told: Told, recall: Recall) -> Self {
+    pub(super) fn new(told: ReceivedItems, recall: Recall) -> Self {
         let (message, fresh, logprobs) = Default::default();
         Writer {
             told,
@@ -250,12 +250,12 @@ impl Writer {
         let place = self.output.len();
         let CallItem { item, input } = self.told.tools.item(call, |kind| item_id(kind, &head.id, place));
         let (id, name) = (item["id"].clone(), item["name"].clone());
-        let mut begun = item.clone();
-        begun["status"] = "in_progress".into();
+        let mut started = item.clone();
+        started["status"] = "in_progress".into();
         if let Some((field, _)) = input {
-            begun[field] = "".into();
+            started[field] = "".into();
         }
-        frames += &self.tell("response.output_item.added", json!({ "output_index": place, "item": begun }));
+        frames += &self.tell("response.output_item.added", json!({ "output_index": place, "item": started }));
         let Some((field, text)) = input else { return frames + &self.done(item) };
         let kind = match field {
             "arguments" => "response.function_call_arguments",
@@ -325,7 +325,7 @@ impl Writer {
     fn finished(&mut self, head: &Head) -> Value {
         let body = self.response(head, None);
         if let Some(end) = self.end.as_ref().filter(|_| self.told.store) {
-            let remembered = Remembered {
+            let remembered = StoredResponse {
                 previous: self.told.previous.clone(),
                 input: self.told.input.clone(),
                 items: named(&self.told.items, head),
@@ -377,7 +377,7 @@ fn usage(end: &End) -> Value {
         "input_tokens": prompt,
         "input_tokens_details": { "cached_tokens": 0 },
         "output_tokens": end.tokens,
-        "output_tokens_details": { "reasoning_tokens": end.thought_tokens },
+        "output_tokens_details": { "reasoning_tokens": end.reasoning_tokens },
         "total_tokens": prompt + end.tokens,
     })
 }
@@ -387,8 +387,8 @@ impl Dialect for Writer {
         fault(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
-        for Gathered { end, message, .. } in &replies {
+    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
+        for CollectedCompletion { end, message, .. } in &replies {
             let mut tokens = message.iter();
             let mut said = end.parts.iter().filter(|part| matches!(part, Piece::Speech(_))).count();
             for piece in &end.parts {

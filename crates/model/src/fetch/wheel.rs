@@ -20,7 +20,7 @@ const HASHES: &str = "model.sha256";
 /// File names of the weights and of the configuration of an adapter.
 const ADAPTER: (&str, &str) = ("adapter_model.safetensors", AdapterConfig::FILE);
 /// Maximum number of files in a model directory. Further files are not unpacked.
-const MOST_FILES: usize = 200;
+const MAX_FILES: usize = 200;
 
 /// Returns the model directory from an earlier download, if its files still have their hashes. Otherwise
 /// returns `None`.
@@ -108,10 +108,10 @@ fn unpack_from(
             .map(|name| (index, name))
     });
     let count = within.clone().count();
-    if count > MOST_FILES {
+    if count > MAX_FILES {
         return Err(ModelError::unsupported(
             wheel,
-            format!("the model in {place} has {count} files, but at most {MOST_FILES} are unpacked"),
+            format!("the model in {place} has {count} files, but at most {MAX_FILES} are unpacked"),
             "unpack the wheel and give the model's folder",
         ));
     }

@@ -147,7 +147,7 @@ pub(super) fn neutral() -> [(&'static str, Value); 12] {
 }
 
 /// Maximum number of layers of a model.
-pub(super) const MOST_LAYERS: usize = 1 << 12;
+pub(super) const MAX_LAYERS: usize = 1 << 12;
 
 /// Returns whether a key concerns the images in the `config.json` of a model of text and images.
 pub(super) fn is_of_images(key: &str) -> bool {

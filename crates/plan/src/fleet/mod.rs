@@ -104,7 +104,7 @@ pub struct Fleet {
 
 /// Results of a simulation, over the steps after those that fill the pipeline.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Found {
+pub struct Estimate {
     /// Mean seconds per step.
     pub step: f64,
     /// Sampled tokens per second.
@@ -114,16 +114,16 @@ pub struct Found {
     /// Model calls per second.
     pub calls: f64,
     /// Fraction of time in which samplers are idle, averaged over all samplers.
-    pub samplers_idle: f64,
+    pub sampler_idle_fraction: f64,
     /// Fraction of time in which the learner is idle.
-    pub learner_idle: f64,
+    pub learner_idle_fraction: f64,
     /// Off-policy lag: versions between the weights at the end of a completion and the weights that train
     /// on it. Mean over sampled tokens.
     pub age: f64,
 }
 
 /// Maximum number of completions to simulate, which takes less than a minute and a gigabyte.
-pub const MOST_REPLIES: usize = 10_000_000;
+pub const MAX_COMPLETIONS: usize = 10_000_000;
 /// Steps to simulate after the pipeline is full.
 const STEPS: usize = 6;
 
@@ -132,11 +132,11 @@ const LENGTHS: u64 = 1;
 
 enum Event {
     /// A completion ends on this sampler, unless the sampler's count of changes has increased since.
-    Reply(usize, u64),
+    Completion(usize, u64),
     /// The tool call of this attempt has ended.
     Tool(usize),
     /// The learner has finished its step.
-    Learnt,
+    Trained,
 }
 
 /// An attempt that has started.
@@ -145,7 +145,7 @@ struct Attempt {
     step: usize,
     sampler: usize,
     /// Completions that have not ended.
-    left: usize,
+    remaining: usize,
     /// Tokens of each completion.
     tokens: f64,
 }
@@ -172,9 +172,9 @@ struct Simulation<'a> {
     samplers: Vec<Sampler>,
     attempts: Vec<Attempt>,
     /// Unfinished attempts of each step.
-    left: Vec<usize>,
+    remaining: Vec<usize>,
     /// Sampled tokens of each step.
-    drawn: Vec<f64>,
+    sampled: Vec<f64>,
     /// Number of steps that the learner has finished.
     version: usize,
     /// Time at which the learner started its step, or `None` if the learner is idle.
@@ -184,38 +184,38 @@ struct Simulation<'a> {
 
 impl Fleet {
     /// Returns the number of completions that a simulation of the fleet processes.
-    pub fn replies(&self) -> usize {
+    pub fn num_completions(&self) -> usize {
         let attempts = self.groups.saturating_mul(self.group_size);
         let steps = self.ahead.saturating_add(1 + STEPS);
         attempts.saturating_mul(steps).saturating_mul(self.turns.max(1))
     }
 
     /// Simulates the fleet for the steps that fill the pipeline and six more, and measures the latter.
-    pub fn simulate(&self) -> Found {
+    pub fn simulate(&self) -> Estimate {
         let filling = self.ahead + 1;
         let steps = filling + STEPS;
         let mut simulation = Simulation::new(self, steps);
-        simulation.begin();
+        simulation.start();
         let mut filled = Sums::default();
         while let Some(learnt) = simulation.next() {
             if learnt && simulation.version == filling {
-                filled = simulation.measured();
+                filled = simulation.measure();
             }
             if simulation.version == steps {
                 break;
             }
         }
-        let all = simulation.measured();
+        let all = simulation.measure();
         let time = (all.time - filled.time).max(f64::MIN_POSITIVE);
-        let over = |of: fn(&Sums) -> f64| of(&all) - of(&filled);
-        Found {
+        let delta = |metric: fn(&Sums) -> f64| metric(&all) - metric(&filled);
+        Estimate {
             step: time / STEPS as f64,
-            tokens: over(|sums| sums.tokens) / time,
-            attempts: over(|sums| sums.attempts) / time,
-            calls: over(|sums| sums.calls) / time,
-            samplers_idle: over(|sums| sums.idle) / time / self.samplers as f64,
-            learner_idle: 1.0 - over(|sums| sums.learning) / time,
-            age: over(|sums| sums.ages) / over(|sums| sums.tokens).max(1.0),
+            tokens: delta(|sums| sums.tokens) / time,
+            attempts: delta(|sums| sums.attempts) / time,
+            calls: delta(|sums| sums.calls) / time,
+            sampler_idle_fraction: delta(|sums| sums.idle) / time / self.samplers as f64,
+            learner_idle_fraction: 1.0 - delta(|sums| sums.learning) / time,
+            age: delta(|sums| sums.ages) / delta(|sums| sums.tokens).max(1.0),
         }
     }
 
@@ -238,8 +238,8 @@ impl<'a> Simulation<'a> {
             kept: Vec::new(),
             samplers: (0..fleet.samplers).map(|_| Sampler::default()).collect(),
             attempts: Vec::new(),
-            left: vec![fleet.groups * fleet.group_size; steps],
-            drawn: vec![0.0; steps],
+            remaining: vec![fleet.groups * fleet.group_size; steps],
+            sampled: vec![0.0; steps],
             version: 0,
             learning: None,
             sums: Sums::default(),
@@ -247,7 +247,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Returns the totals up to the current time.
-    fn measured(&mut self) -> Sums {
+    fn measure(&mut self) -> Sums {
         let (now, service) = (self.now, &self.fleet.service);
         self.samplers.iter_mut().for_each(|sampler| sampler.advance(now, service));
         Sums { time: now, idle: self.samplers.iter().map(|sampler| sampler.idle).sum(), ..self.sums }
@@ -255,55 +255,55 @@ impl<'a> Simulation<'a> {
 
     fn at(&mut self, time: f64, event: Event) {
         self.kept.push(event);
-        let place = self.kept.len() - 1;
-        self.events.push(Reverse((Key(time), place)));
+        let index = self.kept.len() - 1;
+        self.events.push(Reverse((Key(time), index)));
     }
 
     /// Schedules the end of the next completion of a sampler whose running sequences have changed.
-    fn changed(&mut self, place: usize) {
-        let sampler = &mut self.samplers[place];
+    fn reschedule(&mut self, index: usize) {
+        let sampler = &mut self.samplers[index];
         sampler.changes += 1;
         let changes = sampler.changes;
         if let Some(time) = sampler.next(&self.fleet.service) {
-            self.at(time, Event::Reply(place, changes));
+            self.at(time, Event::Completion(index, changes));
         }
     }
 
     /// Starts all attempts that `ahead` permits. A group goes to the sampler with the fewest attempts.
-    fn begin(&mut self) {
+    fn start(&mut self) {
         let (fleet, of_step) = (self.fleet, self.fleet.groups * self.fleet.group_size);
-        let last = self.left.len().min(self.version + fleet.ahead + 1);
+        let last = self.remaining.len().min(self.version + fleet.ahead + 1);
         while self.attempts.len() < last * of_step {
             let first = self.attempts.len();
-            let places = 0..self.samplers.len();
-            let Some(place) = places.min_by_key(|&place| self.samplers[place].attempts) else { return };
-            let sampler = &mut self.samplers[place];
+            let indices = 0..self.samplers.len();
+            let Some(index) = indices.min_by_key(|&index| self.samplers[index].attempts) else { return };
+            let sampler = &mut self.samplers[index];
             sampler.advance(self.now, &fleet.service);
-            sampler.hold(self.now, fleet.prompt * fleet.service.prompt);
+            sampler.block(self.now, fleet.prompt * fleet.service.prompt);
             sampler.attempts += fleet.group_size;
             for at in first..first + fleet.group_size {
                 let (length, step) = (fleet.length(at), at / of_step);
                 let tokens = length / fleet.turns.max(1) as f64;
-                self.attempts.push(Attempt { step, sampler: place, left: fleet.turns.max(1), tokens });
-                self.drawn[step] += length;
-                sampler.begin(at, tokens, fleet.rows);
+                self.attempts.push(Attempt { step, sampler: index, remaining: fleet.turns.max(1), tokens });
+                self.sampled[step] += length;
+                sampler.start(at, tokens, fleet.rows);
             }
-            self.changed(place);
+            self.reschedule(index);
         }
     }
 
     /// Processes the next event. Returns whether the learner finished a step, or `None` if no event is
     /// left.
     fn next(&mut self) -> Option<bool> {
-        let Reverse((Key(time), place)) = self.events.pop()?;
+        let Reverse((Key(time), index)) = self.events.pop()?;
         self.now = time;
-        match self.kept[place] {
-            Event::Reply(place, changes) if self.samplers[place].changes == changes => {
-                self.replied(place);
+        match self.kept[index] {
+            Event::Completion(index, changes) if self.samplers[index].changes == changes => {
+                self.finish_completions(index);
             }
-            Event::Reply(..) => {}
-            Event::Tool(attempt) => self.ask(attempt),
-            Event::Learnt => {
+            Event::Completion(..) => {}
+            Event::Tool(attempt) => self.start_call(attempt),
+            Event::Trained => {
                 self.learnt();
                 return Some(true);
             }
@@ -312,68 +312,68 @@ impl<'a> Simulation<'a> {
     }
 
     /// Requests the next completion of an attempt from its sampler.
-    fn ask(&mut self, attempt: usize) {
-        let (fleet, Attempt { sampler: place, tokens, .. }) = (self.fleet, self.attempts[attempt]);
-        let sampler = &mut self.samplers[place];
+    fn start_call(&mut self, attempt: usize) {
+        let (fleet, Attempt { sampler: index, tokens, .. }) = (self.fleet, self.attempts[attempt]);
+        let sampler = &mut self.samplers[index];
         sampler.advance(self.now, &fleet.service);
-        sampler.begin(attempt, tokens, fleet.rows);
-        self.changed(place);
+        sampler.start(attempt, tokens, fleet.rows);
+        self.reschedule(index);
     }
 
     /// Processes the completions that have ended on a sampler.
-    fn replied(&mut self, place: usize) {
+    fn finish_completions(&mut self, index: usize) {
         let fleet = self.fleet;
-        self.samplers[place].advance(self.now, &fleet.service);
-        for attempt in self.samplers[place].ended(fleet.rows) {
+        self.samplers[index].advance(self.now, &fleet.service);
+        for attempt in self.samplers[index].take_finished(fleet.rows) {
             let Attempt { step, tokens, .. } = self.attempts[attempt];
             self.sums.calls += 1.0;
             self.sums.tokens += tokens;
             self.sums.ages += tokens * (step - self.version.min(step)) as f64;
-            self.attempts[attempt].left -= 1;
-            if self.attempts[attempt].left > 0 {
+            self.attempts[attempt].remaining -= 1;
+            if self.attempts[attempt].remaining > 0 {
                 self.at(self.now + fleet.tool, Event::Tool(attempt));
                 continue;
             }
             self.sums.attempts += 1.0;
-            self.samplers[place].attempts -= 1;
-            self.left[step] -= 1;
+            self.samplers[index].attempts -= 1;
+            self.remaining[step] -= 1;
         }
-        self.changed(place);
+        self.reschedule(index);
         self.learn();
     }
 
     /// Starts to train on the next step if the learner is idle and the attempts of that step are done.
     fn learn(&mut self) {
         let fleet = self.fleet;
-        if self.learning.is_some() || self.left.get(self.version) != Some(&0) {
+        if self.learning.is_some() || self.remaining.get(self.version) != Some(&0) {
             return;
         }
         self.learning = Some(self.now);
         let devices = if fleet.learners > 0 { fleet.learners } else { fleet.samplers };
-        let tokens = self.drawn[self.version] + fleet.groups as f64 * fleet.prompt;
+        let tokens = self.sampled[self.version] + fleet.groups as f64 * fleet.prompt;
         let seconds = fleet.learnt * tokens * fleet.service.learn / devices as f64 + fleet.service.update;
         if fleet.learners == 0 {
-            self.hold_all(seconds);
+            self.block_all(seconds);
         }
-        self.at(self.now + seconds, Event::Learnt);
+        self.at(self.now + seconds, Event::Trained);
     }
 
     fn learnt(&mut self) {
         self.sums.learning += self.learning.take().map_or(0.0, |since| self.now - since);
         self.version += 1;
         if self.fleet.learners > 0 {
-            self.hold_all(self.fleet.service.publish);
+            self.block_all(self.fleet.service.publish);
         }
-        self.begin();
+        self.start();
         self.learn();
     }
 
     /// Pauses all samplers for `seconds`.
-    fn hold_all(&mut self, seconds: f64) {
-        for place in 0..self.samplers.len() {
-            self.samplers[place].advance(self.now, &self.fleet.service);
-            self.samplers[place].hold(self.now, seconds);
-            self.changed(place);
+    fn block_all(&mut self, seconds: f64) {
+        for index in 0..self.samplers.len() {
+            self.samplers[index].advance(self.now, &self.fleet.service);
+            self.samplers[index].block(self.now, seconds);
+            self.reschedule(index);
         }
     }
 }
@@ -416,19 +416,19 @@ mod tests {
         close(found.tokens, 32.0 * 200.0 / found.step);
         close(found.attempts, 32.0 / found.step);
         close(found.calls, 32.0 / found.step);
-        close(found.samplers_idle, learning / found.step);
-        close(found.learner_idle, 1.0 - learning / found.step);
+        close(found.sampler_idle_fraction, learning / found.step);
+        close(found.learner_idle_fraction, 1.0 - learning / found.step);
         close(found.age, 0.0);
     }
 
     #[test]
     fn colocated_fleet_publishes_no_weights() {
-        let alone = Fleet { learners: 0, ..fleet() };
+        let colocated = Fleet { learners: 0, ..fleet() };
         let learning = (32.0 * 200.0 + 4.0 * 100.0) * 0.002 / 2.0 + 0.5;
         let sampling = 2.0 * 0.1 + 200.0 * 0.036;
-        let found = alone.simulate();
+        let found = colocated.simulate();
         close(found.step, sampling + learning);
-        close(found.samplers_idle, 0.0);
+        close(found.sampler_idle_fraction, 0.0);
     }
 
     #[test]
@@ -437,9 +437,9 @@ mod tests {
         let learning = (32.0 * 200.0 + 4.0 * 100.0) * 0.002 + 0.5;
         // Training takes longer than sampling, so the learner never waits.
         close(found.step, learning);
-        close(found.learner_idle, 0.0);
+        close(found.learner_idle_fraction, 0.0);
         close(found.age, 1.0);
-        assert!(found.samplers_idle > 0.2, "{found:?}");
+        assert!(found.sampler_idle_fraction > 0.2, "{found:?}");
     }
 
     #[test]

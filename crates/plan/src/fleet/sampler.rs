@@ -27,13 +27,13 @@ impl Ord for Key {
 #[derive(Debug, Default)]
 pub(super) struct Sampler {
     /// Tokens that a sequence would have sampled if it had run since the start.
-    drawn: f64,
-    /// Time at which `drawn` was updated.
+    sampled: f64,
+    /// Time at which `sampled` was updated.
     since: f64,
     /// Time until which the sampler generates nothing because it computes prompts, trains or loads new
     /// weights.
-    held: f64,
-    /// Attempts with a running sequence, ordered by the value of `drawn` at which the sequence ends.
+    blocked_until: f64,
+    /// Attempts with a running sequence, ordered by the value of `sampled` at which the sequence ends.
     running: BinaryHeap<Reverse<(Key, usize)>>,
     /// Attempts that wait until a running sequence ends, with the number of tokens that they request.
     waiting: VecDeque<(usize, f64)>,
@@ -53,40 +53,40 @@ impl Sampler {
 
     /// Advances the time to `now`.
     pub(super) fn advance(&mut self, now: f64, service: &Service) {
-        let free = now - self.since.max(self.held);
+        let free = now - self.since.max(self.blocked_until);
         if free > 0.0 {
             match self.running.is_empty() {
                 true => self.idle += free,
-                false => self.drawn += free / self.pass(service).max(f64::MIN_POSITIVE),
+                false => self.sampled += free / self.pass(service).max(f64::MIN_POSITIVE),
             }
         }
         self.since = now;
     }
 
     /// Pauses the sampler for another `seconds`, after any pause in effect.
-    pub(super) fn hold(&mut self, now: f64, seconds: f64) {
-        self.held = self.held.max(now) + seconds;
+    pub(super) fn block(&mut self, now: f64, seconds: f64) {
+        self.blocked_until = self.blocked_until.max(now) + seconds;
     }
 
     /// Starts a completion of `tokens` tokens. It waits if `rows` sequences are running.
-    pub(super) fn begin(&mut self, attempt: usize, tokens: f64, rows: usize) {
+    pub(super) fn start(&mut self, attempt: usize, tokens: f64, rows: usize) {
         if self.running.len() < rows {
-            self.running.push(Reverse((Key(self.drawn + tokens), attempt)));
+            self.running.push(Reverse((Key(self.sampled + tokens), attempt)));
         } else {
             self.waiting.push_back((attempt, tokens));
         }
     }
 
     /// Removes and returns the attempts whose completions have ended. Waiting attempts take over.
-    pub(super) fn ended(&mut self, rows: usize) -> Vec<usize> {
+    pub(super) fn take_finished(&mut self, rows: usize) -> Vec<usize> {
         let mut ended = Vec::new();
         while let Some(Reverse((Key(end), attempt))) = self.running.peek().copied()
-            && end <= self.drawn + 1e-9 * self.drawn.max(1.0)
+            && end <= self.sampled + 1e-9 * self.sampled.max(1.0)
         {
             self.running.pop();
             ended.push(attempt);
             if let Some((next, tokens)) = self.waiting.pop_front() {
-                self.begin(next, tokens, rows);
+                self.start(next, tokens, rows);
             }
         }
         ended
@@ -96,6 +96,6 @@ impl Sampler {
     /// runs.
     pub(super) fn next(&self, service: &Service) -> Option<f64> {
         let Reverse((Key(end), _)) = self.running.peek()?;
-        Some(self.since.max(self.held) + (end - self.drawn).max(0.0) * self.pass(service))
+        Some(self.since.max(self.blocked_until) + (end - self.sampled).max(0.0) * self.pass(service))
     }
 }

@@ -1,6 +1,6 @@
 //! Simulates one run on fleets of several sizes, and finds the bottleneck.
 
-use super::{Fleet, Found};
+use super::{Estimate, Fleet};
 
 /// API calls per second that one core of the gateway serves, measured on two slow cores
 /// (`bench/log/2026-11-26-gateway.md`).
@@ -19,42 +19,42 @@ pub struct Sizes<'a> {
     /// The run on the smallest fleet. A larger fleet has proportionally more groups.
     pub fleet: Fleet,
     /// Whether separate devices train (disaggregated). Their number is then chosen for the shortest step.
-    pub apart: bool,
+    pub disaggregated: bool,
 }
 
 impl Sizes<'_> {
     /// Returns the number of groups per step on a fleet of `devices` devices.
     fn groups(&self, devices: usize) -> usize {
-        let least = self.devices.iter().copied().min().unwrap_or(1).max(1);
-        (self.fleet.groups.saturating_mul(devices) / least).max(1)
+        let min_devices = self.devices.iter().copied().min().unwrap_or(1).max(1);
+        (self.fleet.groups.saturating_mul(devices) / min_devices).max(1)
     }
 
     /// Returns the number of completions that a simulation of the largest fleet processes.
-    pub fn replies(&self) -> usize {
+    pub fn num_completions(&self) -> usize {
         let groups = self.groups(self.devices.iter().copied().max().unwrap_or(1));
-        Fleet { groups, ..self.fleet.clone() }.replies()
+        Fleet { groups, ..self.fleet.clone() }.num_completions()
     }
 
     /// Returns the fleet of `devices` devices with the results of its simulation.
-    pub fn of(&self, devices: usize) -> (Fleet, Found) {
+    pub fn best_split(&self, devices: usize) -> (Fleet, Estimate) {
         let groups = self.groups(devices);
         let with = |learners: usize| {
             let fleet = Fleet { samplers: devices - learners, learners, groups, ..self.fleet.clone() };
             let found = fleet.simulate();
             (fleet, found)
         };
-        if !self.apart {
+        if !self.disaggregated {
             return with(0);
         }
-        let mut shares: Vec<usize> =
+        let mut learner_counts: Vec<usize> =
             EIGHTHS.iter().map(|eighths| (devices * eighths / 8).clamp(1, devices - 1)).collect();
-        shares.dedup();
-        let tried = shares.into_iter().map(with);
+        learner_counts.dedup();
+        let tried = learner_counts.into_iter().map(with);
         tried.min_by(|(_, a), (_, b)| a.step.total_cmp(&b.step)).unwrap_or_else(|| with(1))
     }
 }
 
-impl Found {
+impl Estimate {
     /// Describes the bottleneck of the run: the gateway, the store, the learner or the samplers.
     pub fn bottleneck(&self) -> String {
         let (gateway, store) = (self.calls / GATEWAY, self.attempts / STORE);
@@ -64,11 +64,14 @@ impl Found {
                 store,
                 format!("the store: {:.0} attempts a second are {:.0} % of it", self.attempts, 100.0 * store),
             ),
-            (1.0 - self.learner_idle, "the learner, which is never idle: give it more devices".to_owned()),
-            (1.0 - self.samplers_idle, "the samplers: the learner waits for them".to_owned()),
+            (
+                1.0 - self.learner_idle_fraction,
+                "the learner, which is never idle: give it more devices".to_owned(),
+            ),
+            (1.0 - self.sampler_idle_fraction, "the samplers: the learner waits for them".to_owned()),
         ];
-        let most = parts.into_iter().max_by(|(a, _), (b, _)| a.total_cmp(b));
-        most.map(|(_, words)| words).unwrap_or_default()
+        let busiest = parts.into_iter().max_by(|(a, _), (b, _)| a.total_cmp(b));
+        busiest.map(|(_, description)| description).unwrap_or_default()
     }
 }
 
@@ -77,8 +80,16 @@ mod tests {
     use super::super::Service;
     use super::*;
 
-    fn found(calls: f64, attempts: f64, samplers_idle: f64, learner_idle: f64) -> Found {
-        Found { step: 1.0, tokens: 1.0, attempts, calls, samplers_idle, learner_idle, age: 0.0 }
+    fn found(calls: f64, attempts: f64, sampler_idle_fraction: f64, learner_idle_fraction: f64) -> Estimate {
+        Estimate {
+            step: 1.0,
+            tokens: 1.0,
+            attempts,
+            calls,
+            sampler_idle_fraction,
+            learner_idle_fraction,
+            age: 0.0,
+        }
     }
 
     #[test]
@@ -108,15 +119,15 @@ mod tests {
             learnt: 1.0,
             service,
         };
-        let sizes = Sizes { devices: &[8, 16], fleet, apart: true };
-        let (chosen, found) = sizes.of(8);
+        let sizes = Sizes { devices: &[8, 16], fleet, disaggregated: true };
+        let (chosen, found) = sizes.best_split(8);
         assert_eq!((chosen.samplers + chosen.learners, chosen.groups), (8, 8));
         for learners in 1..8 {
             let other = Fleet { samplers: 8 - learners, learners, ..chosen.clone() }.simulate();
             assert!(found.step <= other.step + 1e-9 || learners == 7, "{learners} learners");
         }
-        assert_eq!(sizes.of(16).0.groups, 16);
-        let together = Sizes { apart: false, ..sizes };
-        assert_eq!((together.of(8).0.samplers, together.of(8).0.learners), (8, 0));
+        assert_eq!(sizes.best_split(16).0.groups, 16);
+        let together = Sizes { disaggregated: false, ..sizes };
+        assert_eq!((together.best_split(8).0.samplers, together.best_split(8).0.learners), (8, 0));
     }
 }

@@ -14,13 +14,13 @@ use super::error::ExternalError;
 use super::limits::jittered;
 
 /// Initial wait after a server has rejected a call as busy. Doubles with each further rejection.
-const FIRST_WAIT: Duration = Duration::from_millis(500);
+const INITIAL_WAIT: Duration = Duration::from_millis(500);
 /// Maximum wait, unless the server requests a longer one.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Initial time after a failure in which a server ranks behind other servers. Doubles with each
 /// failure.
-const FIRST_AVOIDANCE: Duration = Duration::from_secs(5);
+const INITIAL_AVOIDANCE: Duration = Duration::from_secs(5);
 /// Maximum time after a failure in which a server ranks behind other servers.
 const MAX_AVOIDANCE: Duration = Duration::from_secs(300);
 
@@ -63,9 +63,9 @@ pub(crate) struct Server {
 
 /// Guard of a call in flight, which the server's count includes until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Answering(Arc<AtomicUsize>);
+pub(crate) struct ResponseGuard(Arc<AtomicUsize>);
 
-impl Drop for Answering {
+impl Drop for ResponseGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -178,12 +178,12 @@ impl Server {
     }
 
     /// Returns the `Authorization` header.
-    pub fn authorisation(&self) -> Option<HeaderValue> {
+    pub fn authorization(&self) -> Option<HeaderValue> {
         self.key.as_ref().map(|Key(header, _)| header.clone())
     }
 
     /// Returns where to correct the key, for messages.
-    pub fn key_place(&self) -> String {
+    pub fn key_hint(&self) -> String {
         match &self.key_env {
             Some(variable) => format!("check the environment variable {variable}"),
             None => "name the environment variable that holds it in key_env".into(),
@@ -213,17 +213,17 @@ impl Server {
     }
 
     /// Counts a call in flight, until the returned guard is dropped.
-    pub fn begun(&self) -> Answering {
+    pub fn start_response(&self) -> ResponseGuard {
         self.running.fetch_add(1, Ordering::Relaxed);
-        Answering(Arc::clone(&self.running))
+        ResponseGuard(Arc::clone(&self.running))
     }
 
     /// Records that the server rejected a call as busy, with the pause that it requested. Returns
     /// the resulting pause.
-    pub fn turned_away(&self, asked: Option<Duration>) -> Duration {
+    pub fn note_rejection(&self, retry_after: Option<Duration>) -> Duration {
         let mut rest = self.rest();
-        let wait = FIRST_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(LONGEST_WAIT);
-        let wait = asked.unwrap_or_default().max(jittered(wait));
+        let wait = INITIAL_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(MAX_WAIT);
+        let wait = retry_after.unwrap_or_default().max(jittered(wait));
         rest.in_a_row += 1;
         rest.until = Some(rest.until.unwrap_or_else(Instant::now).max(Instant::now() + wait));
         wait
@@ -234,7 +234,7 @@ impl Server {
         let (mut rest, now) = (self.rest(), Instant::now());
         // Failures during one pause count once.
         if rest.avoided_until.is_none_or(|until| until <= now) {
-            let pause = FIRST_AVOIDANCE.saturating_mul(1 << rest.failures.min(16)).min(MAX_AVOIDANCE);
+            let pause = INITIAL_AVOIDANCE.saturating_mul(1 << rest.failures.min(16)).min(MAX_AVOIDANCE);
             rest.failures += 1;
             rest.avoided_until = Some(now + pause);
         }
@@ -252,7 +252,7 @@ impl Server {
     }
 
     /// Records a response, which clears pauses and failures.
-    pub fn answered(&self) {
+    pub fn note_success(&self) {
         *self.rest() = Rest::default();
     }
 }
@@ -303,9 +303,9 @@ mod tests {
             })
         };
         let found = server(Ok(" sk-secret\n")).unwrap();
-        assert_eq!(found.authorisation().unwrap().to_str().unwrap(), "Bearer sk-secret");
+        assert_eq!(found.authorization().unwrap().to_str().unwrap(), "Bearer sk-secret");
         assert_eq!(found.without_key("wrong key sk-secret!"), "wrong key [key]!");
-        assert!(!format!("{found:?}{:?}", found.authorisation()).contains("secret"));
+        assert!(!format!("{found:?}{:?}", found.authorization()).contains("secret"));
         for (value, why) in [
             (
                 Err(VarError::NotPresent),
@@ -328,11 +328,11 @@ mod tests {
         let server = Server::new(&endpoint, |_| Err(VarError::NotPresent)).unwrap();
         assert_eq!(server.rests_for(), Duration::ZERO);
         for doubled in 0..10 {
-            let most = (0.5 * f64::from(1 << doubled)).min(60.0);
-            let wait = server.turned_away(None).as_secs_f64();
-            assert!((most / 2.0..=most).contains(&wait), "{wait}");
+            let max_wait = (0.5 * f64::from(1 << doubled)).min(60.0);
+            let wait = server.note_rejection(None).as_secs_f64();
+            assert!((max_wait / 2.0..=max_wait).contains(&wait), "{wait}");
         }
-        server.answered();
+        server.note_success();
         assert_eq!(server.rests_for(), Duration::ZERO);
         // A server that has failed can be called, after other servers.
         for pause in [5, 10, 20, 40, 80, 160, 300, 300] {
@@ -344,13 +344,13 @@ mod tests {
             tokio::time::advance(Duration::from_millis(1)).await;
             assert_eq!(server.rank(), (Duration::ZERO, false, 0), "{pause}");
         }
-        let call = server.begun();
+        let call = server.start_response();
         assert_eq!(server.rank(), (Duration::ZERO, true, 1), "one call at a time");
-        server.answered();
+        server.note_success();
         assert_eq!(server.rank(), (Duration::ZERO, false, 1));
         drop(call);
-        assert_eq!(server.turned_away(Some(Duration::from_secs(90))), Duration::from_secs(90));
-        server.turned_away(None);
+        assert_eq!(server.note_rejection(Some(Duration::from_secs(90))), Duration::from_secs(90));
+        server.note_rejection(None);
         assert_eq!(server.rests_for(), Duration::from_secs(90), "the longer wait counts");
     }
 }

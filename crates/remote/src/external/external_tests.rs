@@ -25,7 +25,7 @@ fn external(options: ExternalOptions) -> External {
     External::with_environment(options, |_| Ok(SECRET.into())).unwrap()
 }
 
-fn over(servers: &[&TestServer]) -> External {
+fn external_for(servers: &[&TestServer]) -> External {
     external(options(servers))
 }
 
@@ -33,9 +33,9 @@ fn question() -> ChatRequest {
     ChatRequest { messages: vec![Message::user("2 + 3?")], ..ChatRequest::default() }
 }
 
-async fn error_of(answer: Vec<Step>) -> ExternalError {
-    let server = TestServer::new(vec![answer]).await;
-    let error = over(&[&server]).chat(&question()).await.unwrap_err();
+async fn error_of(steps: Vec<Step>) -> ExternalError {
+    let server = TestServer::new(vec![steps]).await;
+    let error = external_for(&[&server]).chat(&question()).await.unwrap_err();
     assert_eq!(server.asked(), 1, "{error}");
     assert!(!format!("{error}{error:?}").contains(SECRET), "{error:?}");
     error
@@ -43,13 +43,13 @@ async fn error_of(answer: Vec<Step>) -> ExternalError {
 
 #[tokio::test]
 async fn chat_sends_openai_request_and_parses_reply() {
-    let server = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    let server = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     let tool =
         ToolSpec { name: "add".into(), description: String::new(), parameters: json!({"type": "object"}) };
     let request = ChatRequest { tools: vec![tool], ..question() };
-    let reply = over(&[&server]).chat(&request).await.unwrap();
-    assert_eq!((&*reply.content, reply.finish, &*reply.model), ("5", Some(Finish::Stop), "m-1"));
-    assert_eq!(reply.usage.unwrap().prompt_tokens, 7);
+    let response = external_for(&[&server]).chat(&request).await.unwrap();
+    assert_eq!((&*response.content, response.finish, &*response.model), ("5", Some(Finish::Stop), "m-1"));
+    assert_eq!(response.usage.unwrap().prompt_tokens, 7);
     let seen = server.seen.lock().unwrap()[0].clone();
     assert!(seen.head.starts_with("post /v1/chat/completions http/1.1"), "{}", seen.head);
     assert!(seen.head.contains(&format!("authorization: bearer {SECRET}")));
@@ -60,17 +60,17 @@ async fn chat_sends_openai_request_and_parses_reply() {
 #[tokio::test]
 async fn streamed_chunks_are_independent_of_byte_boundaries() {
     let mut stream = b": hello\n\n".to_vec();
-    stream.extend(piece(&json!({"role": "assistant", "content": ""}), None));
-    stream.extend(piece(&json!({"reasoning_content": "süß"}), None));
-    stream.extend(piece(&json!({"content": "Fü"}), None));
-    stream.extend(piece(&json!({"content": "nf"}), None));
+    stream.extend(delta_event(&json!({"role": "assistant", "content": ""}), None));
+    stream.extend(delta_event(&json!({"reasoning_content": "süß"}), None));
+    stream.extend(delta_event(&json!({"content": "Fü"}), None));
+    stream.extend(delta_event(&json!({"content": "nf"}), None));
     for part in [
         json!({"index": 0, "id": "c", "function": {"name": "add", "arguments": "{\"a\""}}),
         json!({"index": 0, "function": {"arguments": ": 2}"}}),
     ] {
-        stream.extend(piece(&json!({ "tool_calls": [part] }), None));
+        stream.extend(delta_event(&json!({ "tool_calls": [part] }), None));
     }
-    stream.extend(piece(&json!({}), Some("tool_calls")));
+    stream.extend(delta_event(&json!({}), Some("tool_calls")));
     stream.extend(
         b"data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 7, \"completion_tokens\": 9}}\r\n\r\n",
     );
@@ -84,37 +84,37 @@ async fn streamed_chunks_are_independent_of_byte_boundaries() {
             }
         }
         let server = TestServer::new(vec![steps]).await;
-        let mut reply = over(&[&server]).stream(&question()).await.unwrap();
+        let mut response = external_for(&[&server]).stream(&question()).await.unwrap();
         let mut events = Vec::new();
-        while let Some(event) = reply.next().await {
+        while let Some(event) = response.next().await {
             events.push(event.unwrap());
         }
         assert!(server.seen.lock().unwrap()[0].body["stream"] == true);
-        let Some(ChatEvent::Finished(whole)) = events.pop() else { panic!("{events:?}") };
-        assert_eq!((&*whole.content, &*whole.reasoning), ("Fünf", "süß"));
-        assert_eq!(whole.finish, Some(Finish::ToolCalls));
-        assert_eq!(whole.message().unwrap().tool_calls[0].arguments["a"], 2);
-        assert_eq!(whole.usage.unwrap().completion_tokens, 9);
+        let Some(ChatEvent::Finished(complete)) = events.pop() else { panic!("{events:?}") };
+        assert_eq!((&*complete.content, &*complete.reasoning), ("Fünf", "süß"));
+        assert_eq!(complete.finish, Some(Finish::ToolCalls));
+        assert_eq!(complete.message().unwrap().tool_calls[0].arguments["a"], 2);
+        assert_eq!(complete.usage.unwrap().completion_tokens, 9);
         let call = |name: Option<&str>, arguments: &str| ChatEvent::Call {
             index: 0,
             name: name.map(str::to_owned),
             arguments: arguments.into(),
         };
         let text = |text: &str| ChatEvent::Content(text.into());
-        let thought = ChatEvent::Reasoning("süß".into());
+        let reasoning_event = ChatEvent::Reasoning("süß".into());
         let calls = [call(Some("add"), "{\"a\""), call(None, ": 2}")];
-        assert_eq!(events, [&[thought, text("Fü"), text("nf")][..], &calls[..]].concat());
+        assert_eq!(events, [&[reasoning_event, text("Fü"), text("nf")][..], &calls[..]].concat());
     }
 }
 
 #[tokio::test]
 async fn stream_accepts_missing_end_and_unstreamed_reply() {
-    let mut no_end = piece(&json!({"content": "5"}), Some("stop"));
+    let mut no_end = delta_event(&json!({"content": "5"}), Some("stop"));
     no_end.truncate(no_end.len() - 1);
-    for answer in [vec![events_head(), Step::Send(no_end)], json_answer("200 OK", "", &completion("5"))] {
-        let server = TestServer::new(vec![answer]).await;
-        let reply = over(&[&server]).stream(&question()).await.unwrap().whole().await.unwrap();
-        assert_eq!(reply.content, "5");
+    for steps in [vec![events_head(), Step::Send(no_end)], json_response("200 OK", "", &completion("5"))] {
+        let server = TestServer::new(vec![steps]).await;
+        let response = external_for(&[&server]).stream(&question()).await.unwrap().collect().await.unwrap();
+        assert_eq!(response.content, "5");
     }
 }
 
@@ -122,23 +122,23 @@ async fn stream_accepts_missing_end_and_unstreamed_reply() {
 async fn rejected_call_is_retried_after_requested_pause() {
     let busy = json!({"error": {"message": "slow down"}});
     let server = TestServer::new(vec![
-        json_answer("429 Too Many Requests", "retry-after: 1\r\n", &busy),
-        json_answer("503 Service Unavailable", "", &busy),
+        json_response("429 Too Many Requests", "retry-after: 1\r\n", &busy),
+        json_response("503 Service Unavailable", "", &busy),
         // The connection ends without a response, or after its head.
         vec![],
         vec![events_head()],
-        json_answer("200 OK", "", &completion("5")),
+        json_response("200 OK", "", &completion("5")),
     ])
     .await;
     let start = Instant::now();
-    assert_eq!(over(&[&server]).chat(&question()).await.unwrap().content, "5");
+    assert_eq!(external_for(&[&server]).chat(&question()).await.unwrap().content, "5");
     assert_eq!(server.asked(), 5);
     assert!(start.elapsed() >= Duration::from_millis(1000 + 500 + 1000 + 1000), "{:?}", start.elapsed());
     // A wait that would end after the deadline is not started.
     let server =
-        TestServer::new(vec![json_answer("429 Too Many Requests", "retry-after: 90\r\n", &busy)]).await;
+        TestServer::new(vec![json_response("429 Too Many Requests", "retry-after: 90\r\n", &busy)]).await;
     let start = Instant::now();
-    let error = over(&[&server]).chat(&question()).await.unwrap_err();
+    let error = external_for(&[&server]).chat(&question()).await.unwrap_err();
     let message = "slow down".into();
     let endpoint = format!("{}/v1/chat/completions", server.url);
     assert_eq!(error, ExternalError::Busy { endpoint, status: 429, message, retry_after: 90 });
@@ -146,15 +146,15 @@ async fn rejected_call_is_retried_after_requested_pause() {
     // `Retry-After` can be an HTTP date.
     let at = std::time::SystemTime::now() + Duration::from_secs(100);
     let headers = format!("retry-after: {}\r\n", httpdate::fmt_http_date(at));
-    let server = TestServer::new(vec![json_answer("429 Too Many Requests", &headers, &busy)]).await;
-    let error = over(&[&server]).chat(&question()).await.unwrap_err();
+    let server = TestServer::new(vec![json_response("429 Too Many Requests", &headers, &busy)]).await;
+    let error = external_for(&[&server]).chat(&question()).await.unwrap_err();
     assert!(matches!(error, ExternalError::Busy { retry_after: 90..=100, .. }), "{error}");
 }
 
 #[tokio::test]
 async fn tries_limit_number_of_requests() {
     let server =
-        TestServer::new(vec![json_answer("503 Service Unavailable", "", &json!({"detail": "loading"}))])
+        TestServer::new(vec![json_response("503 Service Unavailable", "", &json!({"detail": "loading"}))])
             .await;
     let error =
         external(ExternalOptions { tries: 2, ..options(&[&server]) }).chat(&question()).await.unwrap_err();
@@ -165,8 +165,9 @@ async fn tries_limit_number_of_requests() {
 #[tokio::test]
 async fn busy_or_unreachable_endpoints_are_skipped() {
     let busy =
-        TestServer::new(vec![json_answer("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))]).await;
-    let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+        TestServer::new(vec![json_response("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))])
+            .await;
+    let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     let mut options = options(&[&busy, &busy, &good]);
     // No server listens on this port.
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
@@ -184,17 +185,17 @@ async fn busy_or_unreachable_endpoints_are_skipped() {
 async fn calls_use_server_with_fewest_calls() {
     let hangs = || vec![Step::Hang];
     let (one, other) = (TestServer::new(vec![hangs()]).await, TestServer::new(vec![hangs()]).await);
-    let policy = over(&[&one, &other]);
+    let policy = external_for(&[&one, &other]);
     let mut calls = Vec::new();
-    for asked in 1..=6 {
+    for num_calls in 1..=6 {
         let policy = policy.clone();
         calls.push(tokio::spawn(async move { policy.chat(&question()).await }));
-        let begun = async {
-            while one.asked() + other.asked() < asked {
+        let requests_sent = async {
+            while one.asked() + other.asked() < num_calls {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), begun).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(10), requests_sent).await.unwrap();
     }
     assert_eq!((one.asked(), other.asked()), (3, 3));
     // Ended calls no longer count.
@@ -222,11 +223,11 @@ async fn connect_error_names_unreachable_server() {
 
 #[tokio::test]
 async fn permanent_errors_are_returned_without_retry() {
-    let json = |status: &str, body: Value| json_answer(status, "", &body);
+    let json = |status: &str, body: Value| json_response(status, "", &body);
     let failed = error_of(json("500 Internal Server Error", json!({"error": {"message": "oh"}}))).await;
     assert!(failed.may_pass() && failed.to_string().contains("failed with status 500: oh"), "{failed}");
-    let refused = error_of(json("400 Bad Request", json!({"error": "no such model"}))).await;
-    assert!(!refused.may_pass() && refused.to_string().contains("status 400: no such model"), "{refused}");
+    let rejected = error_of(json("400 Bad Request", json!({"error": "no such model"}))).await;
+    assert!(!rejected.may_pass() && rejected.to_string().contains("status 400: no such model"), "{rejected}");
     let wrong = json("401 Unauthorized", json!({"error": {"message": format!("wrong key {SECRET}")}}));
     let wrong = error_of(wrong).await.to_string();
     assert!(wrong.contains("wrong key [key]; check the environment variable TEST_KEY"), "{wrong}");
@@ -244,17 +245,17 @@ async fn permanent_errors_are_returned_without_retry() {
 #[tokio::test]
 async fn malformed_responses_are_reported_with_reason() {
     let events = |bytes: &[u8]| vec![events_head(), Step::Send(bytes.to_vec())];
-    for (answer, code, why) in [
+    for (steps, code, why) in [
         (events(b"data: {\"choices\": oops}\n\n"), "protocol", "begins \"{\\\"choices\\\": oops}\""),
         (events(b"data: {\"choices\": [{\"delta\": {\"content\": \"\xff\"}}]}\n\n"), "protocol", "no UTF-8"),
         (events(b"data: [DONE]\n\n"), "protocol", "no choice"),
         (events(b"data: [1]\n\n"), "protocol", "invalid"),
-        (events(&piece(&json!({"content": "so fa"}), None)), "broken", "ended before the reply"),
+        (events(&delta_event(&json!({"content": "so fa"}), None)), "broken", "ended before the reply"),
         (events(b"data: {\"error\": {\"message\": \"out of memory\"}}\n\n"), "failed", "out of memory"),
         (events(b"<garbage>\0\0\n\n\n"), "broken", "ended before"),
-        (json_answer("200 OK", "", &json!({"choices": []})), "protocol", "no choice"),
-        (json_answer("200 OK", "", &json!({"choices": 7})), "protocol", "invalid type"),
-        (json_answer("200 OK", "", &json!("x")), "protocol", "invalid type"),
+        (json_response("200 OK", "", &json!({"choices": []})), "protocol", "no choice"),
+        (json_response("200 OK", "", &json!({"choices": 7})), "protocol", "invalid type"),
+        (json_response("200 OK", "", &json!("x")), "protocol", "invalid type"),
         (
             // The connection closes in the middle of the body.
             vec![
@@ -265,7 +266,7 @@ async fn malformed_responses_are_reported_with_reason() {
             "after 4 bytes",
         ),
     ] {
-        let error = error_of(answer).await;
+        let error = error_of(steps).await;
         assert!(error.code() == code && error.to_string().contains(why), "{error:?}");
     }
 }
@@ -279,14 +280,14 @@ async fn response_sizes_are_bounded() {
         Step::Hang,
     ];
     let huge = server(huge).await;
-    let small = ExternalOptions { most_bytes: 1 << 20, ..options(&[&huge]) };
+    let small = ExternalOptions { max_bytes: 1 << 20, ..options(&[&huge]) };
     let error = external(small).chat(&question()).await.unwrap_err();
     assert!(
         error.to_string().contains("the answer of") && error.to_string().contains("`most_bytes`"),
         "{error}"
     );
     let endless = server(vec![events_head(), Step::Send(vec![b'x'; 3000]), Step::Hang]).await;
-    let small = ExternalOptions { most_event_bytes: 2000, ..options(&[&endless]) };
+    let small = ExternalOptions { max_event_bytes: 2000, ..options(&[&endless]) };
     let error = external(small).chat(&question()).await.unwrap_err();
     assert!(error.to_string().contains("an event of") && error.to_string().contains("2000 bytes"), "{error}");
     // The text of an error is bounded and truncated too.
@@ -303,7 +304,7 @@ async fn timeouts_name_their_operation() {
     assert!(error.starts_with("waited 300ms for the server to answer (http://localhost:"), "{error}");
     let stops = TestServer::new(vec![vec![
         events_head(),
-        Step::Send(piece(&json!({"content": "a"}), None)),
+        Step::Send(delta_event(&json!({"content": "a"}), None)),
         Step::Hang,
     ]])
     .await;
@@ -322,7 +323,7 @@ async fn timeouts_name_their_operation() {
     let error =
         external(ExternalOptions { deadline: ms(1000), ..options(&[&talks]) }).chat(&question()).await;
     assert!(error.unwrap_err().to_string().starts_with("waited 1s for more of an answer"));
-    let policy = external(ExternalOptions { most_running: 1, ..short });
+    let policy = external(ExternalOptions { max_running: 1, ..short });
     let question = question();
     let (first, second) = tokio::join!(policy.chat(&question), async {
         tokio::time::sleep(ms(20)).await;
@@ -335,14 +336,14 @@ async fn timeouts_name_their_operation() {
 
 #[tokio::test]
 async fn rate_limits_and_concurrency_are_enforced() {
-    let slow =
-        [vec![Step::Wait(Duration::from_millis(150))], json_answer("200 OK", "", &completion("5"))].concat();
+    let slow = [vec![Step::Wait(Duration::from_millis(150))], json_response("200 OK", "", &completion("5"))]
+        .concat();
     let server = TestServer::new(vec![slow]).await;
-    let policy = external(ExternalOptions { most_running: 2, ..options(&[&server]) });
+    let policy = external(ExternalOptions { max_running: 2, ..options(&[&server]) });
     let start = Instant::now();
     let question = question();
-    let replies = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
-    assert!(replies.iter().all(Result::is_ok) && start.elapsed() >= Duration::from_millis(450));
+    let responses = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
+    assert!(responses.iter().all(Result::is_ok) && start.elapsed() >= Duration::from_millis(450));
     let limited =
         ExternalOptions { requests_per_minute: 2, deadline: Duration::from_secs(2), ..options(&[&server]) };
     let policy = external(limited);
@@ -367,7 +368,7 @@ async fn rate_limits_and_concurrency_are_enforced() {
 
 #[tokio::test]
 async fn tls_requires_trusted_certificate_authority() {
-    let server = TestServer::with_tls(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    let server = TestServer::with_tls(vec![json_response("200 OK", "", &completion("5"))]).await;
     let stranger = external(ExternalOptions { tries: 1, ..options(&[&server]) });
     let error = stranger.chat(&question()).await.unwrap_err();
     assert_eq!((error.code(), server.asked()), ("connect", 0));
@@ -386,15 +387,12 @@ async fn tls_requires_trusted_certificate_authority() {
 async fn dropped_stream_frees_permit_and_debug_hides_key() {
     let server = TestServer::new(vec![vec![
         events_head(),
-        Step::Send(piece(&json!({"content": "hi"}), None)),
+        Step::Send(delta_event(&json!({"content": "hi"}), None)),
         Step::Hang,
     ]])
     .await;
-    let policy = external(ExternalOptions {
-        most_running: 1,
-        deadline: Duration::from_secs(5),
-        ..options(&[&server])
-    });
+    let policy =
+        external(ExternalOptions { max_running: 1, deadline: Duration::from_secs(5), ..options(&[&server]) });
     for _ in 0..3 {
         let stream = policy.stream(&question()).await.unwrap();
         assert!(!format!("{stream:?}{policy:?}").contains(SECRET));

@@ -11,7 +11,7 @@ fn question() -> ChatRequest {
 }
 
 /// Creates a policy over servers of different models, `m0`, `m1` and so on.
-fn over(servers: &[&TestServer], deadline: Duration) -> External {
+fn external_for(servers: &[&TestServer], deadline: Duration) -> External {
     let endpoint = |(number, server): (usize, &&TestServer)| Endpoint {
         base_url: server.url.clone(),
         model: format!("m{number}"),
@@ -23,8 +23,8 @@ fn over(servers: &[&TestServer], deadline: Duration) -> External {
 
 /// Returns responses of failing servers, each with a part of its error message.
 fn failures() -> Vec<(&'static str, Vec<Step>)> {
-    let json = |status: &str, body: Value| json_answer(status, "", &body);
-    let reply = |message: Value, finish: &str| {
+    let json = |status: &str, body: Value| json_response(status, "", &body);
+    let response = |message: Value, finish: &str| {
         json("200 OK", json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}))
     };
     let html = head("200 OK", "content-type: text/html\r\n");
@@ -42,18 +42,18 @@ fn failures() -> Vec<(&'static str, Vec<Step>)> {
         ("no choice", json("200 OK", json!({"choices": []}))),
         ("no choice", json("200 OK", json!({}))),
         ("status 200: oom", json("200 OK", json!({"error": {"message": "oom"}}))),
-        ("neither content", reply(json!({"role": "assistant", "content": null}), "stop")),
-        ("neither content", reply(json!({"role": "assistant"}), "stop")),
-        ("ended with an error", reply(json!({"role": "assistant", "content": "4"}), "error")),
+        ("neither content", response(json!({"role": "assistant", "content": null}), "stop")),
+        ("neither content", response(json!({"role": "assistant"}), "stop")),
+        ("ended with an error", response(json!({"role": "assistant", "content": "4"}), "error")),
         (
             "ended with an error",
-            vec![events_head(), Step::Send(piece(&json!({"content": "4"}), Some("error")))],
+            vec![events_head(), Step::Send(delta_event(&json!({"content": "4"}), Some("error")))],
         ),
         ("broke off", vec![length, Step::Send(b"{\"ch".to_vec())]),
         ("broke off", vec![]),
         ("broke off", vec![Step::Send(b"SSH-2.0-OpenSSH_9.6\r\n".to_vec())]),
         ("broke off", vec![events_head(), Step::Send(b"<garbage>\n\n".to_vec())]),
-        ("busy", json_answer("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))),
+        ("busy", json_response("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))),
         ("waited", vec![Step::Hang]),
         ("waited", vec![length_of_nothing(), Step::Hang]),
         ("waited", [vec![Step::Wait(Duration::from_secs(25))], json("200 OK", completion("6"))].concat()),
@@ -66,14 +66,14 @@ fn length_of_nothing() -> Step {
 
 #[tokio::test]
 async fn failed_call_moves_to_next_endpoint() {
-    for (what, answer) in failures() {
-        let bad = TestServer::new(vec![answer.clone()]).await;
-        let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
-        let policy = over(&[&bad, &good], Duration::from_secs(4));
+    for (what, steps) in failures() {
+        let bad = TestServer::new(vec![steps.clone()]).await;
+        let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
+        let policy = external_for(&[&bad, &good], Duration::from_secs(4));
         let start = Instant::now();
         for _ in 0..6 {
-            let reply = policy.chat(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert_eq!(reply.content, "5", "{what}");
+            let response = policy.chat(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(response.content, "5", "{what}");
         }
         // The first call takes the hanging endpoint's half of the time; later calls avoid it.
         assert!(start.elapsed() < Duration::from_millis(3800), "{what}: {:?}", start.elapsed());
@@ -86,14 +86,14 @@ async fn failed_call_moves_to_next_endpoint() {
 
 #[tokio::test]
 async fn concurrent_calls_succeed_despite_failing_endpoint() {
-    for (what, answer) in failures() {
-        let bad = TestServer::new(vec![answer]).await;
-        let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    for (what, steps) in failures() {
+        let bad = TestServer::new(vec![steps]).await;
+        let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
         for servers in [[&bad, &good], [&good, &bad]] {
-            let policy = over(&servers, Duration::from_secs(4));
+            let policy = external_for(&servers, Duration::from_secs(4));
             let question = question();
-            let replies = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
-            assert!(replies.iter().all(|reply| reply.as_ref().is_ok_and(|r| r.content == "5")), "{what}");
+            let responses = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
+            assert!(responses.iter().all(|reply| reply.as_ref().is_ok_and(|r| r.content == "5")), "{what}");
         }
     }
 }
@@ -101,13 +101,13 @@ async fn concurrent_calls_succeed_despite_failing_endpoint() {
 #[tokio::test]
 async fn concurrent_calls_use_preferred_model_unless_it_fails() {
     let slow =
-        |text| [vec![Step::Wait(Duration::from_millis(50))], json_answer("200 OK", "", &completion(text))];
+        |text| [vec![Step::Wait(Duration::from_millis(50))], json_response("200 OK", "", &completion(text))];
     let (first, second) =
         (TestServer::new(vec![slow("5").concat()]).await, TestServer::new(vec![slow("6").concat()]).await);
-    let policy = over(&[&first, &second], Duration::from_secs(4));
+    let policy = external_for(&[&first, &second], Duration::from_secs(4));
     let question = question();
-    let replies = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
-    assert!(replies.iter().all(|reply| reply.as_ref().is_ok_and(|reply| reply.content == "5")));
+    let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
+    assert!(responses.iter().all(|reply| reply.as_ref().is_ok_and(|reply| reply.content == "5")));
     assert_eq!((first.asked(), second.asked()), (8, 0));
 
     // Servers of the same model share the calls.
@@ -115,44 +115,45 @@ async fn concurrent_calls_use_preferred_model_unless_it_fails() {
         |server: &TestServer| Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None };
     let endpoints = vec![endpoint(&first), endpoint(&second)];
     let policy = External::new(ExternalOptions { endpoints, ..ExternalOptions::default() }).unwrap();
-    let replies = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
-    assert!(replies.iter().all(Result::is_ok));
+    let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
+    assert!(responses.iter().all(Result::is_ok));
     assert_eq!((first.asked(), second.asked()), (12, 4));
 }
 
 #[tokio::test]
 async fn stream_fails_over_only_before_first_chunk() {
-    for (what, answer) in failures() {
-        let bad = TestServer::new(vec![answer]).await;
-        let mut stream = piece(&json!({"content": "5"}), Some("stop"));
+    for (what, steps) in failures() {
+        let bad = TestServer::new(vec![steps]).await;
+        let mut stream = delta_event(&json!({"content": "5"}), Some("stop"));
         stream.extend(b"data: [DONE]\n\n");
         let good = TestServer::new(vec![vec![events_head(), Step::Send(stream)]]).await;
-        let policy = over(&[&bad, &good], Duration::from_secs(4));
+        let policy = external_for(&[&bad, &good], Duration::from_secs(4));
         let stream = policy.stream(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!(stream.whole().await.unwrap().content, "5", "{what}");
+        assert_eq!(stream.collect().await.unwrap().content, "5", "{what}");
     }
     // After the first chunk, the caller gets the failure, and the next call uses another endpoint.
     let breaks =
-        TestServer::new(vec![vec![events_head(), Step::Send(piece(&json!({"content": "so"}), None))]]).await;
-    let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
-    let policy = over(&[&breaks, &good], Duration::from_secs(5));
+        TestServer::new(vec![vec![events_head(), Step::Send(delta_event(&json!({"content": "so"}), None))]])
+            .await;
+    let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
+    let policy = external_for(&[&breaks, &good], Duration::from_secs(5));
     let stream = policy.stream(&question()).await.unwrap();
-    assert_eq!(stream.whole().await.unwrap_err().code(), "broken");
-    assert_eq!(policy.stream(&question()).await.unwrap().whole().await.unwrap().content, "5");
+    assert_eq!(stream.collect().await.unwrap_err().code(), "broken");
+    assert_eq!(policy.stream(&question()).await.unwrap().collect().await.unwrap().content, "5");
     assert_eq!((breaks.asked(), good.asked()), (1, 1));
 }
 
 #[tokio::test]
 async fn stream_ending_with_error_is_failure() {
-    let pieces = [piece(&json!({"content": "so"}), None), piece(&json!({}), Some("error"))];
-    let [first, last] = pieces.map(Step::Send);
+    let chunks = [delta_event(&json!({"content": "so"}), None), delta_event(&json!({}), Some("error"))];
+    let [first, last] = chunks.map(Step::Send);
     let steps = vec![events_head(), first, Step::Wait(Duration::from_millis(100)), last];
     let (fails, good) = (
         TestServer::new(vec![steps]).await,
-        TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await,
+        TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await,
     );
-    let policy = over(&[&fails, &good], Duration::from_secs(5));
-    let error = policy.stream(&question()).await.unwrap().whole().await.unwrap_err();
+    let policy = external_for(&[&fails, &good], Duration::from_secs(5));
+    let error = policy.stream(&question()).await.unwrap().collect().await.unwrap_err();
     assert!(error.to_string().contains("ended with an error"), "{error}");
     assert_eq!(policy.chat(&question()).await.unwrap().content, "5", "the endpoint is avoided");
     assert_eq!((fails.asked(), good.asked()), (1, 1));
@@ -161,16 +162,16 @@ async fn stream_ending_with_error_is_failure() {
 #[tokio::test]
 async fn reply_keeps_unknown_finish_reason() {
     let choice = json!({"message": {"content": "5"}, "finish_reason": "eos"});
-    let server = TestServer::new(vec![json_answer("200 OK", "", &json!({ "choices": [choice] }))]).await;
-    let reply = over(&[&server], Duration::from_secs(5)).chat(&question()).await.unwrap();
-    assert_eq!((&*reply.content, reply.finish), ("5", Some(Finish::Other("eos".into()))));
+    let server = TestServer::new(vec![json_response("200 OK", "", &json!({ "choices": [choice] }))]).await;
+    let response = external_for(&[&server], Duration::from_secs(5)).chat(&question()).await.unwrap();
+    assert_eq!((&*response.content, response.finish), ("5", Some(Finish::Other("eos".into()))));
 }
 
 #[tokio::test]
 async fn usage_replaces_estimate_in_token_limit() {
     let mut completion = completion("5");
     completion["usage"] = json!({ "prompt_tokens": 700, "completion_tokens": 200 });
-    let server = TestServer::new(vec![json_answer("200 OK", "", &completion)]).await;
+    let server = TestServer::new(vec![json_response("200 OK", "", &completion)]).await;
     let endpoints = vec![Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None }];
     let options = ExternalOptions { endpoints, tokens_per_minute: 6000, ..ExternalOptions::default() };
     let policy = External::new(options).unwrap();
@@ -184,8 +185,8 @@ async fn usage_replaces_estimate_in_token_limit() {
 
 #[tokio::test]
 async fn each_retry_counts_toward_request_limit() {
-    let bad = TestServer::new(vec![json_answer("500 Oh", "", &json!({}))]).await;
-    let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    let bad = TestServer::new(vec![json_response("500 Oh", "", &json!({}))]).await;
+    let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     let endpoint =
         |server: &TestServer| Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None };
     let endpoints = vec![endpoint(&bad), endpoint(&good)];
@@ -218,7 +219,7 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
         waited: Duration::from_secs(1),
         what: "an answer".into(),
     };
-    for (error, is_left_alone, is_avoided) in [
+    for (error, is_paused, is_avoided) in [
         // The endpoint has set its pause already.
         (
             ExternalError::Busy { endpoint: endpoint(), status: 429, message: message(), retry_after: 3 },
@@ -236,7 +237,7 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
         let ((servers, mut course), what) = (course_over(&["a"]), error.to_string());
         course.failed(&servers, 0, error);
         let (rests_for, has_failed, _) = servers[0].rank();
-        assert_eq!((!rests_for.is_zero(), has_failed), (is_left_alone, is_avoided), "{what}");
+        assert_eq!((!rests_for.is_zero(), has_failed), (is_paused, is_avoided), "{what}");
     }
 }
 
@@ -248,7 +249,7 @@ async fn error_names_uncalled_endpoint_and_its_pause() {
         0,
         ExternalError::Protocol { endpoint: servers[0].name.clone(), why: "no choice".into() },
     );
-    servers[1].turned_away(Some(Duration::from_secs(90)));
+    servers[1].note_rejection(Some(Duration::from_secs(90)));
     let error = course.error(&servers, Duration::from_secs(7));
     assert_eq!(error.failures().len(), 2);
     let text = error.to_string();
@@ -257,11 +258,12 @@ async fn error_names_uncalled_endpoint_and_its_pause() {
 
 #[tokio::test]
 async fn error_lists_failure_of_each_endpoint() {
-    let json = |status: &str, body: Value| json_answer(status, "", &body);
+    let json = |status: &str, body: Value| json_response(status, "", &body);
     let oh = TestServer::new(vec![json("500 Oh", json!({"error": "broken GPU"}))]).await;
     let who = TestServer::new(vec![json("401 Who", json!({"error": "no key"}))]).await;
     let hangs = TestServer::new(vec![vec![Step::Hang]]).await;
-    let error = over(&[&oh, &who, &hangs], Duration::from_secs(1)).chat(&question()).await.unwrap_err();
+    let error =
+        external_for(&[&oh, &who, &hangs], Duration::from_secs(1)).chat(&question()).await.unwrap_err();
     assert_eq!((error.code(), error.failures().len(), error.may_pass()), ("all", 3, true));
     let text = error.to_string();
     for part in ["broken GPU", "no key", "waited 1s for the server to answer", &oh.url, &who.url, &hangs.url]
@@ -273,9 +275,9 @@ async fn error_lists_failure_of_each_endpoint() {
 
 #[tokio::test]
 async fn rejected_request_is_sent_once_per_endpoint() {
-    let refuses = || json_answer("400 Bad Request", "", &json!({"error": "too long"}));
-    let (one, other) = (TestServer::new(vec![refuses()]).await, TestServer::new(vec![refuses()]).await);
-    let policy = over(&[&one, &other], Duration::from_secs(20));
+    let rejects = || json_response("400 Bad Request", "", &json!({"error": "too long"}));
+    let (one, other) = (TestServer::new(vec![rejects()]).await, TestServer::new(vec![rejects()]).await);
+    let policy = external_for(&[&one, &other], Duration::from_secs(20));
     let start = Instant::now();
     let error = policy.chat(&question()).await.unwrap_err();
     assert!(!error.may_pass() && error.failures().len() == 2, "{error}");
@@ -287,46 +289,53 @@ async fn rejected_request_is_sent_once_per_endpoint() {
 
 #[tokio::test]
 async fn slow_endpoint_wins_if_next_one_fails() {
-    let slow = [vec![Step::Wait(Duration::from_millis(1500))], json_answer("200 OK", "", &completion("5"))];
+    let slow = [vec![Step::Wait(Duration::from_millis(1500))], json_response("200 OK", "", &completion("5"))];
     let slow = TestServer::new(vec![slow.concat()]).await;
-    let bad = TestServer::new(vec![json_answer("500 Oh", "", &json!({}))]).await;
+    let bad = TestServer::new(vec![json_response("500 Oh", "", &json!({}))]).await;
     // The first endpoint's half of the time ends after a second; the other endpoint fails then.
-    let policy = over(&[&slow, &bad], Duration::from_secs(2));
+    let policy = external_for(&[&slow, &bad], Duration::from_secs(2));
     assert_eq!(policy.chat(&question()).await.unwrap().content, "5");
     assert_eq!((slow.asked(), bad.asked()), (1, 1));
 }
 
 #[tokio::test]
 async fn reply_without_text_fails_over() {
-    let reply = |message: Value, finish: &str| {
+    let response = |message: Value, finish: &str| {
         let choice = json!({"index": 0, "message": message, "finish_reason": finish});
-        json_answer("200 OK", "", &json!({ "choices": [choice] }))
+        json_response("200 OK", "", &json!({ "choices": [choice] }))
     };
     let call = json!([{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
-    for (why, answer) in [
-        ("withheld", reply(json!({"role": "assistant", "content": "4"}), "content_filter")),
-        ("is empty", reply(json!({"role": "assistant", "content": null, "tool_calls": call}), "tool_calls")),
+    for (why, steps) in [
+        ("withheld", response(json!({"role": "assistant", "content": "4"}), "content_filter")),
+        (
+            "is empty",
+            response(json!({"role": "assistant", "content": null, "tool_calls": call}), "tool_calls"),
+        ),
     ] {
-        let bad = TestServer::new(vec![answer]).await;
-        let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
-        let policy = over(&[&bad, &good], Duration::from_secs(5));
+        let bad = TestServer::new(vec![steps]).await;
+        let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
+        let policy = external_for(&[&bad, &good], Duration::from_secs(5));
         assert_eq!(policy.chat(&question()).await.unwrap().content, "5", "{why}");
-        let error = over(&[&bad, &bad], Duration::from_secs(5)).chat(&question()).await.unwrap_err();
+        let error = external_for(&[&bad, &bad], Duration::from_secs(5)).chat(&question()).await.unwrap_err();
         assert!(error.failures().len() == 2 && error.to_string().contains(why), "{error}");
     }
 }
 
 #[tokio::test]
 async fn empty_text_fails_complete_reply() {
-    let empty = TestServer::new(vec![json_answer("200 OK", "", &completion(" \n"))]).await;
-    let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
-    assert_eq!(over(&[&empty, &good], Duration::from_secs(5)).chat(&question()).await.unwrap().content, "5");
+    let empty = TestServer::new(vec![json_response("200 OK", "", &completion(" \n"))]).await;
+    let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
+    assert_eq!(
+        external_for(&[&empty, &good], Duration::from_secs(5)).chat(&question()).await.unwrap().content,
+        "5"
+    );
     // An assistant message of a policy may be empty.
-    let stream = over(&[&empty], Duration::from_secs(5)).stream(&question()).await.unwrap();
-    assert_eq!(stream.whole().await.unwrap().content, " \n");
+    let stream = external_for(&[&empty], Duration::from_secs(5)).stream(&question()).await.unwrap();
+    assert_eq!(stream.collect().await.unwrap().content, " \n");
     // A reply that used all its tokens for reasoning is no failure of its endpoint.
-    let cut = json!({"choices": [{"message": {"content": null}, "finish_reason": "length"}]});
-    let cut = TestServer::new(vec![json_answer("200 OK", "", &cut)]).await;
-    let reply = over(&[&cut, &good], Duration::from_secs(5)).chat(&question()).await.unwrap();
-    assert_eq!((&*reply.content, reply.finish), ("", Some(Finish::Length)));
+    let truncated = json!({"choices": [{"message": {"content": null}, "finish_reason": "length"}]});
+    let truncated = TestServer::new(vec![json_response("200 OK", "", &truncated)]).await;
+    let response =
+        external_for(&[&truncated, &good], Duration::from_secs(5)).chat(&question()).await.unwrap();
+    assert_eq!((&*response.content, response.finish), ("", Some(Finish::Length)));
 }

@@ -16,9 +16,9 @@ use super::error::ExternalError;
 use super::waits::Waits;
 
 /// Maximum number of bytes read from an error response.
-pub(crate) const MOST_ERROR_BYTES: usize = 64 * 1024;
+pub(crate) const MAX_ERROR_BYTES: usize = 64 * 1024;
 /// Maximum number of characters of server text in an error.
-const MOST_SHOWN: usize = 400;
+const MAX_SHOWN_CHARS: usize = 400;
 
 /// HTTP client with pooled connections.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Http(Client);
 
 /// A response with status 200.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ResponseBody {
     body: Incoming,
     endpoint: String,
     /// Number of bytes that have arrived.
@@ -59,13 +59,13 @@ impl Http {
         body: Bytes,
         most: usize,
         waits: &mut Waits,
-    ) -> Result<Answer, ExternalError> {
+    ) -> Result<ResponseBody, ExternalError> {
         let request = Request::builder()
             .method(Method::POST)
             .uri(server.uri.clone())
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "text/event-stream, application/json");
-        let request = server.authorisation().into_iter().fold(request, |r, key| r.header(AUTHORIZATION, key));
+        let request = server.authorization().into_iter().fold(request, |r, key| r.header(AUTHORIZATION, key));
         let request = request
             .body(Full::new(body))
             .map_err(|error| ExternalError::Invalid(format!("cannot ask {}: {error}", server.name)))?;
@@ -81,7 +81,7 @@ impl Http {
             other => ExternalError::Invalid(format!("cannot ask {endpoint}: {other}")),
         })?;
         if response.status() != StatusCode::OK {
-            return Err(refusal(server, response, waits).await);
+            return Err(response_error(server, response, waits).await);
         }
         let kind =
             response.headers().get(CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or("no text").to_owned());
@@ -90,21 +90,22 @@ impl Http {
             kind.trim().eq_ignore_ascii_case(wanted)
         };
         let is_stream = is("text/event-stream");
-        let mut answer = Answer { body: response.into_body(), endpoint, bytes: 0, most, is_stream };
+        let mut response_body =
+            ResponseBody { body: response.into_body(), endpoint, bytes: 0, most, is_stream };
         if is_stream || is("application/json") {
-            return Ok(answer);
+            return Ok(response_body);
         }
         let kind = kind.map_or("no content type".to_owned(), |kind| format!("the content type {kind:?}"));
-        answer.most = MOST_ERROR_BYTES;
-        let shown = answer.whole(waits).await.map(|bytes| shown(server, &bytes)).unwrap_or_default();
+        response_body.most = MAX_ERROR_BYTES;
+        let shown = response_body.collect(waits).await.map(|bytes| shown(server, &bytes)).unwrap_or_default();
         Err(ExternalError::Protocol {
-            endpoint: answer.endpoint,
+            endpoint: response_body.endpoint,
             why: format!("it has {kind}, not text/event-stream or application/json, and begins {shown:?}"),
         })
     }
 }
 
-impl Answer {
+impl ResponseBody {
     /// Returns the next bytes, never an empty slice, or `None` at the end.
     ///
     /// # Errors
@@ -117,7 +118,7 @@ impl Answer {
     ) -> Result<Option<Bytes>, ExternalError> {
         loop {
             let what = format!("more of an answer after {} bytes", self.bytes);
-            let frame = match waits.wait_at_most(silence, what, self.body.frame()).await? {
+            let frame = match waits.wait_for(silence, what, self.body.frame()).await? {
                 None => return Ok(None),
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => {
@@ -151,7 +152,7 @@ impl Answer {
     ///
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
-    pub async fn whole(&mut self, waits: &mut Waits) -> Result<Vec<u8>, ExternalError> {
+    pub async fn collect(&mut self, waits: &mut Waits) -> Result<Vec<u8>, ExternalError> {
         let mut all = Vec::new();
         while let Some(data) = self.next(Duration::MAX, waits).await? {
             all.extend_from_slice(&data);
@@ -162,12 +163,12 @@ impl Answer {
 
 /// Returns server text for an error: without the key, and truncated.
 fn shown(server: &Server, bytes: &[u8]) -> String {
-    cut(server.without_key(String::from_utf8_lossy(bytes).trim()))
+    truncate(server.without_key(String::from_utf8_lossy(bytes).trim()))
 }
 
-/// Truncates a text to [`MOST_SHOWN`] characters.
-pub(crate) fn cut(text: String) -> String {
-    match text.char_indices().nth(MOST_SHOWN) {
+/// Truncates a text to [`MAX_SHOWN_CHARS`] characters.
+pub(crate) fn truncate(text: String) -> String {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
@@ -195,27 +196,27 @@ fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
 }
 
 /// Converts a response with a status other than 200 to an error.
-async fn refusal(server: &Server, response: Response<Incoming>, waits: &mut Waits) -> ExternalError {
+async fn response_error(server: &Server, response: Response<Incoming>, waits: &mut Waits) -> ExternalError {
     let (status, headers) = (response.status(), response.headers().clone());
     let endpoint = server.name.clone();
     let body = response.into_body();
-    let mut answer =
-        Answer { body, endpoint: endpoint.clone(), bytes: 0, most: MOST_ERROR_BYTES, is_stream: false };
+    let mut response_body =
+        ResponseBody { body, endpoint: endpoint.clone(), bytes: 0, most: MAX_ERROR_BYTES, is_stream: false };
     // The status is reported even if the body does not arrive.
-    let text = answer.whole(waits).await.unwrap_or_default();
-    let said = serde_json::from_slice::<Value>(&text).ok().and_then(|value| message_of(&value));
-    let mut message = shown(server, said.as_deref().map_or(&text[..], str::as_bytes));
+    let text = response_body.collect(waits).await.unwrap_or_default();
+    let parsed_message = serde_json::from_slice::<Value>(&text).ok().and_then(|value| message_of(&value));
+    let mut message = shown(server, parsed_message.as_deref().map_or(&text[..], str::as_bytes));
     if message.is_empty() {
         message = status.canonical_reason().unwrap_or("no reason is given").into();
     }
     let code = status.as_u16();
     match code {
         401 | 403 => {
-            let way_out = server.key_place();
+            let way_out = server.key_hint();
             ExternalError::Unauthorised { endpoint, status: code, message, way_out }
         }
         429 | 503 => {
-            let wait = server.turned_away(retry_after(&headers));
+            let wait = server.note_rejection(retry_after(&headers));
             let retry_after = wait.as_secs_f64().ceil().max(1.0) as u64;
             ExternalError::Busy { endpoint, status: code, message, retry_after }
         }

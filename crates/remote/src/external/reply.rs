@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// A complete reply of a chat API.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct ChatReply {
+pub struct ChatResponse {
     /// Text of the reply.
     pub content: String,
     /// Reasoning that precedes the text. Empty if the server returns none.
@@ -85,7 +85,7 @@ pub enum ChatEvent {
     Reasoning(String),
     /// Further text of the arguments of a tool call.
     Call {
-        /// Index of the call in [`ChatReply::tool_calls`].
+        /// Index of the call in [`ChatResponse::tool_calls`].
         index: usize,
         /// Name of the tool, with the first chunk of the call.
         name: Option<String>,
@@ -93,10 +93,10 @@ pub enum ChatEvent {
         arguments: String,
     },
     /// The last event: the complete reply.
-    Finished(ChatReply),
+    Finished(ChatResponse),
 }
 
-impl ChatReply {
+impl ChatResponse {
     /// Converts the reply to the next message of its conversation.
     ///
     /// # Errors
@@ -178,12 +178,12 @@ struct WireDetails {
 
 impl From<WireUsage> for Usage {
     fn from(wire: WireUsage) -> Self {
-        let (prompt, reply) = (wire.prompt_tokens_details, wire.completion_tokens_details);
+        let (prompt, response) = (wire.prompt_tokens_details, wire.completion_tokens_details);
         Usage {
             prompt_tokens: wire.prompt_tokens.unwrap_or_default(),
             cached_tokens: prompt.and_then(|details| details.cached_tokens).unwrap_or_default(),
             completion_tokens: wire.completion_tokens.unwrap_or_default(),
-            reasoning_tokens: reply.and_then(|details| details.reasoning_tokens).unwrap_or_default(),
+            reasoning_tokens: response.and_then(|details| details.reasoning_tokens).unwrap_or_default(),
         }
     }
 }
@@ -191,7 +191,7 @@ impl From<WireUsage> for Usage {
 /// A reply that is assembled from its chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
-    pub reply: ChatReply,
+    pub response: ChatResponse,
     /// Index that the server gave to each call, if any.
     indices: Vec<Option<u64>>,
     /// Whether any choice has arrived.
@@ -204,15 +204,15 @@ impl Assembly {
     /// Adds a chunk, and appends its new parts to `events`. Ignores all choices but the first.
     pub fn take(&mut self, wire: Wire, events: &mut Vec<ChatEvent>) {
         if let Some(usage) = wire.usage {
-            self.reply.usage = Some(usage.into());
+            self.response.usage = Some(usage.into());
         }
         if let Some(model) = wire.model {
-            self.reply.model = model;
+            self.response.model = model;
         }
         for choice in wire.choices.into_iter().filter(|choice| choice.index == 0) {
             self.has_choice = true;
             if let Some(reason) = choice.finish_reason {
-                self.reply.finish = Some(reason.as_str().into());
+                self.response.finish = Some(reason.as_str().into());
             }
             let delta = choice.delta.unwrap_or_default();
             // Some servers send the reasoning under both names.
@@ -220,13 +220,13 @@ impl Assembly {
             let other = || delta.reasoning.as_ref().and_then(Value::as_str).map(str::to_owned).filter(filled);
             if let Some(reasoning) = delta.reasoning_content.filter(filled).or_else(other) {
                 self.has_content = true;
-                self.reply.reasoning += &reasoning;
+                self.response.reasoning += &reasoning;
                 events.push(ChatEvent::Reasoning(reasoning));
             }
             self.has_content |=
                 delta.content.is_some() || delta.tool_calls.as_ref().is_some_and(|c| !c.is_empty());
             if let Some(content) = delta.content.filter(|content| !content.is_empty()) {
-                self.reply.content += &content;
+                self.response.content += &content;
                 events.push(ChatEvent::Content(content.to_string()));
             }
             events.extend(delta.tool_calls.into_iter().flatten().map(|call| self.take_call(call)));
@@ -238,24 +238,24 @@ impl Assembly {
     fn take_call(&mut self, wire: WireCall) -> ChatEvent {
         let WireFunction { name, arguments } = wire.function.unwrap_or_default();
         let id = wire.id.unwrap_or_default();
-        let begun = match wire.index {
+        let known_call = match wire.index {
             Some(_) => self.indices.iter().rposition(|known| *known == wire.index),
             None => self.indices.len().checked_sub(1),
         };
         let known = |at: &usize| {
-            let call = &self.reply.tool_calls[*at];
+            let call = &self.response.tool_calls[*at];
             id.is_empty() || call.id.is_empty() || call.id == id
         };
         // Without index and ID, the chunk continues the last call, unless it names a tool and so is
         // complete.
-        let is_whole =
+        let is_complete_call =
             wire.index.is_none() && id.is_empty() && name.as_ref().is_some_and(|name| !name.is_empty());
-        let at = begun.filter(known).filter(|_| !is_whole).unwrap_or_else(|| {
+        let at = known_call.filter(known).filter(|_| !is_complete_call).unwrap_or_else(|| {
             self.indices.push(wire.index);
-            self.reply.tool_calls.push(CalledTool::default());
-            self.reply.tool_calls.len() - 1
+            self.response.tool_calls.push(CalledTool::default());
+            self.response.tool_calls.len() - 1
         });
-        let call = &mut self.reply.tool_calls[at];
+        let call = &mut self.response.tool_calls[at];
         if call.id.is_empty() {
             call.id = id;
         }
@@ -279,12 +279,12 @@ mod tests {
 
     use super::*;
 
-    fn assembled(pieces: &[Value]) -> (ChatReply, Vec<ChatEvent>) {
+    fn assembled(chunks: &[Value]) -> (ChatResponse, Vec<ChatEvent>) {
         let (mut assembly, mut events) = (Assembly::default(), Vec::new());
-        for piece in pieces {
-            assembly.take(serde_json::from_value(piece.clone()).unwrap(), &mut events);
+        for chunk in chunks {
+            assembly.take(serde_json::from_value(chunk.clone()).unwrap(), &mut events);
         }
-        (assembly.reply, events)
+        (assembly.response, events)
     }
 
     fn delta(delta: Value) -> Value {
@@ -292,22 +292,22 @@ mod tests {
     }
 
     fn calls(deltas: &[Value]) -> Vec<(String, String, String)> {
-        let pieces: Vec<Value> = deltas.iter().map(|call| delta(json!({ "tool_calls": [call] }))).collect();
-        let (reply, events) = assembled(&pieces);
+        let chunks: Vec<Value> = deltas.iter().map(|call| delta(json!({ "tool_calls": [call] }))).collect();
+        let (response, events) = assembled(&chunks);
         // The events contain the same calls.
-        let mut told: Vec<(String, String)> = Vec::new();
+        let mut collected: Vec<(String, String)> = Vec::new();
         for event in events {
             let ChatEvent::Call { index, name, arguments } = event else { panic!("{event:?}") };
-            if index == told.len() {
-                told.push(Default::default());
+            if index == collected.len() {
+                collected.push(Default::default());
             }
-            told[index].0 += &name.unwrap_or_default();
-            told[index].1 += &arguments;
+            collected[index].0 += &name.unwrap_or_default();
+            collected[index].1 += &arguments;
         }
         let calls: Vec<_> =
-            reply.tool_calls.into_iter().map(|call| (call.id, call.name, call.arguments)).collect();
+            response.tool_calls.into_iter().map(|call| (call.id, call.name, call.arguments)).collect();
         assert_eq!(
-            told,
+            collected,
             calls.iter().map(|(_, name, arguments)| (name.clone(), arguments.clone())).collect::<Vec<_>>()
         );
         calls
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn content_reasoning_and_usage_parse_under_all_names() {
-        let (reply, events) = assembled(&[
+        let (response, events) = assembled(&[
             json!({"model": "m-1", "choices": [{"index": 0, "delta": {"role": "assistant", "content": null}}]}),
             delta(json!({"reasoning_content": "so", "reasoning": "so"})),
             delta(json!({"reasoning": ", well"})),
@@ -355,27 +355,30 @@ mod tests {
             json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13,
                 "prompt_tokens_details": {"cached_tokens": 8}, "completion_tokens_details": null}}),
         ]);
-        assert_eq!((&*reply.content, &*reply.reasoning, &*reply.model), ("Answer", "so, well", "m-1"));
-        assert_eq!(reply.finish, Some(Finish::Stop));
+        assert_eq!(
+            (&*response.content, &*response.reasoning, &*response.model),
+            ("Answer", "so, well", "m-1")
+        );
+        assert_eq!(response.finish, Some(Finish::Stop));
         let usage = Usage { prompt_tokens: 9, cached_tokens: 8, completion_tokens: 4, reasoning_tokens: 0 };
-        assert_eq!(reply.usage, Some(usage));
+        assert_eq!(response.usage, Some(usage));
         assert_eq!(events.len(), 4);
-        let whole = json!({"choices": [{"message": {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+        let complete = json!({"choices": [{"message": {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
             "finish_reason": "end_turn"}]});
-        let (reply, _) = assembled(&[whole]);
-        assert_eq!((&*reply.content, reply.finish), ("a", Some(Finish::Other("end_turn".into()))));
+        let (response, _) = assembled(&[complete]);
+        assert_eq!((&*response.content, response.finish), ("a", Some(Finish::Other("end_turn".into()))));
     }
 
     #[test]
     fn reply_converts_to_message() {
-        let called = |arguments: &str| ChatReply {
+        let called = |arguments: &str| ChatResponse {
             reasoning: "hm".into(),
             tool_calls: vec![CalledTool {
                 name: "add".into(),
                 arguments: arguments.into(),
                 id: String::new(),
             }],
-            ..ChatReply::default()
+            ..ChatResponse::default()
         };
         let message = called("{\"a\": 1}").message().unwrap();
         assert_eq!(

@@ -21,7 +21,7 @@ pub struct ServiceOptions {
     /// Environment variable that holds the key. `None` sends no key.
     pub key_env: Option<String>,
     /// Maximum number of requests in flight. 0 counts as 1.
-    pub most_running: usize,
+    pub max_running: usize,
     /// Maximum number of tries per request, if the service is unreachable, busy or fails. 0 counts
     /// as 1.
     pub tries: usize,
@@ -29,7 +29,7 @@ pub struct ServiceOptions {
     /// response.
     pub deadline: Duration,
     /// Maximum size of a response, in bytes.
-    pub most_bytes: usize,
+    pub max_bytes: usize,
 }
 
 impl ServiceOptions {
@@ -38,10 +38,10 @@ impl ServiceOptions {
         ServiceOptions {
             url: url.into(),
             key_env: None,
-            most_running: 16,
+            max_running: 16,
             tries: 4,
             deadline: Duration::from_secs(60),
-            most_bytes: 16 << 20,
+            max_bytes: 16 << 20,
         }
     }
 }
@@ -55,7 +55,7 @@ struct Inner {
     options: ServiceOptions,
     server: Server,
     http: Http,
-    places: Semaphore,
+    permits: Semaphore,
 }
 
 impl Service {
@@ -68,8 +68,8 @@ impl Service {
         let invalid = |why| ExternalError::Invalid(format!("the address of a service {why}"));
         let uri = plain_uri(options.url.trim()).map_err(invalid)?;
         let server = Server::at(uri, options.key_env.as_ref(), |name| std::env::var(name))?;
-        let places = Semaphore::new(options.most_running.clamp(1, Semaphore::MAX_PERMITS));
-        Ok(Service(Arc::new(Inner { options, server, http: Http::new(None)?, places })))
+        let permits = Semaphore::new(options.max_running.clamp(1, Semaphore::MAX_PERMITS));
+        Ok(Service(Arc::new(Inner { options, server, http: Http::new(None)?, permits })))
     }
 
     /// Posts a request, and retries it with doubling waits if a retry may succeed.
@@ -78,28 +78,28 @@ impl Service {
     /// Returns the last error if no response arrives within the deadline and the maximum number of
     /// tries.
     pub async fn ask(&self, question: &Value) -> Result<Value, ExternalError> {
-        let Inner { options, server, places, .. } = &*self.0;
+        let Inner { options, server, permits, .. } = &*self.0;
         let mut waits = Waits::new(options.deadline, server.name.clone());
-        let what = format!("a place among {} questions", options.most_running);
-        let place = waits.wait(what, places.acquire()).await?;
-        let _place = place.map_err(|_| ExternalError::Invalid("the service is closed".into()))?;
+        let what = format!("a place among {} questions", options.max_running);
+        let permit = waits.wait(what, permits.acquire()).await?;
+        let _permit = permit.map_err(|_| ExternalError::Invalid("the service is closed".into()))?;
         let body = Bytes::from(question.to_string());
-        let mut left = options.tries.max(1);
+        let mut remaining = options.tries.max(1);
         loop {
-            left -= 1;
+            remaining -= 1;
             // After a failure, all requests wait for the server's pause.
             waits.wait(format!("{} to be asked again", server.name), sleep(server.rests_for())).await?;
-            match self.once(body.clone(), &mut waits).await {
-                Ok(answer) => {
-                    server.answered();
-                    return Ok(answer);
+            match self.call_once(body.clone(), &mut waits).await {
+                Ok(response) => {
+                    server.note_success();
+                    return Ok(response);
                 }
-                Err(error) if left > 0 && error.may_pass() => {
+                Err(error) if remaining > 0 && error.may_pass() => {
                     if !matches!(error, ExternalError::Busy { .. }) {
-                        server.turned_away(None);
+                        server.note_rejection(None);
                     }
                     tracing::warn!(endpoint = server.name, %error, "a service is asked again");
-                    if server.rests_for() > waits.left() {
+                    if server.rests_for() > waits.remaining() {
                         return Err(error);
                     }
                 }
@@ -108,10 +108,10 @@ impl Service {
         }
     }
 
-    async fn once(&self, body: Bytes, waits: &mut Waits) -> Result<Value, ExternalError> {
+    async fn call_once(&self, body: Bytes, waits: &mut Waits) -> Result<Value, ExternalError> {
         let Inner { options, server, http, .. } = &*self.0;
-        let mut answer = http.post(server, body, options.most_bytes, waits).await?;
-        let bytes = answer.whole(waits).await?;
+        let mut response = http.post(server, body, options.max_bytes, waits).await?;
+        let bytes = response.collect(waits).await?;
         serde_json::from_slice(&bytes).map_err(|error| ExternalError::Protocol {
             endpoint: server.name.clone(),
             why: format!("it is no JSON ({error})"),
@@ -128,18 +128,18 @@ mod tests {
     use super::*;
 
     /// Starts a server that gives these responses (status and body), each to one connection.
-    async fn serving(answers: Vec<(&'static str, &'static str)>) -> String {
+    async fn serving(responses: Vec<(&'static str, &'static str)>) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/score", listener.local_addr().unwrap());
         tokio::spawn(async move {
-            for (status, body) in answers {
+            for (status, body) in responses {
                 let (mut socket, _) = listener.accept().await.unwrap();
                 let mut read = vec![0; 1 << 16];
                 let count = socket.read(&mut read).await.unwrap();
                 assert!(String::from_utf8_lossy(&read[..count]).starts_with("POST /score HTTP/1.1"));
                 let head = "content-type: application/json\r\nconnection: close\r\ncontent-length:";
-                let answer = format!("HTTP/1.1 {status}\r\n{head} {}\r\n\r\n{body}", body.len());
-                socket.write_all(answer.as_bytes()).await.unwrap();
+                let response = format!("HTTP/1.1 {status}\r\n{head} {}\r\n\r\n{body}", body.len());
+                socket.write_all(response.as_bytes()).await.unwrap();
             }
         });
         url

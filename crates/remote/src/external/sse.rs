@@ -17,7 +17,7 @@ pub(crate) struct Decoder {
     /// Whether the last byte was CR, so that a following LF belongs to the same line end.
     after_cr: bool,
     /// Whether the first line has ended, after which no byte order mark is skipped.
-    has_begun: bool,
+    has_started: bool,
 }
 
 impl Decoder {
@@ -47,7 +47,7 @@ impl Decoder {
     fn end_line(&mut self) -> Option<Vec<u8>> {
         let line = std::mem::take(&mut self.line);
         let mut line = &line[..];
-        if !std::mem::replace(&mut self.has_begun, true) {
+        if !std::mem::replace(&mut self.has_started, true) {
             line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
         }
         if line.is_empty() {
@@ -99,9 +99,9 @@ mod tests {
             ("", &[], None),
             ("data: a\n\n: x", &["a"], None),
         ] {
-            let (found, left) = texts(stream);
+            let (found, pending) = texts(stream);
             assert_eq!(
-                (&found[..], left.as_deref()),
+                (&found[..], pending.as_deref()),
                 (&events.iter().map(|e| e.to_string()).collect::<Vec<_>>()[..], rest),
                 "{stream:?}"
             );
@@ -148,7 +148,7 @@ mod tests {
     }
 
     fn streams() -> impl Strategy<Value = Vec<u8>> {
-        let piece = prop_oneof![
+        let fragment = prop_oneof![
             Just(b"data: ".to_vec()),
             Just(b"data:".to_vec()),
             Just(b"data".to_vec()),
@@ -161,7 +161,7 @@ mod tests {
             Just("{\"ö\": 1}".as_bytes().to_vec()),
             prop::collection::vec(any::<u8>(), 0..8),
         ];
-        prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+        prop::collection::vec(fragment, 0..40).prop_map(|fragments| fragments.concat())
     }
 
     proptest! {

@@ -6,10 +6,10 @@ use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::External;
-use super::endpoint::Answering;
+use super::endpoint::ResponseGuard;
 use super::error::ExternalError;
-use super::http::{Answer, message_of};
-use super::reply::{Assembly, ChatEvent, ChatReply, Finish, Wire};
+use super::http::{ResponseBody, message_of};
+use super::reply::{Assembly, ChatEvent, ChatResponse, Finish, Wire};
 use super::sse::Decoder;
 use super::waits::Waits;
 
@@ -20,8 +20,8 @@ pub struct ChatStream {
     /// Index of the server.
     server: usize,
     waits: Waits,
-    _place: (Arc<OwnedSemaphorePermit>, Answering),
-    answer: Answer,
+    _permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
+    response: ResponseBody,
     /// Bytes that have arrived and were not parsed.
     first: Option<Bytes>,
     decoder: Decoder,
@@ -34,8 +34,8 @@ pub struct ChatStream {
 }
 
 /// A response whose first bytes have arrived.
-pub(crate) struct Begun {
-    pub answer: Answer,
+pub(crate) struct ResponseStart {
+    pub response: ResponseBody,
     /// The first bytes. `None` once they are consumed.
     pub first: Option<Bytes>,
     /// Tokens that were taken from the rate limit as an estimate.
@@ -48,16 +48,16 @@ impl ChatStream {
         policy: External,
         server: usize,
         waits: Waits,
-        place: (Arc<OwnedSemaphorePermit>, Answering),
-        begun: Begun,
+        permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
+        start: ResponseStart,
     ) -> Self {
-        let Begun { answer, first, guessed } = begun;
+        let ResponseStart { response, first, guessed } = start;
         ChatStream {
             policy,
             server,
             waits,
-            _place: place,
-            answer,
+            _permit: permit,
+            response: response,
             first,
             decoder: Decoder::default(),
             assembly: Assembly::default(),
@@ -83,9 +83,9 @@ impl ChatStream {
     /// Waits until an event can be returned or the reply has ended.
     async fn fill(&mut self) -> Result<(), ExternalError> {
         while self.ready.is_empty() && !self.has_ended {
-            let read = match self.answer.is_stream {
+            let read = match self.response.is_stream {
                 true => self.read_events().await,
-                false => self.read_whole().await,
+                false => self.read_all().await,
             };
             self.ready.reverse();
             if let Err(error) = read {
@@ -104,7 +104,7 @@ impl ChatStream {
     ///
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
-    pub(super) async fn begun(mut self) -> Result<Self, ExternalError> {
+    pub(super) async fn start_response(mut self) -> Result<Self, ExternalError> {
         self.fill().await.map(|()| self)
     }
 
@@ -112,10 +112,10 @@ impl ChatStream {
     ///
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
-    pub async fn whole(mut self) -> Result<ChatReply, ExternalError> {
+    pub async fn collect(mut self) -> Result<ChatResponse, ExternalError> {
         while let Some(event) = self.next().await {
-            if let ChatEvent::Finished(reply) = event? {
-                return Ok(reply);
+            if let ChatEvent::Finished(response) = event? {
+                return Ok(response);
             }
         }
         Err(self.protocol("it has no end"))
@@ -128,16 +128,16 @@ impl ChatStream {
     /// # Errors
     /// Returns the errors of [`next`](Self::next), and an error if the reply has no such content or
     /// was withheld.
-    pub(super) async fn whole_text(self, has_tools: bool) -> Result<ChatReply, ExternalError> {
+    pub(super) async fn collect_text(self, has_tools: bool) -> Result<ChatResponse, ExternalError> {
         let endpoint = self.waits.endpoint.clone();
-        let reply = self.whole().await?;
-        let has_calls = has_tools && !reply.tool_calls.is_empty();
-        let is_empty = reply.content.as_str().trim().is_empty() && !has_calls;
-        let why = match &reply.finish {
+        let response = self.collect().await?;
+        let has_calls = has_tools && !response.tool_calls.is_empty();
+        let is_empty = response.content.as_str().trim().is_empty() && !has_calls;
+        let why = match &response.finish {
             Some(Finish::ContentFilter) => "its reply was withheld (content_filter)",
-            Some(Finish::Length) => return Ok(reply),
+            Some(Finish::Length) => return Ok(response),
             _ if is_empty => "its reply is empty",
-            _ => return Ok(reply),
+            _ => return Ok(response),
         };
         Err(ExternalError::Protocol { endpoint, why: why.into() })
     }
@@ -154,10 +154,10 @@ impl ChatStream {
     /// Reads the next events of a stream.
     async fn read_events(&mut self) -> Result<(), ExternalError> {
         let options = &self.policy.0.options;
-        let (silence, most) = (options.silence, options.most_event_bytes);
+        let (silence, most) = (options.silence, options.max_event_bytes);
         let data = match self.first.take() {
             Some(first) => Some(first),
-            None => self.answer.next(silence, &mut self.waits).await?,
+            None => self.response.next(silence, &mut self.waits).await?,
         };
         let mut events = Vec::new();
         let is_last = data.is_none();
@@ -182,10 +182,10 @@ impl ChatStream {
         match is_last {
             // Some servers close the stream without `[DONE]`; a finish reason shows that the reply
             // is complete.
-            true if self.assembly.reply.finish.is_some() => self.end(),
+            true if self.assembly.response.finish.is_some() => self.end(),
             true => Err(ExternalError::Broken {
                 endpoint: self.waits.endpoint.clone(),
-                bytes: self.answer.bytes(),
+                bytes: self.response.bytes(),
                 why: "the stream ended before the reply".into(),
             }),
             false => Ok(()),
@@ -193,9 +193,9 @@ impl ChatStream {
     }
 
     /// Reads a reply that comes as one JSON value; servers without streaming send one in any case.
-    async fn read_whole(&mut self) -> Result<(), ExternalError> {
+    async fn read_all(&mut self) -> Result<(), ExternalError> {
         let mut all = self.first.take().map(Vec::from).unwrap_or_default();
-        all.extend(self.answer.whole(&mut self.waits).await?);
+        all.extend(self.response.collect(&mut self.waits).await?);
         self.take(&all)?;
         self.end()
     }
@@ -209,8 +209,8 @@ impl ChatStream {
             return Ok(());
         }
         let wire: Wire = serde_json::from_str(text).map_err(|error| {
-            let begins: String = text.chars().take(80).collect();
-            self.protocol(&format!("{error} in what begins {begins:?}"))
+            let excerpt: String = text.chars().take(80).collect();
+            self.protocol(&format!("{error} in what begins {excerpt:?}"))
         })?;
         if let Some(error) = wire.error.as_ref().filter(|error| !error.is_null()) {
             let message = self.without_key(&message_of(error).unwrap_or_default());
@@ -218,7 +218,7 @@ impl ChatStream {
             return Err(ExternalError::Failed { endpoint, status, message });
         }
         self.assembly.take(wire, &mut self.ready);
-        match &self.assembly.reply.finish {
+        match &self.assembly.response.finish {
             Some(Finish::Other(reason)) if reason == "error" => {
                 Err(self.protocol("its reply ended with an error"))
             }
@@ -231,16 +231,16 @@ impl ChatStream {
         if !self.assembly.has_choice {
             return Err(self.protocol("it has no choice"));
         }
-        let is_short = matches!(self.assembly.reply.finish, Some(Finish::Length | Finish::ContentFilter));
+        let is_short = matches!(self.assembly.response.finish, Some(Finish::Length | Finish::ContentFilter));
         if !self.assembly.has_content && !is_short {
             return Err(self.protocol("its reply has neither content nor calls of tools"));
         }
-        let reply = std::mem::take(&mut self.assembly.reply);
-        if let (Some(bucket), Some(usage)) = (&self.policy.0.tokens, reply.usage) {
+        let response = std::mem::take(&mut self.assembly.response);
+        if let (Some(bucket), Some(usage)) = (&self.policy.0.tokens, response.usage) {
             bucket.give_back(self.guessed as f64 - (usage.prompt_tokens + usage.completion_tokens) as f64);
         }
         self.has_ended = true;
-        self.ready.push(ChatEvent::Finished(reply));
+        self.ready.push(ChatEvent::Finished(response));
         Ok(())
     }
 }

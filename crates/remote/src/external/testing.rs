@@ -22,7 +22,7 @@ pub enum Step {
 
 /// A received request.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct RecordedRequest {
     pub head: String,
     pub body: Value,
 }
@@ -30,7 +30,7 @@ pub struct Seen {
 /// A server that sends one scripted response per request, and repeats the last one.
 pub struct TestServer {
     pub url: String,
-    pub seen: Arc<Mutex<Vec<Seen>>>,
+    pub seen: Arc<Mutex<Vec<RecordedRequest>>>,
     task: JoinHandle<()>,
 }
 
@@ -40,7 +40,7 @@ impl Drop for TestServer {
     }
 }
 
-async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> Option<Seen> {
+async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> Option<RecordedRequest> {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -49,7 +49,7 @@ async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> Option<Seen> {
             let length: usize = length.unwrap_or("0").parse().unwrap();
             if bytes.len() >= end + 4 + length {
                 let body = serde_json::from_slice(&bytes[end + 4..]).unwrap_or_default();
-                return Some(Seen { head, body });
+                return Some(RecordedRequest { head, body });
             }
         }
         match from.read(&mut buffer).await {
@@ -59,10 +59,10 @@ async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> Option<Seen> {
     }
 }
 
-async fn answer(
+async fn respond(
     mut socket: impl AsyncRead + AsyncWrite + Unpin,
     steps: Vec<Step>,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<RecordedRequest>>>,
 ) {
     let Some(request) = read_request(&mut socket).await else { return };
     seen.lock().unwrap().push(request);
@@ -81,42 +81,42 @@ async fn answer(
 }
 
 impl TestServer {
-    pub async fn new(answers: Vec<Vec<Step>>) -> Self {
-        Self::start(answers, None).await
+    pub async fn new(responses: Vec<Vec<Step>>) -> Self {
+        Self::start(responses, None).await
     }
 
     /// Starts a TLS server with a certificate issued by `authority.pem`.
-    pub async fn with_tls(answers: Vec<Vec<Step>>) -> Self {
+    pub async fn with_tls(responses: Vec<Vec<Step>>) -> Self {
         let chain = CertificateDer::from_pem_slice(include_bytes!("testing/server.pem")).unwrap();
         let key = PrivateKeyDer::from_pem_slice(include_bytes!("testing/server.key.pem")).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config =
             rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config = config.unwrap().with_no_client_auth().with_single_cert(vec![chain], key).unwrap();
-        Self::start(answers, Some(TlsAcceptor::from(Arc::new(config)))).await
+        Self::start(responses, Some(TlsAcceptor::from(Arc::new(config)))).await
     }
 
-    async fn start(answers: Vec<Vec<Step>>, tls: Option<TlsAcceptor>) -> Self {
+    async fn start(responses: Vec<Vec<Step>>, tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let scheme = if tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://localhost:{}", listener.local_addr().unwrap().port());
-        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<RecordedRequest>>> = Arc::default();
         let known = seen.clone();
         let task = tokio::spawn(async move {
-            let mut answers = answers.into_iter().peekable();
+            let mut responses = responses.into_iter().peekable();
             loop {
                 let (socket, _) = listener.accept().await.unwrap();
-                let next = answers.next().unwrap();
-                if answers.peek().is_none() {
-                    answers = vec![next.clone()].into_iter().peekable();
+                let next = responses.next().unwrap();
+                if responses.peek().is_none() {
+                    responses = vec![next.clone()].into_iter().peekable();
                 }
                 let (seen, tls) = (known.clone(), tls.clone());
                 tokio::spawn(async move {
                     match tls {
-                        None => answer(socket, next, seen).await,
+                        None => respond(socket, next, seen).await,
                         Some(tls) => {
                             if let Ok(socket) = tls.accept(socket).await {
-                                answer(socket, next, seen).await;
+                                respond(socket, next, seen).await;
                             }
                         }
                     }
@@ -137,7 +137,7 @@ pub fn head(status: &str, headers: &str) -> Step {
 }
 
 /// Builds a response with a JSON body.
-pub fn json_answer(status: &str, headers: &str, body: &Value) -> Vec<Step> {
+pub fn json_response(status: &str, headers: &str, body: &Value) -> Vec<Step> {
     let body = body.to_string();
     let headers = format!("content-type: application/json\r\ncontent-length: {}\r\n{headers}", body.len());
     vec![head(status, &headers), Step::Send(body.into_bytes())]
@@ -154,7 +154,7 @@ pub fn events_head() -> Step {
 }
 
 /// Builds a chunk of a reply, as a server-sent event.
-pub fn piece(delta: &Value, finish: Option<&str>) -> Vec<u8> {
+pub fn delta_event(delta: &Value, finish: Option<&str>) -> Vec<u8> {
     let json = json!({"model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
     format!("data: {json}\n\n").into_bytes()
 }

@@ -22,7 +22,7 @@ impl Waits {
     }
 
     /// Returns the remaining time.
-    pub fn left(&mut self) -> Duration {
+    pub fn remaining(&mut self) -> Duration {
         self.limit.saturating_sub(self.watch.elapsed())
     }
 
@@ -35,22 +35,22 @@ impl Waits {
         what: impl Into<String>,
         work: impl Future<Output = T>,
     ) -> Result<T, ExternalError> {
-        self.wait_at_most(Duration::MAX, what, work).await
+        self.wait_for(Duration::MAX, what, work).await
     }
 
     /// Waits for `work`, until the deadline and for at most `most`.
     ///
     /// # Errors
     /// Returns [`ExternalError::Deadline`] with `what` if the time passes.
-    pub async fn wait_at_most<T>(
+    pub async fn wait_for<T>(
         &mut self,
-        most: Duration,
+        timeout: Duration,
         what: impl Into<String>,
         work: impl Future<Output = T>,
     ) -> Result<T, ExternalError> {
-        let left = self.left();
-        let waited = if most < left { most } else { self.limit };
-        let (endpoint, done) = (self.endpoint.clone(), within(left.min(most), work).await);
+        let remaining = self.remaining();
+        let waited = if timeout < remaining { timeout } else { self.limit };
+        let (endpoint, done) = (self.endpoint.clone(), within(remaining.min(timeout), work).await);
         done.ok_or_else(|| ExternalError::Deadline { endpoint, waited, what: what.into() })
     }
 }

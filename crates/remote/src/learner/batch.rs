@@ -47,7 +47,7 @@ pub(super) fn put_paths(body: &mut Body, paths: &[PathInput]) {
 }
 
 /// Writes an update that needs a micro-batch plan into a body.
-pub(super) fn put_uncut(body: &mut Body, update: &Uncut) {
+pub(super) fn put_update_sequences(body: &mut Body, update: &Uncut) {
     put_tokens(body, update.groups.iter().flatten());
     body.integers("group_len", update.groups.iter().map(|group| group.len() as i64));
 }
@@ -58,15 +58,15 @@ fn put_tokens<'a>(body: &mut Body, paths: impl Iterator<Item = &'a Tokens> + Clo
 }
 
 fn put_terms(body: &mut Body, terms: &[Term]) {
-    let mut maybe = |name: &str, of: fn(&Term) -> Option<f32>| {
+    let mut optional = |name: &str, of: fn(&Term) -> Option<f32>| {
         body.numbers(name, terms.iter().map(|term| of(term).unwrap_or(f32::NAN)));
     };
-    maybe("value", |term| term.value);
-    maybe("behaviour", |term| term.behaviour);
-    maybe("proximal", |term| term.proximal);
-    maybe("reference", |term| term.reference);
-    maybe("path_log_ratio", |term| term.path_log_ratio);
-    maybe("correction", |term| term.correction);
+    optional("value", |term| term.value);
+    optional("behaviour", |term| term.behaviour);
+    optional("proximal", |term| term.proximal);
+    optional("reference", |term| term.reference);
+    optional("path_log_ratio", |term| term.path_log_ratio);
+    optional("correction", |term| term.correction);
     body.numbers("weight", terms.iter().map(|term| term.weight));
     body.numbers("advantage", terms.iter().map(|term| term.advantage));
     body.numbers("returns", terms.iter().map(|term| term.returns));
@@ -76,7 +76,7 @@ fn put_terms(body: &mut Body, terms: &[Term]) {
 }
 
 #[cfg(test)]
-pub(super) mod reading {
+pub(super) mod decode {
     //! The inverse conversions, for the learner of the tests.
 
     use levade_tree::{Node, PathTarget, Target};
@@ -88,7 +88,7 @@ pub(super) mod reading {
         let names = ["value", "behaviour", "proximal", "reference", "path_log_ratio", "correction"];
         let [value, behaviour, proximal, reference, path_log_ratio, correction] = names.map(&mut all);
         let [weight, advantage, returns] = ["weight", "advantage", "returns"].map(&mut all);
-        let maybe = |values: &Result<Vec<f32>, String>, i: usize| -> Result<Option<f32>, String> {
+        let optional = |values: &Result<Vec<f32>, String>, i: usize| -> Result<Option<f32>, String> {
             Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
         };
         let (marked, age) = (body.take_flags("marked")?, body.take_integers("age")?);
@@ -99,13 +99,13 @@ pub(super) mod reading {
                 weight: weight.clone()?[i],
                 advantage: advantage.clone()?[i],
                 returns: returns.clone()?[i],
-                value: maybe(&value, i)?,
-                behaviour: maybe(&behaviour, i)?,
-                proximal: maybe(&proximal, i)?,
-                reference: maybe(&reference, i)?,
-                path_log_ratio: maybe(&path_log_ratio, i)?,
+                value: optional(&value, i)?,
+                behaviour: optional(&behaviour, i)?,
+                proximal: optional(&proximal, i)?,
+                reference: optional(&reference, i)?,
+                path_log_ratio: optional(&path_log_ratio, i)?,
                 marked: marked[i],
-                correction: maybe(&correction, i)?,
+                correction: optional(&correction, i)?,
                 age: age[i],
                 version: version[i],
             })
@@ -178,7 +178,7 @@ pub(super) mod reading {
     }
 
     /// Reads an update that needs a micro-batch plan.
-    pub fn uncut(body: &mut Body) -> Result<Uncut, String> {
+    pub fn update_sequences(body: &mut Body) -> Result<Uncut, String> {
         let mut tokens = tokens_of(body)?.into_iter();
         let groups: Vec<usize> = body.take_integers("group_len")?;
         let groups = groups.into_iter().map(|len| tokens.by_ref().take(len).collect()).collect();
@@ -239,17 +239,20 @@ mod tests {
                 assert_eq!(k <= q && q < *end, seen, "{k} by {q}");
             }
         }
-        let read = reading::batch(&mut body).unwrap();
+        let read = decode::batch(&mut body).unwrap();
         assert_eq!((&read.tokens, &read.targets, &read.terms), (&batch.tokens, &batch.targets, &batch.terms));
     }
 
     #[test]
     fn updates_round_trip_through_arrays() {
         let paths = vec![path(&[1, 2, 3], &[1, 2]), path(&[4], &[]), path(&[1, 2, 3, 4], &[3])];
-        assert_eq!(reading::paths(&mut written(|body| put_paths(body, &paths))).unwrap(), paths);
+        assert_eq!(decode::paths(&mut written(|body| put_paths(body, &paths))).unwrap(), paths);
         let tokens = |path: &PathInput| path.tokens.clone();
         let groups = vec![paths[..2].iter().map(tokens).collect(), Vec::new(), vec![paths[2].tokens.clone()]];
         let update = Uncut { groups, micro_batch_tokens: 9 };
-        assert_eq!(reading::uncut(&mut written(|body| put_uncut(body, &update))).unwrap(), update);
+        assert_eq!(
+            decode::update_sequences(&mut written(|body| put_update_sequences(body, &update))).unwrap(),
+            update
+        );
     }
 }

@@ -34,7 +34,7 @@ pub struct Description {
     #[serde(default)]
     pub instance: Option<String>,
     /// The learners of the group, by name.
-    pub learners: BTreeMap<String, Described>,
+    pub learners: BTreeMap<String, LearnerDescription>,
 }
 
 /// Facts about a group that determine the bits of a run's results.
@@ -80,7 +80,7 @@ fn one() -> u32 {
 
 /// One learner of a group.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-pub struct Described {
+pub struct LearnerDescription {
     /// The last published version. `None` if the learner has published none since its start.
     #[serde(default)]
     pub version: Option<u64>,
@@ -115,7 +115,7 @@ impl std::fmt::Display for Adapter {
 
 /// Properties of a run that a group of learners must fit.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Expected {
+pub struct LearnerRequirements {
     /// Model family, as in `model_type` of the model's `config.json`.
     pub model_type: String,
     /// Number of rows of the embedding.
@@ -146,14 +146,22 @@ impl Description {
     ///
     /// # Errors
     /// Returns an error that names the first difference, both values and what to change.
-    pub fn check(&self, expected: &Expected, url: &str) -> Result<(), PolicyError> {
-        let refused = |what: String| {
+    pub fn check(&self, expected: &LearnerRequirements, url: &str) -> Result<(), PolicyError> {
+        let reject = |what: String| {
             Err(PolicyError::Invalid(format!("the learner at {url} cannot train this: {what}")))
         };
-        let Expected { model_type, vocabulary, context, reference, critic, lora, dtype, export_dtype } =
-            expected;
+        let LearnerRequirements {
+            model_type,
+            vocabulary,
+            context,
+            reference,
+            critic,
+            lora,
+            dtype,
+            export_dtype,
+        } = expected;
         if self.protocol != PROTOCOL {
-            return refused(format!(
+            return reject(format!(
                 "it speaks version {} of the protocol, this build version {PROTOCOL}; make its environment anew \
                  with `levade cluster setup` of this build",
                 self.protocol
@@ -162,36 +170,36 @@ impl Description {
         // Multimodal families name their text part separately, with the suffix `_text`.
         let family = self.model_type.strip_suffix("_text").unwrap_or(&self.model_type);
         if family != model_type {
-            return refused(format!(
+            return reject(format!(
                 "its model is of the family {family}, that of the recipe of {model_type}; start it with the model of \
                  `model.source`"
             ));
         }
         if self.vocab_size != *vocabulary {
-            return refused(format!(
+            return reject(format!(
                 "its vocabulary has {} tokens, that of the recipe's model {vocabulary}; start it with the model of \
                  `model.source`",
                 self.vocab_size
             ));
         }
         if self.context < *context {
-            return refused(format!(
+            return reject(format!(
                 "its context is {} tokens, `model.context` is {context}; lower it, or start the learner with more",
                 self.context
             ));
         }
         if self.layout.world_size == 0 {
-            return refused("it has no ranks that take micro-batches".into());
+            return reject("it has no ranks that take micro-batches".into());
         }
         let names = || self.learners.keys().cloned().collect::<Vec<_>>().join(", ");
         let Some(policy) = self.learners.get(POLICY).filter(|policy| policy.trains) else {
-            return refused(format!("it has no learner {POLICY} that trains, but {}", names()));
+            return reject(format!("it has no learner {POLICY} that trains, but {}", names()));
         };
         if policy.lora != *lora {
             let shown = |lora: &Option<Adapter>| {
                 lora.as_ref().map_or_else(|| "all weights".into(), Adapter::to_string)
             };
-            return refused(format!(
+            return reject(format!(
                 "it trains {}, the recipe (`model.lora`) {}; start it as that says, or set the key",
                 shown(&policy.lora),
                 shown(lora)
@@ -204,20 +212,20 @@ impl Description {
         ] {
             // A value that the group does not report is not checked.
             if now != wants && !now.is_empty() {
-                return refused(format!(
+                return reject(format!(
                     "it {does} {now}, `{key}` is {wants}; set the key, or start the learner with {option} {wants}"
                 ));
             }
         }
         if *reference && !self.learners.contains_key(REFERENCE) {
-            return refused(format!(
+            return reject(format!(
                 "a phase has a penalty for leaving a reference, and it has no learner {REFERENCE}, but {}; start it \
                  with one",
                 names()
             ));
         }
         if *critic && !self.learners.get(CRITIC).is_some_and(|critic| critic.value_head && critic.trains) {
-            return refused(format!(
+            return reject(format!(
                 "a phase trains a critic, and it has no learner {CRITIC} with a value head, but {}; start it with \
                  one",
                 names()
@@ -230,7 +238,7 @@ impl Description {
 impl GroupLayout {
     /// Describes the difference that prevents the run from continuing, or returns `None` if there
     /// is none.
-    pub fn breaks(&self, before: &Self) -> Option<String> {
+    pub fn incompatibility(&self, before: &Self) -> Option<String> {
         let ranks = |layout: &Self| layout.world_size;
         (ranks(self) != ranks(before)).then(|| {
             format!(
@@ -286,8 +294,8 @@ mod tests {
         })
     }
 
-    fn expected() -> Expected {
-        Expected {
+    fn expected() -> LearnerRequirements {
+        LearnerRequirements {
             model_type: "llama".into(),
             vocabulary: 64,
             context: 128,
@@ -301,10 +309,10 @@ mod tests {
 
     #[test]
     fn check_names_difference_between_learner_and_run() {
-        let check = |key: &str, value: Value, expected: &Expected| {
+        let check = |key: &str, value: Value, expected: &LearnerRequirements| {
             let mut described = described();
-            if let Some(place) = described.pointer_mut(key) {
-                *place = value;
+            if let Some(field) = described.pointer_mut(key) {
+                *field = value;
             }
             let description: Description = serde_json::from_value(described).unwrap();
             description.check(expected, "u").map_err(|error| error.to_string())
@@ -334,19 +342,23 @@ mod tests {
             let error = check(key, value, &expected()).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
-        let critic = check("", described(), &Expected { critic: true, ..expected() }).unwrap_err();
+        let critic = check("", described(), &LearnerRequirements { critic: true, ..expected() }).unwrap_err();
         assert!(critic.contains("no learner critic with a value head"), "{critic}");
         let adapter = |rank| Adapter { rank, alpha: 16.0, targets: ["q_proj".to_owned()].into() };
-        let other = Expected { lora: Some(adapter(8)), ..expected() };
-        let told = json!({ "rank": 4, "alpha": 16.0, "targets": ["q_proj"] });
-        let error = check("/learners/policy/lora", told.clone(), &other).unwrap_err();
+        let other = LearnerRequirements { lora: Some(adapter(8)), ..expected() };
+        let lora_json = json!({ "rank": 4, "alpha": 16.0, "targets": ["q_proj"] });
+        let error = check("/learners/policy/lora", lora_json.clone(), &other).unwrap_err();
         assert!(
             error
                 .contains("of rank 4 and alpha 16 on q_proj, the recipe (`model.lora`) an adapter of rank 8"),
             "{error}"
         );
         assert_eq!(
-            check("/learners/policy/lora", told, &Expected { lora: Some(adapter(4)), ..expected() }),
+            check(
+                "/learners/policy/lora",
+                lora_json,
+                &LearnerRequirements { lora: Some(adapter(4)), ..expected() }
+            ),
             Ok(())
         );
     }
@@ -356,10 +368,12 @@ mod tests {
         let layout: GroupLayout = serde_json::from_value(described()).unwrap();
         let more = GroupLayout { world_size: 4, ..layout.clone() };
         assert!(
-            more.breaks(&layout).unwrap().contains("has 4 data-parallel ranks, and the run began with 2")
+            more.incompatibility(&layout)
+                .unwrap()
+                .contains("has 4 data-parallel ranks, and the run began with 2")
         );
         let newer = GroupLayout { torch: "2.16".into(), dtype: "bf16".into(), ..layout.clone() };
-        assert_eq!(newer.breaks(&layout), None);
+        assert_eq!(newer.incompatibility(&layout), None);
         assert_eq!(newer.changes(&layout), ["dtype is bf16 and was f32", "torch is 2.16 and was 2.15.0"]);
         let text = serde_json::to_string(&layout).unwrap();
         assert_eq!(serde_json::from_str::<GroupLayout>(&text).unwrap(), layout);

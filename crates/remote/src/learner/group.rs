@@ -7,12 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::Method;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use levade_http::{Ask, Bounds, HttpError};
+use levade_http::{Bounds, ClientRequest, HttpError};
 use levade_policy::PolicyError;
 use levade_policy::awake::{sleep, within};
 
-use super::description::{Description, Expected, POLICY};
-use super::link::{LOOK, LearnerOptions, Link, Miss, Processes};
+use super::description::{Description, LearnerRequirements, POLICY};
+use super::link::{CallFailure, LearnerOptions, Link, POLL_INTERVAL, Processes};
 use super::wait::{Limits, Wait};
 use super::wire::Body;
 
@@ -21,9 +21,9 @@ const STEP: HeaderName = HeaderName::from_static("x-levade-step");
 const SAFETENSORS: HeaderValue = HeaderValue::from_static("application/x-safetensors");
 
 /// Maximum size of a response, in bytes. Responses contain numbers per token of a batch.
-const MOST_BYTES: usize = 1 << 30;
+const MAX_BYTES: usize = 1 << 30;
 /// Deadline for the HTTP client; `Wait` enforces the real one, which progress extends.
-const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
+const NO_DEADLINE: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Connection to a group of learners. The group executes one call at a time.
 pub(super) struct Group {
@@ -63,10 +63,10 @@ impl Group {
     pub async fn connect(
         options: LearnerOptions,
         processes: Option<Processes>,
-        expected: &Expected,
+        expected: &LearnerRequirements,
     ) -> Result<Arc<Self>, PolicyError> {
         let link = Link::new(options, processes)?;
-        let description = link.first_described().await?;
+        let description = link.await_description().await?;
         description.check(expected, &link.options.url)?;
         let nanos = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
         let origin = format!("{}-{nanos:x}", std::process::id());
@@ -90,8 +90,8 @@ impl Group {
 
     /// Waits until the group has exited, and returns the error. Never returns if this process did
     /// not start it.
-    pub async fn over(&self) -> PolicyError {
-        self.link.stopped(&self.link.over().await)
+    pub async fn wait_for_exit(&self) -> PolicyError {
+        self.link.stopped_error(&self.link.wait_for_exit().await)
     }
 
     /// Records the version that was published last.
@@ -112,16 +112,16 @@ impl Group {
         done: &mut (dyn FnMut() + Send),
     ) -> Result<(Body, usize), PolicyError> {
         if let Some(why) = self.state().failed.clone() {
-            return Err(self.link.stopped(&why));
+            return Err(self.link.stopped_error(&why));
         }
-        let result = self.tried(call, done).await;
+        let result = self.call_with_retries(call, done).await;
         if let Err(error @ (PolicyError::Stopped(_) | PolicyError::Deadline(..))) = &result {
             self.state().failed.get_or_insert_with(|| error.to_string());
         }
         result
     }
 
-    async fn tried(
+    async fn call_with_retries(
         &self,
         call: Call<'_>,
         done: &mut (dyn FnMut() + Send),
@@ -133,7 +133,7 @@ impl Group {
         drop(body);
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let id = format!("{}-{number}", self.origin);
-        let ask = Ask {
+        let request = ClientRequest {
             method: Method::POST,
             url: self.link.address(&format!("/v1/learners/{learner}/{verb}")),
             headers: self.headers_of(&id)?,
@@ -141,17 +141,17 @@ impl Group {
         };
         let limits = Limits { call: self.link.options.call, silence: self.link.options.silence };
         let mut wait = Wait::new(limits, format!("the learner at {}", self.link.options.url), what);
-        tracing::debug!(learner, verb, call = id, bytes = ask.body.len(), "a learner is asked");
+        tracing::debug!(learner, verb, call = id, bytes = request.body.len(), "a learner is asked");
         loop {
-            match self.once(&ask, &id, &mut wait, done).await {
-                Ok(reply) => {
+            match self.call_once(&request, &id, &mut wait, done).await {
+                Ok(response) => {
                     let unread =
-                        |why| self.link.stopped(&format!("its answer to {verb} cannot be read: {why}"));
-                    let read = Body::read(&reply).map_err(unread)?;
+                        |why| self.link.stopped_error(&format!("its answer to {verb} cannot be read: {why}"));
+                    let read = Body::read(&response).map_err(unread)?;
                     return Ok((read, wait.done));
                 }
-                Err(Miss::For(error)) => return Err(error),
-                Err(Miss::Again(why)) => {
+                Err(CallFailure::Permanent(error)) => return Err(error),
+                Err(CallFailure::Retry(why)) => {
                     tracing::warn!(learner, verb, call = id, why, "a learner is asked again");
                     self.reconnect(&why, &mut wait).await?;
                 }
@@ -160,55 +160,55 @@ impl Group {
     }
 
     /// Sends a call once, and waits for a response, a deadline or the exit of the processes.
-    async fn once(
+    async fn call_once(
         &self,
-        ask: &Ask,
+        request: &ClientRequest,
         id: &str,
         wait: &mut Wait<'_>,
         done: &mut (dyn FnMut() + Send),
-    ) -> Result<Bytes, Miss> {
-        let bounds = Bounds { deadline: NEVER, bytes: MOST_BYTES, redirects: 0 };
-        let mut answer = std::pin::pin!(self.link.client.ask(ask.clone(), bounds));
+    ) -> Result<Bytes, CallFailure> {
+        let bounds = Bounds { deadline: NO_DEADLINE, bytes: MAX_BYTES, redirects: 0 };
+        let mut response = std::pin::pin!(self.link.client.send(request.clone(), bounds));
         let mut progress = Box::pin(self.link.progress());
         loop {
             tokio::select! {
                 biased;
-                answer = &mut answer => return match answer {
-                    Ok(reply) => self.link.judge(reply),
+                answer = &mut response => return match answer {
+                    Ok(reply) => self.link.check_response(reply),
                     Err(error @ (HttpError::Connect { .. } | HttpError::Broken { .. })) => {
-                        Err(Miss::Again(error.to_string()))
+                        Err(CallFailure::Retry(error.to_string()))
                     }
-                    Err(error) => Err(Miss::For(PolicyError::Invalid(error.to_string()))),
+                    Err(error) => Err(CallFailure::Permanent(PolicyError::Invalid(error.to_string()))),
                 },
-                why = self.link.over() => return Err(Miss::For(self.link.stopped(&why))),
+                why = self.link.wait_for_exit() => return Err(CallFailure::Permanent(self.link.stopped_error(&why))),
                 heard = &mut progress => {
                     if let Some(heard) = heard {
-                        (0..wait.hear(id, &heard)).for_each(|_| done());
+                        (0..wait.note_progress(id, &heard)).for_each(|_| done());
                     }
-                    wait.look().map_err(Miss::For)?;
+                    wait.check_deadlines().map_err(CallFailure::Permanent)?;
                     progress = Box::pin(self.link.progress());
                 }
-                () = tokio::time::sleep(LOOK) => wait.look().map_err(Miss::For)?,
+                () = tokio::time::sleep(POLL_INTERVAL) => wait.check_deadlines().map_err(CallFailure::Permanent)?,
             }
         }
     }
 
     /// Waits for a connection to the same group as before.
     async fn reconnect(&self, why: &str, wait: &mut Wait<'_>) -> Result<(), PolicyError> {
-        let longest = self.link.options.reconnect;
+        let timeout = self.link.options.reconnect;
         let mut last = String::new();
-        let found = within(longest, async {
+        let found = within(timeout, async {
             let mut pause = Duration::from_millis(250);
             loop {
                 let described = tokio::select! {
-                    ended = self.link.over() => return Err(self.link.stopped(&ended)),
-                    described = self.described_after(pause) => described,
+                    ended = self.link.wait_for_exit() => return Err(self.link.stopped_error(&ended)),
+                    described = self.describe_after(pause) => described,
                 };
-                pause = (2 * pause).min(LOOK);
+                pause = (2 * pause).min(POLL_INTERVAL);
                 match described {
                     Ok(now) if self.is_the_same(&now) => return Ok(()),
                     Ok(_) => {
-                        return Err(self.link.stopped(&format!(
+                        return Err(self.link.stopped_error(&format!(
                             "{why}; it was started again meanwhile and has lost its weights"
                         )));
                     }
@@ -216,17 +216,17 @@ impl Group {
                 }
             }
         });
-        found
-            .await
-            .unwrap_or_else(|| Err(self.link.stopped(&format!("no connection for {longest:?}: {last}"))))?;
-        wait.hear_of();
-        wait.look()
+        found.await.unwrap_or_else(|| {
+            Err(self.link.stopped_error(&format!("no connection for {timeout:?}: {last}")))
+        })?;
+        wait.note_contact();
+        wait.check_deadlines()
     }
 
     /// Queries the group's description after a pause.
-    async fn described_after(&self, pause: Duration) -> Result<Description, PolicyError> {
+    async fn describe_after(&self, pause: Duration) -> Result<Description, PolicyError> {
         sleep(pause).await;
-        self.link.small("/v1/describe").await
+        self.link.get_json("/v1/describe").await
     }
 
     /// Returns whether a group has the same state: it was not restarted, and has the published

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
-use levade_http::{Ask, Bounds, Client, Hosts, Reply};
+use levade_http::{Bounds, Client, ClientRequest, ClientResponse, Hosts};
 use levade_policy::PolicyError;
 use levade_policy::awake::{sleep, within};
 use serde::Deserialize;
@@ -19,9 +19,9 @@ use super::description::Description;
 use super::wait::Progress;
 
 /// Interval between checks of the deadlines and queries of progress.
-pub(super) const LOOK: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout for small queries.
-const SMALL: Duration = Duration::from_secs(20);
+const SMALL_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Address and timeouts of a group of learners.
 #[derive(Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct Processes {
     /// Reports how the processes exited, once they have.
     pub ended: watch::Receiver<Option<String>>,
     /// Guard that ends the processes when dropped.
-    pub held: Box<dyn Any + Send + Sync>,
+    pub guard: Box<dyn Any + Send + Sync>,
 }
 
 /// Connection to a group.
@@ -63,20 +63,20 @@ pub(super) struct Link {
     /// Headers of every request.
     pub headers: HeaderMap,
     ended: Option<watch::Receiver<Option<String>>>,
-    _held: Option<Box<dyn Any + Send + Sync>>,
+    _guard: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// Reason why sending a call brought no result.
-pub(super) enum Miss {
+pub(super) enum CallFailure {
     /// The connection broke, or the group is busy: the same call may be sent again.
-    Again(String),
+    Retry(String),
     /// The call must not be sent again.
-    For(PolicyError),
+    Permanent(PolicyError),
 }
 
 /// `{"error": …}`
 #[derive(Deserialize)]
-struct Refusal {
+struct ErrorBody {
     error: Reason,
 }
 
@@ -100,69 +100,73 @@ impl Link {
         token.set_sensitive(true);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
         let client = Client::new(Hosts::default(), None).map_err(|error| invalid(error.to_string()))?;
-        let (ended, held) = processes.map(|Processes { ended, held }| (ended, held)).unzip();
-        Ok(Link { options, client, headers, ended, _held: held })
+        let (ended, guard) = processes.map(|Processes { ended, guard }| (ended, guard)).unzip();
+        Ok(Link { options, client, headers, ended, _guard: guard })
     }
 
     /// Waits for the description of a group that may still be starting.
-    pub async fn first_described(&self) -> Result<Description, PolicyError> {
-        let longest = self.options.start;
+    pub async fn await_description(&self) -> Result<Description, PolicyError> {
+        let timeout = self.options.start;
         let mut last = String::new();
-        let described = within(longest, async {
+        let described = within(timeout, async {
             loop {
                 let described = tokio::select! {
-                    ended = self.over() => return Err(self.stopped(&ended)),
-                    described = self.small("/v1/describe") => described,
+                    ended = self.wait_for_exit() => return Err(self.stopped_error(&ended)),
+                    described = self.get_json("/v1/describe") => described,
                 };
                 match described {
                     Err(PolicyError::Stopped(why)) => last = why.to_string(),
                     described => return described,
                 }
-                sleep(LOOK).await;
+                sleep(POLL_INTERVAL).await;
             }
         });
         described.await.unwrap_or_else(|| {
             let what = format!("the learner at {} to say what it is: {last}", self.options.url);
-            Err(PolicyError::Deadline(longest, what))
+            Err(PolicyError::Deadline(timeout, what))
         })
     }
 
     /// Waits for a moment, then returns the group's progress, or `None` if it does not report any.
     pub async fn progress(&self) -> Option<Progress> {
-        tokio::time::sleep(LOOK).await;
-        self.small("/v1/progress").await.ok()
+        tokio::time::sleep(POLL_INTERVAL).await;
+        self.get_json("/v1/progress").await.ok()
     }
 
     /// Returns the response to a small query.
-    pub async fn small<T: DeserializeOwned>(&self, path: &str) -> Result<T, PolicyError> {
+    pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, PolicyError> {
         let url = self.address(path);
-        let ask =
-            Ask { method: Method::GET, url: url.clone(), headers: self.headers.clone(), body: Bytes::new() };
-        let bounds = Bounds { deadline: SMALL, bytes: 1 << 20, redirects: 0 };
-        let reply = self.client.ask(ask, bounds).await.map_err(|error| match error.may_pass() {
+        let request = ClientRequest {
+            method: Method::GET,
+            url: url.clone(),
+            headers: self.headers.clone(),
+            body: Bytes::new(),
+        };
+        let bounds = Bounds { deadline: SMALL_CALL_TIMEOUT, bytes: 1 << 20, redirects: 0 };
+        let response = self.client.send(request, bounds).await.map_err(|error| match error.may_pass() {
             true => PolicyError::Stopped(error.to_string().into()),
             false => PolicyError::Invalid(error.to_string()),
         })?;
-        let body = self.judge(reply).map_err(|miss| match miss {
-            Miss::Again(why) => PolicyError::Stopped(why.into()),
-            Miss::For(error) => error,
+        let body = self.check_response(response).map_err(|miss| match miss {
+            CallFailure::Retry(why) => PolicyError::Stopped(why.into()),
+            CallFailure::Permanent(error) => error,
         })?;
         serde_json::from_slice(&body)
             .map_err(|error| PolicyError::Invalid(format!("the answer of {url} cannot be read: {error}")))
     }
 
     /// Returns the body of a successful response, or the reason of the failure.
-    pub fn judge(&self, reply: Reply) -> Result<Bytes, Miss> {
-        if reply.status.is_success() {
-            return Ok(reply.body);
+    pub fn check_response(&self, response: ClientResponse) -> Result<Bytes, CallFailure> {
+        if response.status.is_success() {
+            return Ok(response.body);
         }
-        let Refusal { error: Reason { code, message } } =
-            serde_json::from_slice(&reply.body).unwrap_or_else(|_| Refusal {
-                error: Reason { code: String::new(), message: reply.text().chars().take(500).collect() },
+        let ErrorBody { error: Reason { code, message } } = serde_json::from_slice(&response.body)
+            .unwrap_or_else(|_| ErrorBody {
+                error: Reason { code: String::new(), message: response.text().chars().take(500).collect() },
             });
         let url = &self.options.url;
-        Err(Miss::For(match (reply.status, code.as_str()) {
-            (StatusCode::SERVICE_UNAVAILABLE, "busy") => return Err(Miss::Again(message)),
+        Err(CallFailure::Permanent(match (response.status, code.as_str()) {
+            (StatusCode::SERVICE_UNAVAILABLE, "busy") => return Err(CallFailure::Retry(message)),
             (StatusCode::CONFLICT, _) => PolicyError::Cut(message),
             (StatusCode::UNPROCESSABLE_ENTITY, "no_predictions") => PolicyError::NoPredictions,
             (StatusCode::UNPROCESSABLE_ENTITY, "no_value_head") => PolicyError::NoValueHead,
@@ -173,7 +177,7 @@ impl Link {
             (status, _) if status.is_client_error() => {
                 PolicyError::Invalid(format!("the learner at {url} refuses: {message} ({status})"))
             }
-            (status, _) => self.stopped(&format!("{message} ({status})")),
+            (status, _) => self.stopped_error(&format!("{message} ({status})")),
         }))
     }
 
@@ -188,14 +192,14 @@ impl Link {
 
     /// Waits until the processes have exited, and returns how. Never returns if this process did
     /// not start them.
-    pub async fn over(&self) -> String {
+    pub async fn wait_for_exit(&self) -> String {
         let Some(ended) = &self.ended else { return std::future::pending().await };
         let mut ended = ended.clone();
         let ended = ended.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
         ended.unwrap_or_else(|_| "its processes are watched no more".into())
     }
 
-    pub fn stopped(&self, why: &str) -> PolicyError {
+    pub fn stopped_error(&self, why: &str) -> PolicyError {
         PolicyError::Stopped(format!("the learner at {} ({why})", self.options.url).into())
     }
 }

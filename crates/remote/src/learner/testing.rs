@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use super::batch::reading;
+use super::batch::decode;
 use super::wire::Body;
 
 /// The bearer token that the group requires.
@@ -24,7 +24,7 @@ pub const TOKEN: &str = "of the tests";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The call is executed, and its response is lost.
-    LoseAnswer,
+    LoseResponse,
     /// The connection breaks before the call is read.
     Break,
     /// The call hangs after this many micro-batches, while the group still reports progress.
@@ -42,16 +42,16 @@ pub enum Fault {
 /// A fake group of learners.
 pub struct TestGroup {
     pub url: String,
-    pub shared: Arc<Shared>,
+    pub state: Arc<GroupState>,
     task: JoinHandle<()>,
 }
 
-pub struct Shared {
+pub struct GroupState {
     root: PathBuf,
     pub learners: Mutex<BTreeMap<String, Arc<Simulator>>>,
     version: Mutex<Option<u64>>,
     /// Responses by call ID.
-    answers: Mutex<HashMap<String, (u16, Bytes)>>,
+    responses: Mutex<HashMap<String, (u16, Bytes)>>,
     progress: Mutex<Value>,
     faults: Mutex<Vec<(&'static str, Fault)>>,
     silent: Mutex<bool>,
@@ -76,11 +76,11 @@ impl TestGroup {
     pub async fn start(root: PathBuf, described: Value) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let shared = Arc::new(Shared {
+        let state = Arc::new(GroupState {
             root,
             learners: Mutex::new(simulators()),
             version: Mutex::default(),
-            answers: Mutex::default(),
+            responses: Mutex::default(),
             progress: Mutex::new(json!({ "call": null })),
             faults: Mutex::default(),
             silent: Mutex::default(),
@@ -88,24 +88,24 @@ impl TestGroup {
             described,
         });
         let task = tokio::spawn({
-            let shared = shared.clone();
+            let state = state.clone();
             async move {
                 while let Ok((socket, _)) = listener.accept().await {
-                    tokio::spawn(shared.clone().serve(socket));
+                    tokio::spawn(state.clone().serve(socket));
                 }
             }
         });
-        TestGroup { url, shared, task }
+        TestGroup { url, state, task }
     }
 
     /// Makes the next call of a verb fail.
-    pub fn fault(&self, verb: &'static str, fault: Fault) {
-        self.shared.faults.lock().unwrap().push((verb, fault));
+    pub fn inject_fault(&self, verb: &'static str, injected_fault: Fault) {
+        self.state.faults.lock().unwrap().push((verb, injected_fault));
     }
 
     /// Returns how often calls of a verb were executed.
     pub fn done(&self, verb: &str) -> usize {
-        self.shared.done.lock().unwrap().iter().filter(|done| *done == verb).count()
+        self.state.done.lock().unwrap().iter().filter(|done| *done == verb).count()
     }
 }
 
@@ -133,27 +133,27 @@ async fn read(socket: &mut TcpStream) -> Option<(String, HashMap<String, String>
     }
 }
 
-async fn answer(socket: &mut TcpStream, status: u16, body: &[u8]) {
+async fn respond(socket: &mut TcpStream, status: u16, body: &[u8]) {
     let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
     let _ = socket.write_all(head.as_bytes()).await;
     let _ = socket.write_all(body).await;
     let _ = socket.shutdown().await;
 }
 
-fn refusal(status: u16, code: &str, message: impl ToString) -> (u16, Bytes) {
+fn error_response(status: u16, code: &str, message: impl ToString) -> (u16, Bytes) {
     let error = json!({ "error": { "code": code, "message": message.to_string(), "retry": false } });
     (status, error.to_string().into())
 }
 
-impl Shared {
+impl GroupState {
     async fn serve(self: Arc<Self>, mut socket: TcpStream) {
         let Some((first, headers, body)) = read(&mut socket).await else { return };
         let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
         if *self.silent.lock().unwrap() {
             return std::future::pending().await;
         }
-        let (status, reply) = if headers.get("authorization") != Some(&format!("Bearer {TOKEN}")) {
-            refusal(401, "unauthorised", "no")
+        let (status, response) = if headers.get("authorization") != Some(&format!("Bearer {TOKEN}")) {
+            error_response(401, "unauthorised", "no")
         } else if path == "/v1/describe" {
             let mut described = self.described.clone();
             described["learners"]["policy"]["version"] = json!(*self.version.lock().unwrap());
@@ -163,13 +163,13 @@ impl Shared {
         } else {
             let parts: Vec<&str> = path.trim_start_matches("/v1/learners/").split('/').collect();
             let [learner, verb] = parts[..] else { panic!("{path}") };
-            let fault = {
+            let injected_fault = {
                 let mut faults = self.faults.lock().unwrap();
-                let found = faults.iter().position(|(of, _)| *of == verb);
+                let found = faults.iter().position(|(target, _)| *target == verb);
                 found.map(|at| faults.remove(at).1)
             };
             let id = headers["x-levade-call"].clone();
-            match fault {
+            match injected_fault {
                 Some(Fault::Break) => return,
                 Some(Fault::HangAfter(done)) => {
                     let hung = json!({ "call": id, "micro_batches_done": done, "of": 2 });
@@ -181,122 +181,123 @@ impl Shared {
                     return std::future::pending().await;
                 }
                 Some(Fault::Busy) => {
-                    let (status, reply) = refusal(503, "busy", "another call runs");
-                    return answer(&mut socket, status, &reply).await;
+                    let (status, response) = error_response(503, "busy", "another call runs");
+                    return respond(&mut socket, status, &response).await;
                 }
                 Some(Fault::Fail) => {
-                    let (status, reply) = refusal(500, "failed", "rank 1 is out of memory");
-                    return answer(&mut socket, status, &reply).await;
+                    let (status, response) = error_response(500, "failed", "rank 1 is out of memory");
+                    return respond(&mut socket, status, &response).await;
                 }
                 Some(Fault::StartAgain) => {
                     *self.learners.lock().unwrap() = simulators();
                     *self.version.lock().unwrap() = None;
-                    self.answers.lock().unwrap().clear();
+                    self.responses.lock().unwrap().clear();
                     return;
                 }
-                Some(Fault::LoseAnswer) | None => {}
+                Some(Fault::LoseResponse) | None => {}
             }
-            let known = self.answers.lock().unwrap().get(&id).cloned();
-            let reply = match known {
-                Some(reply) => reply,
+            let known = self.responses.lock().unwrap().get(&id).cloned();
+            let response = match known {
+                Some(response) => response,
                 None => {
-                    let done = self.does(&id, learner, verb, &body).await;
-                    let reply = done.unwrap_or_else(|error| refused(&error));
-                    self.answers.lock().unwrap().insert(id, reply.clone());
-                    reply
+                    let done = self.execute(&id, learner, verb, &body).await;
+                    let response = done.unwrap_or_else(|error| to_error_response(&error));
+                    self.responses.lock().unwrap().insert(id, response.clone());
+                    response
                 }
             };
-            if fault == Some(Fault::LoseAnswer) {
+            if injected_fault == Some(Fault::LoseResponse) {
                 return;
             }
-            reply
+            response
         };
-        answer(&mut socket, status, &reply).await;
+        respond(&mut socket, status, &response).await;
     }
 
-    async fn does(
+    async fn execute(
         &self,
         id: &str,
         learner: &str,
         verb: &str,
         body: &[u8],
     ) -> Result<(u16, Bytes), PolicyError> {
-        let Some(of) = self.learners.lock().unwrap().get(learner).cloned() else {
-            return Ok(refusal(404, "unknown", format!("there is no learner {learner}")));
+        let Some(target) = self.learners.lock().unwrap().get(learner).cloned() else {
+            return Ok(error_response(404, "unknown", format!("there is no learner {learner}")));
         };
         let mut body = Body::read(body).map_err(PolicyError::Invalid)?;
         self.done.lock().unwrap().push(verb.to_owned());
         let invalid = PolicyError::Invalid;
-        let batch = |body: &mut Body| reading::batch(body).map(Arc::new).map_err(invalid);
-        let mut reply = Body::new(json!({}));
+        let batch = |body: &mut Body| decode::batch(body).map(Arc::new).map_err(invalid);
+        let mut response = Body::new(json!({}));
         match verb {
             "plan" => {
-                let cut = of.plan(&reading::uncut(&mut body).map_err(invalid)?).await?;
-                reply.json = json!({ "cut": cut });
+                let micro_batch_plan =
+                    target.plan(&decode::update_sequences(&mut body).map_err(invalid)?).await?;
+                response.json = json!({ "cut": micro_batch_plan });
             }
             "train" => {
                 let loss: Loss = body.take("loss").map_err(invalid)?;
                 let params = params(&mut body)?;
-                let cut: Cut = body.take("cut").map_err(invalid)?;
-                let paths = reading::paths(&mut body).map_err(invalid)?;
+                let micro_batch_plan: Cut = body.take("cut").map_err(invalid)?;
+                let paths = decode::paths(&mut body).map_err(invalid)?;
                 let mut done = 0;
                 let mut note = || {
                     done += 1;
                     *self.progress.lock().unwrap() = json!({ "call": id, "micro_batches_done": done });
                 };
-                let trained = of.train(TrainRequest { paths, loss, params }, &cut, &mut note).await?;
+                let trained =
+                    target.train(TrainRequest { paths, loss, params }, &micro_batch_plan, &mut note).await?;
                 // So that concurrent progress queries see it.
                 tokio::time::sleep(Duration::from_secs(3)).await;
-                reply.json = json!({ "sums": trained.sums, "step": trained.step });
+                response.json = json!({ "sums": trained.sums, "step": trained.step });
             }
-            "logprobs" => reply.numbers("logprobs", of.logprobs(batch(&mut body)?).await?),
-            "values" => reply.numbers("values", of.values(batch(&mut body)?).await?),
+            "logprobs" => response.numbers("logprobs", target.logprobs(batch(&mut body)?).await?),
+            "values" => response.numbers("values", target.values(batch(&mut body)?).await?),
             "predictions" => {
-                let found = of.predictions(batch(&mut body)?).await?;
-                reply.numbers("logprobs", found.logprobs);
-                reply.numbers("entropies", found.entropies);
-                reply.numbers("concentrations", found.concentrations);
+                let found = target.predictions(batch(&mut body)?).await?;
+                response.numbers("logprobs", found.logprobs);
+                response.numbers("entropies", found.entropies);
+                response.numbers("concentrations", found.concentrations);
             }
             "forward_backward" => {
                 let loss: Loss = body.take("loss").map_err(invalid)?;
-                reply.json = json!({ "sums": of.forward_backward(batch(&mut body)?, loss).await? });
+                response.json = json!({ "sums": target.forward_backward(batch(&mut body)?, loss).await? });
             }
-            "optim_step" => reply.json = json!({ "step": of.optim_step(params(&mut body)?).await? }),
+            "optim_step" => response.json = json!({ "step": target.optim_step(params(&mut body)?).await? }),
             "save" => {
-                let folder: PathBuf = body.take("folder").map_err(invalid)?;
-                let with_optimiser: bool = body.take("with_optimiser").map_err(invalid)?;
-                reply.json = json!({ "manifest": of.save(&folder, with_optimiser).await? });
+                let dir: PathBuf = body.take("folder").map_err(invalid)?;
+                let with_optimizer: bool = body.take("with_optimiser").map_err(invalid)?;
+                response.json = json!({ "manifest": target.save(&dir, with_optimizer).await? });
             }
             "load" => {
-                let folder: Option<PathBuf> = body.take("folder").map_err(invalid)?;
-                let with_optimiser = body.take("with_optimiser").map_err(invalid)?;
-                match folder {
-                    Some(folder) => of.load(&folder, with_optimiser).await?,
-                    None => {
-                        drop(simulators().remove(learner).and_then(|begun| {
-                            self.learners.lock().unwrap().insert(learner.to_owned(), begun)
-                        }))
-                    }
+                let dir: Option<PathBuf> = body.take("folder").map_err(invalid)?;
+                let with_optimizer = body.take("with_optimiser").map_err(invalid)?;
+                match dir {
+                    Some(dir) => target.load(&dir, with_optimizer).await?,
+                    None => drop(simulators().remove(learner).and_then(|initial| {
+                        self.learners.lock().unwrap().insert(learner.to_owned(), initial)
+                    })),
                 }
             }
             "publish" => {
                 let version: u64 = body.take("version").map_err(invalid)?;
-                let folder = self.root.join(format!("{learner}-{version}"));
-                std::fs::create_dir_all(&folder).unwrap();
-                let written = of.save(&folder, false).await?;
+                let dir = self.root.join(format!("{learner}-{version}"));
+                std::fs::create_dir_all(&dir).unwrap();
+                let written = target.save(&dir, false).await?;
                 let names: Vec<String> = written.files.into_iter().map(|file| file.name).collect();
-                let manifest = Manifest::of(&folder, Content::Whole, &names)?;
+                let manifest = Manifest::of(&dir, Content::Whole, &names)?;
                 *self.version.lock().unwrap() = Some(version);
-                reply.json = json!({ "weights": WeightsRef { version, at: WeightsAt::Manifest(manifest) } });
+                response.json =
+                    json!({ "weights": WeightsRef { version, at: WeightsAt::Manifest(manifest) } });
             }
             "offload" => {
                 let keeps: bool = body.take("keeps_weights").map_err(invalid)?;
-                reply.json = json!({ "bytes": if keeps { 8 } else { 12 }, "seconds": 0.5 });
+                response.json = json!({ "bytes": if keeps { 8 } else { 12 }, "seconds": 0.5 });
             }
-            "onload" => reply.json = json!({ "bytes": 12, "seconds": 0.5 }),
-            other => return Ok(refusal(404, "unknown", format!("there is no verb {other}"))),
+            "onload" => response.json = json!({ "bytes": 12, "seconds": 0.5 }),
+            other => return Ok(error_response(404, "unknown", format!("there is no verb {other}"))),
         }
-        Ok((200, reply.to_bytes().unwrap()))
+        Ok((200, response.to_bytes().unwrap()))
     }
 }
 
@@ -313,13 +314,13 @@ fn params(body: &mut Body) -> Result<OptimParams, PolicyError> {
     Ok(if unbounded { OptimParams { max_grad_norm: f32::INFINITY, ..params } } else { params })
 }
 
-fn refused(error: &PolicyError) -> (u16, Bytes) {
+fn to_error_response(error: &PolicyError) -> (u16, Bytes) {
     match error {
-        PolicyError::Cut(why) => refusal(409, "cut", why),
-        PolicyError::NoValueHead => refusal(422, "no_value_head", error),
-        PolicyError::NoPredictions => refusal(422, "no_predictions", error),
-        PolicyError::NoTerms => refusal(422, "no_terms", error),
-        PolicyError::Storage(why) => refusal(507, "storage", why),
-        other => refusal(400, "invalid", other),
+        PolicyError::Cut(why) => error_response(409, "cut", why),
+        PolicyError::NoValueHead => error_response(422, "no_value_head", error),
+        PolicyError::NoPredictions => error_response(422, "no_predictions", error),
+        PolicyError::NoTerms => error_response(422, "no_terms", error),
+        PolicyError::Storage(why) => error_response(507, "storage", why),
+        other => error_response(400, "invalid", other),
     }
 }

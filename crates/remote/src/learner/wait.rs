@@ -50,8 +50,8 @@ impl<'a> Wait<'a> {
 
     /// Records reported progress, and returns the number of micro-batches completed since the last
     /// report.
-    pub fn hear(&mut self, call: &str, progress: &Progress) -> usize {
-        let now = self.hear_of();
+    pub fn note_progress(&mut self, call: &str, progress: &Progress) -> usize {
+        let now = self.note_contact();
         let of_this = progress.call.as_deref() == Some(call);
         let more = if of_this { progress.micro_batches_done.saturating_sub(self.done) } else { 0 };
         if more > 0 {
@@ -62,7 +62,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Records that the learner has responded. Returns the time since the start of the call.
-    pub fn hear_of(&mut self) -> Duration {
+    pub fn note_contact(&mut self) -> Duration {
         self.heard = self.watch.elapsed();
         self.heard
     }
@@ -72,7 +72,7 @@ impl<'a> Wait<'a> {
     /// # Errors
     /// Returns [`PolicyError::Deadline`] with the operation that was waited for if a timeout has
     /// passed.
-    pub fn look(&mut self) -> Result<(), PolicyError> {
+    pub fn check_deadlines(&mut self) -> Result<(), PolicyError> {
         let now = self.watch.elapsed();
         let Limits { call, silence } = self.limits;
         if now - self.moved > call {
@@ -99,26 +99,30 @@ mod tests {
         let what = |done: usize| format!("micro-batch {} of 3", done + 1);
         let mut wait = Wait::new(limits, "the learner".into(), &what);
         let pass = async |seconds| tokio::time::advance(Duration::from_secs(seconds)).await;
-        let told = |call: &str, micro_batches_done| Progress { call: Some(call.into()), micro_batches_done };
+        let progress_of =
+            |call: &str, micro_batches_done| Progress { call: Some(call.into()), micro_batches_done };
         for second in 1..=25 {
             pass(1).await;
-            assert_eq!(wait.hear("a", &told("a", usize::from(second > 20))), usize::from(second == 21));
-            wait.look().unwrap();
+            assert_eq!(
+                wait.note_progress("a", &progress_of("a", usize::from(second > 20))),
+                usize::from(second == 21)
+            );
+            wait.check_deadlines().unwrap();
         }
         // Progress of another call does not count.
-        assert_eq!(wait.hear("a", &told("b", 3)), 0);
+        assert_eq!(wait.note_progress("a", &progress_of("b", 3)), 0);
         for _ in 0..27 {
             pass(1).await;
-            wait.hear("a", &Progress::default());
+            wait.note_progress("a", &Progress::default());
         }
-        let error = wait.look().unwrap_err().to_string();
+        let error = wait.check_deadlines().unwrap_err().to_string();
         assert_eq!(error, "waited 30s for the learner: micro-batch 2 of 3");
         let mut wait = Wait::new(limits, "the learner".into(), &what);
         for _ in 0..11 {
             pass(1).await;
             wait.watch.elapsed();
         }
-        let error = wait.look().unwrap_err().to_string();
+        let error = wait.check_deadlines().unwrap_err().to_string();
         assert_eq!(error, "waited 10s for the learner to say how far it is with micro-batch 1 of 3");
     }
 }

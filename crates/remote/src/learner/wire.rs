@@ -223,8 +223,8 @@ mod tests {
     fn read_reports_invalid_files() {
         assert!(Body::read(b"").unwrap_err().contains("no safetensors file"));
         assert!(Body::read(b"{\"error\": 1}").unwrap_err().contains("no safetensors file"));
-        let whole = Body::new(json!({})).to_bytes().unwrap();
-        assert!(Body::read(&whole[..whole.len() - 1]).is_err());
+        let complete = Body::new(json!({})).to_bytes().unwrap();
+        assert!(Body::read(&complete[..complete.len() - 1]).is_err());
         let double = Raw { dtype: Dtype::F64, shape: [1], bytes: Cow::Owned(vec![0; 8]) };
         let bytes = serialize([("x", double)], None).unwrap();
         assert_eq!(Body::read(&bytes).unwrap_err(), "x is of type F64, but must be I64, F32 or U8");

@@ -7,8 +7,8 @@ use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLo
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::gate::Ticket;
-use super::member::Member;
-use super::pool::{Fault, Pool};
+use super::pool::{Blame, Pool};
+use super::replica::Replica;
 
 /// A call in flight.
 pub(crate) struct Call {
@@ -21,11 +21,11 @@ pub(crate) struct Call {
     /// Notified once, when the call is accepted or rejected.
     pub accepted: Option<oneshot::Sender<Result<(), PolicyError>>>,
     /// Number of tokens sent to the caller.
-    pub drawn: usize,
+    pub sampled: usize,
     /// Number of prompt log-probabilities sent to the caller.
     pub scored: usize,
     /// The newest token, held back while it may be the last token of the completion.
-    pub held: Option<SampleEvent>,
+    pub retained: Option<SampleEvent>,
 }
 
 /// Waits until the call is to be aborted.
@@ -60,65 +60,65 @@ impl Call {
     }
 
     async fn serve(&mut self, pool: &Pool, mut ticket: Ticket) -> Result<FinishReason, PolicyError> {
-        let turn = match ticket.now() {
-            Some(turn) => turn,
+        let permit = match ticket.now() {
+            Some(permit) => permit,
             None => {
                 self.accepts();
                 tokio::select! {
                     biased;
                     () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
-                    turn = ticket.turn() => turn?,
+                    turn = ticket.wait_for_permit() => turn?,
                 }
             }
         };
-        let end = self.try_members(pool).await;
-        drop(turn);
+        let end = self.try_replicas(pool).await;
+        drop(permit);
         end
     }
 
-    async fn try_members(&mut self, pool: &Pool) -> Result<FinishReason, PolicyError> {
+    async fn try_replicas(&mut self, pool: &Pool) -> Result<FinishReason, PolicyError> {
         let mut tried = Vec::new();
         loop {
-            let least = self.request.least_version;
+            let min_version = self.request.least_version;
             let chosen = tokio::select! {
                 biased;
                 () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
-                chosen = pool.await_member(&self.request.prompt, least, &tried) => chosen?,
+                chosen = pool.await_replica(&self.request.prompt, min_version, &tried) => chosen?,
             };
-            let member = &chosen.0;
-            let error = match self.on(pool, member).await {
+            let replica = &chosen.0;
+            let error = match self.sample_from(pool, replica).await {
                 Ok(reason) => {
-                    pool.finishes(member, &self.request.prompt);
+                    pool.finishes(replica, &self.request.prompt);
                     return Ok(reason);
                 }
                 // The next replica samples the held token again.
                 Err(_) if *self.aborted.borrow() => return Ok(FinishReason::Aborted),
                 Err(error) => error,
             };
-            let fault = Fault::of(&error);
+            let blame = Blame::from_error(&error);
             match &error {
-                PolicyError::PromptTooLong { .. } if self.drawn > 0 => return Ok(FinishReason::Context),
-                PolicyError::Behind { version, .. } => pool.drew_with(member, *version),
-                error => pool.blames(member, error),
+                PolicyError::PromptTooLong { .. } if self.sampled > 0 => return Ok(FinishReason::Context),
+                PolicyError::Behind { version, .. } => pool.note_sampled_version(replica, *version),
+                error => pool.blames(replica, error),
             }
-            if let Some(reason) = self.is_whole() {
+            if let Some(reason) = self.finish_reason() {
                 return Ok(reason);
             }
-            tried.push(member.index);
-            match fault {
-                Fault::Request => return Err(error),
-                Fault::Nobody if !pool.has_other(&tried) => return Err(error),
+            tried.push(replica.index);
+            match blame {
+                Blame::Request => return Err(error),
+                Blame::Neither if !pool.has_other(&tried) => return Err(error),
                 _ if tried.len() >= pool.options.tries => return Err(error),
-                Fault::Nobody | Fault::Member => {}
+                Blame::Neither | Blame::Member => {}
             }
         }
     }
 
     /// Returns why the completion is complete, or `None` if it is not. Used if the replica failed
     /// after the last token.
-    fn is_whole(&self) -> Option<FinishReason> {
+    fn finish_reason(&self) -> Option<FinishReason> {
         let stops = |token| self.request.params.stop_ids.contains(token);
-        if self.drawn > 0 && self.request.prompt.last().is_some_and(stops) {
+        if self.sampled > 0 && self.request.prompt.last().is_some_and(stops) {
             return Some(FinishReason::StopId);
         }
         let is_scored =
@@ -127,15 +127,15 @@ impl Call {
     }
 
     /// Samples the remaining tokens on one replica.
-    async fn on(&mut self, pool: &Pool, member: &Member) -> Result<FinishReason, PolicyError> {
+    async fn sample_from(&mut self, pool: &Pool, replica: &Replica) -> Result<FinishReason, PolicyError> {
         let options = &pool.options;
-        self.held = None;
+        self.retained = None;
         let mut stream = tokio::select! {
             biased;
             () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
-            stream = member.sampler.sample(self.request.clone()) => stream?,
-            () = member.over(options.accept, options) => {
-                let what = format!("{} to accept a request", member.name);
+            stream = replica.sampler.sample(self.request.clone()) => stream?,
+            () = replica.sleep_unpaused(options.accept, options) => {
+                let what = format!("{} to accept a request", replica.name);
                 return Err(PolicyError::Deadline(options.accept, what));
             }
         };
@@ -147,38 +147,38 @@ impl Call {
                 event = stream.next() => event,
                 () = ended(&mut self.aborted), if !is_ending => {
                     is_ending = true;
-                    let abort = member.sampler.abort(Some(self.request.stream));
-                    within(options.answer, abort).await;
+                    let abort = replica.sampler.abort(Some(self.request.stream));
+                    within(options.response_timeout, abort).await;
                     continue;
                 }
-                () = member.over(options.answer, options), if is_ending => return Ok(FinishReason::Aborted),
-                () = member.falls_silent(self.request.least_version, options) => {
-                    return Err(PolicyError::Deadline(options.silence, format!("a token from {}", member.name)));
+                () = replica.sleep_unpaused(options.response_timeout, options), if is_ending => return Ok(FinishReason::Aborted),
+                () = replica.wait_until_silent(self.request.least_version, options) => {
+                    return Err(PolicyError::Deadline(options.silence, format!("a token from {}", replica.name)));
                 }
             };
             match event {
                 Some(Ok(SampleEvent::Finished(reason))) => {
-                    self.hand_out_held();
+                    self.emit_retained();
                     return Ok(reason);
                 }
                 Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
-                    member.progresses();
+                    replica.progresses();
                     let count = logprobs.len();
                     self.scores(read, logprobs, top);
                     read += count;
                 }
                 Some(Ok(SampleEvent::Tokens { version, tokens, logprobs, top })) => {
-                    member.progresses();
-                    let least = self.request.least_version;
-                    if version < least {
+                    replica.progresses();
+                    let min_version = self.request.least_version;
+                    if version < min_version {
                         let policy = options.policy.clone();
-                        return Err(PolicyError::Behind { policy, least, version });
+                        return Err(PolicyError::Behind { policy, least: min_version, version });
                     }
-                    pool.drew_with(member, version);
+                    pool.note_sampled_version(replica, version);
                     self.takes(SampleEvent::Tokens { tokens, logprobs, top, version });
                 }
                 Some(Err(error)) => return Err(error),
-                None => return Err(PolicyError::Stopped(member.name.clone().into())),
+                None => return Err(PolicyError::Stopped(replica.name.clone().into())),
             }
         }
     }
@@ -197,31 +197,31 @@ impl Call {
 
     /// Forwards tokens that a replica sampled.
     fn takes(&mut self, tokens: SampleEvent) {
-        self.hand_out_held();
+        self.emit_retained();
         let SampleEvent::Tokens { mut tokens, mut logprobs, mut top, version } = tokens else { return };
         // Only the replica knows whether a token completes a stop string. If the replica failed
         // right after such a token, the next replica would continue past the end of the completion.
         if !self.request.params.stop_strings.is_empty() {
             let last = |len: usize| len.saturating_sub(1);
-            self.held = Some(SampleEvent::Tokens {
+            self.retained = Some(SampleEvent::Tokens {
                 tokens: tokens.split_off(last(tokens.len())),
                 logprobs: logprobs.split_off(last(logprobs.len())),
                 top: top.split_off(last(top.len())),
                 version,
             });
         }
-        self.hand_out(SampleEvent::Tokens { tokens, logprobs, top, version });
+        self.emit(SampleEvent::Tokens { tokens, logprobs, top, version });
     }
 
-    fn hand_out_held(&mut self) {
-        if let Some(held) = self.held.take() {
-            self.hand_out(held);
+    fn emit_retained(&mut self) {
+        if let Some(retained) = self.retained.take() {
+            self.emit(retained);
         }
     }
 
     /// Sends tokens to the caller, and moves them into the prompt of the remaining work, which
     /// requires weights that are no older.
-    fn hand_out(&mut self, event: SampleEvent) {
+    fn emit(&mut self, event: SampleEvent) {
         let SampleEvent::Tokens { tokens, version, .. } = &event else { return };
         let (request, count) = (&mut self.request, tokens.len());
         if count == 0 {
@@ -233,7 +233,7 @@ impl Call {
         request.params.prompt_logprobs = None;
         request.params.max_tokens = request.params.max_tokens.saturating_sub(count);
         request.least_version = request.least_version.max(*version);
-        self.drawn += count;
+        self.sampled += count;
         // `run` notices when the caller drops its stream.
         self.events.send(Ok(event)).ok();
     }

@@ -30,7 +30,7 @@ impl Default for Choice {
 }
 
 impl Choice {
-    pub(crate) fn make(&self) -> Box<dyn Choose> {
+    pub(crate) fn make(&self) -> Box<dyn ReplicaSelector> {
         match self {
             Choice::RoundRobin => Box::new(RoundRobin::default()),
             Choice::LeastLoaded => Box::new(LeastLoaded::default()),
@@ -43,20 +43,20 @@ impl Choice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Candidate {
     /// Index of the replica.
-    pub member: usize,
+    pub replica: usize,
     /// Calls of the router that run on the replica.
     pub running: usize,
 }
 
 /// A selection strategy.
-pub(crate) trait Choose: Send {
+pub(crate) trait ReplicaSelector: Send {
     /// Returns the index of the replica that takes a call with this prompt. `candidates` must not
     /// be empty, and must be sorted by index.
     fn choose(&mut self, prompt: &[u32], candidates: &[Candidate]) -> usize;
 
-    /// Records a token sequence that `member` computes or has computed.
-    fn computes(&mut self, _member: usize, _path: &[u32]) {}
+    /// Records a token sequence that `replica` computes or has computed.
+    fn record_tokens(&mut self, _replica: usize, _tokens: &[u32]) {}
 
-    /// Records that `member` may have lost its cache.
-    fn forgets(&mut self, _member: usize) {}
+    /// Records that `replica` may have lost its cache.
+    fn forget_replica(&mut self, _replica: usize) {}
 }

@@ -11,15 +11,15 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 /// Maximum retry hint, in seconds.
-const LONGEST_HINT: f64 = 60.0;
+const MAX_RETRY_AFTER_SECONDS: f64 = 60.0;
 /// Weight of the newest call in the moving average of call durations.
-const NEWEST: f64 = 0.1;
+const SMOOTHING: f64 = 0.1;
 
 /// FIFO admission gate in front of calls.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    most_running: usize,
-    most_waiting: usize,
+    max_running: usize,
+    max_waiting: usize,
     state: Mutex<State>,
     /// Notified when a call ends.
     ended: Notify,
@@ -28,7 +28,7 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     running: usize,
-    waiting: VecDeque<oneshot::Sender<Turn>>,
+    waiting: VecDeque<oneshot::Sender<Permit>>,
     is_paused: bool,
     is_closed: bool,
     /// Moving average of call durations, in seconds. 0 before the first call has ended.
@@ -37,11 +37,11 @@ struct State {
 
 /// Slot in the queue, which yields the permit to run.
 #[derive(Debug)]
-pub(crate) struct Ticket(oneshot::Receiver<Turn>);
+pub(crate) struct Ticket(oneshot::Receiver<Permit>);
 
 impl Ticket {
     /// Returns the permit if it has been granted already.
-    pub fn now(&mut self) -> Option<Turn> {
+    pub fn now(&mut self) -> Option<Permit> {
         self.0.try_recv().ok()
     }
 
@@ -49,25 +49,25 @@ impl Ticket {
     ///
     /// # Errors
     /// Returns [`PolicyError::Stopped`] if the gate has been dropped.
-    pub async fn turn(self) -> Result<Turn, PolicyError> {
+    pub async fn wait_for_permit(self) -> Result<Permit, PolicyError> {
         self.0.await.map_err(|_| PolicyError::Stopped("the router".into()))
     }
 }
 
 /// Permit of a running call, released on drop.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct Permit {
     gate: Arc<Gate>,
     /// When the call started. `None` if the caller had gone when the permit was granted.
     since: Option<Instant>,
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.gate.state();
         state.running -= 1;
         if let Some(took) = self.since.map(|since| since.elapsed().as_secs_f64()) {
-            state.mean = if state.mean == 0.0 { took } else { state.mean + NEWEST * (took - state.mean) };
+            state.mean = if state.mean == 0.0 { took } else { state.mean + SMOOTHING * (took - state.mean) };
         }
         self.gate.admit(state);
         self.gate.ended.notify_waiters();
@@ -75,11 +75,11 @@ impl Drop for Turn {
 }
 
 impl Gate {
-    /// Creates a gate for at most `most_running` running calls (0 for no limit) and `most_waiting`
+    /// Creates a gate for at most `max_running` running calls (0 for no limit) and `max_waiting`
     /// waiting calls.
-    pub fn new(most_running: usize, most_waiting: usize) -> Arc<Self> {
-        let most_running = if most_running == 0 { usize::MAX } else { most_running };
-        Arc::new(Gate { most_running, most_waiting, state: Mutex::default(), ended: Notify::new() })
+    pub fn new(max_running: usize, max_waiting: usize) -> Arc<Self> {
+        let max_running = if max_running == 0 { usize::MAX } else { max_running };
+        Arc::new(Gate { max_running, max_waiting, state: Mutex::default(), ended: Notify::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -95,17 +95,17 @@ impl Gate {
         // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
         let (running, waiting) = (state.running, state.waiting.len());
-        let must_wait = state.is_paused || running >= self.most_running;
-        if state.is_closed || must_wait && waiting >= self.most_waiting {
+        let must_wait = state.is_paused || running >= self.max_running;
+        if state.is_closed || must_wait && waiting >= self.max_waiting {
             let why = if state.is_closed { "the router is being drained: " } else { "" };
-            let ahead = (waiting + 1) as f64 / self.most_running.min(running.max(1)) as f64;
+            let ahead = (waiting + 1) as f64 / self.max_running.min(running.max(1)) as f64;
             return Err(PolicyError::Busy {
                 what: format!("{why}{running} requests run and {waiting} wait"),
-                retry_after: (ahead * state.mean).ceil().clamp(1.0, LONGEST_HINT) as u64,
+                retry_after: (ahead * state.mean).ceil().clamp(1.0, MAX_RETRY_AFTER_SECONDS) as u64,
             });
         }
-        let (turn, ticket) = oneshot::channel();
-        state.waiting.push_back(turn);
+        let (permit, ticket) = oneshot::channel();
+        state.waiting.push_back(permit);
         self.admit(state);
         Ok(Ticket(ticket))
     }
@@ -114,16 +114,16 @@ impl Gate {
     fn admit(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
-        let mut refused = Vec::new();
-        while !state.is_paused && state.running < self.most_running {
+        let mut unclaimed = Vec::new();
+        while !state.is_paused && state.running < self.max_running {
             let Some(waits) = state.waiting.pop_front() else { break };
             state.running += 1;
-            let turn = Turn { gate: self.clone(), since: Some(Instant::now()) };
-            refused.extend(waits.send(turn).err());
+            let permit = Permit { gate: self.clone(), since: Some(Instant::now()) };
+            unclaimed.extend(waits.send(permit).err());
         }
         drop(state);
         // Outside the lock, because dropping a permit acquires it.
-        refused.iter_mut().for_each(|turn| turn.since = None);
+        unclaimed.iter_mut().for_each(|permit| permit.since = None);
     }
 
     /// Returns the numbers of running and of waiting calls.
@@ -148,7 +148,7 @@ impl Gate {
     ///
     /// # Errors
     /// Returns [`PolicyError::Deadline`] with the number of remaining calls after `longest`.
-    pub async fn drain(self: &Arc<Self>, longest: Duration) -> Result<(), PolicyError> {
+    pub async fn drain(self: &Arc<Self>, timeout: Duration) -> Result<(), PolicyError> {
         self.resume();
         self.state().is_closed = true;
         let empty = async {
@@ -162,9 +162,9 @@ impl Gate {
                 ended.await;
             }
         };
-        within(longest, empty).await.ok_or_else(|| {
+        within(timeout, empty).await.ok_or_else(|| {
             let (running, waiting) = self.counts();
-            PolicyError::Deadline(longest, format!("{running} calls that run and {waiting} that wait to end"))
+            PolicyError::Deadline(timeout, format!("{running} calls that run and {waiting} that wait to end"))
         })
     }
 }
@@ -198,8 +198,8 @@ mod tests {
         let mut first = gate.enter().unwrap();
         drop(gate.enter().unwrap());
         let second = gate.enter().unwrap();
-        let turn = first.now().unwrap();
-        drop(turn);
+        let permit = first.now().unwrap();
+        drop(permit);
         assert_eq!(gate.counts(), (1, 0), "the turn waits to be taken");
         drop(second);
         assert_eq!(gate.counts(), (0, 0), "a turn that nobody took is free again");

@@ -14,23 +14,23 @@ pub struct RouterOptions {
     /// How a replica is selected for a call.
     pub choice: Choice,
     /// Maximum number of calls that run at once. 0 disables the limit.
-    pub most_running: usize,
+    pub max_running: usize,
     /// Maximum number of calls that wait to run. Further calls are rejected with
     /// [`Busy`](levade_policy::PolicyError).
-    pub most_waiting: usize,
+    pub max_waiting: usize,
     /// Maximum number of replicas that one call is tried on, so that a request that makes replicas
     /// fail does not take all of them down. At least 1.
     pub tries: usize,
     /// Timeout for a call that waits until a replica serves, if none does.
-    pub patience: Duration,
+    pub replica_timeout: Duration,
     /// Timeout for a replica to accept a request.
     pub accept: Duration,
     /// Timeout for a replica to sample any token, for any call, while calls wait for it.
     pub silence: Duration,
     /// Timeout for a replica to answer a status query or to end an aborted call.
-    pub answer: Duration,
+    pub response_timeout: Duration,
     /// Timeout for a replica to load weights.
-    pub adopt: Duration,
+    pub update_timeout: Duration,
     /// Prompt of probes, which sample one token. Must not be empty.
     pub probe: Vec<u32>,
     /// Interval between probes of an idle replica.
@@ -41,9 +41,9 @@ pub struct RouterOptions {
     pub failures: u32,
     /// Time that a replica stays in quarantine before its first probe. It doubles with each failed
     /// probe.
-    pub first_wait: Duration,
+    pub initial_wait: Duration,
     /// Maximum time between probes of a quarantined replica.
-    pub longest_wait: Duration,
+    pub max_wait: Duration,
 }
 
 impl Default for RouterOptions {
@@ -51,20 +51,20 @@ impl Default for RouterOptions {
         RouterOptions {
             policy: String::new(),
             choice: Choice::default(),
-            most_running: 0,
-            most_waiting: 1024,
+            max_running: 0,
+            max_waiting: 1024,
             tries: 3,
-            patience: Duration::from_secs(60),
+            replica_timeout: Duration::from_secs(60),
             accept: Duration::from_secs(60),
             silence: Duration::from_secs(60),
-            answer: Duration::from_secs(10),
-            adopt: Duration::from_secs(600),
+            response_timeout: Duration::from_secs(10),
+            update_timeout: Duration::from_secs(600),
             probe: vec![0],
             probe_every: Duration::from_secs(30),
             probe_within: Duration::from_secs(30),
             failures: 2,
-            first_wait: Duration::from_secs(1),
-            longest_wait: Duration::from_secs(60),
+            initial_wait: Duration::from_secs(1),
+            max_wait: Duration::from_secs(60),
         }
     }
 }

@@ -8,9 +8,9 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::choice::{Candidate, Choose};
-use super::member::{Health, Member};
+use super::choice::{Candidate, ReplicaSelector};
 use super::options::RouterOptions;
+use super::replica::{Health, Replica};
 
 /// Stream of probes, which no call uses.
 const PROBES: u64 = u64::MAX - 2;
@@ -18,9 +18,9 @@ const PROBES: u64 = u64::MAX - 2;
 /// The replicas of a router.
 pub(crate) struct Pool {
     /// All replicas since the start, by index, including those that have left.
-    members: Mutex<Vec<Arc<Member>>>,
+    replicas: Mutex<Vec<Arc<Replica>>>,
     pub options: RouterOptions,
-    choice: Mutex<Box<dyn Choose>>,
+    choice: Mutex<Box<dyn ReplicaSelector>>,
     weights: Mutex<Weights>,
     /// Notified when a replica serves again.
     returned: Notify,
@@ -35,13 +35,13 @@ struct Weights {
     newest: Option<WeightsRef>,
     /// The version that all serving replicas have loaded. A replica that reports an older version
     /// has lost it.
-    adopted: u64,
+    loaded_version: u64,
 }
 
 /// A replica that runs a call, until this is dropped.
-pub(crate) struct Chosen(pub Arc<Member>);
+pub(crate) struct ReplicaGuard(pub Arc<Replica>);
 
-impl Drop for Chosen {
+impl Drop for ReplicaGuard {
     fn drop(&mut self) {
         self.0.counts(false);
     }
@@ -49,41 +49,41 @@ impl Drop for Chosen {
 
 /// The party that an error of a replica is attributed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum Blame {
     /// The request: no replica can serve it.
     Request,
     /// Neither: another replica may serve the request.
-    Nobody,
+    Neither,
     /// The replica.
     Member,
 }
 
-impl Fault {
+impl Blame {
     /// Returns the party that `error` is attributed to.
-    pub fn of(error: &PolicyError) -> Self {
+    pub fn from_error(error: &PolicyError) -> Self {
         match error {
-            PolicyError::Busy { .. } | PolicyError::Behind { .. } => Fault::Nobody,
+            PolicyError::Busy { .. } | PolicyError::Behind { .. } => Blame::Neither,
             PolicyError::Deadline(..)
             | PolicyError::Stopped(_)
             | PolicyError::Storage(_)
             | PolicyError::NotAdopted(_)
             // Damaged weights are the fault of one replica. Diverged weights fail on the next
             // replica too.
-            | PolicyError::NotFinite { .. } => Fault::Member,
+            | PolicyError::NotFinite { .. } => Blame::Member,
             PolicyError::Invalid(_)
             | PolicyError::PromptTooLong { .. }
             | PolicyError::Cut(_)
             | PolicyError::NoValueHead
             | PolicyError::NoPredictions
-            | PolicyError::NoTerms => Fault::Request,
+            | PolicyError::NoTerms => Blame::Request,
         }
     }
 }
 
 /// Ends the pause of probes when dropped.
-struct Rested<'a>(&'a Pool);
+struct RestGuard<'a>(&'a Pool);
 
-impl Drop for Rested<'_> {
+impl Drop for RestGuard<'_> {
     fn drop(&mut self) {
         self.0.rests.send_replace(false);
     }
@@ -94,11 +94,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pool {
-    pub fn new(members: Vec<(String, Arc<dyn Sampler>)>, options: RouterOptions) -> Self {
-        let members = members.into_iter().enumerate();
-        let members = members.map(|(i, (name, sampler))| Arc::new(Member::new(i, name, sampler, &options)));
+    pub fn new(replicas: Vec<(String, Arc<dyn Sampler>)>, options: RouterOptions) -> Self {
+        let replicas = replicas.into_iter().enumerate();
+        let replicas =
+            replicas.map(|(i, (name, sampler))| Arc::new(Replica::new(i, name, sampler, &options)));
         Pool {
-            members: Mutex::new(members.collect()),
+            replicas: Mutex::new(replicas.collect()),
             choice: Mutex::new(options.choice.make()),
             options,
             weights: Mutex::default(),
@@ -108,25 +109,25 @@ impl Pool {
     }
 
     /// Returns the replicas that have not left.
-    pub fn members(&self) -> Vec<Arc<Member>> {
-        lock(&self.members).iter().filter(|member| !member.has_left()).cloned().collect()
+    pub fn replicas(&self) -> Vec<Arc<Replica>> {
+        lock(&self.replicas).iter().filter(|replica| !replica.has_left()).cloned().collect()
     }
 
     /// Returns the replica with this index, even if it has left.
-    pub fn member(&self, index: usize) -> Option<Arc<Member>> {
-        lock(&self.members).get(index).cloned()
+    pub fn replica(&self, index: usize) -> Option<Arc<Replica>> {
+        lock(&self.replicas).get(index).cloned()
     }
 
     /// Adds a replica, which gets no calls before it has loaded the newest weights and passed a
     /// probe. Returns `None` if a replica with this name exists.
-    pub fn join(&self, name: String, sampler: Arc<dyn Sampler>) -> Option<Arc<Member>> {
-        let mut members = lock(&self.members);
-        if members.iter().any(|member| member.name == name && !member.has_left()) {
+    pub fn join(&self, name: String, sampler: Arc<dyn Sampler>) -> Option<Arc<Replica>> {
+        let mut replicas = lock(&self.replicas);
+        if replicas.iter().any(|replica| replica.name == name && !replica.has_left()) {
             return None;
         }
-        let member = Arc::new(Member::joining(members.len(), name, sampler, &self.options));
-        members.push(Arc::clone(&member));
-        Some(member)
+        let replica = Arc::new(Replica::joining(replicas.len(), name, sampler, &self.options));
+        replicas.push(Arc::clone(&replica));
+        Some(replica)
     }
 
     /// Pauses probes until replicas load weights, because they have no devices meanwhile.
@@ -139,7 +140,7 @@ impl Pool {
     }
 
     /// Waits until probes are paused (`rests`) or resumed.
-    async fn until(&self, rests: bool) {
+    async fn wait_for_rest(&self, rests: bool) {
         // Cannot fail: the pool owns the sender.
         self.rests.subscribe().wait_for(|now| *now == rests).await.ok();
     }
@@ -147,44 +148,44 @@ impl Pool {
     /// Removes a replica for good; its calls in flight continue. Returns whether a replica with
     /// this name existed.
     pub fn leave(&self, name: &str) -> bool {
-        let Some(member) = self.members().into_iter().find(|member| member.name == name) else {
+        let Some(replica) = self.replicas().into_iter().find(|replica| replica.name == name) else {
             return false;
         };
-        member.leaves();
-        lock(&self.choice).forgets(member.index);
-        info!(member = member.name, "a sampler leaves");
+        replica.leaves();
+        lock(&self.choice).forget_replica(replica.index);
+        info!(member = replica.name, "a sampler leaves");
         true
     }
 
     /// Returns the replicas whose health is `worst` or better.
-    pub fn up_to(&self, worst: Health) -> Vec<Arc<Member>> {
-        self.members().into_iter().filter(|member| member.health() <= worst).collect()
+    pub fn replicas_up_to(&self, worst: Health) -> Vec<Arc<Replica>> {
+        self.replicas().into_iter().filter(|replica| replica.health() <= worst).collect()
     }
 
     /// Assigns a call with this prompt to a replica that is not quarantined, or returns `None` if
     /// there is none. Prefers replicas that were not `tried`, then those that serve, then those
     /// that have version `least`.
-    pub fn choose(&self, prompt: &[u32], least: u64, tried: &[usize]) -> Option<Chosen> {
+    pub fn choose(&self, prompt: &[u32], min_version: u64, tried: &[usize]) -> Option<ReplicaGuard> {
         // One lock around the selection, so that simultaneous calls see each other.
         let mut choice = lock(&self.choice);
-        let members = self.members();
-        let known = members.iter().map(|member| (member, member.status()));
+        let replicas = self.replicas();
+        let known = replicas.iter().map(|replica| (replica, replica.status()));
         let may: Vec<_> = known
             .filter(|(_, status)| status.health != Health::Quarantined)
-            .map(|(member, status)| {
+            .map(|(replica, status)| {
                 let is_suspected = status.health == Health::Suspected;
-                let rank = (tried.contains(&member.index), is_suspected, status.version < least);
-                (rank, Candidate { member: member.index, running: status.running })
+                let rank = (tried.contains(&replica.index), is_suspected, status.version < min_version);
+                (rank, Candidate { replica: replica.index, running: status.running })
             })
             .collect();
         let best = may.iter().map(|(rank, _)| *rank).min()?;
         let candidates: Vec<Candidate> =
             may.into_iter().filter(|(rank, _)| *rank == best).map(|(_, candidate)| candidate).collect();
         let chosen = choice.choose(prompt, &candidates);
-        let member = members.into_iter().find(|member| member.index == chosen)?;
-        choice.computes(member.index, prompt);
-        member.counts(true);
-        Some(Chosen(member))
+        let replica = replicas.into_iter().find(|replica| replica.index == chosen)?;
+        choice.record_tokens(replica.index, prompt);
+        replica.counts(true);
+        Some(ReplicaGuard(replica))
     }
 
     /// Assigns a call to a replica, and waits for one if necessary.
@@ -192,74 +193,74 @@ impl Pool {
     /// # Errors
     /// Returns [`PolicyError::Stopped`] with the reasons of all replicas if none serves within
     /// `options.patience`.
-    pub async fn await_member(
+    pub async fn await_replica(
         &self,
         prompt: &[u32],
-        least: u64,
+        min_version: u64,
         tried: &[usize],
-    ) -> Result<Chosen, PolicyError> {
+    ) -> Result<ReplicaGuard, PolicyError> {
         let chosen = async {
             loop {
                 let mut returned = std::pin::pin!(self.returned.notified());
                 returned.as_mut().enable();
-                if let Some(chosen) = self.choose(prompt, least, tried) {
+                if let Some(chosen) = self.choose(prompt, min_version, tried) {
                     return chosen;
                 }
                 returned.await;
             }
         };
-        within(self.options.patience, chosen).await.ok_or_else(|| self.nobody())
+        within(self.options.replica_timeout, chosen).await.ok_or_else(|| self.no_replica_error())
     }
 
     /// Builds the error of a router none of whose replicas serves.
-    pub fn nobody(&self) -> PolicyError {
-        let reason = |member: &Arc<Member>| {
-            let status = member.status();
+    pub fn no_replica_error(&self) -> PolicyError {
+        let reason = |replica: &Arc<Replica>| {
+            let status = replica.status();
             format!("{}: {}", status.name, status.reason.unwrap_or_else(|| "it serves".into()))
         };
-        let reasons: Vec<String> = self.members().iter().map(reason).collect();
+        let reasons: Vec<String> = self.replicas().iter().map(reason).collect();
         PolicyError::Stopped(format!("every member of the router ({})", reasons.join("; ")).into())
     }
 
     /// Records a completed call and the tokens that the replica has now cached.
-    pub fn finishes(&self, member: &Member, path: &[u32]) {
-        lock(&self.choice).computes(member.index, path);
-        member.finishes(&self.options);
+    pub fn finishes(&self, replica: &Replica, tokens: &[u32]) {
+        lock(&self.choice).record_tokens(replica.index, tokens);
+        replica.finishes(&self.options);
     }
 
     /// Records an error of a replica if the replica is at fault.
-    pub fn blames(&self, member: &Member, error: &PolicyError) {
-        if Fault::of(error) == Fault::Member {
-            self.fails(member, error);
+    pub fn blames(&self, replica: &Replica, error: &PolicyError) {
+        if Blame::from_error(error) == Blame::Member {
+            self.fails(replica, error);
         }
     }
 
     /// Records a failure, whatever its cause.
-    fn fails(&self, member: &Member, error: &PolicyError) {
-        if let (health, true) = member.fails(error, &self.options) {
-            warn!(member = member.name, ?health, %error, "a sampler failed");
+    fn fails(&self, replica: &Replica, error: &PolicyError) {
+        if let (health, true) = replica.fails(error, &self.options) {
+            warn!(member = replica.name, ?health, %error, "a sampler failed");
             if health == Health::Quarantined {
-                lock(&self.choice).forgets(member.index);
+                lock(&self.choice).forget_replica(replica.index);
             }
         }
     }
 
     /// Quarantines a replica until it has recovered.
-    pub fn quarantines(&self, member: &Member, reason: &PolicyError) {
-        if member.quarantines(reason, &self.options) {
-            warn!(member = member.name, %reason, "a sampler is quarantined");
-            lock(&self.choice).forgets(member.index);
+    pub fn quarantines(&self, replica: &Replica, reason: &PolicyError) {
+        if replica.quarantines(reason, &self.options) {
+            warn!(member = replica.name, %reason, "a sampler is quarantined");
+            lock(&self.choice).forget_replica(replica.index);
         }
     }
 
     /// Records the version of a sampled token, or the version that a rejection reports.
-    pub fn drew_with(&self, member: &Member, version: u64) {
-        member.drew_with(version, lock(&self.weights).adopted);
+    pub fn note_sampled_version(&self, replica: &Replica, version: u64) {
+        replica.note_sampled_version(version, lock(&self.weights).loaded_version);
     }
 
     /// Returns whether a replica exists that can take a call and was not tried.
     pub fn has_other(&self, tried: &[usize]) -> bool {
-        self.up_to(Health::Suspected).iter().any(|member| !tried.contains(&member.index))
+        self.replicas_up_to(Health::Suspected).iter().any(|replica| !tried.contains(&replica.index))
     }
 
     /// Makes all replicas load weights concurrently, except quarantined ones, which load them when
@@ -272,57 +273,57 @@ impl Pool {
     /// Returns [`PolicyError::NotAdopted`] with the reasons of all replicas if none has loaded the
     /// weights. No replica is quarantined then, since the weights may be at fault.
     pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        let rested = Rested(self);
-        let (asked, before) = {
+        let rest_guard = RestGuard(self);
+        let (targets, before) = {
             let mut known = lock(&self.weights);
             let before = known.newest.replace(weights.clone());
-            let served = self.up_to(Health::Suspected);
-            (if served.is_empty() { self.members() } else { served }, before)
+            let served = self.replicas_up_to(Health::Suspected);
+            (if served.is_empty() { self.replicas() } else { served }, before)
         };
         let mut calls = JoinSet::new();
-        for member in asked {
-            let (weights, longest) = (weights.clone(), self.options.adopt);
+        for replica in targets {
+            let (weights, timeout) = (weights.clone(), self.options.update_timeout);
             calls.spawn(async move {
                 let what = format!("adopt version {}", weights.version);
-                let adopting = member.adopts();
-                let adopted = member.ask(longest, &what, member.sampler.adopt(&weights)).await;
-                if adopted.is_ok() {
-                    member.has_version(weights.version);
+                let update_guard = replica.start_weight_update();
+                let loaded = replica.call_with_timeout(timeout, &what, replica.sampler.adopt(&weights)).await;
+                if loaded.is_ok() {
+                    replica.has_version(weights.version);
                 }
-                drop(adopting);
-                (member, adopted)
+                drop(update_guard);
+                (replica, loaded)
             });
         }
-        let (mut adopted, mut missed) = (false, Vec::new());
+        let (mut loaded, mut missed) = (false, Vec::new());
         while let Some(done) = calls.join_next().await {
             match done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-                (_, Ok(())) => adopted = true,
-                (member, Err(error)) => missed.push((member, error)),
+                (_, Ok(())) => loaded = true,
+                (replica, Err(error)) => missed.push((replica, error)),
             }
         }
-        drop(rested);
-        let all_gone = !adopted && missed.iter().all(|(_, error)| error.may_pass());
-        if adopted || all_gone {
-            for (member, error) in &missed {
-                self.quarantines(member, error);
+        drop(rest_guard);
+        let all_unreachable = !loaded && missed.iter().all(|(_, error)| error.may_pass());
+        if loaded || all_unreachable {
+            for (replica, error) in &missed {
+                self.quarantines(replica, error);
             }
         }
-        if all_gone {
-            adopted = within(self.options.adopt, self.return_with(weights.version)).await.is_some();
+        if all_unreachable {
+            loaded = within(self.options.update_timeout, self.return_with(weights.version)).await.is_some();
         }
-        if !adopted {
+        if !loaded {
             let mut known = lock(&self.weights);
             if known.newest.as_ref() == Some(weights) {
                 known.newest = before;
             }
-            let reasons = missed.iter().map(|(member, error)| format!("{}: {error}", member.name));
+            let reasons = missed.iter().map(|(replica, error)| format!("{}: {error}", replica.name));
             return Err(PolicyError::NotAdopted(reasons.collect::<Vec<_>>().join("; ")));
         }
         let mut known = lock(&self.weights);
         // Not the maximum: a run that resumes from an earlier checkpoint publishes lower versions
         // again.
         if known.newest.as_ref() == Some(weights) {
-            known.adopted = weights.version;
+            known.loaded_version = weights.version;
         }
         Ok(())
     }
@@ -333,11 +334,11 @@ impl Pool {
             let returned = self.returned.notified();
             let mut returned = std::pin::pin!(returned);
             returned.as_mut().enable();
-            let serves = |member: &Arc<Member>| {
-                let status = member.status();
+            let serves = |replica: &Arc<Replica>| {
+                let status = replica.status();
                 status.health == Health::Serving && status.version == version
             };
-            if self.members().iter().any(serves) {
+            if self.replicas().iter().any(serves) {
                 return;
             }
             returned.await;
@@ -345,44 +346,44 @@ impl Pool {
     }
 
     /// Monitors a replica until it leaves: probes it when a probe is due.
-    pub async fn watch(self: Arc<Self>, member: Arc<Member>) {
+    pub async fn watch(self: Arc<Self>, replica: Arc<Replica>) {
         let mut progress = 0;
-        while !member.has_left() {
-            self.until(false).await;
+        while !replica.has_left() {
+            self.wait_for_rest(false).await;
             tokio::select! {
-                () = tokio::time::sleep_until(member.due()) => {}
-                () = member.nudged.notified() => continue,
+                () = tokio::time::sleep_until(replica.due()) => {}
+                () = replica.nudged.notified() => continue,
             }
             if self.is_resting() {
                 continue;
             }
             // A replica that is sampling needs no probe.
-            let before = std::mem::replace(&mut progress, member.progress());
-            if member.may_wait(before != progress, &self.options) {
+            let before = std::mem::replace(&mut progress, replica.progress());
+            if replica.may_wait(before != progress, &self.options) {
                 continue;
             }
-            match self.checks(&member).await {
+            match self.checks(&replica).await {
                 Ok(()) => {}
-                Err(error) => self.fails(&member, &error),
+                Err(error) => self.fails(&replica, &error),
             }
         }
     }
 
     /// Checks that a replica has the right weights, and samples a token from it.
-    async fn checks(&self, member: &Member) -> Result<(), PolicyError> {
+    async fn checks(&self, replica: &Replica) -> Result<(), PolicyError> {
         loop {
-            let newest = self.resync(member).await?;
-            self.probe(member).await?;
+            let newest = self.resync(replica).await?;
+            self.probe(replica).await?;
             if self.is_resting() {
                 return Ok(());
             }
             let known = lock(&self.weights);
             // Weights published in the meantime were not sent to quarantined replicas.
-            if member.health() == Health::Quarantined && known.newest != newest {
+            if replica.health() == Health::Quarantined && known.newest != newest {
                 continue;
             }
-            if member.passes(&self.options) {
-                info!(member = member.name, "a sampler serves again");
+            if replica.passes(&self.options) {
+                info!(member = replica.name, "a sampler serves again");
                 self.returned.notify_waiters();
             }
             return Ok(());
@@ -391,48 +392,50 @@ impl Pool {
 
     /// Quarantines a replica that has lost its weights, as after a restart, and sends a quarantined
     /// replica the newest weights if its own are older. Returns the newest weights.
-    async fn resync(&self, member: &Member) -> Result<Option<WeightsRef>, PolicyError> {
-        let (answer, adopt) = (self.options.answer, self.options.adopt);
-        let version = || member.ask(answer, "say which weights it has", member.sampler.version());
-        let behind = |least, version| {
+    async fn resync(&self, replica: &Replica) -> Result<Option<WeightsRef>, PolicyError> {
+        let (response_timeout, update_timeout) = (self.options.response_timeout, self.options.update_timeout);
+        let version = || {
+            replica.call_with_timeout(response_timeout, "say which weights it has", replica.sampler.version())
+        };
+        let behind = |min_version, version| {
             let policy = self.options.policy.clone();
-            PolicyError::Behind { policy, least, version }
+            PolicyError::Behind { policy, least: min_version, version }
         };
         // Read before the query, because the replica may load weights at this moment.
-        let (adopted, adoptions) = (lock(&self.weights).adopted, member.adoptions());
+        let (loaded, weight_updates) = (lock(&self.weights).loaded_version, replica.weight_updates());
         let has = version().await?;
         if self.is_resting() {
             return Ok(None);
         }
-        let stands = adoptions.is_some() && member.adoptions() == adoptions;
-        if !stands && member.health() != Health::Quarantined {
+        let stands = weight_updates.is_some() && replica.weight_updates() == weight_updates;
+        if !stands && replica.health() != Health::Quarantined {
             // The weight update in progress records its own outcome.
             return Ok(lock(&self.weights).newest.clone());
         }
-        member.has_version(has);
-        if has < adopted && member.health() != Health::Quarantined {
-            self.quarantines(member, &behind(adopted, has));
+        replica.has_version(has);
+        if has < loaded && replica.health() != Health::Quarantined {
+            self.quarantines(replica, &behind(loaded, has));
         }
         let newest = lock(&self.weights).newest.clone();
-        let Some(weights) = newest.as_ref().filter(|_| member.health() == Health::Quarantined) else {
+        let Some(weights) = newest.as_ref().filter(|_| replica.health() == Health::Quarantined) else {
             return Ok(newest);
         };
-        let least = weights.version;
-        if has < least {
-            let what = format!("adopt version {least}");
-            member.ask(adopt, &what, member.sampler.adopt(weights)).await?;
+        let min_version = weights.version;
+        if has < min_version {
+            let what = format!("adopt version {min_version}");
+            replica.call_with_timeout(update_timeout, &what, replica.sampler.adopt(weights)).await?;
             let has = version().await?;
-            member.has_version(has);
-            if has < least {
-                return Err(behind(least, has));
+            replica.has_version(has);
+            if has < min_version {
+                return Err(behind(min_version, has));
             }
         }
         Ok(newest)
     }
 
     /// Samples one token from a replica.
-    async fn probe(&self, member: &Member) -> Result<(), PolicyError> {
-        let before = member.progress();
+    async fn probe(&self, replica: &Replica) -> Result<(), PolicyError> {
+        let before = replica.progress();
         let request = SampleRequest {
             id: "probe".into(),
             policy: self.options.policy.clone(),
@@ -441,24 +444,24 @@ impl Pool {
             params: SamplingParams { max_tokens: 1, temperature: 0.0, ..SamplingParams::default() },
             ..SampleRequest::default()
         };
-        let draws = async {
-            let mut reply = Completion::default();
-            member.sampler.sample(request).await?.gather(&mut reply).await?;
-            Ok(reply)
+        let sampling = async {
+            let mut completion = Completion::default();
+            replica.sampler.sample(request).await?.gather(&mut completion).await?;
+            Ok(completion)
         };
         let limit = self.options.probe_within;
         tokio::select! {
             biased;
             // The probe is abandoned, so that it does not wake a replica that gives up its devices.
-            () = self.until(true) => Ok(()),
-            reply = draws => match reply?.logprobs[..] {
+            () = self.wait_for_rest(true) => Ok(()),
+            reply = sampling => match reply?.logprobs[..] {
                 [logprob] if logprob.is_finite() => Ok(()),
                 [_] => Err(PolicyError::NotFinite { position: self.options.probe.len() }),
-                _ => Err(PolicyError::Stopped(format!("{}, which sampled no token,", member.name).into())),
+                _ => Err(PolicyError::Stopped(format!("{}, which sampled no token,", replica.name).into())),
             },
             // A replica that samples for other calls meanwhile is busy, not unreachable.
-            () = member.over(limit, &self.options) => match member.progress() == before {
-                true => Err(PolicyError::Deadline(limit, format!("{} to sample a token", member.name))),
+            () = replica.sleep_unpaused(limit, &self.options) => match replica.progress() == before {
+                true => Err(PolicyError::Deadline(limit, format!("{} to sample a token", replica.name))),
                 false => Ok(()),
             },
         }

@@ -14,10 +14,10 @@ use super::{Router, RouterOptions};
 
 /// How a replica fails.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Fails {
+pub enum FailureMode {
     Never,
     /// Rejects each request.
-    Refuses(PolicyError),
+    Rejects(PolicyError),
     /// Never answers a request.
     Hangs,
     /// Samples this many tokens, then fails.
@@ -25,28 +25,28 @@ pub enum Fails {
     /// Samples this many tokens, then hangs.
     HangsAfter(usize),
     /// Samples this many tokens, then closes the stream.
-    GoneAfter(usize),
+    StopsAfter(usize),
 }
 
 /// A simulator that fails on demand, with its own weight versions.
-pub struct Scripted {
+pub struct ScriptedSampler {
     pub simulator: Simulator,
-    pub fails: Mutex<Fails>,
+    pub fails: Mutex<FailureMode>,
     pub version: AtomicU64,
     /// Error with which it rejects weights, if any.
-    pub refuses_weights: Mutex<Option<PolicyError>>,
-    pub adopted: Mutex<Vec<u64>>,
+    pub rejects_weights: Mutex<Option<PolicyError>>,
+    pub loaded_versions: Mutex<Vec<u64>>,
     /// Duration of a weight update.
-    pub adopts_in: Mutex<Duration>,
+    pub update_delay: Mutex<Duration>,
     /// Whether it reports that it has been paused ever since its start.
     pub stands_still: Mutex<bool>,
-    pub asked: Mutex<Vec<SampleRequest>>,
+    pub requests: Mutex<Vec<SampleRequest>>,
     pub aborted: Mutex<Vec<Option<u64>>>,
     pub stats: Mutex<Option<DeviceStats>>,
     started: tokio::time::Instant,
 }
 
-pub fn gone() -> PolicyError {
+pub fn stopped_error() -> PolicyError {
     PolicyError::Stopped("it".into())
 }
 
@@ -56,47 +56,47 @@ pub fn config(token: Duration) -> SimulatorConfig {
     SimulatorConfig { timing, spread: 2.0, ..SimulatorConfig::default() }
 }
 
-impl Scripted {
+impl ScriptedSampler {
     pub fn new(token: Duration) -> Arc<Self> {
-        Arc::new(Scripted {
+        Arc::new(ScriptedSampler {
             simulator: Simulator::new(config(token)),
-            fails: Mutex::new(Fails::Never),
+            fails: Mutex::new(FailureMode::Never),
             version: AtomicU64::new(0),
-            refuses_weights: Mutex::default(),
-            adopted: Mutex::default(),
-            adopts_in: Mutex::default(),
+            rejects_weights: Mutex::default(),
+            loaded_versions: Mutex::default(),
+            update_delay: Mutex::default(),
             stands_still: Mutex::new(false),
-            asked: Mutex::default(),
+            requests: Mutex::default(),
             aborted: Mutex::default(),
             stats: Mutex::default(),
             started: tokio::time::Instant::now(),
         })
     }
 
-    pub fn fails(&self, how: Fails) {
+    pub fn fails(&self, how: FailureMode) {
         *self.fails.lock().unwrap() = how;
     }
 
     /// Returns the requests received, without probes.
-    pub fn asked(&self) -> Vec<SampleRequest> {
-        let asked = self.asked.lock().unwrap();
-        asked.iter().filter(|request| request.id != "probe").cloned().collect()
+    pub fn requests(&self) -> Vec<SampleRequest> {
+        let requests = self.requests.lock().unwrap();
+        requests.iter().filter(|request| request.id != "probe").cloned().collect()
     }
 
     pub fn probed(&self) -> usize {
-        self.asked.lock().unwrap().iter().filter(|request| request.id == "probe").count()
+        self.requests.lock().unwrap().iter().filter(|request| request.id == "probe").count()
     }
 }
 
 #[async_trait]
-impl Sampler for Scripted {
+impl Sampler for ScriptedSampler {
     async fn sample(&self, mut request: SampleRequest) -> Result<SampleStream, PolicyError> {
-        self.asked.lock().unwrap().push(request.clone());
+        self.requests.lock().unwrap().push(request.clone());
         let fails = self.fails.lock().unwrap().clone();
         let version = self.version.load(Ordering::Relaxed);
         match &fails {
-            Fails::Refuses(error) => return Err(error.clone()),
-            Fails::Hangs => std::future::pending().await,
+            FailureMode::Rejects(error) => return Err(error.clone()),
+            FailureMode::Hangs => std::future::pending().await,
             _ if version < request.least_version => {
                 return Err(PolicyError::Behind {
                     policy: "p".into(),
@@ -113,14 +113,14 @@ impl Sampler for Scripted {
         let mut from = self.simulator.sample(request).await?;
         let (events, stream) = SampleStream::channel();
         tokio::spawn(async move {
-            let mut drawn = 0;
+            let mut sampled = 0;
             loop {
                 match &fails {
-                    Fails::After(most, error) if drawn == *most => {
+                    FailureMode::After(limit, error) if sampled == *limit => {
                         return drop(events.send(Err(error.clone())));
                     }
-                    Fails::GoneAfter(most) if drawn == *most => return,
-                    Fails::HangsAfter(most) if drawn == *most => return events.closed().await,
+                    FailureMode::StopsAfter(limit) if sampled == *limit => return,
+                    FailureMode::HangsAfter(limit) if sampled == *limit => return events.closed().await,
                     _ => {}
                 }
                 let event = tokio::select! {
@@ -129,7 +129,7 @@ impl Sampler for Scripted {
                 };
                 let event = match event {
                     Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, .. })) => {
-                        drawn += tokens.len();
+                        sampled += tokens.len();
                         Ok(SampleEvent::Tokens { tokens, logprobs, top, version })
                     }
                     Some(Ok(SampleEvent::Finished(FinishReason::StopId))) if !strings.is_empty() => {
@@ -165,40 +165,40 @@ impl Sampler for Scripted {
     }
 
     async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        if let Some(error) = self.refuses_weights.lock().unwrap().clone() {
+        if let Some(error) = self.rejects_weights.lock().unwrap().clone() {
             return Err(error);
         }
-        let takes = *self.adopts_in.lock().unwrap();
+        let takes = *self.update_delay.lock().unwrap();
         // It has no version during the update.
         self.version.store(0, Ordering::Relaxed);
         tokio::time::sleep(takes).await;
-        self.adopted.lock().unwrap().push(weights.version);
+        self.loaded_versions.lock().unwrap().push(weights.version);
         self.version.store(weights.version, Ordering::Relaxed);
         Ok(())
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
         match &*self.fails.lock().unwrap() {
-            Fails::Refuses(error) => Err(error.clone()),
+            FailureMode::Rejects(error) => Err(error.clone()),
             _ => Ok(self.version.load(Ordering::Relaxed)),
         }
     }
 }
 
 /// Creates a router over `count` replicas named a, b, c, …, which take 10 ms per token.
-pub fn router(count: usize, options: RouterOptions) -> (Router, Vec<Arc<Scripted>>) {
+pub fn router(count: usize, options: RouterOptions) -> (Router, Vec<Arc<ScriptedSampler>>) {
     router_over(vec![Duration::from_millis(10); count], options)
 }
 
 /// Creates a router over replicas with these durations per token.
-pub fn router_over(tokens: Vec<Duration>, options: RouterOptions) -> (Router, Vec<Arc<Scripted>>) {
-    let members: Vec<Arc<Scripted>> = tokens.into_iter().map(Scripted::new).collect();
-    let named = members.iter().zip('a'..).map(|(member, name)| {
-        let sampler: Arc<dyn Sampler> = member.clone();
+pub fn router_over(tokens: Vec<Duration>, options: RouterOptions) -> (Router, Vec<Arc<ScriptedSampler>>) {
+    let replicas: Vec<Arc<ScriptedSampler>> = tokens.into_iter().map(ScriptedSampler::new).collect();
+    let named = replicas.iter().zip('a'..).map(|(replica, name)| {
+        let sampler: Arc<dyn Sampler> = replica.clone();
         (name.to_string(), sampler)
     });
     let router = Router::new(named.collect(), options).unwrap();
-    (router, members)
+    (router, replicas)
 }
 
 pub fn weights(version: u64) -> WeightsRef {
@@ -216,13 +216,13 @@ pub async fn undisturbed(mut request: SampleRequest) -> Completion {
     let strings = std::mem::take(&mut request.params.stop_strings);
     request.params.stop_ids.extend(strings.iter().map(|id| id.parse::<u32>().unwrap()));
     let stream = Simulator::new(config(Duration::ZERO)).sample(request).await.unwrap();
-    let mut reply = stream.collect(Duration::from_secs(60)).await.unwrap();
-    if !strings.is_empty() && reply.finish == FinishReason::StopId {
-        reply.finish = FinishReason::StopString;
+    let mut completion = stream.collect(Duration::from_secs(60)).await.unwrap();
+    if !strings.is_empty() && completion.finish == FinishReason::StopId {
+        completion.finish = FinishReason::StopString;
     }
-    reply
+    completion
 }
 
-pub async fn ask(router: &Router, request: SampleRequest) -> Result<Completion, PolicyError> {
+pub async fn complete(router: &Router, request: SampleRequest) -> Result<Completion, PolicyError> {
     router.sample(request).await?.collect(Duration::from_secs(3600)).await
 }

@@ -7,21 +7,21 @@ use levade_policy::{DeviceStats, Load, PolicyError};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use super::member::{Health, Member};
 use super::pool::Pool;
+use super::replica::{Health, Replica};
 
 /// Counters of replicas, kept while replicas are unreachable or restart. A query locks them until
 /// all replicas have answered, so a later result is never older than an earlier one.
 #[derive(Debug)]
 pub(crate) struct Totals {
-    members: Mutex<Vec<Known>>,
+    replicas: Mutex<Vec<ReplicaStats>>,
     /// Time that each replica was paused, and the total.
     paused: Mutex<(Vec<Duration>, Duration)>,
 }
 
 /// Known counters of one replica.
 #[derive(Debug, Clone, Default)]
-struct Known {
+struct ReplicaStats {
     /// Sums over previous processes of the replica.
     before: DeviceStats,
     /// Counters of the current process. `None` if it reports none.
@@ -41,7 +41,7 @@ fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
     }
 }
 
-impl Known {
+impl ReplicaStats {
     fn counts(&mut self, stats: DeviceStats) {
         // Counters only rise within one process; a lower value means a restart.
         if let Some(past) =
@@ -55,58 +55,66 @@ impl Known {
 
 /// Queries all replicas that are not quarantined, concurrently. Replicas that fail are left out of
 /// the result.
-async fn ask_all<T: Send + 'static, F>(
+async fn call_all<T: Send + 'static, F>(
     pool: &Pool,
     what: &'static str,
-    question: impl Fn(Arc<Member>) -> F,
+    question: impl Fn(Arc<Replica>) -> F,
 ) -> Vec<(usize, T)>
 where
     F: Future<Output = Result<T, PolicyError>> + Send + 'static,
 {
     let mut calls = JoinSet::new();
-    for member in pool.up_to(Health::Suspected) {
-        let (asked, longest) = (question(member.clone()), pool.options.answer);
-        calls.spawn(async move { (member.index, member.ask(longest, what, asked).await) });
+    for replica in pool.replicas_up_to(Health::Suspected) {
+        let (pending, timeout) = (question(replica.clone()), pool.options.response_timeout);
+        calls.spawn(async move { (replica.index, replica.call_with_timeout(timeout, what, pending).await) });
     }
-    let mut answers = Vec::new();
-    for (index, answer) in calls.join_all().await {
-        match answer {
-            Ok(answer) => answers.push((index, answer)),
+    let mut responses = Vec::new();
+    for (index, response) in calls.join_all().await {
+        match response {
+            Ok(response) => responses.push((index, response)),
             Err(error) => {
-                if let Some(member) = pool.member(index) {
-                    pool.blames(&member, &error);
+                if let Some(replica) = pool.replica(index) {
+                    pool.blames(&replica, &error);
                 }
             }
         }
     }
-    answers.sort_by_key(|(index, _)| *index);
-    answers
+    responses.sort_by_key(|(index, _)| *index);
+    responses
 }
 
 impl Totals {
-    pub fn new(members: usize) -> Self {
+    pub fn new(replicas: usize) -> Self {
         Totals {
-            members: Mutex::new(vec![Known::default(); members]),
-            paused: Mutex::new((vec![Duration::ZERO; members], Duration::ZERO)),
+            replicas: Mutex::new(vec![ReplicaStats::default(); replicas]),
+            paused: Mutex::new((vec![Duration::ZERO; replicas], Duration::ZERO)),
         }
     }
 
     /// Returns the oldest version of the serving replicas, or of the suspected ones if none serves.
     pub async fn version(&self, pool: &Pool) -> Result<u64, PolicyError> {
         let versions =
-            ask_all(pool, "say which weights it has", |member| async move { member.sampler.version().await });
+            call_all(
+                pool,
+                "say which weights it has",
+                |replica| async move { replica.sampler.version().await },
+            );
         let versions: Vec<(usize, u64)> = versions.await;
-        let health = |index| pool.member(index).map(|member| member.health());
+        let health = |index| pool.replica(index).map(|replica| replica.health());
         let serves = |(index, _): &&(usize, u64)| health(*index) == Some(Health::Serving);
-        let least = versions.iter().filter(serves).map(|(_, version)| *version).min();
-        least.or_else(|| versions.iter().map(|(_, v)| *v).min()).ok_or_else(|| pool.nobody())
+        let min_version = versions.iter().filter(serves).map(|(_, version)| *version).min();
+        min_version.or_else(|| versions.iter().map(|(_, v)| *v).min()).ok_or_else(|| pool.no_replica_error())
     }
 
     /// Returns the requests of all replicas, including those that wait in the router, and the mean
     /// fraction of cache in use.
     pub async fn load(&self, pool: &Pool, waiting: usize) -> Load {
         let loads =
-            ask_all(pool, "say what it has to do", |member| async move { member.sampler.workload().await });
+            call_all(
+                pool,
+                "say what it has to do",
+                |replica| async move { replica.sampler.workload().await },
+            );
         let mut total = Load { waiting, ..Load::default() };
         let loads: Vec<(usize, Load)> = loads.await;
         for (_, load) in &loads {
@@ -119,24 +127,21 @@ impl Totals {
 
     /// Returns the sums of all device counters. The filled fraction of the caches is the mean.
     pub async fn stats(&self, pool: &Pool) -> Option<DeviceStats> {
-        let mut members = self.members.lock().await;
-        let found =
-            ask_all(
-                pool,
-                "say what its device did",
-                |member| async move { member.sampler.device_stats().await },
-            );
+        let mut replicas = self.replicas.lock().await;
+        let found = call_all(pool, "say what its device did", |replica| async move {
+            replica.sampler.device_stats().await
+        });
         let found: Vec<(usize, Option<DeviceStats>)> = found.await;
         for (index, stats) in found {
-            if members.len() <= index {
-                members.resize_with(index + 1, Known::default);
+            if replicas.len() <= index {
+                replicas.resize_with(index + 1, ReplicaStats::default);
             }
             if let Some(stats) = stats {
-                members[index].counts(stats);
+                replicas[index].counts(stats);
             }
         }
         let known: Vec<DeviceStats> =
-            members.iter().filter_map(|known| Some(sum(&known.before, known.now.as_ref()?))).collect();
+            replicas.iter().filter_map(|known| Some(sum(&known.before, known.now.as_ref()?))).collect();
         let mut total = known.iter().fold(DeviceStats::default(), |total, stats| sum(&total, stats));
         total.cache_filled = known.iter().map(|stats| stats.cache_filled).sum::<f64>() / known.len() as f64;
         (!known.is_empty()).then_some(total)
@@ -146,18 +151,18 @@ impl Totals {
     /// train together, count once, with the longest.
     pub async fn paused(&self, pool: &Pool) -> Duration {
         let mut known = self.paused.lock().await;
-        let (members, total) = &mut *known;
+        let (replicas, total) = &mut *known;
         let found =
-            ask_all(
+            call_all(
                 pool,
                 "say how long it stood still",
-                |member| async move { member.sampler.paused().await },
+                |replica| async move { replica.sampler.paused().await },
             );
         let found: Vec<(usize, Duration)> = found.await;
-        let most = found.iter().map(|(index, _)| index + 1).max().unwrap_or(0);
-        members.resize(members.len().max(most), Duration::ZERO);
+        let count = found.iter().map(|(index, _)| index + 1).max().unwrap_or(0);
+        replicas.resize(replicas.len().max(count), Duration::ZERO);
         let grew = found.into_iter().map(|(index, paused)| {
-            let before = std::mem::replace(&mut members[index], paused);
+            let before = std::mem::replace(&mut replicas[index], paused);
             // A restarted replica counts from 0.
             if paused < before { paused } else { paused - before }
         });

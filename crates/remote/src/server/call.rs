@@ -8,15 +8,15 @@ use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLo
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::adopt::{Adopted, version_of};
-use super::dialect::{Chunk, End, Span, Under};
+use super::dialect::{Chunk, End, RequestTarget, Span};
 use super::http::Events;
 use super::options::InFlight;
 use super::stops::Stops;
+use super::weight_update::{LoadedWeights, version_of};
 use super::{Gate, Inner};
 
 /// Maximum number of consecutive requests under the same weights if the server aborts them.
-const MOST_TRIES: usize = 3;
+const MAX_TRIES: usize = 3;
 
 /// A call in flight.
 pub(super) struct Call {
@@ -27,17 +27,17 @@ pub(super) struct Call {
     aborted: watch::Receiver<bool>,
     gate: watch::Receiver<Gate>,
     /// Whether the maximum length was reduced so that the completion fits the context.
-    is_cut: bool,
+    is_truncated: bool,
 }
 
 /// Tokens of one request to the server.
 #[derive(Default)]
-struct Asked {
+struct CallProgress {
     /// Tokens that have arrived, with log-probabilities and alternatives, and were not returned
     /// yet.
-    held: Vec<(u32, f32, TopLogprobs)>,
+    pending: Vec<(u32, f32, TopLogprobs)>,
     /// Number of tokens returned.
-    handed: usize,
+    emitted: usize,
     /// Number of tokens returned before the server reported their labels.
     unlabelled: usize,
     /// Whether the last token completes a stop string.
@@ -45,14 +45,14 @@ struct Asked {
 }
 
 /// How a request to the server ended.
-enum Ended {
+enum Outcome {
     /// The completion is complete.
-    Whole(FinishReason),
+    Complete(FinishReason),
     /// The completion is partial, and must be requested again with the tokens returned so far.
-    Again,
+    Retry,
     /// The completion stopped at an end-of-text token of the model's files, which the request
     /// ignores, so the call continues with another request.
-    Onward,
+    Continue,
 }
 
 impl Call {
@@ -64,9 +64,9 @@ impl Call {
     ) -> Self {
         let gate = server.gate.subscribe();
         let room = server.options.context - request.prompt.len().min(server.options.context);
-        let is_cut = request.params.max_tokens > room;
+        let is_truncated = request.params.max_tokens > room;
         request.params.max_tokens = request.params.max_tokens.min(room);
-        Call { server, request, events, aborted, gate, is_cut }
+        Call { server, request, events, aborted, gate, is_truncated: is_truncated }
     }
 
     /// Runs the call until it ends or the caller drops its stream.
@@ -94,8 +94,8 @@ impl Call {
         loop {
             let (changes, weights) = self.open().await?;
             tries = if tries.1 == changes { (tries.0 + 1, changes) } else { (1, changes) };
-            if tries.0 > MOST_TRIES {
-                return Err(self.server.http.gone("somebody aborts its replies"));
+            if tries.0 > MAX_TRIES {
+                return Err(self.server.http.stopped_error("somebody aborts its replies"));
             }
             if let Some(top) = self.request.params.prompt_logprobs {
                 let prompt = self.request.prompt.clone();
@@ -104,26 +104,26 @@ impl Call {
                     () = changed(&mut self.gate, changes) => continue,
                 };
                 let (logprobs, top) = scored;
-                self.tell(SampleEvent::Prompt { logprobs, top });
+                self.emit(SampleEvent::Prompt { logprobs, top });
                 self.request.params.prompt_logprobs = None;
             }
             if self.request.params.max_tokens == 0 {
-                return Ok(if self.is_cut { FinishReason::Context } else { FinishReason::Length });
+                return Ok(if self.is_truncated { FinishReason::Context } else { FinishReason::Length });
             }
-            match self.ask(changes, &weights).await? {
-                Ended::Whole(reason) => return Ok(reason),
+            match self.generate(changes, &weights).await? {
+                Outcome::Complete(reason) => return Ok(reason),
                 // A token arrived, so the request counts as progress.
-                Ended::Onward => tries.0 = 0,
-                Ended::Again => {
-                    if let Some(why) = self.server.dialect.refuses(&self.request.params) {
-                        return Err(self.server.http.refuses(why));
+                Outcome::Continue => tries.0 = 0,
+                Outcome::Retry => {
+                    if let Some(why) = self.server.dialect.rejection(&self.request.params) {
+                        return Err(self.server.http.rejection(why));
                     }
                 }
             }
         }
     }
 
-    fn tell(&self, event: SampleEvent) {
+    fn emit(&self, event: SampleEvent) {
         self.server.progress.fetch_add(1, Ordering::Relaxed);
         // `run` notices when the caller drops its stream.
         self.events.send(Ok(event)).ok();
@@ -135,17 +135,17 @@ impl Call {
     /// # Errors
     /// Returns an error if a change of weights takes too long, the server cannot be woken, or its
     /// weights are older than the request requires.
-    async fn open(&mut self) -> Result<(u64, Arc<Adopted>), PolicyError> {
-        let (server, least) = (Arc::clone(&self.server), self.request.least_version);
-        let limit = server.options.adopt * 2;
+    async fn open(&mut self) -> Result<(u64, Arc<LoadedWeights>), PolicyError> {
+        let (server, min_version) = (Arc::clone(&self.server), self.request.least_version);
+        let limit = server.options.update_timeout * 2;
         let gate = loop {
-            let settled = async {
+            let gate_change = async {
                 let gate = self.gate.wait_for(|gate| !gate.is_closed || gate.is_asleep).await;
                 gate.map(|gate| gate.clone())
             };
-            let gate = match within(limit, settled).await {
+            let gate = match within(limit, gate_change).await {
                 Some(Ok(gate)) => gate,
-                Some(Err(_)) => return Err(server.http.gone("it was let go")),
+                Some(Err(_)) => return Err(server.http.stopped_error("it was let go")),
                 None => {
                     let what = format!("{} to adopt weights", server.http.name);
                     return Err(PolicyError::Deadline(limit, what));
@@ -157,26 +157,33 @@ impl Call {
             let wakes = super::lock(&server.wakes).as_ref().and_then(Weak::upgrade);
             match wakes {
                 Some(wakes) => wakes.wake().await?,
-                None => return Err(server.http.gone("it sleeps, and nobody wakes it")),
+                None => return Err(server.http.stopped_error("it sleeps, and nobody wakes it")),
             }
             let now = self.gate.borrow();
             if now.is_asleep && now.changes == gate.changes {
-                return Err(server.http.gone("it sleeps on while others have woken"));
+                return Err(server.http.stopped_error("it sleeps on while others have woken"));
             }
         };
-        let behind = |version| PolicyError::Behind { policy: self.request.policy.clone(), least, version };
+        let behind = |version| PolicyError::Behind {
+            policy: self.request.policy.clone(),
+            least: min_version,
+            version,
+        };
         match gate.weights {
-            Some(weights) if weights.version < least => Err(behind(weights.version)),
+            Some(weights) if weights.version < min_version => Err(behind(weights.version)),
             Some(weights) => Ok((gate.changes, weights)),
-            None if gate.changes > 0 => Err(server.http.gone("it has not adopted weights as a whole")),
-            None if least > 0 => Err(behind(0)),
+            None if gate.changes > 0 => {
+                Err(server.http.stopped_error("it has not adopted weights as a whole"))
+            }
+            None if min_version > 0 => Err(behind(0)),
             // No run has loaded weights: the server samples from those that it was started with.
             None => {
                 let facts = server.facts().await?;
-                let mark = server.dialect.label(&server.http, &facts, server.options.answer).await?;
+                let mark =
+                    server.dialect.label(&server.http, &facts, server.options.response_timeout).await?;
                 let (label, model) = ("as started".to_owned(), facts.model.clone());
                 let (seeds, probe) = (facts.seeds, None);
-                Ok((gate.changes, Arc::new(Adopted { version: 0, label, mark, model, seeds, probe })))
+                Ok((gate.changes, Arc::new(LoadedWeights { version: 0, label, mark, model, seeds, probe })))
             }
         }
     }
@@ -188,11 +195,14 @@ impl Call {
     }
 
     /// Sends one request, and returns its tokens to the caller.
-    async fn ask(&mut self, changes: u64, weights: &Adopted) -> Result<Ended, PolicyError> {
+    async fn generate(&mut self, changes: u64, weights: &LoadedWeights) -> Result<Outcome, PolicyError> {
         let server = Arc::clone(&self.server);
-        let under =
-            Under { model: &weights.model, label: &weights.label, seed: weights.seeds.then(|| self.seed()) };
-        let body = server.dialect.draw(&self.request, &under);
+        let target = RequestTarget {
+            model: &weights.model,
+            label: &weights.label,
+            seed: weights.seeds.then(|| self.seed()),
+        };
+        let body = server.dialect.generate_body(&self.request, &target);
         let keeps = server.options.in_flight == InFlight::Keep;
         // Requests continue with their old adapter after an adapter is replaced.
         let adapters = server.options.adapters;
@@ -201,68 +211,73 @@ impl Call {
         let mut events = tokio::select! {
             biased;
             // The request may have reached the server, but none of its tokens were returned.
-            () = changed(&mut self.gate, changes) => return Ok(Ended::Again),
+            () = changed(&mut self.gate, changes) => return Ok(Outcome::Retry),
             events = server.http.stream(server.dialect.route(), &body, server.options.silence) => events?,
         };
         let strings = self.request.params.stop_strings.clone();
         let bytes = server.options.tokens.clone();
         let mut stops = Stops::new(&strings, bytes.as_deref());
-        let most = self.request.params.max_tokens;
-        let (mut asked, mut is_crossing) = (Asked::default(), false);
+        let max_count = self.request.params.max_tokens;
+        let (mut progress, mut is_crossing) = (CallProgress::default(), false);
         let mut gate = self.gate.clone();
         loop {
             let event = tokio::select! {
                 biased;
                 () = changed(&mut gate, changes), if watches && !is_crossing => {
                     if !keeps {
-                        return Ok(Ended::Again);
+                        return Ok(Outcome::Retry);
                     }
                     is_crossing = true;
                     continue;
                 }
-                event = self.next(&mut events, asked.handed) => event?,
+                event = self.next(&mut events, progress.emitted) => event?,
             };
             let Some(event) = event else {
-                return Err(server.http.gone("the reply ended without saying why"));
+                return Err(server.http.stopped_error("the reply ended without saying why"));
             };
-            let seen = asked.handed + asked.held.len();
-            let chunk = server.dialect.chunk(&event, seen, top).map_err(|why| server.http.gone(&why))?;
+            let seen = progress.emitted + progress.pending.len();
+            let chunk =
+                server.dialect.chunk(&event, seen, top).map_err(|why| server.http.stopped_error(&why))?;
             let Chunk { tokens, logprobs, top, spans, end } = chunk;
-            self.check_tokens(&tokens, seen, most)?;
+            self.check_tokens(&tokens, seen, max_count)?;
             if let (Some(spans), Some(_)) = (&spans, &end) {
-                let (told, all) = (spans.last().map_or(0, |span| span.end), seen + tokens.len());
-                if told < all {
-                    return Err(server.http.gone(&format!("it tells weights of {told} of {all} tokens")));
+                let (num_labelled, all) = (spans.last().map_or(0, |span| span.end), seen + tokens.len());
+                if num_labelled < all {
+                    return Err(server
+                        .http
+                        .stopped_error(&format!("it tells weights of {num_labelled} of {all} tokens")));
                 }
             }
             // With adapters, the labels are those of the base model.
             let spans = spans.filter(|_| !adapters);
             let mut top = top.into_iter();
-            let before = asked.held.len();
+            let before = progress.pending.len();
             let come = tokens.into_iter().zip(logprobs);
             // Tokens after a stop string are dropped.
-            if !asked.is_stopped {
-                asked.held.extend(come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())));
+            if !progress.is_stopped {
+                progress
+                    .pending
+                    .extend(come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())));
                 let params = &self.request.params;
                 let counted = |at: usize| params.drawn_before + at + 1 > params.min_tokens;
-                let stop =
-                    (before..asked.held.len()).find(|at| stops.completes(asked.held[*at].0) && counted(*at));
+                let stop = (before..progress.pending.len())
+                    .find(|at| stops.completes(progress.pending[*at].0) && counted(*at));
                 if let Some(at) = stop {
-                    asked.held.truncate(at + 1);
-                    asked.is_stopped = true;
+                    progress.pending.truncate(at + 1);
+                    progress.is_stopped = true;
                 }
             }
             if let Some(spans) = &spans {
-                self.check(spans, &asked, weights)?;
+                self.check(spans, &progress, weights)?;
             }
             match spans.filter(|_| is_crossing) {
-                Some(spans) => self.hand_out_by(&spans, &mut asked, weights)?,
+                Some(spans) => self.emit_by_spans(&spans, &mut progress, weights)?,
                 None if !is_crossing => {
-                    self.hand_out(&mut asked, usize::MAX, weights.version);
-                    asked.unlabelled = asked.handed;
+                    self.emit_tokens(&mut progress, usize::MAX, weights.version);
+                    progress.unlabelled = progress.emitted;
                 }
                 // Without spans, it is unknown which weights sampled these tokens.
-                None => self.tell(SampleEvent::Tokens {
+                None => self.emit(SampleEvent::Tokens {
                     tokens: Vec::new(),
                     logprobs: Vec::new(),
                     top: Vec::new(),
@@ -270,26 +285,30 @@ impl Call {
                 }),
             }
             // Until then the stream is read for the labels of the held tokens.
-            if asked.is_stopped && asked.held.is_empty() {
-                return Ok(Ended::Whole(FinishReason::StopString));
+            if progress.is_stopped && progress.pending.is_empty() {
+                return Ok(Outcome::Complete(FinishReason::StopString));
             }
-            if end.is_some() && !asked.held.is_empty() {
-                return Err(server.http.gone("it does not tell which weights sampled the end of a reply"));
+            if end.is_some() && !progress.pending.is_empty() {
+                return Err(server
+                    .http
+                    .stopped_error("it does not tell which weights sampled the end of a reply"));
             }
             if let Some(end) = &end {
-                self.check_end(end, asked.handed, most)?;
+                self.check_end(end, progress.emitted, max_count)?;
             }
             match end {
                 None => {}
                 Some(End::Token(id)) if !self.request.params.stop_ids.contains(&id) => {
-                    return Ok(Ended::Onward);
+                    return Ok(Outcome::Continue);
                 }
-                Some(End::Stop | End::Token(_)) => return Ok(Ended::Whole(FinishReason::StopId)),
-                Some(End::Length) if self.is_cut => return Ok(Ended::Whole(FinishReason::Context)),
-                Some(End::Length) => return Ok(Ended::Whole(FinishReason::Length)),
+                Some(End::Stop | End::Token(_)) => return Ok(Outcome::Complete(FinishReason::StopId)),
+                Some(End::Length) if self.is_truncated => {
+                    return Ok(Outcome::Complete(FinishReason::Context));
+                }
+                Some(End::Length) => return Ok(Outcome::Complete(FinishReason::Length)),
                 // A change of weights, or another client, has aborted the request.
-                Some(End::Abort) => return Ok(Ended::Again),
-                Some(End::Failed(why)) => return Err(server.http.gone(&why)),
+                Some(End::Abort) => return Ok(Outcome::Retry),
+                Some(End::Failed(why)) => return Err(server.http.stopped_error(&why)),
             }
         }
     }
@@ -304,12 +323,13 @@ impl Call {
         let data = loop {
             let progress = server.progress.load(Ordering::Relaxed);
             match within(silence, &mut next).await {
-                Some(data) => break data.map_err(|why| server.http.gone(&why))?,
+                Some(data) => break data.map_err(|why| server.http.stopped_error(&why))?,
                 // The server samples for other calls, and this call waits in its queue.
                 None if progress != server.progress.load(Ordering::Relaxed) => {}
                 None if server.gate.borrow().is_closed => {}
                 None => {
-                    let paused = server.dialect.is_paused(&server.http, server.options.answer).await;
+                    let paused =
+                        server.dialect.is_paused(&server.http, server.options.response_timeout).await;
                     let why = if paused { ", which says that somebody has paused it" } else { "" };
                     let what = format!("token {} of a reply from {}{why}", seen + 1, server.http.name);
                     return Err(PolicyError::Deadline(silence, what));
@@ -318,52 +338,60 @@ impl Call {
         };
         let Some(data) = data.filter(|data| data != b"[DONE]") else { return Ok(None) };
         let read = serde_json::from_slice(&data).map(Some);
-        read.map_err(|error| server.http.gone(&format!("an event is no JSON: {error}")))
+        read.map_err(|error| server.http.stopped_error(&format!("an event is no JSON: {error}")))
     }
 
     /// Checks that tokens are in the model's vocabulary, and that with the `seen` tokens before
     /// they do not exceed `most`.
-    fn check_tokens(&self, tokens: &[u32], seen: usize, most: usize) -> Result<(), PolicyError> {
+    fn check_tokens(&self, tokens: &[u32], seen: usize, max_count: usize) -> Result<(), PolicyError> {
         let (http, vocabulary) = (&self.server.http, self.server.options.vocabulary);
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {
             let why = format!("token {id} is none of the {vocabulary} tokens of the model's vocabulary");
-            return Err(http.gone(&why));
+            return Err(http.stopped_error(&why));
         }
-        match seen + tokens.len() > most {
-            true => Err(http.gone(&format!("it sampled more than the {most} tokens that it was asked for"))),
+        match seen + tokens.len() > max_count {
+            true => Err(http.stopped_error(&format!(
+                "it sampled more than the {max_count} tokens that it was asked for"
+            ))),
             false => Ok(()),
         }
     }
 
     /// Checks that a completion of `count` tokens can end for this reason. Some servers reserve the
     /// last positions of the context.
-    fn check_end(&self, end: &End, count: usize, most: usize) -> Result<(), PolicyError> {
+    fn check_end(&self, end: &End, count: usize, max_count: usize) -> Result<(), PolicyError> {
         const KEPT_FREE: usize = 2;
-        let (server, path) = (&self.server, &self.request.prompt);
-        let is_full = path.len() + KEPT_FREE >= server.options.context;
-        let stopped = || count > 0 && path.last().is_some_and(|id| self.request.params.stop_ids.contains(id));
+        let (server, sequence) = (&self.server, &self.request.prompt);
+        let is_full = sequence.len() + KEPT_FREE >= server.options.context;
+        let stopped =
+            || count > 0 && sequence.last().is_some_and(|id| self.request.params.stop_ids.contains(id));
         match end {
-            End::Length if count < most && !is_full => Err(server.http.gone(&format!(
-                "it ended a reply for its length after {count} of {most} tokens; does it have limits of its own?"
+            End::Length if count < max_count && !is_full => Err(server.http.stopped_error(&format!(
+                "it ended a reply for its length after {count} of {max_count} tokens; does it have limits of its own?"
             ))),
-            End::Stop if !stopped() => Err(server.http.gone(
+            End::Stop if !stopped() => Err(server.http.stopped_error(
                 "it says that a stop token ended a reply, and the last token is none",
             )),
-            End::Token(id) if count == 0 || path.last() != Some(id) => {
-                Err(server.http.gone(&format!("it says that token {id} ended a reply, and the last is another")))
+            End::Token(id) if count == 0 || sequence.last() != Some(id) => {
+                Err(server.http.stopped_error(&format!("it says that token {id} ended a reply, and the last is another")))
             }
             _ => Ok(()),
         }
     }
 
     /// Checks that returned tokens were sampled under the weights reported to the caller.
-    fn check(&self, spans: &[Span], asked: &Asked, weights: &Adopted) -> Result<(), PolicyError> {
+    fn check(
+        &self,
+        spans: &[Span],
+        progress: &CallProgress,
+        weights: &LoadedWeights,
+    ) -> Result<(), PolicyError> {
         let mut from = 0;
         for span in spans {
             let is_mark = span.label == weights.mark;
-            let was_handed = from < asked.unlabelled && span.end > from;
+            let was_handed = from < progress.unlabelled && span.end > from;
             if !is_mark && (was_handed || version_of(&span.label).is_none()) {
-                return Err(self.server.http.gone(&format!(
+                return Err(self.server.http.stopped_error(&format!(
                     "it sampled tokens with weights {:?} where it was given {:?}; does somebody else give it weights?",
                     span.label, weights.mark
                 )));
@@ -374,30 +402,30 @@ impl Call {
     }
 
     /// Returns the tokens that the spans cover to the caller.
-    fn hand_out_by(
+    fn emit_by_spans(
         &mut self,
         spans: &[Span],
-        asked: &mut Asked,
-        weights: &Adopted,
+        progress: &mut CallProgress,
+        weights: &LoadedWeights,
     ) -> Result<(), PolicyError> {
         for span in spans {
-            let count = span.end.saturating_sub(asked.handed);
+            let count = span.end.saturating_sub(progress.emitted);
             let known = (span.label == weights.mark).then_some(weights.version);
             let Some(version) = known.or_else(|| version_of(&span.label)) else { continue };
-            self.hand_out(asked, count, version);
+            self.emit_tokens(progress, count, version);
         }
         Ok(())
     }
 
     /// Returns up to `most` tokens to the caller, and moves them into the prompt of the remaining
     /// work, which requires weights that are no older.
-    fn hand_out(&mut self, asked: &mut Asked, most: usize, version: u64) {
-        let count = asked.held.len().min(most);
+    fn emit_tokens(&mut self, progress: &mut CallProgress, max_count: usize, version: u64) {
+        let count = progress.pending.len().min(max_count);
         if count == 0 {
             return;
         }
         let (mut tokens, mut logprobs, mut top) = (Vec::new(), Vec::new(), Vec::new());
-        for (id, logprob, likely) in asked.held.drain(..count) {
+        for (id, logprob, likely) in progress.pending.drain(..count) {
             tokens.push(id);
             logprobs.push(logprob);
             top.push(likely);
@@ -405,13 +433,13 @@ impl Call {
         if self.request.params.top_logprobs == 0 {
             top.clear();
         }
-        asked.handed += count;
+        progress.emitted += count;
         let request = &mut self.request;
         request.prompt.extend(&tokens);
         request.params.drawn_before += count;
         request.params.max_tokens = request.params.max_tokens.saturating_sub(count);
         request.least_version = request.least_version.max(version);
-        self.tell(SampleEvent::Tokens { tokens, logprobs, top, version });
+        self.emit(SampleEvent::Tokens { tokens, logprobs, top, version });
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
-use super::receive::Receives;
+use super::receive::ReceiveWeights;
 
 /// Tokens of a completion that were sampled under one weight label, from the end of the previous
 /// span (or 0) up to `end`.
@@ -38,7 +38,7 @@ pub(super) enum End {
 
 impl End {
     /// Parses the finish reason as servers name it. An unknown reason is a failure.
-    pub fn of(reason: &str) -> Self {
+    pub fn from_reason(reason: &str) -> Self {
         match reason {
             "stop" => End::Stop,
             "length" => End::Length,
@@ -64,14 +64,14 @@ impl Chunk {
     /// Returns the end of a failed completion if the event contains an error.
     pub fn failed(event: &Value) -> Option<Self> {
         let error = event.get("error").filter(|error| !error.is_null())?;
-        let said = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
-        Some(Chunk { end: Some(End::Failed(said)), ..Chunk::default() })
+        let message = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
+        Some(Chunk { end: Some(End::Failed(message)), ..Chunk::default() })
     }
 }
 
 /// Log-probabilities of a prompt's tokens except the first, and the most likely tokens at each
 /// position.
-pub(super) type Scored = (Vec<f32>, Vec<TopLogprobs>);
+pub(super) type PromptScores = (Vec<f32>, Vec<TopLogprobs>);
 
 /// Facts about an inspected server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub(super) struct Facts {
 
 /// Per-request values that the weights of the server determine.
 #[derive(Debug, Clone)]
-pub(super) struct Under<'a> {
+pub(super) struct RequestTarget<'a> {
     /// Name of the model, or of the LoRA adapter.
     pub model: &'a str,
     /// Label of the weights. Cached prefixes of different labels are kept separate.
@@ -99,23 +99,23 @@ pub(super) struct Under<'a> {
 
 /// API of one kind of server.
 #[async_trait]
-pub(super) trait Dialect: Receives {
+pub(super) trait Dialect: ReceiveWeights {
     /// Inspects a server, and checks that it was started with the required options.
     ///
     /// # Errors
     /// Returns an error that names the missing flag or the limit that is too small, and an error if
     /// the server is unreachable.
-    async fn look(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError>;
+    async fn inspect(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError>;
 
     /// Returns the route of sampling requests.
     fn route(&self) -> &'static str;
 
     /// Returns why the server cannot serve requests with `params`, or `None` if it can. The reason
     /// names the parameter.
-    fn refuses(&self, params: &SamplingParams) -> Option<String>;
+    fn rejection(&self, params: &SamplingParams) -> Option<String>;
 
     /// Builds the request for a streamed completion.
-    fn draw(&self, request: &SampleRequest, under: &Under<'_>) -> Value;
+    fn generate_body(&self, request: &SampleRequest, target: &RequestTarget<'_>) -> Value;
 
     /// Parses the next part of a completion of which `seen` tokens have arrived, with `top`
     /// alternatives per position.
@@ -126,13 +126,13 @@ pub(super) trait Dialect: Receives {
 
     /// Builds the request for the log-probabilities of a prompt, with `top` alternatives per
     /// position.
-    fn score(&self, prompt: &[u32], top: usize, under: &Under<'_>) -> Value;
+    fn score(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value;
 
     /// Parses the response to a request of [`score`](Self::score).
     ///
     /// # Errors
     /// Returns a message if the response is malformed.
-    fn scored(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<Scored, String>;
+    fn parse_scores(&self, response: &Value, prompt: &[u32], top: usize) -> Result<PromptScores, String>;
 
     /// Pauses sampling, so that weights can be replaced. `in_flight` decides what happens to
     /// running requests.
@@ -152,7 +152,7 @@ pub(super) trait Dialect: Receives {
     ///
     /// # Errors
     /// Returns an error if the server rejects the weights or is unreachable.
-    async fn read(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError>;
+    async fn read(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError>;
 
     /// Returns the label of the server's weights. For a server without labels, returns a value that
     /// changes when the server is restarted.
@@ -165,7 +165,7 @@ pub(super) trait Dialect: Receives {
     ///
     /// # Errors
     /// Returns an error if the server rejects the adapter or is unreachable.
-    async fn load_adapter(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError>;
+    async fn load_adapter(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError>;
 
     /// Unloads a LoRA adapter. Succeeds if the adapter is not loaded.
     ///
@@ -221,7 +221,7 @@ pub(super) const ASLEEP: &str = "levade-asleep";
 
 /// Returns whether a label marks discarded weights. Servers that still run may have the label that
 /// was used before the project was renamed to Levade.
-pub(super) fn says_asleep(label: &Value) -> bool {
+pub(super) fn is_asleep_label(label: &Value) -> bool {
     label == ASLEEP || label == "dressage-asleep"
 }
 
@@ -246,7 +246,7 @@ impl Part {
 
 /// Weights that a server is about to load.
 #[derive(Debug, Clone)]
-pub(super) struct Loading<'a> {
+pub(super) struct LoadSpec<'a> {
     pub facts: &'a Facts,
     /// Label of the new weights.
     pub label: &'a str,
@@ -309,8 +309,8 @@ pub(super) async fn unload(
     name: &str,
     within: Duration,
 ) -> Result<(), PolicyError> {
-    match http.ask(Method::POST, route, Some(&json!({ "lora_name": name })), within).await? {
-        answer if answer.status.is_server_error() => Err(http.gone(&answer.said())),
+    match http.send(Method::POST, route, Some(&json!({ "lora_name": name })), within).await? {
+        response if response.status.is_server_error() => Err(http.stopped_error(&response.error_message())),
         _ => Ok(()),
     }
 }
@@ -366,9 +366,9 @@ pub(super) fn spans_of(value: &Value) -> Result<Option<Vec<Span>>, String> {
 ///
 /// # Errors
 /// Returns a message that names the first difference.
-pub(super) fn compare_tokens(options: &ServerOptions, answer: &Value) -> Result<(), String> {
+pub(super) fn compare_tokens(options: &ServerOptions, response: &Value) -> Result<(), String> {
     let expected = &options.tokenizer.tokens;
-    let Some(tokens) = answer["tokens"].as_array() else { return Ok(()) };
+    let Some(tokens) = response["tokens"].as_array() else { return Ok(()) };
     let tokens: Vec<u32> = tokens.iter().filter_map(id_of).collect();
     // Some servers add a beginning-of-text token even if the request disables it.
     if tokens == *expected || tokens.get(1..) == Some(expected) {
@@ -407,8 +407,8 @@ mod tests {
 
     #[test]
     fn asleep_label_is_recognized_under_both_names() {
-        assert!(says_asleep(&json!(ASLEEP)) && says_asleep(&json!("dressage-asleep")));
-        assert!(!says_asleep(&json!("levade-7-000000ab")) && !says_asleep(&Value::Null));
+        assert!(is_asleep_label(&json!(ASLEEP)) && is_asleep_label(&json!("dressage-asleep")));
+        assert!(!is_asleep_label(&json!("levade-7-000000ab")) && !is_asleep_label(&Value::Null));
     }
 
     #[test]

@@ -7,15 +7,15 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
-use levade_http::{Ask, Bounds, Client, Hosts, HttpError, causes};
+use levade_http::{Bounds, Client, ClientRequest, Hosts, HttpError, causes};
 use levade_policy::PolicyError;
 use levade_policy::awake::within;
 use serde_json::Value;
 
-use crate::external::{Decoder, MOST_ERROR_BYTES, Server as Endpoint, cut, message_of, plain_uri};
+use crate::external::{Decoder, MAX_ERROR_BYTES, Server as Endpoint, message_of, plain_uri, truncate};
 
 /// Maximum size of a response, in bytes.
-const MOST_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 
 /// HTTP client for one server.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Http {
 }
 
 /// A response with any status.
-pub(super) struct Answer {
+pub(super) struct JsonResponse {
     pub status: StatusCode,
     pub value: Value,
     text: String,
@@ -54,7 +54,7 @@ impl Http {
     fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.extend(self.endpoint.authorisation().map(|key| (AUTHORIZATION, key)));
+        headers.extend(self.endpoint.authorization().map(|key| (AUTHORIZATION, key)));
         headers
     }
 
@@ -71,17 +71,17 @@ impl Http {
             HttpError::Late { after, .. } => {
                 PolicyError::Deadline(after, format!("an answer of {}", self.name))
             }
-            other => self.gone(&self.endpoint.without_key(&other.to_string())),
+            other => self.stopped_error(&self.endpoint.without_key(&other.to_string())),
         }
     }
 
     /// Builds the error of a server that does not respond as it should, and may be restarted.
-    pub fn gone(&self, why: &str) -> PolicyError {
+    pub fn stopped_error(&self, why: &str) -> PolicyError {
         PolicyError::Stopped(format!("{} ({why})", self.name).into())
     }
 
     /// Builds the error of a request that the server cannot serve, or of a missing start option.
-    pub fn refuses(&self, why: impl std::fmt::Display) -> PolicyError {
+    pub fn rejection(&self, why: impl std::fmt::Display) -> PolicyError {
         PolicyError::Invalid(format!("{}: {why}", self.name))
     }
 
@@ -89,23 +89,28 @@ impl Http {
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or times out.
-    pub async fn ask(
+    pub async fn send(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
         deadline: Duration,
-    ) -> Result<Answer, PolicyError> {
+    ) -> Result<JsonResponse, PolicyError> {
         let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
-        let ask = Ask { method, url: format!("{}{path}", self.base), headers: self.headers(), body };
+        let request =
+            ClientRequest { method, url: format!("{}{path}", self.base), headers: self.headers(), body };
         // The deadline above excludes suspended time, which `levade_http` cannot measure; this
         // bound is a safety net.
-        let bounds = Bounds { deadline: deadline * 4, bytes: MOST_BYTES, redirects: 0 };
-        let answer = within(deadline, self.client.ask(ask, bounds)).await;
+        let bounds = Bounds { deadline: deadline * 4, bytes: MAX_BYTES, redirects: 0 };
+        let response = within(deadline, self.client.send(request, bounds)).await;
         let late = || PolicyError::Deadline(deadline, format!("an answer of {} to {path}", self.name));
-        let reply = answer.ok_or_else(late)?.map_err(|error| self.lost(error))?;
+        let reply = response.ok_or_else(late)?.map_err(|error| self.lost(error))?;
         let text = self.endpoint.without_key(&reply.text());
-        Ok(Answer { status: reply.status, value: serde_json::from_str(&text).unwrap_or(Value::Null), text })
+        Ok(JsonResponse {
+            status: reply.status,
+            value: serde_json::from_str(&text).unwrap_or(Value::Null),
+            text,
+        })
     }
 
     /// Gets a route that must succeed.
@@ -113,7 +118,7 @@ impl Http {
     /// # Errors
     /// Returns the server's message if the status is not a success.
     pub async fn get(&self, path: &str, deadline: Duration) -> Result<Value, PolicyError> {
-        self.good(path, self.ask(Method::GET, path, None, deadline).await?)
+        self.good(path, self.send(Method::GET, path, None, deadline).await?)
     }
 
     /// Posts to a route that must succeed.
@@ -121,24 +126,24 @@ impl Http {
     /// # Errors
     /// Returns the server's message if the status is not a success.
     pub async fn post(&self, path: &str, body: &Value, deadline: Duration) -> Result<Value, PolicyError> {
-        self.good(path, self.ask(Method::POST, path, Some(body), deadline).await?)
+        self.good(path, self.send(Method::POST, path, Some(body), deadline).await?)
     }
 
-    fn good(&self, path: &str, answer: Answer) -> Result<Value, PolicyError> {
-        match answer.status.is_success() {
-            true => Ok(answer.value),
-            false => Err(self.refusal(path, answer.status, &answer.said())),
+    fn good(&self, path: &str, response: JsonResponse) -> Result<Value, PolicyError> {
+        match response.status.is_success() {
+            true => Ok(response.value),
+            false => Err(self.status_error(path, response.status, &response.error_message())),
         }
     }
 
     /// Converts a status other than 200 to an error.
-    pub fn refusal(&self, path: &str, status: StatusCode, said: &str) -> PolicyError {
-        let why = format!("{path} answers {}: {said}", status.as_u16());
+    pub fn status_error(&self, path: &str, status: StatusCode, message: &str) -> PolicyError {
+        let why = format!("{path} answers {}: {message}", status.as_u16());
         match status.as_u16() {
-            401 => self.refuses(format!("{why}; {}", self.endpoint.key_place())),
+            401 => self.rejection(format!("{why}; {}", self.endpoint.key_hint())),
             429 | 503 => PolicyError::Busy { what: format!("{}: {why}", self.name), retry_after: 1 },
-            500.. => self.gone(&why),
-            _ => self.refuses(why),
+            500.. => self.stopped_error(&why),
+            _ => self.rejection(why),
         }
     }
 
@@ -151,7 +156,7 @@ impl Http {
         *request.method_mut() = Method::POST;
         *request.uri_mut() = format!("{}{path}", self.base)
             .parse()
-            .map_err(|error| self.refuses(format!("{path}: {error}")))?;
+            .map_err(|error| self.rejection(format!("{path}: {error}")))?;
         *request.headers_mut() = self.headers();
         let late = || PolicyError::Deadline(deadline, format!("{} to begin an answer to {path}", self.name));
         let response = within(deadline, self.client.request(request)).await.ok_or_else(late)?;
@@ -164,18 +169,18 @@ impl Http {
         let text = within(deadline, events.text()).await.unwrap_or_default();
         let value = serde_json::from_str(&text).unwrap_or(Value::Null);
         let text = self.endpoint.without_key(&text);
-        Err(self.refusal(path, status, &Answer { status, value, text }.said()))
+        Err(self.status_error(path, status, &JsonResponse { status, value, text }.error_message()))
     }
 }
 
-impl Answer {
+impl JsonResponse {
     /// Returns the server's error message.
-    pub fn said(&self) -> String {
-        let said = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
-        let said = said.unwrap_or_else(|| self.text.trim().to_owned());
-        match said.is_empty() {
+    pub fn error_message(&self) -> String {
+        let message = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
+        let message = message.unwrap_or_else(|| self.text.trim().to_owned());
+        match message.is_empty() {
             true => self.status.canonical_reason().unwrap_or("no reason is given").into(),
-            false => cut(said),
+            false => truncate(message),
         }
     }
 
@@ -210,8 +215,8 @@ impl Events {
             // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             self.decoder.feed(&data, &mut self.read);
-            if self.decoder.pending() > MOST_BYTES {
-                return Err(format!("an event of more than {MOST_BYTES} bytes"));
+            if self.decoder.pending() > MAX_BYTES {
+                return Err(format!("an event of more than {MAX_BYTES} bytes"));
             }
         }
     }
@@ -221,7 +226,7 @@ impl Events {
         let mut all = Vec::new();
         while let Some(Ok(frame)) = self.body.frame().await {
             all.extend_from_slice(&frame.into_data().unwrap_or_default());
-            if all.len() > MOST_ERROR_BYTES {
+            if all.len() > MAX_ERROR_BYTES {
                 break;
             }
         }

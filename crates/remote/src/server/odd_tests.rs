@@ -5,12 +5,12 @@ use levade_policy::{Completion, FinishReason, SampleEvent};
 use tempfile::TempDir;
 
 use super::testing::*;
-use super::tests::{ALL, check, reply};
+use super::tests::{ALL, check, complete};
 use super::*;
 
 #[tokio::test]
 async fn impossible_responses_are_server_errors() {
-    for speaks in ALL {
+    for api in ALL {
         for (lie, want) in [
             (Lie::Stranger, "is none of the 40 tokens of the model's vocabulary"),
             (Lie::Endless, "sampled more than the 6 tokens"),
@@ -20,12 +20,12 @@ async fn impossible_responses_are_server_errors() {
             (Lie::Half, "is no JSON"),
             (Lie::Ends, "ended without saying why"),
         ] {
-            let fake = Fake::with(speaks, Behaviour { lie: Some(lie), ..Behaviour::default() }).await;
-            let mut asked = request(1, 6);
-            asked.params.stop_ids = vec![VOCABULARY as u32 - 1];
-            let error = reply(&fake.server(InFlight::Recompute), asked).await.unwrap_err();
+            let fake = Fake::with(api, Behavior { lie: Some(lie), ..Behavior::default() }).await;
+            let mut issued = request(1, 6);
+            issued.params.stop_ids = vec![VOCABULARY as u32 - 1];
+            let error = complete(&fake.server(InFlight::Recompute), issued).await.unwrap_err();
             assert!(error.may_pass(), "others may serve it: {error}");
-            assert!(error.to_string().contains(want), "{speaks:?} {lie:?}: {error}");
+            assert!(error.to_string().contains(want), "{api:?} {lie:?}: {error}");
         }
     }
 }
@@ -33,41 +33,41 @@ async fn impossible_responses_are_server_errors() {
 /// SGLang ignores stop tokens in requests that ignore the model's end-of-text tokens.
 #[tokio::test]
 async fn stop_ids_override_end_of_text_tokens() {
-    let (fake, root) = (Fake::new(Speaks::Sglang).await, TempDir::new().unwrap());
+    let (fake, root) = (Fake::new(ServerApi::Sglang).await, TempDir::new().unwrap());
     let server = fake.server(InFlight::Recompute);
     server.adopt(&publish(root.path(), 1)).await.unwrap();
-    let whole = reply(&server, request(1, 12)).await.unwrap();
-    let at = |id: u32| whole.tokens.iter().position(|found| *found == id).unwrap();
+    let full = complete(&server, request(1, 12)).await.unwrap();
+    let at = |id: u32| full.tokens.iter().position(|found| *found == id).unwrap();
     // The first two different tokens of the completion: one ends texts, the other ends this
     // completion.
-    let (own, last) = (whole.tokens[0], *whole.tokens.iter().find(|id| **id != whole.tokens[0]).unwrap());
-    fake.set(Behaviour { ends_texts: Some(own.into()), ..Behaviour::default() });
-    let mut asked = request(1, 12);
-    asked.params.stop_ids = vec![last];
-    let ended = reply(&server, asked.clone()).await.unwrap();
-    assert_eq!((&ended.tokens[..], ended.finish), (&whole.tokens[..=at(last)], FinishReason::StopId));
-    check(&ended, &asked.prompt);
+    let (own, last) = (full.tokens[0], *full.tokens.iter().find(|id| **id != full.tokens[0]).unwrap());
+    fake.set(Behavior { ends_texts: Some(own.into()), ..Behavior::default() });
+    let mut issued = request(1, 12);
+    issued.params.stop_ids = vec![last];
+    let ended = complete(&server, issued.clone()).await.unwrap();
+    assert_eq!((&ended.tokens[..], ended.finish), (&full.tokens[..=at(last)], FinishReason::StopId));
+    check(&ended, &issued.prompt);
     // However often the model samples its end-of-text token.
-    asked.params.stop_ids = vec![VOCABULARY as u32];
-    for own in whole.tokens.iter().copied() {
-        fake.set(Behaviour { ends_texts: Some(own.into()), ..Behaviour::default() });
-        let long = reply(&server, asked.clone()).await.unwrap();
-        assert_eq!((&long.tokens, long.finish), (&whole.tokens, FinishReason::Length), "{own}");
+    issued.params.stop_ids = vec![VOCABULARY as u32];
+    for own in full.tokens.iter().copied() {
+        fake.set(Behavior { ends_texts: Some(own.into()), ..Behavior::default() });
+        let long = complete(&server, issued.clone()).await.unwrap();
+        assert_eq!((&long.tokens, long.finish), (&full.tokens, FinishReason::Length), "{own}");
     }
 }
 
 #[tokio::test]
 async fn incomplete_or_overlapping_labels_are_rejected() {
-    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
-        let (fake, root) = (Fake::new(speaks).await, TempDir::new().unwrap());
+    for api in [ServerApi::NewVllm, ServerApi::Sglang] {
+        let (fake, root) = (Fake::new(api).await, TempDir::new().unwrap());
         let server = fake.server(InFlight::Recompute);
         server.adopt(&publish(root.path(), 1)).await.unwrap();
         for (lie, want) in
             [(Lie::FewLabels, "tells weights of 4 of 6 tokens"), (Lie::Overlap, "are no spans")]
         {
-            fake.set(Behaviour { lie: Some(lie), ..Behaviour::default() });
-            let error = reply(&server, request(1, 6)).await.unwrap_err();
-            assert!(error.to_string().contains(want), "{speaks:?} {lie:?}: {error}");
+            fake.set(Behavior { lie: Some(lie), ..Behavior::default() });
+            let error = complete(&server, request(1, 6)).await.unwrap_err();
+            assert!(error.to_string().contains(want), "{api:?} {lie:?}: {error}");
         }
     }
 }
@@ -75,12 +75,12 @@ async fn incomplete_or_overlapping_labels_are_rejected() {
 #[tokio::test]
 async fn servers_share_directory_check_until_files_change() {
     let root = TempDir::new().unwrap();
-    let checks = FolderChecks::default();
-    let fakes = [Fake::new(Speaks::NewVllm).await, Fake::new(Speaks::Sglang).await];
-    let of = |fake: &Fake| {
+    let checks = DirChecks::default();
+    let fakes = [Fake::new(ServerApi::NewVllm).await, Fake::new(ServerApi::Sglang).await];
+    let server_of = |fake: &Fake| {
         Server::new(ServerOptions { checks: checks.clone(), ..fake.options(InFlight::Recompute) }).unwrap()
     };
-    let servers = [of(&fakes[0]), of(&fakes[1])];
+    let servers = [server_of(&fakes[0]), server_of(&fakes[1])];
     for version in 1..4 {
         let weights = publish(root.path(), version);
         let (a, b) = tokio::join!(servers[0].adopt(&weights), servers[1].adopt(&weights));
@@ -91,7 +91,7 @@ async fn servers_share_directory_check_until_files_change() {
     // A later check, of a directory that was damaged in the meantime.
     let weights = publish(root.path(), 4);
     servers[0].adopt(&weights).await.unwrap();
-    let file = folder_of(&weights).join("model.safetensors");
+    let file = dir_of(&weights).join("model.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, bytes).unwrap();
@@ -101,18 +101,18 @@ async fn servers_share_directory_check_until_files_change() {
 
 #[tokio::test]
 async fn stop_string_ends_completion_across_weight_change() {
-    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
-        let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
+    for api in [ServerApi::NewVllm, ServerApi::Sglang] {
+        let (fake, dir) = (Fake::new(api).await, TempDir::new().unwrap());
         let server = fake.server(InFlight::Keep);
-        server.adopt(&publish(folder.path(), 1)).await.unwrap();
-        let first = reply(&server, request(1, 12)).await.unwrap().tokens;
+        server.adopt(&publish(dir.path(), 1)).await.unwrap();
+        let first = complete(&server, request(1, 12)).await.unwrap().tokens;
         // Letters that occur, if at all, only after the change.
         let bytes = server.0.options.tokens.clone().unwrap();
         let letter = |id: u32| String::from_utf8(bytes.token_bytes(id).unwrap().to_vec()).unwrap();
         let ends = |id: &u32| !first.contains(id);
-        let mut asked = request(1, 60);
-        asked.params.stop_strings = (0..VOCABULARY as u32).filter(ends).map(letter).collect();
-        let mut stream = server.sample(asked.clone()).await.unwrap();
+        let mut issued = request(1, 60);
+        issued.params.stop_strings = (0..VOCABULARY as u32).filter(ends).map(letter).collect();
+        let mut stream = server.sample(issued.clone()).await.unwrap();
         let mut completion = Completion::default();
         while completion.tokens.len() < 3 {
             if let SampleEvent::Tokens { tokens, logprobs, version, .. } =
@@ -121,10 +121,10 @@ async fn stop_string_ends_completion_across_weight_change() {
                 completion.extend(&tokens, &logprobs, version);
             }
         }
-        server.adopt(&publish(folder.path(), 2)).await.unwrap();
+        server.adopt(&publish(dir.path(), 2)).await.unwrap();
         stream.gather(&mut completion).await.unwrap();
-        assert_eq!(completion.finish, FinishReason::StopString, "{speaks:?} {completion:?}");
+        assert_eq!(completion.finish, FinishReason::StopString, "{api:?} {completion:?}");
         assert_eq!(completion.tokens.iter().position(ends), Some(completion.tokens.len() - 1));
-        check(&completion, &asked.prompt);
+        check(&completion, &issued.prompt);
     }
 }

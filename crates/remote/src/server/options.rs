@@ -6,8 +6,8 @@ use std::time::Duration;
 use levade_policy::TokenBytes;
 use serde::{Deserialize, Serialize};
 
-use super::folder::FolderChecks;
-use crate::push::Pushing;
+use super::weight_dir::DirChecks;
+use crate::push::WeightBroadcast;
 
 /// Kind of a server, which decides its API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,10 +70,10 @@ pub struct ServerOptions {
     /// Whether published weights are LoRA adapters for the model that the server was started with.
     pub adapters: bool,
     /// Checks of weight directories, shared by servers that load the same weights.
-    pub checks: FolderChecks,
+    pub checks: DirChecks,
     /// Pushes weights into the server's memory. With `None`, or if a push fails, the server reads a
     /// directory.
-    pub push: Option<Arc<Pushing>>,
+    pub push: Option<Arc<WeightBroadcast>>,
     /// What happens to running requests when weights change.
     pub in_flight: InFlight,
     /// Whether the server must release its devices at times. A server that was started without the
@@ -88,11 +88,11 @@ pub struct ServerOptions {
     /// learner's, in nats. The mean may reach a quarter of it.
     pub tolerance: f32,
     /// Timeout for status queries and for the start of a completion.
-    pub answer: Duration,
+    pub response_timeout: Duration,
     /// Timeout for the next event of a stream.
     pub silence: Duration,
     /// Timeout for loading weights.
-    pub adopt: Duration,
+    pub update_timeout: Duration,
 }
 
 impl ServerOptions {
@@ -105,16 +105,16 @@ impl ServerOptions {
             vocabulary,
             context,
             adapters: false,
-            checks: FolderChecks::default(),
+            checks: DirChecks::default(),
             push: None,
             in_flight: InFlight::default(),
             sleeps: false,
             tokens: None,
             tokenizer: TokenizerProbe::default(),
             tolerance: 1.0,
-            answer: Duration::from_secs(60),
+            response_timeout: Duration::from_secs(60),
             silence: Duration::from_secs(300),
-            adopt: Duration::from_secs(600),
+            update_timeout: Duration::from_secs(600),
         }
     }
 }

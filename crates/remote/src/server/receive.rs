@@ -8,25 +8,25 @@ use levade_policy::PolicyError;
 use serde_json::Value;
 
 use super::http::Http;
-use crate::push::{GroupBackend, Opened, Opening, Rendezvous, Sent};
+use crate::push::{GroupBackend, GroupInfo, GroupSpec, Rendezvous, SendReport};
 
 /// Time to wait for an immediate rejection by the server before anything is sent.
-const REFUSES: Duration = Duration::from_millis(100);
+const REJECTION_WAIT: Duration = Duration::from_millis(100);
 
 /// The learner's part of a push, which starts when it is first polled.
-pub(super) type Sending<'a> = Pin<Box<dyn Future<Output = Result<Sent, PolicyError>> + Send + 'a>>;
+pub(super) type SendFuture<'a> = Pin<Box<dyn Future<Output = Result<SendReport, PolicyError>> + Send + 'a>>;
 
 /// A group that a server will join or has joined.
 #[derive(Debug, Clone)]
-pub(super) struct Joint {
-    pub opening: Opening,
-    pub opened: Opened,
+pub(super) struct JoinedGroup {
+    pub opening: GroupSpec,
+    pub opened: GroupInfo,
 }
 
 /// A push into a paused server.
 #[derive(Debug, Clone)]
-pub(super) struct Receiving<'a> {
-    pub joint: &'a Joint,
+pub(super) struct ReceiveSpec<'a> {
+    pub joint: &'a JoinedGroup,
     /// Label of the new weights.
     pub label: &'a str,
     /// Whether to keep the KV cache, because requests are frozen in it.
@@ -34,12 +34,12 @@ pub(super) struct Receiving<'a> {
     /// Timeout for receiving the weights.
     pub within: Duration,
     /// Timeout for responses that require no computation.
-    pub answer: Duration,
+    pub response_timeout: Duration,
 }
 
 /// API of a kind of server that receives weights over a group.
 #[async_trait]
-pub(super) trait Receives: Send + Sync {
+pub(super) trait ReceiveWeights: Send + Sync {
     /// Returns how the server's processes join a group.
     fn rendezvous(&self, backend: GroupBackend) -> Rendezvous;
 
@@ -53,7 +53,7 @@ pub(super) trait Receives: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, is unreachable or times out.
-    async fn join(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError>;
+    async fn join(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError>;
 
     /// Makes a paused server receive the weights, and drop what earlier weights cached.
     ///
@@ -63,15 +63,15 @@ pub(super) trait Receives: Send + Sync {
     async fn receive(
         &self,
         http: &Http,
-        push: &Receiving<'_>,
-        sending: Sending<'_>,
-    ) -> Result<Sent, PolicyError>;
+        push: &ReceiveSpec<'_>,
+        sending: SendFuture<'_>,
+    ) -> Result<SendReport, PolicyError>;
 
     /// Makes the server leave a group, whatever the group's state.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
-    async fn leave(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError>;
+    async fn leave(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError>;
 }
 
 /// Makes the learner send weights to a server that expects them, unless the server rejects them at
@@ -79,16 +79,16 @@ pub(super) trait Receives: Send + Sync {
 ///
 /// # Errors
 /// Returns the first error of the server or the learner.
-pub(super) async fn received(
+pub(super) async fn receive_weights(
     http: &Http,
     update: impl Future<Output = Result<Value, PolicyError>>,
-    mut sending: Sending<'_>,
+    mut sending: SendFuture<'_>,
     leave: impl Future<Output = Result<(), PolicyError>>,
-) -> Result<(Value, Sent), PolicyError> {
+) -> Result<(Value, SendReport), PolicyError> {
     let mut update = std::pin::pin!(update);
-    if let Ok(answer) = tokio::time::timeout(REFUSES, &mut update).await {
-        let answer = answer?;
-        return Err(http.gone(&format!("it answered {answer} before any weights were sent")));
+    if let Ok(response) = tokio::time::timeout(REJECTION_WAIT, &mut update).await {
+        let response = response?;
+        return Err(http.stopped_error(&format!("it answered {response} before any weights were sent")));
     }
     tokio::select! {
         // The group has ended; a server that still waits in it is limited by its own timeout.

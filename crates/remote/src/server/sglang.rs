@@ -10,13 +10,14 @@ use levade_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprob
 use serde_json::{Value, json};
 
 use super::dialect::{
-    ASLEEP, Chunk, Dialect, End, Facts, Loading, Part, Scored, Under, bias_of, compare_context,
-    compare_tokens, id_of, logprob_of, most_likely, says_asleep, spans_of, unload, unservable,
+    ASLEEP, Chunk, Dialect, End, Facts, LoadSpec, Part, PromptScores, RequestTarget, bias_of,
+    compare_context, compare_tokens, id_of, is_asleep_label, logprob_of, most_likely, spans_of, unload,
+    unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
-use super::receive::{Joint, Receives, Receiving, Sending, received};
-use crate::push::{GroupBackend, Meeting, Rendezvous, Sent};
+use super::receive::{JoinedGroup, ReceiveSpec, ReceiveWeights, SendFuture, receive_weights};
+use crate::push::{GroupBackend, Meeting, Rendezvous, SendReport};
 
 /// API of SGLang. With `adapters`, requests name the adapter in addition to the model.
 pub(super) struct Sglang {
@@ -24,17 +25,24 @@ pub(super) struct Sglang {
 }
 
 impl Sglang {
-    fn body(&self, prompt: &[u32], under: &Under<'_>, params: Value, from: i64, top: usize) -> Value {
+    fn body(
+        &self,
+        prompt: &[u32],
+        target: &RequestTarget<'_>,
+        params: Value,
+        from: i64,
+        top: usize,
+    ) -> Value {
         let mut body = json!({
             "input_ids": prompt,
             "sampling_params": params,
             "return_logprob": true,
             "logprob_start_len": from,
             "top_logprobs_num": top,
-            "cache_salt": under.label,
+            "cache_salt": target.label,
         });
         if self.adapters {
-            body["lora_path"] = under.model.into();
+            body["lora_path"] = target.model.into();
         }
         body
     }
@@ -53,29 +61,29 @@ fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
 
 #[async_trait]
 impl Dialect for Sglang {
-    async fn look(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError> {
-        let within = options.answer;
-        let info = http.ask(Method::GET, "/model_info", None, within).await?;
+    async fn inspect(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError> {
+        let within = options.response_timeout;
+        let info = http.send(Method::GET, "/model_info", None, within).await?;
         let Some(model) = info.value["model_path"].as_str().map(str::to_owned) else {
-            return Err(http.refuses(format!(
+            return Err(http.rejection(format!(
                 "/model_info answers {}: this is no SGLang server of 0.5 or later; correct the address or the kind",
                 info.status.as_u16()
             )));
         };
         let server = http.get("/server_info", within).await?;
         let length = server["context_length"].as_u64().or(server["max_req_input_len"].as_u64());
-        compare_context(length, "--context-length", options).map_err(|why| http.refuses(why))?;
+        compare_context(length, "--context-length", options).map_err(|why| http.rejection(why))?;
         if options.adapters && server["enable_lora"] == false {
-            return Err(http.refuses(
+            return Err(http.rejection(
                 "it takes no adapters; start it with --enable-lora, --lora-target-modules all and --max-lora-rank",
             ));
         }
         if !options.tokenizer.tokens.is_empty() {
             let text =
                 json!({ "model": model, "prompt": options.tokenizer.text, "add_special_tokens": false });
-            let answer = http.ask(Method::POST, "/tokenize", Some(&text), within).await?;
+            let answer = http.send(Method::POST, "/tokenize", Some(&text), within).await?;
             if answer.status.is_success() {
-                compare_tokens(options, &answer.value).map_err(|why| http.refuses(why))?;
+                compare_tokens(options, &answer.value).map_err(|why| http.rejection(why))?;
             }
         }
         let program = server["version"].as_str().unwrap_or("of an unknown version").to_owned();
@@ -86,7 +94,7 @@ impl Dialect for Sglang {
         "/generate"
     }
 
-    fn refuses(&self, params: &SamplingParams) -> Option<String> {
+    fn rejection(&self, params: &SamplingParams) -> Option<String> {
         unservable(params, "SGLang").or_else(|| {
             (params.repetition_penalty != 1.0).then(|| {
                 format!(
@@ -97,7 +105,7 @@ impl Dialect for Sglang {
         })
     }
 
-    fn draw(&self, request: &SampleRequest, under: &Under<'_>) -> Value {
+    fn generate_body(&self, request: &SampleRequest, target: &RequestTarget<'_>) -> Value {
         let params = &request.params;
         let mut sampling = json!({
             "max_new_tokens": params.max_tokens,
@@ -114,13 +122,13 @@ impl Dialect for Sglang {
             "skip_special_tokens": false,
             "no_stop_trim": true,
         });
-        if let Some(seed) = under.seed {
+        if let Some(seed) = target.seed {
             sampling["sampling_seed"] = json!(seed >> 33);
         }
         if let Some(bias) = bias_of(params) {
             sampling["logit_bias"] = bias;
         }
-        let mut body = self.body(&request.prompt, under, sampling, -1, params.top_logprobs);
+        let mut body = self.body(&request.prompt, target, sampling, -1, params.top_logprobs);
         body["stream"] = true.into();
         body
     }
@@ -156,7 +164,7 @@ impl Dialect for Sglang {
         // An abort with a status comes from the server itself, for a request that it cannot serve.
         let why = finish["message"].as_str().filter(|_| finish["status_code"].is_u64());
         let token = finish["matched"].as_u64().and_then(|id| u32::try_from(id).ok());
-        chunk.end = reason.map(|reason| match (End::of(reason), why) {
+        chunk.end = reason.map(|reason| match (End::from_reason(reason), why) {
             (End::Abort, Some(why)) => End::Failed(why.to_owned()),
             (End::Stop, _) => token.map_or(End::Stop, End::Token),
             (end, _) => end,
@@ -164,11 +172,11 @@ impl Dialect for Sglang {
         Ok(chunk)
     }
 
-    fn score(&self, prompt: &[u32], top: usize, under: &Under<'_>) -> Value {
-        self.body(prompt, under, json!({ "max_new_tokens": 1, "temperature": 1.0 }), 0, top)
+    fn score(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value {
+        self.body(prompt, target, json!({ "max_new_tokens": 1, "temperature": 1.0 }), 0, top)
     }
 
-    fn scored(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<Scored, String> {
+    fn parse_scores(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<PromptScores, String> {
         let meta = &answer["meta_info"];
         let all = meta["input_token_logprobs"].as_array().ok_or("it tells no input_token_logprobs")?;
         if all.len() != prompt.len() {
@@ -176,8 +184,8 @@ impl Dialect for Sglang {
         }
         let (mut logprobs, mut likely) = (Vec::new(), Vec::new());
         for (i, (id, entry)) in prompt.iter().zip(all).enumerate().skip(1) {
-            let (of, logprob) = pair(entry)?;
-            if of != *id {
+            let (found_id, logprob) = pair(entry)?;
+            if found_id != *id {
                 return Err(format!("the log-probability {entry} is not of token {id}"));
             }
             logprobs.push(logprob);
@@ -197,9 +205,9 @@ impl Dialect for Sglang {
         http.post("/continue_generation", &json!({}), within).await.map(|_| ())
     }
 
-    async fn read(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError> {
+    async fn read(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError> {
         let call = json!({
-            "model_path": folder,
+            "model_path": dir,
             "weight_version": load.label,
             "abort_all_requests": false,
             // Labels keep cached prefixes separate in any case.
@@ -213,11 +221,11 @@ impl Dialect for Sglang {
         Ok(info["weight_version"].as_str().unwrap_or_default().to_owned())
     }
 
-    async fn load_adapter(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError> {
-        let call = json!({ "lora_name": load.label, "lora_path": folder });
+    async fn load_adapter(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError> {
+        let call = json!({ "lora_name": load.label, "lora_path": dir });
         let answer = http.post("/load_lora_adapter", &call, load.within).await?;
         match answer["success"] == false {
-            true => Err(http.refuses(answer["error_message"].as_str().unwrap_or("it takes no adapter"))),
+            true => Err(http.rejection(answer["error_message"].as_str().unwrap_or("it takes no adapter"))),
             false => Ok(()),
         }
     }
@@ -238,7 +246,7 @@ impl Dialect for Sglang {
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get("/server_info", within).await?;
         match info["enable_memory_saver"] == false {
-            true => Err(http.refuses(
+            true => Err(http.rejection(
                 "it keeps the memory of its devices when it is told to sleep; start it with --enable-memory-saver",
             )),
             false => Ok(()),
@@ -259,7 +267,7 @@ impl Dialect for Sglang {
     }
 
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
-        Ok(says_asleep(&http.get("/model_info", within).await?["weight_version"]))
+        Ok(is_asleep_label(&http.get("/model_info", within).await?["weight_version"]))
     }
 
     async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
@@ -280,13 +288,13 @@ impl Dialect for Sglang {
 /// Returns the server's message if `success` is false.
 fn done(http: &Http, answer: Value) -> Result<Value, PolicyError> {
     match answer["success"] == false {
-        true => Err(http.refuses(answer["message"].as_str().unwrap_or("it does not say why"))),
+        true => Err(http.rejection(answer["message"].as_str().unwrap_or("it does not say why"))),
         false => Ok(answer),
     }
 }
 
 #[async_trait]
-impl Receives for Sglang {
+impl ReceiveWeights for Sglang {
     fn rendezvous(&self, _backend: GroupBackend) -> Rendezvous {
         Rendezvous::Store
     }
@@ -298,7 +306,7 @@ impl Receives for Sglang {
         // taken.
         for (key, flag) in [("dp_size", "--dp-size"), ("pp_size", "--pp-size")] {
             if number(key) > 1 {
-                return Err(http.refuses(format!(
+                return Err(http.rejection(format!(
                     "it has {flag} {}, and weights are sent to servers with {flag} 1; start it so, or set \
                      cluster.samplers.weights = \"folder\"",
                     number(key)
@@ -308,10 +316,10 @@ impl Receives for Sglang {
         Ok(number("tp_size").max(1))
     }
 
-    async fn join(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError> {
-        let Joint { opening, opened } = joint;
+    async fn join(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError> {
+        let JoinedGroup { opening, opened } = joint;
         let Meeting::Store { address, port } = &opened.meeting else {
-            return Err(http.refuses("it joins groups over a store alone"));
+            return Err(http.rejection("it joins groups over a store alone"));
         };
         let call = json!({
             "master_address": address,
@@ -327,10 +335,10 @@ impl Receives for Sglang {
     async fn receive(
         &self,
         http: &Http,
-        push: &Receiving<'_>,
-        sending: Sending<'_>,
-    ) -> Result<Sent, PolicyError> {
-        let Receiving { joint, label, keeps, within, answer } = *push;
+        push: &ReceiveSpec<'_>,
+        sending: SendFuture<'_>,
+    ) -> Result<SendReport, PolicyError> {
+        let ReceiveSpec { joint, label, keeps, within, response_timeout } = *push;
         done(http, http.post("/begin_weight_update", &json!({}), within).await?)?;
         let call = json!({
             "names": joint.opened.names,
@@ -342,7 +350,7 @@ impl Receives for Sglang {
         });
         let update =
             async { done(http, http.post("/update_weights_from_distributed", &call, within).await?) };
-        let taken = received(http, update, sending, self.leave(http, joint, answer)).await;
+        let taken = receive_weights(http, update, sending, self.leave(http, joint, response_timeout)).await;
         // Without the end of the update, the server loads no weights in any other way.
         let ended =
             http.post("/end_weight_update", &json!({}), within).await.and_then(|answer| done(http, answer));
@@ -351,7 +359,7 @@ impl Receives for Sglang {
         Ok(sent)
     }
 
-    async fn leave(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError> {
+    async fn leave(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError> {
         let call = json!({ "group_name": joint.opening.group });
         http.post("/destroy_weights_update_group", &call, within).await.map(|_| ())
     }

@@ -13,13 +13,13 @@ use levade_policy::{PolicyError, WeightsRef};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::dialect::{Facts, Loading, Part};
-use super::folder::Folder;
+use super::dialect::{Facts, LoadSpec, Part};
 use super::options::InFlight;
+use super::weight_dir::WeightDir;
 use super::{Inner, Server, label_of, lock};
-use crate::devices::Wakes;
+use crate::devices::Wake;
 
-/// The sleeping part of a server. Only changed while `adopting` is locked.
+/// The sleeping part of a server. Only changed while `update_lock` is locked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum Sleep {
     /// No part: the server has its devices.
@@ -44,23 +44,23 @@ impl Server {
     }
 
     /// Returns whether anything answers at the server's address, even if late.
-    pub(crate) async fn is_there(&self) -> bool {
-        let asked = self.0.http.ask(Method::GET, "/health", None, self.0.options.answer).await;
-        !matches!(asked, Err(PolicyError::Stopped(_)))
+    pub(crate) async fn is_reachable(&self) -> bool {
+        let response = self.0.http.send(Method::GET, "/health", None, self.0.options.response_timeout).await;
+        !matches!(response, Err(PolicyError::Stopped(_)))
     }
 
     /// Loads weights over a group into a sleeping server without waking it completely: its KV cache
     /// fits only once the learner has sent the weights to all servers. If this fails, the server
     /// reads the weights from their directory when it wakes.
-    pub(crate) async fn takes(&self, weights: &WeightsRef) {
-        if let Err(error) = self.0.takes(weights).await {
+    pub(crate) async fn preload(&self, weights: &WeightsRef) {
+        if let Err(error) = self.0.preload(weights).await {
             let (server, version) = (&self.0.http.name, weights.version);
             warn!(server, version, %error, "weights were not taken, and are when they are adopted");
         }
     }
 
     /// Sets the object that wakes the server when it gets a request while asleep.
-    pub(crate) fn woken_by(&self, wakes: Weak<dyn Wakes>) {
+    pub(crate) fn set_waker(&self, wakes: Weak<dyn Wake>) {
         *self.0.wakes.lock().unwrap_or_else(PoisonError::into_inner) = Some(wakes);
     }
 }
@@ -71,17 +71,17 @@ impl Inner {
         *lock(&self.sleep) != Sleep::Awake
     }
 
-    fn is_now(&self, sleep: Sleep) {
+    fn set_sleep(&self, sleep: Sleep) {
         *lock(&self.sleep) = sleep;
     }
 
     async fn sleep(&self) -> Result<(), PolicyError> {
-        let (answer, longest) = (self.options.answer, self.options.adopt * 2);
-        let Some(_alone) = within(longest, self.adopting.lock()).await else {
+        let (response_timeout, timeout) = (self.options.response_timeout, self.options.update_timeout * 2);
+        let Some(_lock) = within(timeout, self.update_lock.lock()).await else {
             let what = format!("{} to have adopted weights, so that it can sleep", self.http.name);
-            return Err(PolicyError::Deadline(longest, what));
+            return Err(PolicyError::Deadline(timeout, what));
         };
-        self.shut();
+        self.close_gate();
         let before = lock(&self.sleep).clone();
         if before != Sleep::Awake {
             let is_asleep = self.still_sleeps(&before).await?;
@@ -90,25 +90,25 @@ impl Inner {
                     return Ok(());
                 }
                 // Memory must be allocated before it can be released.
-                self.dialect.wake(&self.http, Part::Cache, longest).await?;
+                self.dialect.wake(&self.http, Part::Cache, timeout).await?;
             }
             if !is_asleep {
                 // The server was restarted, perhaps with other options.
                 *self.facts.lock().await = None;
             }
-            self.is_now(Sleep::Awake);
+            self.set_sleep(Sleep::Awake);
         }
-        let begun = Instant::now();
-        self.dialect.check_sleeps(&self.http, answer).await?;
-        self.dialect.pause(&self.http, InFlight::Recompute, answer).await?;
-        self.dialect.sleep(&self.http, longest).await?;
-        self.is_now(Sleep::Asleep);
-        info!(server = self.http.name, seconds = begun.elapsed().as_secs_f64(), "a sampler sleeps");
+        let start = Instant::now();
+        self.dialect.check_sleeps(&self.http, response_timeout).await?;
+        self.dialect.pause(&self.http, InFlight::Recompute, response_timeout).await?;
+        self.dialect.sleep(&self.http, timeout).await?;
+        self.set_sleep(Sleep::Asleep);
+        info!(server = self.http.name, seconds = start.elapsed().as_secs_f64(), "a sampler sleeps");
         Ok(())
     }
 
     /// Holds requests back until weights are loaded.
-    fn shut(&self) {
+    fn close_gate(&self) {
         lock(&self.paused).since.get_or_insert_with(Instant::now);
         self.gate.send_if_modified(|gate| {
             let changes = !gate.is_asleep;
@@ -123,77 +123,78 @@ impl Inner {
     /// Returns whether the server has not restarted: it is asleep, or has the label of weights
     /// loaded since.
     async fn still_sleeps(&self, before: &Sleep) -> Result<bool, PolicyError> {
-        let answer = self.options.answer;
-        if self.dialect.is_asleep(&self.http, answer).await? {
+        let response_timeout = self.options.response_timeout;
+        if self.dialect.is_asleep(&self.http, response_timeout).await? {
             return Ok(true);
         }
         let known = self.facts.lock().await.clone();
         let (Sleep::Half { holds: Some(label) }, Some(facts)) = (before, known) else { return Ok(false) };
-        Ok(self.dialect.label(&self.http, &facts, answer).await? == *label)
+        Ok(self.dialect.label(&self.http, &facts, response_timeout).await? == *label)
     }
 
     /// Detects whether a server that was put to sleep has been restarted.
-    pub async fn look_again(&self) -> Result<(), PolicyError> {
+    pub async fn recheck_sleep(&self) -> Result<(), PolicyError> {
         let before = lock(&self.sleep).clone();
         if before != Sleep::Awake && !self.still_sleeps(&before).await? {
-            self.is_now(Sleep::Awake);
+            self.set_sleep(Sleep::Awake);
             *self.facts.lock().await = None;
         }
         Ok(())
     }
 
     /// Wakes a server that was left asleep, with the weights that it was started with.
-    pub async fn rouse(&self) -> Result<(), PolicyError> {
-        let (answer, adopt) = (self.options.answer, self.options.adopt);
-        let asleep = match self.dialect.is_asleep(&self.http, answer).await {
+    pub async fn wake_if_asleep(&self) -> Result<(), PolicyError> {
+        let (response_timeout, update_timeout) = (self.options.response_timeout, self.options.update_timeout);
+        let asleep = match self.dialect.is_asleep(&self.http, response_timeout).await {
             // The server is of another kind, which the inspection will report.
             Err(error) if !error.may_pass() => false,
             asleep => asleep?,
         };
         if asleep {
             warn!(server = self.http.name, "it was left asleep, and is woken");
-            self.dialect.wake(&self.http, Part::Weights, adopt).await?;
-            self.dialect.read_first(&self.http, adopt).await?;
-            self.dialect.wake(&self.http, Part::Cache, adopt).await?;
-            self.dialect.resume(&self.http, answer).await?;
+            self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;
+            self.dialect.read_first(&self.http, update_timeout).await?;
+            self.dialect.wake(&self.http, Part::Cache, update_timeout).await?;
+            self.dialect.resume(&self.http, response_timeout).await?;
         }
-        self.is_now(Sleep::Awake);
+        self.set_sleep(Sleep::Awake);
         Ok(())
     }
 
-    async fn takes(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        let _alone = self.adopting.lock().await;
-        let folder = self.folder(weights).await?;
-        self.look_again().await?;
+    async fn preload(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        let _lock = self.update_lock.lock().await;
+        let dir = self.checked_dir(weights).await?;
+        self.recheck_sleep().await?;
         let known = self.facts.lock().await.clone();
         let Some(facts) = known.filter(|_| *lock(&self.sleep) == Sleep::Asleep) else { return Ok(()) };
-        self.dialect.wake(&self.http, Part::Weights, self.options.adopt).await?;
-        self.is_now(Sleep::Half { holds: None });
-        let Some(joined) = self.joined(weights.version, &facts).await else { return Ok(()) };
-        let label = label_of(weights.version, folder.sum);
-        let load = Loading { facts: &facts, label: &label, keeps: true, within: self.options.adopt };
-        self.take(&folder, &load, Some(joined)).await?;
-        self.is_now(Sleep::Half { holds: Some(label) });
+        self.dialect.wake(&self.http, Part::Weights, self.options.update_timeout).await?;
+        self.set_sleep(Sleep::Half { holds: None });
+        let Some(membership) = self.join_group(weights.version, &facts).await else { return Ok(()) };
+        let label = label_of(weights.version, dir.sum);
+        let load =
+            LoadSpec { facts: &facts, label: &label, keeps: true, within: self.options.update_timeout };
+        self.take(&dir, &load, Some(membership)).await?;
+        self.set_sleep(Sleep::Half { holds: Some(label) });
         Ok(())
     }
 
     /// Wakes a server with weights, which it reads unless it holds them already, and resumes
     /// sampling.
-    pub async fn wake_with(&self, folder: &Folder, facts: &Facts, label: &str) -> Result<(), PolicyError> {
-        let (answer, adopt) = (self.options.answer, self.options.adopt);
+    pub async fn wake_with(&self, dir: &WeightDir, facts: &Facts, label: &str) -> Result<(), PolicyError> {
+        let (response_timeout, update_timeout) = (self.options.response_timeout, self.options.update_timeout);
         let before = lock(&self.sleep).clone();
         if before == Sleep::Asleep {
-            self.dialect.wake(&self.http, Part::Weights, adopt).await?;
-            self.is_now(Sleep::Half { holds: None });
+            self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;
+            self.set_sleep(Sleep::Half { holds: None });
         }
         if before != (Sleep::Half { holds: Some(label.to_owned()) }) {
-            let load = Loading { facts, label, keeps: true, within: adopt };
-            self.is_now(Sleep::Half { holds: None });
-            self.take(folder, &load, None).await?;
-            self.is_now(Sleep::Half { holds: Some(label.to_owned()) });
+            let load = LoadSpec { facts, label, keeps: true, within: update_timeout };
+            self.set_sleep(Sleep::Half { holds: None });
+            self.take(dir, &load, None).await?;
+            self.set_sleep(Sleep::Half { holds: Some(label.to_owned()) });
         }
-        self.dialect.wake(&self.http, Part::Cache, adopt).await?;
-        self.is_now(Sleep::Awake);
-        self.dialect.resume(&self.http, answer).await
+        self.dialect.wake(&self.http, Part::Cache, update_timeout).await?;
+        self.set_sleep(Sleep::Awake);
+        self.dialect.resume(&self.http, response_timeout).await
     }
 }

@@ -9,20 +9,20 @@ pub(super) struct Stops<'a> {
     bytes: Option<&'a dyn TokenBytes>,
     /// The last bytes, fewer than the longest string has.
     tail: Vec<u8>,
-    longest: usize,
+    max_len: usize,
 }
 
 impl<'a> Stops<'a> {
     /// Creates a search for `strings`. Empty strings are ignored.
     pub fn new(strings: &'a [String], bytes: Option<&'a dyn TokenBytes>) -> Self {
         let strings: Vec<&[u8]> = strings.iter().map(String::as_bytes).filter(|s| !s.is_empty()).collect();
-        let longest = strings.iter().map(|string| string.len()).max().unwrap_or(0);
-        Stops { strings, bytes, tail: Vec::new(), longest }
+        let max_len = strings.iter().map(|string| string.len()).max().unwrap_or(0);
+        Stops { strings, bytes, tail: Vec::new(), max_len: max_len }
     }
 
     /// Returns whether `token` completes a stop string.
     pub fn completes(&mut self, token: u32) -> bool {
-        if self.longest == 0 {
+        if self.max_len == 0 {
             return false;
         }
         let Some(bytes) = self.bytes.and_then(|bytes| bytes.token_bytes(token)) else {
@@ -32,7 +32,7 @@ impl<'a> Stops<'a> {
         };
         self.tail.extend_from_slice(bytes);
         let found = self.strings.iter().any(|string| self.tail.windows(string.len()).any(|at| at == *string));
-        let kept = self.tail.len().saturating_sub(self.longest - 1);
+        let kept = self.tail.len().saturating_sub(self.max_len - 1);
         self.tail.drain(..kept);
         found
     }

@@ -29,8 +29,8 @@ use group::Membership;
 pub use group::{SendFault, Sender};
 pub use lie::Lie;
 pub use routing::impatient;
-use sleep::Given;
 pub use sleep::Log;
+use sleep::ReleasedMemory;
 pub use weights::publish;
 
 pub const VOCABULARY: usize = 40;
@@ -38,7 +38,7 @@ const CONTEXT: usize = 64;
 
 /// API of a fake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Speaks {
+pub enum ServerApi {
     NewVllm,
     OldVllm,
     Sglang,
@@ -46,15 +46,15 @@ pub enum Speaks {
 
 /// Behavior of a fake.
 #[derive(Debug, Clone, Default)]
-pub struct Behaviour {
+pub struct Behavior {
     /// Number of tokens of a completion after which it hangs.
     pub hangs_after: Option<usize>,
     /// Number of tokens after which its process is killed.
-    pub dies_after: Option<usize>,
+    pub exits_after: Option<usize>,
     /// Whether its process is killed when it is asked to load weights.
-    pub dies_reading: bool,
+    pub exits_while_reading: bool,
     /// Whether it rejects weights.
-    pub refuses_weights: bool,
+    pub rejects_weights: bool,
     /// Whether log-probabilities are always at temperature 1.
     pub raw: bool,
     /// Flags that it was started without.
@@ -66,11 +66,11 @@ pub struct Behaviour {
     /// Maximum sequence length, in tokens.
     pub context: Option<usize>,
     /// Whether it rejects requests to sleep.
-    pub refuses_sleep: bool,
+    pub rejects_sleep: bool,
     /// Whether its process is killed when it is put to sleep.
-    pub dies_sleeping: bool,
+    pub exits_while_sleeping: bool,
     /// Whether its process is killed when it is woken.
-    pub dies_waking: bool,
+    pub exits_while_waking: bool,
     /// Log of the requested routes.
     pub log: Option<Log>,
     /// End-of-text token of the model's files, which only SGLang observes.
@@ -85,10 +85,10 @@ struct Life {
     /// Shift of the table: a function of the loaded weights.
     shift: u64,
     paused: bool,
-    asked: Vec<(String, Value)>,
+    requests: Vec<(String, Value)>,
     adapters: BTreeMap<String, u64>,
     membership: Membership,
-    given: Given,
+    released: ReleasedMemory,
     /// Number of tokens sampled from partly replaced weights.
     half: usize,
 }
@@ -97,8 +97,8 @@ struct Life {
 pub struct Fake {
     pub url: String,
     port: u16,
-    speaks: Speaks,
-    pub behaviour: Arc<Mutex<Behaviour>>,
+    api: ServerApi,
+    pub behavior: Arc<Mutex<Behavior>>,
     life: Arc<Mutex<Life>>,
     task: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
@@ -112,9 +112,9 @@ impl IntoResponse for Json {
     }
 }
 
-struct Shared {
-    speaks: Speaks,
-    behaviour: Arc<Mutex<Behaviour>>,
+struct FakeState {
+    api: ServerApi,
+    behavior: Arc<Mutex<Behavior>>,
     life: Arc<Mutex<Life>>,
     task: Arc<Mutex<Option<JoinHandle<()>>>>,
     started: f64,
@@ -130,27 +130,27 @@ fn distribution(shift: u64, path: &[u32], temperature: f64) -> Vec<f64> {
 }
 
 /// Returns the table's shift for a directory: the number in its name `v7`.
-fn shift_of(folder: &str) -> u64 {
-    Path::new(folder)
+fn shift_of(dir: &str) -> u64 {
+    Path::new(dir)
         .file_name()
         .and_then(|name| name.to_str()?.strip_prefix('v')?.parse().ok())
         // `m` is the model that the fake was started with.
-        .unwrap_or(if folder == "m" { 1 } else { 99 })
+        .unwrap_or(if dir == "m" { 1 } else { 99 })
 }
 
 impl Fake {
-    pub async fn new(speaks: Speaks) -> Self {
-        Self::with(speaks, Behaviour::default()).await
+    pub async fn new(api: ServerApi) -> Self {
+        Self::with(api, Behavior::default()).await
     }
 
-    pub async fn with(speaks: Speaks, behaviour: Behaviour) -> Self {
+    pub async fn with(api: ServerApi, behavior: Behavior) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let fake = Fake {
             url: format!("http://127.0.0.1:{port}"),
             port,
-            speaks,
-            behaviour: Arc::new(Mutex::new(behaviour)),
+            api,
+            behavior: Arc::new(Mutex::new(behavior)),
             life: Arc::default(),
             task: Arc::default(),
         };
@@ -161,14 +161,14 @@ impl Fake {
     fn run(&self, listener: TcpListener) {
         *self.life.lock().unwrap() = Life { weights: "default".into(), shift: 1, ..Life::default() };
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        let shared = Arc::new(Shared {
-            speaks: self.speaks,
-            behaviour: self.behaviour.clone(),
+        let state = Arc::new(FakeState {
+            api: self.api,
+            behavior: self.behavior.clone(),
             life: self.life.clone(),
             task: self.task.clone(),
             started: now.as_secs_f64(),
         });
-        let app = Router::new().fallback(answer).with_state(shared);
+        let app = Router::new().fallback(response).with_state(state);
         *self.task.lock().unwrap() = Some(tokio::spawn(async move {
             axum::serve(listener, app).await.unwrap();
         }));
@@ -194,18 +194,14 @@ impl Fake {
         self.run(listener);
     }
 
-    pub fn set(&self, behaviour: Behaviour) {
-        *self.behaviour.lock().unwrap() = behaviour;
+    pub fn set(&self, behavior: Behavior) {
+        *self.behavior.lock().unwrap() = behavior;
     }
 
     /// Returns requests to a route, without those of an inspection.
-    pub fn asked(&self, route: &str) -> Vec<Value> {
+    pub fn requests(&self, route: &str) -> Vec<Value> {
         let life = self.life.lock().unwrap();
-        life.asked
-            .iter()
-            .filter(|(asked, _)| asked.starts_with(route))
-            .map(|(_, body)| body.clone())
-            .collect()
+        life.requests.iter().filter(|(uri, _)| uri.starts_with(route)).map(|(_, body)| body.clone()).collect()
     }
 
     /// Pauses it, as an external client does.
@@ -220,12 +216,12 @@ impl Fake {
 
     /// Returns whether it occupies device memory; a killed fake occupies none.
     pub fn is_awake(&self) -> bool {
-        self.task.lock().unwrap().is_some() && self.life.lock().unwrap().given.is_awake()
+        self.task.lock().unwrap().is_some() && self.life.lock().unwrap().released.is_awake()
     }
 
     /// Returns the number of samples without weights, and of calls that crashed it in its sleep.
     pub fn nonsense(&self) -> usize {
-        self.life.lock().unwrap().given.nonsense
+        self.life.lock().unwrap().released.nonsense
     }
 
     /// Returns the label of its weights.
@@ -234,15 +230,15 @@ impl Fake {
     }
 
     pub fn options(&self, in_flight: InFlight) -> ServerOptions {
-        let kind = if self.speaks == Speaks::Sglang { ServerKind::Sglang } else { ServerKind::Vllm };
+        let kind = if self.api == ServerApi::Sglang { ServerKind::Sglang } else { ServerKind::Vllm };
         ServerOptions {
             in_flight,
             tokens: Some(Arc::new(Letters)),
             tokenizer: TokenizerProbe { text: "abcdef".into(), tokens: vec![1, 2, 3, 4, 5, 6] },
             tolerance: 0.1,
-            answer: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(5),
             silence: Duration::from_secs(2),
-            adopt: Duration::from_secs(5),
+            update_timeout: Duration::from_secs(5),
             ..ServerOptions::new(kind, &self.url, VOCABULARY, CONTEXT)
         }
     }
@@ -267,99 +263,99 @@ impl TokenBytes for Letters {
     }
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, method: Method, uri: Uri, body: Bytes) -> Response {
+async fn response(State(state): State<Arc<FakeState>>, method: Method, uri: Uri, body: Bytes) -> Response {
     let path = uri.path().to_owned();
     let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    let behaviour = shared.behaviour.lock().unwrap().clone();
-    shared.life.lock().unwrap().asked.push((uri.to_string(), body.clone()));
-    if let (Some(log), "POST") = (&behaviour.log, method.as_str()) {
+    let behavior = state.behavior.lock().unwrap().clone();
+    state.life.lock().unwrap().requests.push((uri.to_string(), body.clone()));
+    if let (Some(log), "POST") = (&behavior.log, method.as_str()) {
         log.lock().unwrap().push(uri.to_string());
     }
-    if let Some(answer) = sleep::answer(&shared, &behaviour, &uri, &body).await {
-        return answer;
+    if let Some(response) = sleep::response(&state, &behavior, &uri, &body).await {
+        return response;
     }
     let ok = |value: Value| Json(value).into_response();
-    let sglang = shared.speaks == Speaks::Sglang;
+    let sglang = state.api == ServerApi::Sglang;
     match (method.as_str(), path.as_str()) {
         ("GET", "/version") if !sglang => ok(json!({ "version": "0.32.0" })),
-        ("GET", "/openapi.json") if !sglang => ok(routes(&shared, &behaviour)),
-        ("GET", "/is_paused") if !sglang => ok(json!({ "is_paused": shared.life.lock().unwrap().paused })),
+        ("GET", "/openapi.json") if !sglang => ok(routes(&state, &behavior)),
+        ("GET", "/is_paused") if !sglang => ok(json!({ "is_paused": state.life.lock().unwrap().paused })),
         ("GET", "/v1/models") => {
-            let life = shared.life.lock().unwrap();
+            let life = state.life.lock().unwrap();
             let adapters = life.adapters.keys().map(|name| json!({ "id": name }));
             let model =
-                json!({ "id": "m", "root": "m", "max_model_len": behaviour.context.unwrap_or(CONTEXT) });
+                json!({ "id": "m", "root": "m", "max_model_len": behavior.context.unwrap_or(CONTEXT) });
             ok(json!({ "data": std::iter::once(model).chain(adapters).collect::<Vec<_>>() }))
         }
         ("GET", "/model_info") if sglang => {
-            let life = shared.life.lock().unwrap();
+            let life = state.life.lock().unwrap();
             ok(json!({ "model_path": "m", "weight_version": life.weights }))
         }
         ("GET", "/server_info") if sglang => {
-            let saves = behaviour.without != "memory saver";
-            let context = behaviour.context.unwrap_or(CONTEXT);
+            let saves = behavior.without != "memory saver";
+            let context = behavior.context.unwrap_or(CONTEXT);
             ok(json!({ "context_length": context, "version": "0.5.23", "enable_memory_saver": saves }))
         }
         ("POST", "/tokenize") => {
             let tokens =
-                if behaviour.other_tokenizer { vec![1, 2, 9, 4, 5, 6] } else { vec![1, 2, 3, 4, 5, 6] };
+                if behavior.other_tokenizer { vec![1, 2, 9, 4, 5, 6] } else { vec![1, 2, 3, 4, 5, 6] };
             ok(json!({ "tokens": tokens }))
         }
         ("GET", "/metrics") if !sglang => {
             let page = format!(
                 "# HELP x\nprocess_start_time_seconds {}\nvllm:num_requests_running{{e=\"0\"}} 3.0\n",
-                shared.started
+                state.started
             );
             page.into_response()
         }
-        ("GET", "/weight_info") if shared.speaks == Speaks::NewVllm => {
-            ok(json!({ "weight_version": shared.life.lock().unwrap().weights }))
+        ("GET", "/weight_info") if state.api == ServerApi::NewVllm => {
+            ok(json!({ "weight_version": state.life.lock().unwrap().weights }))
         }
         ("POST", "/pause" | "/pause_generation") => {
-            shared.life.lock().unwrap().paused = true;
+            state.life.lock().unwrap().paused = true;
             ok(json!({ "status": "paused" }))
         }
         ("POST", "/resume" | "/continue_generation") => {
-            shared.life.lock().unwrap().paused = false;
+            state.life.lock().unwrap().paused = false;
             ok(json!({ "status": "resumed" }))
         }
-        ("POST", "/collective_rpc") => read(&shared, &behaviour, &body["kwargs"]["weights_path"]).await,
+        ("POST", "/collective_rpc") => read(&state, &behavior, &body["kwargs"]["weights_path"]).await,
         ("POST", "/update_weights_from_disk") => {
-            let answer = read(&shared, &behaviour, &body["model_path"]).await;
-            if answer.status() == StatusCode::OK {
-                shared.life.lock().unwrap().weights = body["weight_version"].as_str().unwrap().into();
+            let response = read(&state, &behavior, &body["model_path"]).await;
+            if response.status() == StatusCode::OK {
+                state.life.lock().unwrap().weights = body["weight_version"].as_str().unwrap().into();
             }
-            answer
+            response
         }
         ("POST", "/reset_prefix_cache") => ok(json!({})),
-        ("POST", "/update_weight_version") if shared.speaks != Speaks::OldVllm => {
-            shared.life.lock().unwrap().weights = body["new_version"].as_str().unwrap().into();
+        ("POST", "/update_weight_version") if state.api != ServerApi::OldVllm => {
+            state.life.lock().unwrap().weights = body["new_version"].as_str().unwrap().into();
             ok(json!({}))
         }
         ("POST", "/v1/load_lora_adapter" | "/load_lora_adapter") => {
-            let mut life = shared.life.lock().unwrap();
+            let mut life = state.life.lock().unwrap();
             let shift = shift_of(body["lora_path"].as_str().unwrap());
             life.adapters.insert(body["lora_name"].as_str().unwrap().into(), shift);
             ok(json!({}))
         }
         ("POST", "/v1/unload_lora_adapter" | "/unload_lora_adapter") => {
-            shared.life.lock().unwrap().adapters.remove(body["lora_name"].as_str().unwrap());
+            state.life.lock().unwrap().adapters.remove(body["lora_name"].as_str().unwrap());
             ok(json!({}))
         }
-        ("POST", "/inference/v1/generate" | "/generate") => generate(shared, behaviour, body).await,
-        _ => group::answer(&shared, &behaviour, &path, &body).await,
+        ("POST", "/inference/v1/generate" | "/generate") => generate(state, behavior, body).await,
+        _ => group::response(&state, &behavior, &path, &body).await,
     }
 }
 
-fn routes(shared: &Shared, behaviour: &Behaviour) -> Value {
+fn routes(state: &FakeState, behavior: &Behavior) -> Value {
     let mut routes = vec!["/inference/v1/generate", "/tokenize"];
-    if behaviour.without != "dev mode" {
+    if behavior.without != "dev mode" {
         routes.extend(["/pause", "/collective_rpc"]);
     }
-    if behaviour.without != "adapters" {
+    if behavior.without != "adapters" {
         routes.push("/v1/load_lora_adapter");
     }
-    if shared.speaks == Speaks::NewVllm {
+    if state.api == ServerApi::NewVllm {
         routes.extend(["/weight_info", "/init_weight_transfer_engine"]);
     }
     let paths: BTreeMap<&str, Value> = routes.into_iter().map(|route| (route, json!({}))).collect();
@@ -367,27 +363,27 @@ fn routes(shared: &Shared, behaviour: &Behaviour) -> Value {
 }
 
 /// Exits like a killed process: no connection closes cleanly.
-async fn die(shared: &Shared) -> ! {
-    if let Some(task) = shared.task.lock().unwrap().take() {
+async fn die(state: &FakeState) -> ! {
+    if let Some(task) = state.task.lock().unwrap().take() {
         task.abort();
     }
     std::future::pending::<Infallible>().await;
     unreachable!()
 }
 
-async fn read(shared: &Shared, behaviour: &Behaviour, folder: &Value) -> Response {
-    if behaviour.dies_reading {
-        die(shared).await;
+async fn read(state: &FakeState, behavior: &Behavior, dir: &Value) -> Response {
+    if behavior.exits_while_reading {
+        die(state).await;
     }
-    if behaviour.refuses_weights {
+    if behavior.rejects_weights {
         return (StatusCode::BAD_REQUEST, Json(json!({ "error": { "message": "shapes differ" } })))
             .into_response();
     }
-    sleep::may_write(shared).await;
-    if !behaviour.keeps_weights {
-        sleep::written(shared);
-        let mut life = shared.life.lock().unwrap();
-        life.shift = shift_of(folder.as_str().unwrap());
+    sleep::check_can_write(state).await;
+    if !behavior.keeps_weights {
+        sleep::written(state);
+        let mut life = state.life.lock().unwrap();
+        life.shift = shift_of(dir.as_str().unwrap());
         life.membership = Membership::default();
     }
     Json(json!({ "success": true })).into_response()
@@ -398,9 +394,9 @@ fn triple(logprobs: &[f64], id: u32) -> Value {
 }
 
 /// Returns a token in the format of the API version; the old API has no numeric ID.
-fn named(shared: &Shared, id: u32, logprob: f64) -> Value {
-    match shared.speaks {
-        Speaks::OldVllm => json!({ "token": format!("token_id:{id}"), "logprob": logprob }),
+fn named(state: &FakeState, id: u32, logprob: f64) -> Value {
+    match state.api {
+        ServerApi::OldVllm => json!({ "token": format!("token_id:{id}"), "logprob": logprob }),
         _ => json!({ "token_id": id, "logprob": logprob }),
     }
 }
@@ -412,35 +408,35 @@ fn likely(logprobs: &[f64], top: usize) -> Vec<u32> {
     ids
 }
 
-async fn generate(shared: Arc<Shared>, behaviour: Behaviour, body: Value) -> Response {
-    if behaviour.without == "scale out" {
+async fn generate(state: Arc<FakeState>, behavior: Behavior, body: Value) -> Response {
+    if behavior.without == "scale out" {
         return (StatusCode::FORBIDDEN, Json(json!({ "error": { "message": "scale-out is off" } })))
             .into_response();
     }
-    let sglang = shared.speaks == Speaks::Sglang;
+    let sglang = state.api == ServerApi::Sglang;
     let (prompt, params) =
         (if sglang { &body["input_ids"] } else { &body["token_ids"] }, &body["sampling_params"]);
     let path: Vec<u32> = prompt.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     let temperature = params["temperature"].as_f64().filter(|t| *t > 0.0).unwrap_or(1.0);
-    let temperature = if behaviour.raw { 1.0 } else { temperature };
-    let most = params[if sglang { "max_new_tokens" } else { "max_tokens" }].as_u64().unwrap() as usize;
+    let temperature = if behavior.raw { 1.0 } else { temperature };
+    let limit = params[if sglang { "max_new_tokens" } else { "max_tokens" }].as_u64().unwrap() as usize;
     let name = if sglang { &body["lora_path"] } else { &body["model"] };
-    let of_adapter = shared.life.lock().unwrap().adapters.get(name.as_str().unwrap_or("")).copied();
+    let of_adapter = state.life.lock().unwrap().adapters.get(name.as_str().unwrap_or("")).copied();
     let scores = params.get("prompt_logprobs").is_some() || body["logprob_start_len"] == 0;
     if body["stream"] != true {
-        sleep::may_draw(&shared).await;
-        if group::is_half(&shared) {
-            shared.life.lock().unwrap().half += 1;
+        sleep::check_can_sample(&state).await;
+        if group::is_half(&state) {
+            state.life.lock().unwrap().half += 1;
         }
-        let shift = of_adapter.unwrap_or(shared.life.lock().unwrap().shift);
+        let shift = of_adapter.unwrap_or(state.life.lock().unwrap().shift);
         if scores {
-            return scored(&shared, &path, shift, &params["prompt_logprobs"]);
+            return score_response(&state, &path, shift, &params["prompt_logprobs"]);
         }
         let logprobs = distribution(shift, &path, temperature);
         let id = likely(&logprobs, 1)[0];
         let top: Vec<Value> =
-            likely(&logprobs, 8).into_iter().map(|id| named(&shared, id, logprobs[id as usize])).collect();
-        let mut content = named(&shared, id, logprobs[id as usize]);
+            likely(&logprobs, 8).into_iter().map(|id| named(&state, id, logprobs[id as usize])).collect();
+        let mut content = named(&state, id, logprobs[id as usize]);
         content["top_logprobs"] = top.into();
         let choice =
             json!({ "token_ids": [id], "finish_reason": "length", "logprobs": { "content": [content] } });
@@ -451,114 +447,125 @@ async fn generate(shared: Arc<Shared>, behaviour: Behaviour, body: Value) -> Res
         params["stop_token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     match (sglang, params["ignore_eos"] == true) {
         (true, true) => stops.clear(),
-        (true, false) => stops.extend(behaviour.ends_texts),
+        (true, false) => stops.extend(behavior.ends_texts),
         _ => {}
     }
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, Infallible>>();
     let send = move |event: String| sender.send(Ok(Bytes::from(event))).is_ok();
-    tokio::spawn(draw(shared, behaviour, Drawing { path, temperature, most, top, stops, of_adapter }, send));
+    tokio::spawn(generate_tokens(
+        state,
+        behavior,
+        Generation { path, temperature, limit, top, stops, of_adapter },
+        send,
+    ));
     let stream = futures_util::stream::unfold(receiver, |mut receiver| async {
         receiver.recv().await.map(|item| (item, receiver))
     });
     Response::new(Body::from_stream(stream))
 }
 
-async fn wait_while_paused(shared: &Shared) {
-    while shared.life.lock().unwrap().paused {
+async fn wait_while_paused(state: &FakeState) {
+    while state.life.lock().unwrap().paused {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-fn scored(shared: &Shared, path: &[u32], shift: u64, top: &Value) -> Response {
+fn score_response(state: &FakeState, path: &[u32], shift: u64, top: &Value) -> Response {
     let at = |i: usize| distribution(shift, &path[..i], 1.0);
-    if shared.speaks == Speaks::Sglang {
+    if state.api == ServerApi::Sglang {
         let all: Vec<Value> = (0..path.len())
             .map(|i| if i == 0 { json!([null, path[0], null]) } else { triple(&at(i), path[i]) })
             .collect();
         return Json(json!({ "meta_info": { "input_token_logprobs": all } })).into_response();
     }
-    let place = |i: usize| {
+    let position_logprobs = |i: usize| {
         let logprobs = at(i);
         let mut ids = likely(&logprobs, top.as_u64().unwrap_or(0) as usize);
         ids.push(path[i]);
         let entries = ids.into_iter().map(|id| (id.to_string(), json!({ "logprob": logprobs[id as usize] })));
         Value::Object(entries.collect())
     };
-    let all: Vec<Value> = (0..path.len()).map(|i| if i == 0 { Value::Null } else { place(i) }).collect();
+    let all: Vec<Value> =
+        (0..path.len()).map(|i| if i == 0 { Value::Null } else { position_logprobs(i) }).collect();
     Json(json!({ "prompt_logprobs": all, "choices": [{ "token_ids": [0] }] })).into_response()
 }
 
-struct Drawing {
+struct Generation {
     path: Vec<u32>,
     temperature: f64,
-    most: usize,
+    limit: usize,
     top: usize,
     stops: Vec<u64>,
     of_adapter: Option<u64>,
 }
 
-async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send: impl Fn(String) -> bool) {
-    let Drawing { mut path, temperature, most, top, stops, of_adapter } = drawing;
+async fn generate_tokens(
+    state: Arc<FakeState>,
+    behavior: Behavior,
+    generation: Generation,
+    send: impl Fn(String) -> bool,
+) {
+    let Generation { mut path, temperature, limit, top, stops, of_adapter } = generation;
     let (mut spans, mut all): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
-    let label = || shared.life.lock().unwrap().weights.clone();
-    let lie = behaviour.lie;
-    let most = lie.map_or(most, |lie| lie.most(most));
-    for drawn in 0..=most {
-        if behaviour.dies_after == Some(drawn) {
-            die(&shared).await;
+    let label = || state.life.lock().unwrap().weights.clone();
+    let lie = behavior.lie;
+    let limit = lie.map_or(limit, |lie| lie.limit(limit));
+    for sampled in 0..=limit {
+        if behavior.exits_after == Some(sampled) {
+            die(&state).await;
         }
-        if behaviour.hangs_after == Some(drawn) {
+        if behavior.hangs_after == Some(sampled) {
             std::future::pending::<()>().await;
         }
-        sleep::may_draw(&shared).await;
-        if group::is_half(&shared) {
-            shared.life.lock().unwrap().half += 1;
+        sleep::check_can_sample(&state).await;
+        if group::is_half(&state) {
+            state.life.lock().unwrap().half += 1;
         }
-        let shift = of_adapter.unwrap_or(shared.life.lock().unwrap().shift);
+        let shift = of_adapter.unwrap_or(state.life.lock().unwrap().shift);
         let logprobs = distribution(shift, &path, temperature);
         // Not the most likely token, so that completions depend on the sequence.
         let id = likely(&logprobs, 1 + path.len() % 5)[path.len() % 5];
-        let ends = drawn + 1 >= most || stops.contains(&u64::from(id));
+        let ends = sampled + 1 >= limit || stops.contains(&u64::from(id));
         path.push(id);
         let now = label();
         match spans.last_mut().filter(|span| span["version"] == now) {
-            Some(span) => span["end"] = json!(drawn + 1),
-            None => spans.push(json!({ "version": now, "start": drawn, "end": drawn + 1 })),
+            Some(span) => span["end"] = json!(sampled + 1),
+            None => spans.push(json!({ "version": now, "start": sampled, "end": sampled + 1 })),
         }
         let named_as = if lie == Some(Lie::Stranger) && ends { VOCABULARY as u32 + 7 } else { id };
         let logprob = match lie {
-            Some(Lie::NoNumber) if drawn == 2 => Value::Null,
+            Some(Lie::NoNumber) if sampled == 2 => Value::Null,
             _ => json!(logprobs[id as usize]),
         };
-        let told =
-            lie.filter(|_| ends).and_then(|lie| lie.spans(&now, drawn)).unwrap_or_else(|| json!(spans));
+        let reported_spans =
+            lie.filter(|_| ends).and_then(|lie| lie.spans(&now, sampled)).unwrap_or_else(|| json!(spans));
         let stopped = stops.contains(&u64::from(id)) || lie == Some(Lie::Stops);
         let finish = ends.then_some(if stopped { "stop" } else { "length" });
-        let event = if shared.speaks == Speaks::Sglang {
+        let event = if state.api == ServerApi::Sglang {
             all.push(json!([logprob, named_as, null]));
             let matched = Some(id).filter(|id| stops.contains(&u64::from(*id)));
             let finish = finish.map(|reason| json!({ "type": reason, "matched": matched }));
             json!({ "output_ids": [], "meta_info": {
-                "completion_tokens": drawn + 1, "output_token_logprobs": all, "weight_versions": told,
+                "completion_tokens": sampled + 1, "output_token_logprobs": all, "weight_versions": reported_spans,
                 "finish_reason": finish,
             }})
         } else {
-            let mut entry = named(&shared, named_as, logprobs[id as usize]);
+            let mut entry = named(&state, named_as, logprobs[id as usize]);
             entry["logprob"] = logprob;
-            let others = likely(&logprobs, top);
-            entry["top_logprobs"] = others
+            let alternatives = likely(&logprobs, top);
+            entry["top_logprobs"] = alternatives
                 .into_iter()
-                .map(|id| named(&shared, id, logprobs[id as usize]))
+                .map(|id| named(&state, id, logprobs[id as usize]))
                 .collect::<Vec<_>>()
                 .into();
-            let known = (shared.speaks == Speaks::NewVllm && ends).then_some(told);
+            let known = (state.api == ServerApi::NewVllm && ends).then_some(reported_spans);
             json!({ "choices": [{
                 "index": 0, "token_ids": [named_as], "logprobs": { "content": [entry] }, "finish_reason": finish,
                 "weight_versions": known,
             }]})
         };
         let event = format!("data: {event}\n\n");
-        if drawn == 3 && matches!(lie, Some(Lie::Half | Lie::Ends)) {
+        if sampled == 3 && matches!(lie, Some(Lie::Half | Lie::Ends)) {
             send(if lie == Some(Lie::Half) { event[..event.len() / 2].to_owned() } else { event });
             return;
         }
@@ -569,8 +576,8 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
     }
 }
 
-pub fn request(stream: u64, most: usize) -> SampleRequest {
-    let params = SamplingParams { max_tokens: most, temperature: 0.7, ..SamplingParams::default() };
+pub fn request(stream: u64, limit: usize) -> SampleRequest {
+    let params = SamplingParams { max_tokens: limit, temperature: 0.7, ..SamplingParams::default() };
     SampleRequest {
         id: "r".into(),
         seed: 7,
@@ -590,7 +597,7 @@ pub fn expected(path: &[u32], from: usize, versions: impl Fn(usize) -> u64) -> V
 }
 
 /// Returns the directory of a weights reference.
-pub fn folder_of(weights: &WeightsRef) -> PathBuf {
+pub fn dir_of(weights: &WeightsRef) -> PathBuf {
     match &weights.at {
         WeightsAt::Manifest(manifest) => manifest.verify().unwrap().to_owned(),
         _ => panic!(),

@@ -15,13 +15,14 @@ use levade_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprob
 use serde_json::{Value, json};
 
 use super::dialect::{
-    ASLEEP, Chunk, Dialect, End, Facts, Loading, Part, Scored, Under, bias_of, compare_context,
-    compare_tokens, id_of, logprob_of, most_likely, says_asleep, spans_of, unload, unservable,
+    ASLEEP, Chunk, Dialect, End, Facts, LoadSpec, Part, PromptScores, RequestTarget, bias_of,
+    compare_context, compare_tokens, id_of, is_asleep_label, logprob_of, most_likely, spans_of, unload,
+    unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
-use super::receive::{Joint, Receives, Receiving, Sending, received};
-use crate::push::{GroupBackend, Meeting, Rendezvous, Sent};
+use super::receive::{JoinedGroup, ReceiveSpec, ReceiveWeights, SendFuture, receive_weights};
+use crate::push::{GroupBackend, Meeting, Rendezvous, SendReport};
 
 /// Route for sampling, which exists only with a server option.
 const GENERATE: &str = "/inference/v1/generate";
@@ -34,7 +35,7 @@ const ADAPTERS: &str = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment an
 
 /// Maximum number of alternatives that a server returns: its limit of 20 includes the sampled
 /// token.
-const MOST_TOP: usize = 19;
+const MAX_TOP_LOGPROBS: usize = 19;
 
 /// API of vLLM.
 pub(super) struct Vllm;
@@ -72,8 +73,8 @@ fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
     all
 }
 
-fn body(prompt: &[u32], under: &Under<'_>, params: Value) -> Value {
-    json!({ "model": under.model, "token_ids": prompt, "cache_salt": under.label, "sampling_params": params })
+fn body(prompt: &[u32], target: &RequestTarget<'_>, params: Value) -> Value {
+    json!({ "model": target.model, "token_ids": prompt, "cache_salt": target.label, "sampling_params": params })
 }
 
 fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
@@ -87,11 +88,11 @@ fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
 
 #[async_trait]
 impl Dialect for Vllm {
-    async fn look(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError> {
-        let within = options.answer;
-        let version = http.ask(Method::GET, "/version", None, within).await?;
+    async fn inspect(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError> {
+        let within = options.response_timeout;
+        let version = http.send(Method::GET, "/version", None, within).await?;
         let Some(program) = version.value["version"].as_str().map(str::to_owned) else {
-            return Err(http.refuses(format!(
+            return Err(http.rejection(format!(
                 "/version answers {}: this is no vLLM server; correct the address or the kind",
                 version.status.as_u16()
             )));
@@ -99,22 +100,22 @@ impl Dialect for Vllm {
         let routes = http.get("/openapi.json", within).await?;
         let has = |route: &str| routes["paths"].get(route).is_some();
         if !(has("/pause") && has("/collective_rpc")) {
-            return Err(http.refuses(format!(
+            return Err(http.rejection(format!(
                 "it has no routes to pause it and to give it weights; start it with {DEV_MODE} in its environment"
             )));
         }
         if options.adapters && !has("/v1/load_lora_adapter") {
-            return Err(http.refuses(format!("it takes no adapters; start it with {ADAPTERS}")));
+            return Err(http.rejection(format!("it takes no adapters; start it with {ADAPTERS}")));
         }
         let labels = has("/weight_info");
         if !labels && options.in_flight == InFlight::Keep && !options.adapters {
-            return Err(http.refuses(format!(
+            return Err(http.rejection(format!(
                 "vLLM {program} does not tell which weights sampled a token, so replies cannot go on across a change of \
                  weights; set in_flight = \"recompute\", or take vLLM 0.32 or later"
             )));
         }
         if options.push.is_some() && !(labels && has("/init_weight_transfer_engine")) {
-            return Err(http.refuses(format!(
+            return Err(http.rejection(format!(
                 "vLLM {program} takes no weights over a group; set cluster.samplers.weights = \"folder\", or take vLLM \
                  0.32 or later"
             )));
@@ -122,24 +123,24 @@ impl Dialect for Vllm {
         let models = http.get("/v1/models", within).await?;
         let model = &models["data"][0];
         let Some(name) = model["id"].as_str() else {
-            return Err(http.refuses("/v1/models names no model"));
+            return Err(http.rejection("/v1/models names no model"));
         };
         let length = model["max_model_len"].as_u64();
-        compare_context(length, "--max-model-len", options).map_err(|why| http.refuses(why))?;
+        compare_context(length, "--max-model-len", options).map_err(|why| http.rejection(why))?;
         // Servers are slow to return the configuration, so it is requested once.
-        let config = http.ask(Method::GET, CONFIG, None, within).await;
+        let config = http.send(Method::GET, CONFIG, None, within).await;
         let config = config.map(|mut info| info.value["vllm_config"].take());
         let seeds = config.as_ref().map_or(true, takes_seeds);
         let facts = Facts { model: name.to_owned(), program, labels, seeds };
         self.check_flags(http, &facts, options).await?;
         if options.push.is_some() || options.adapters {
-            check_config(&config?, options).map_err(|why| http.refuses(why))?;
+            check_config(&config?, options).map_err(|why| http.rejection(why))?;
         }
         if !options.tokenizer.tokens.is_empty() && has("/tokenize") {
             let text =
                 json!({ "model": name, "prompt": options.tokenizer.text, "add_special_tokens": false });
             let tokens = http.post("/tokenize", &text, within).await?;
-            compare_tokens(options, &tokens).map_err(|why| http.refuses(why))?;
+            compare_tokens(options, &tokens).map_err(|why| http.rejection(why))?;
         }
         Ok(facts)
     }
@@ -148,19 +149,19 @@ impl Dialect for Vllm {
         GENERATE
     }
 
-    fn refuses(&self, params: &SamplingParams) -> Option<String> {
+    fn rejection(&self, params: &SamplingParams) -> Option<String> {
         unservable(params, "vLLM").or_else(|| {
-            (params.top_logprobs > MOST_TOP).then(|| {
+            (params.top_logprobs > MAX_TOP_LOGPROBS).then(|| {
                 format!(
-                    "top_logprobs = {}: vLLM tells {MOST_TOP} beside the token that was sampled",
+                    "top_logprobs = {}: vLLM tells {MAX_TOP_LOGPROBS} beside the token that was sampled",
                     params.top_logprobs
                 )
             })
         })
     }
 
-    fn draw(&self, request: &SampleRequest, under: &Under<'_>) -> Value {
-        let mut body = body(&request.prompt, under, parameters(&request.params, under.seed));
+    fn generate_body(&self, request: &SampleRequest, target: &RequestTarget<'_>) -> Value {
+        let mut body = body(&request.prompt, target, parameters(&request.params, target.seed));
         body["stream"] = true.into();
         body
     }
@@ -190,28 +191,28 @@ impl Dialect for Vllm {
                 chunk.top.push(alternatives(entry, top)?);
             }
         }
-        chunk.end = choice["finish_reason"].as_str().map(End::of);
+        chunk.end = choice["finish_reason"].as_str().map(End::from_reason);
         Ok(chunk)
     }
 
-    fn score(&self, prompt: &[u32], top: usize, under: &Under<'_>) -> Value {
+    fn score(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value {
         let params =
             json!({ "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top, "detokenize": false });
-        body(prompt, under, params)
+        body(prompt, target, params)
     }
 
-    fn scored(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<Scored, String> {
+    fn parse_scores(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<PromptScores, String> {
         let all = answer["prompt_logprobs"].as_array().ok_or("it tells no prompt_logprobs")?;
         if all.len() != prompt.len() {
             return Err(format!("{} prompt_logprobs for {} tokens", all.len(), prompt.len()));
         }
         let (mut logprobs, mut likely) = (Vec::new(), Vec::new());
-        for (id, place) in prompt.iter().zip(all).skip(1) {
-            let of = |entry: &Value| entry["logprob"].as_f64().map(|logprob| logprob as f32);
-            logprobs.push(logprob_of(&place[&id.to_string()]["logprob"])?);
+        for (id, position_logprobs) in prompt.iter().zip(all).skip(1) {
+            let value_of = |entry: &Value| entry["logprob"].as_f64().map(|logprob| logprob as f32);
+            logprobs.push(logprob_of(&position_logprobs[&id.to_string()]["logprob"])?);
             if top > 0 {
-                let entries = place.as_object().into_iter().flatten();
-                let known = entries.filter_map(|(id, entry)| Some((id.parse().ok()?, of(entry)?)));
+                let entries = position_logprobs.as_object().into_iter().flatten();
+                let known = entries.filter_map(|(id, entry)| Some((id.parse().ok()?, value_of(entry)?)));
                 likely.push(most_likely(known.collect(), top));
             }
         }
@@ -227,10 +228,10 @@ impl Dialect for Vllm {
         http.post("/resume", &json!({}), within).await.map(|_| ())
     }
 
-    async fn read(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError> {
+    async fn read(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError> {
         let call = json!({
             "method": "reload_weights",
-            "kwargs": { "weights_path": folder },
+            "kwargs": { "weights_path": dir },
             "timeout": load.within.as_secs_f64(),
         });
         http.post("/collective_rpc", &call, load.within).await?;
@@ -247,14 +248,14 @@ impl Dialect for Vllm {
             let info = http.get("/weight_info", within).await?;
             return Ok(info["weight_version"].as_str().unwrap_or_default().to_owned());
         }
-        let metrics = http.ask(Method::GET, "/metrics", None, within).await?;
+        let metrics = http.send(Method::GET, "/metrics", None, within).await?;
         metric(metrics.text(), "process_start_time_seconds")
             .map(|start| format!("started {start}"))
-            .ok_or_else(|| http.refuses("/metrics does not tell process_start_time_seconds"))
+            .ok_or_else(|| http.rejection("/metrics does not tell process_start_time_seconds"))
     }
 
-    async fn load_adapter(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError> {
-        let call = json!({ "lora_name": load.label, "lora_path": folder });
+    async fn load_adapter(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError> {
+        let call = json!({ "lora_name": load.label, "lora_path": dir });
         http.post("/v1/load_lora_adapter", &call, load.within).await.map(|_| ())
     }
 
@@ -263,12 +264,12 @@ impl Dialect for Vllm {
     }
 
     async fn load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError> {
-        let metrics = http.ask(Method::GET, "/metrics", None, within).await?;
-        let of = |name: &str| metric(metrics.text(), name);
-        Ok(of("vllm:num_requests_running").map(|running| Load {
+        let metrics = http.send(Method::GET, "/metrics", None, within).await?;
+        let value_of = |name: &str| metric(metrics.text(), name);
+        Ok(value_of("vllm:num_requests_running").map(|running| Load {
             running: running as usize,
-            waiting: of("vllm:num_requests_waiting").unwrap_or(0.0) as usize,
-            cache_in_use: of("vllm:kv_cache_usage_perc").unwrap_or(0.0),
+            waiting: value_of("vllm:num_requests_waiting").unwrap_or(0.0) as usize,
+            cache_in_use: value_of("vllm:kv_cache_usage_perc").unwrap_or(0.0),
         }))
     }
 
@@ -280,7 +281,7 @@ impl Dialect for Vllm {
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get(CONFIG, within).await?;
         match info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
-            true => Err(http.refuses(
+            true => Err(http.rejection(
                 "it keeps the memory of its devices when it is told to sleep; start it with --enable-sleep-mode",
             )),
             false => Ok(()),
@@ -292,10 +293,12 @@ impl Dialect for Vllm {
         // memory.
         http.post("/sleep?level=2&mode=abort", &json!({}), within).await?;
         let label = json!({ "new_version": ASLEEP });
-        match http.ask(Method::POST, "/update_weight_version", Some(&label), within).await? {
+        match http.send(Method::POST, "/update_weight_version", Some(&label), within).await? {
             // vLLM 0.20 has no labels.
             answer if answer.status.is_success() || answer.status == StatusCode::NOT_FOUND => Ok(()),
-            answer => Err(http.refusal("/update_weight_version", answer.status, &answer.said())),
+            answer => {
+                Err(http.status_error("/update_weight_version", answer.status, &answer.error_message()))
+            }
         }
     }
 
@@ -306,9 +309,9 @@ impl Dialect for Vllm {
 
     /// Decides by the label, because a paused server also reports that it sleeps.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
-        let info = http.ask(Method::GET, "/weight_info", None, within).await?;
+        let info = http.send(Method::GET, "/weight_info", None, within).await?;
         match info.status.is_success() {
-            true => Ok(says_asleep(&info.value["weight_version"])),
+            true => Ok(is_asleep_label(&info.value["weight_version"])),
             false => Ok(http.get("/is_sleeping", within).await?["is_sleeping"] == true),
         }
     }
@@ -325,12 +328,12 @@ impl Dialect for Vllm {
         });
         http.post("/collective_rpc", &call, within).await?;
         let label = json!({ "new_version": "as started" });
-        http.ask(Method::POST, "/update_weight_version", Some(&label), within).await.map(|_| ())
+        http.send(Method::POST, "/update_weight_version", Some(&label), within).await.map(|_| ())
     }
 }
 
 #[async_trait]
-impl Receives for Vllm {
+impl ReceiveWeights for Vllm {
     /// Returns a unique ID for NCCL, because vLLM's NCCL communicators are not those of PyTorch.
     fn rendezvous(&self, backend: GroupBackend) -> Rendezvous {
         match backend {
@@ -340,13 +343,13 @@ impl Receives for Vllm {
     }
 
     async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
-        let told = http.get("/get_world_size", within).await?;
-        let ranks = told["world_size"].as_u64().filter(|ranks| *ranks > 0);
-        ranks.map(|ranks| ranks as usize).ok_or_else(|| http.refuses("/get_world_size tells no number"))
+        let response = http.get("/get_world_size", within).await?;
+        let ranks = response["world_size"].as_u64().filter(|ranks| *ranks > 0);
+        ranks.map(|ranks| ranks as usize).ok_or_else(|| http.rejection("/get_world_size tells no number"))
     }
 
-    async fn join(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError> {
-        let Joint { opening, opened } = joint;
+    async fn join(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError> {
+        let JoinedGroup { opening, opened } = joint;
         let mut info = json!({ "rank_offset": 1, "world_size": opening.ranks });
         match &opened.meeting {
             Meeting::UniqueId { unique_id } => {
@@ -361,10 +364,10 @@ impl Receives for Vllm {
                 info["timeout_seconds"] = json!(opening.seconds);
             }
         }
-        let asked = http.post("/init_weight_transfer_engine", &json!({ "init_info": info }), within).await;
-        asked.map(|_| ()).map_err(|error| {
+        let response = http.post("/init_weight_transfer_engine", &json!({ "init_info": info }), within).await;
+        response.map(|_| ()).map_err(|error| {
             let backend = opening.backend.name();
-            http.gone(&format!(
+            http.stopped_error(&format!(
                 "{error}; was it started with --weight-transfer-config '{{\"backend\": \"{backend}\"}}'?"
             ))
         })
@@ -373,10 +376,10 @@ impl Receives for Vllm {
     async fn receive(
         &self,
         http: &Http,
-        push: &Receiving<'_>,
-        sending: Sending<'_>,
-    ) -> Result<Sent, PolicyError> {
-        let Receiving { joint, label, within, answer, .. } = *push;
+        push: &ReceiveSpec<'_>,
+        sending: SendFuture<'_>,
+    ) -> Result<SendReport, PolicyError> {
+        let ReceiveSpec { joint, label, within, response_timeout, .. } = *push;
         http.post("/start_weight_update", &json!({}), within).await?;
         let info = json!({
             "names": joint.opened.names,
@@ -385,15 +388,15 @@ impl Receives for Vllm {
         });
         let body = json!({ "update_info": info });
         let update = http.post("/update_weights", &body, within);
-        let taken = received(http, update, sending, self.leave(http, joint, answer)).await;
+        let taken = receive_weights(http, update, sending, self.leave(http, joint, response_timeout)).await;
         let sent = match taken {
             Ok((_, sent)) => sent,
             Err(error) => {
                 // Layers that have some of their weights would count them toward the weights from
                 // the directory. Finishing the update resets this count, and a failed update must
                 // be started again before it can finish.
-                http.post("/start_weight_update", &json!({}), answer).await.ok();
-                http.post("/finish_weight_update", &json!({}), answer).await.ok();
+                http.post("/start_weight_update", &json!({}), response_timeout).await.ok();
+                http.post("/finish_weight_update", &json!({}), response_timeout).await.ok();
                 return Err(error);
             }
         };
@@ -402,7 +405,7 @@ impl Receives for Vllm {
         Ok(sent)
     }
 
-    async fn leave(&self, http: &Http, _joint: &Joint, within: Duration) -> Result<(), PolicyError> {
+    async fn leave(&self, http: &Http, _joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError> {
         http.post("/shutdown_weight_transfer_engine", &json!({}), within).await.map(|_| ())
     }
 }
@@ -425,25 +428,25 @@ impl Vllm {
             let params =
                 json!({ "max_tokens": 1, "temperature": temperature, "logprobs": 8, "detokenize": false });
             // A cache salt of its own, so that nothing remains in the cache for later requests.
-            let under = Under { model: &facts.model, label: "looked at", seed: None };
-            let question = body(&prompt, &under, params);
-            let answer = http.ask(Method::POST, GENERATE, Some(&question), options.silence).await?;
+            let target = RequestTarget { model: &facts.model, label: "looked at", seed: None };
+            let question = body(&prompt, &target, params);
+            let answer = http.send(Method::POST, GENERATE, Some(&question), options.silence).await?;
             if matches!(answer.status, StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) {
-                return Err(http.refuses(format!(
+                return Err(http.rejection(format!(
                     "{GENERATE} answers {}: {}; start it with --enable-scale-out",
                     answer.status.as_u16(),
-                    answer.said()
+                    answer.error_message()
                 )));
             }
             if !answer.status.is_success() {
-                return Err(http.refusal(GENERATE, answer.status, &answer.said()));
+                return Err(http.status_error(GENERATE, answer.status, &answer.error_message()));
             }
             let likely = alternatives(&answer.value["choices"][0]["logprobs"]["content"][0], 8);
-            found.push(likely.map_err(|why| http.refuses(why))?);
+            found.push(likely.map_err(|why| http.rejection(why))?);
         }
         let gap = |all: &TopLogprobs, a: u32, b: u32| {
-            let of = |id| all.iter().find(|(other, _)| *other == id).map(|(_, logprob)| *logprob);
-            Some(of(a)? - of(b)?)
+            let value_of = |id| all.iter().find(|(other, _)| *other == id).map(|(_, logprob)| *logprob);
+            Some(value_of(a)? - value_of(b)?)
         };
         // If the temperature is halved, the gap between two tokens that both responses contain
         // doubles.
@@ -453,7 +456,7 @@ impl Vllm {
             .max_by(|a, b| a.0.total_cmp(&b.0));
         match widest {
             Some((at_one, at_half)) if at_one > 0.05 && (at_half / at_one - 2.0).abs() > 0.5 => Err(http
-                .refuses(
+                .rejection(
                     "its log-probabilities are those before the temperature; start it with --logprobs-mode \
                      processed_logprobs",
                 )),
@@ -477,9 +480,11 @@ fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     if lora.is_some_and(Value::is_null) {
         return Err(format!("it takes no adapters; start it with {ADAPTERS}"));
     }
-    if let Some(most) = lora.and_then(|lora| lora["max_loras"].as_u64()).filter(|most| *most < 2) {
+    if let Some(max_adapters) =
+        lora.and_then(|lora| lora["max_loras"].as_u64()).filter(|max_adapters| *max_adapters < 2)
+    {
         return Err(format!(
-            "it holds {most} adapter at once, and a new one is loaded beside the old one; start it with --max-loras 2"
+            "it holds {max_adapters} adapter at once, and a new one is loaded beside the old one; start it with --max-loras 2"
         ));
     }
     let transfer = config.get("weight_transfer_config");
@@ -498,11 +503,11 @@ fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
 
 /// Returns a metric from a page in the Prometheus format, summed over its labels.
 fn metric(page: &str, name: &str) -> Option<f64> {
-    let of = |line: &str| {
+    let value_of = |line: &str| {
         let rest = line.strip_prefix(name)?;
-        let is_whole = rest.starts_with('{') || rest.starts_with(' ');
-        is_whole.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+        let is_full_name = rest.starts_with('{') || rest.starts_with(' ');
+        is_full_name.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
     };
-    let found: Vec<f64> = page.lines().filter_map(of).collect();
+    let found: Vec<f64> = page.lines().filter_map(value_of).collect();
     (!found.is_empty()).then(|| found.iter().sum())
 }

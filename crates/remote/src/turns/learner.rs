@@ -12,37 +12,40 @@ use levade_policy::{
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
 
-use super::Turns;
+use super::Colocation;
 
 /// A learner on colocated devices. Any call that needs the devices acquires them, and holds them
 /// until it ends.
-struct InTurn {
-    turns: Arc<Turns>,
+struct ColocatedLearner {
+    colocation: Arc<Colocation>,
     learner: Arc<dyn Learner>,
 }
 
-impl Turns {
+impl Colocation {
     /// Returns a learner of the group on these devices. Its calls acquire the devices for the
     /// learner.
     pub fn learner(self: &Arc<Self>, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
-        Arc::new(InTurn { turns: Arc::clone(self), learner })
+        Arc::new(ColocatedLearner { colocation: Arc::clone(self), learner })
     }
 }
 
-impl InTurn {
+impl ColocatedLearner {
     /// Runs `work` while the learner owns the devices.
-    async fn in_turn<T>(&self, work: impl Future<Output = Result<T, PolicyError>>) -> Result<T, PolicyError> {
-        let mut turn = self.turns.learns().await?;
+    async fn with_devices<T>(
+        &self,
+        work: impl Future<Output = Result<T, PolicyError>>,
+    ) -> Result<T, PolicyError> {
+        let mut state = self.colocation.acquire_for_learner().await?;
         let done = work.await;
         // A failure may mean that a server has taken device memory, so check the managed servers
         // again.
-        turn.is_sure &= done.is_ok();
+        state.is_sure &= done.is_ok();
         done
     }
 }
 
 #[async_trait]
-impl Learner for InTurn {
+impl Learner for ColocatedLearner {
     /// Needs no device.
     async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
         self.learner.plan(update).await
@@ -51,22 +54,22 @@ impl Learner for InTurn {
     async fn train(
         &self,
         update: TrainRequest,
-        cut: &Cut,
+        micro_batch_plan: &Cut,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<Trained, PolicyError> {
-        self.in_turn(self.learner.train(update, cut, done)).await
+        self.with_devices(self.learner.train(update, micro_batch_plan, done)).await
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.in_turn(self.learner.logprobs(batch)).await
+        self.with_devices(self.learner.logprobs(batch)).await
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
-        self.in_turn(self.learner.predictions(batch)).await
+        self.with_devices(self.learner.predictions(batch)).await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.in_turn(self.learner.values(batch)).await
+        self.with_devices(self.learner.values(batch)).await
     }
 
     async fn forward_backward(
@@ -74,7 +77,7 @@ impl Learner for InTurn {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        self.in_turn(self.learner.forward_backward(batch, loss)).await
+        self.with_devices(self.learner.forward_backward(batch, loss)).await
     }
 
     async fn forward_backward_terms(
@@ -82,30 +85,30 @@ impl Learner for InTurn {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
-        self.in_turn(self.learner.forward_backward_terms(batch, loss)).await
+        self.with_devices(self.learner.forward_backward_terms(batch, loss)).await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.in_turn(self.learner.optim_step(params)).await
+        self.with_devices(self.learner.optim_step(params)).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        self.in_turn(self.learner.save(folder, with_optimiser)).await
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
+        self.with_devices(self.learner.save(dir, with_optimizer)).await
     }
 
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        self.in_turn(self.learner.load(folder, with_optimiser)).await
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
+        self.with_devices(self.learner.load(dir, with_optimizer)).await
     }
 
     async fn begin_again(&self) -> Result<(), PolicyError> {
-        self.in_turn(self.learner.begin_again()).await
+        self.with_devices(self.learner.begin_again()).await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        self.in_turn(self.learner.publish(version)).await
+        self.with_devices(self.learner.publish(version)).await
     }
 
     fn handed_over(&self) -> Option<Duration> {
-        Some(self.turns.spent())
+        Some(self.colocation.spent())
     }
 }

@@ -6,26 +6,26 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
 
-use super::Turns;
+use super::Colocation;
 use crate::router::Router;
 
 /// Colocated servers as a sampler. Loading weights acquires the devices for the servers. A request
 /// to sleeping servers does so too, in the server that gets the request: requests in flight have
 /// all found an awake server.
-struct InTurn {
-    turns: Arc<Turns>,
+struct ColocatedSampler {
+    colocation: Arc<Colocation>,
     router: Arc<Router>,
 }
 
-impl Turns {
-    /// Returns the servers of a router, which [share](Turns::share) these devices, as one sampler.
+impl Colocation {
+    /// Returns the servers of a router, which [share](Colocation::colocate) these devices, as one sampler.
     pub fn sampler(self: &Arc<Self>, router: Arc<Router>) -> Arc<dyn Sampler> {
-        Arc::new(InTurn { turns: Arc::clone(self), router })
+        Arc::new(ColocatedSampler { colocation: Arc::clone(self), router })
     }
 }
 
 #[async_trait]
-impl Sampler for InTurn {
+impl Sampler for ColocatedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         self.router.sample(request).await
     }
@@ -47,7 +47,7 @@ impl Sampler for InTurn {
     }
 
     async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        self.turns.adopts(weights).await
+        self.colocation.hand_to_samplers(weights).await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

@@ -12,12 +12,12 @@ use tempfile::TempDir;
 use tokio::sync::Notify;
 
 use super::*;
-use crate::devices::Moved;
-use crate::push::{Broadcasts, GroupBackend, Opened, Opening, Sent};
-use crate::server::testing::{Behaviour, Fake, Log, Sender, Speaks, expected, impatient, publish, request};
+use crate::devices::TransferReport;
+use crate::push::{BroadcastWeights, GroupBackend, GroupInfo, GroupSpec, SendReport};
+use crate::server::testing::{Behavior, Fake, Log, Sender, ServerApi, expected, impatient, publish, request};
 use crate::server::{InFlight, ServerOptions};
 
-pub(super) const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
+pub(super) const ALL: [ServerApi; 3] = [ServerApi::NewVllm, ServerApi::OldVllm, ServerApi::Sglang];
 pub(super) const LONG: Duration = Duration::from_secs(30);
 pub(super) const ADAM: OptimParams = OptimParams {
     learning_rate: 0.01,
@@ -37,14 +37,14 @@ pub(super) struct Trainee {
     pub(super) has: Mutex<(bool, bool)>,
     /// Calls that ran while a server was awake, or without the devices.
     pub(super) wrong: Mutex<Vec<String>>,
-    pub(super) dies: AtomicBool,
+    pub(super) has_exited: AtomicBool,
     /// If set, an optimizer step waits for this notification.
     pub(super) waits: Mutex<Option<Arc<Notify>>>,
     pub(super) sender: Sender,
 }
 
 impl Trainee {
-    pub(super) fn says(&self, what: &str) {
+    pub(super) fn record_event(&self, what: &str) {
         self.log.lock().unwrap().push(format!("[{what}]"));
     }
 
@@ -54,8 +54,8 @@ impl Trainee {
 
     /// Records a call that needs the devices.
     pub(super) fn verb(&self, name: &str) -> Result<(), PolicyError> {
-        self.lives()?;
-        self.says(name);
+        self.running()?;
+        self.record_event(name);
         let awake = self.fakes.iter().filter(|fake| fake.is_awake()).count();
         if awake > 0 || *self.has.lock().unwrap() != (true, true) {
             self.is_wrong(format!(
@@ -66,8 +66,8 @@ impl Trainee {
         Ok(())
     }
 
-    pub(super) fn lives(&self) -> Result<(), PolicyError> {
-        match self.dies.load(Ordering::Relaxed) {
+    pub(super) fn running(&self) -> Result<(), PolicyError> {
+        match self.has_exited.load(Ordering::Relaxed) {
             true => Err(PolicyError::Stopped("the learner".into())),
             false => Ok(()),
         }
@@ -75,29 +75,29 @@ impl Trainee {
 }
 
 #[async_trait]
-impl Offloads for Trainee {
-    async fn offload(&self, keeps_weights: bool) -> Result<Moved, PolicyError> {
-        self.lives()?;
-        self.says(if keeps_weights { "offload all but weights" } else { "offload" });
+impl Offload for Trainee {
+    async fn offload(&self, keeps_weights: bool) -> Result<TransferReport, PolicyError> {
+        self.running()?;
+        self.record_event(if keeps_weights { "offload all but weights" } else { "offload" });
         *self.has.lock().unwrap() = (keeps_weights, false);
-        Ok(Moved { bytes: 1, seconds: 0.0 })
+        Ok(TransferReport { bytes: 1, seconds: 0.0 })
     }
 
-    async fn onload(&self) -> Result<Moved, PolicyError> {
+    async fn onload(&self) -> Result<TransferReport, PolicyError> {
         *self.has.lock().unwrap() = (true, true);
         self.verb("onload")?;
-        Ok(Moved { bytes: 1, seconds: 0.0 })
+        Ok(TransferReport { bytes: 1, seconds: 0.0 })
     }
 }
 
 #[async_trait]
-impl Broadcasts for Trainee {
-    async fn open_group(&self, opening: &Opening) -> Result<Opened, PolicyError> {
+impl BroadcastWeights for Trainee {
+    async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError> {
         self.sender.open_group(opening).await
     }
 
-    async fn send_to(&self, group: &str) -> Result<Sent, PolicyError> {
-        self.says("send");
+    async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError> {
+        self.record_event("send");
         if *self.has.lock().unwrap() != (true, false) {
             self.is_wrong("it sends what it has not, or has more".into());
         }
@@ -129,9 +129,9 @@ impl Learner for Trainee {
         Ok(OptimReport { grad_norm: 0.0, applied: true })
     }
 
-    async fn save(&self, folder: &Path, _: bool) -> Result<Manifest, PolicyError> {
+    async fn save(&self, dir: &Path, _: bool) -> Result<Manifest, PolicyError> {
         self.verb("save")?;
-        Manifest::of(folder, levade_policy::Content::Whole, &[])
+        Manifest::of(dir, levade_policy::Content::Whole, &[])
     }
 
     async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
@@ -145,32 +145,35 @@ impl Learner for Trainee {
 }
 
 /// Colocated servers and their learner.
-pub(super) struct Shared {
+pub(super) struct ColocatedFleet {
     pub(super) root: TempDir,
     pub(super) fakes: Arc<Vec<Fake>>,
     pub(super) trainee: Arc<Trainee>,
-    pub(super) turns: Arc<Turns>,
+    pub(super) colocation: Arc<Colocation>,
     pub(super) learner: Arc<dyn Learner>,
     pub(super) sampler: Arc<dyn Sampler>,
     pub(super) router: Arc<Router>,
-    pub(super) push: Option<Arc<Pushing>>,
+    pub(super) push: Option<Arc<WeightBroadcast>>,
     pub(super) log: Log,
     /// Whether each server has a process.
-    pub(super) lives: Vec<watch::Sender<bool>>,
+    pub(super) running: Vec<watch::Sender<bool>>,
 }
 
-impl Shared {
-    pub(super) async fn new(kinds: &[Speaks], pushes: bool) -> Self {
+impl ColocatedFleet {
+    pub(super) async fn new(kinds: &[ServerApi], pushes: bool) -> Self {
         Self::with(kinds, pushes, Duration::from_secs(4), false).await
     }
 
-    pub(super) async fn with(kinds: &[Speaks], pushes: bool, patience: Duration, started: bool) -> Self {
+    pub(super) async fn with(
+        kinds: &[ServerApi],
+        pushes: bool,
+        sleep_timeout: Duration,
+        started: bool,
+    ) -> Self {
         let (root, log) = (TempDir::new().unwrap(), Log::default());
         let mut fakes = Vec::new();
-        for speaks in kinds {
-            fakes.push(
-                Fake::with(*speaks, Behaviour { log: Some(log.clone()), ..Behaviour::default() }).await,
-            );
+        for api in kinds {
+            fakes.push(Fake::with(*api, Behavior { log: Some(log.clone()), ..Behavior::default() }).await);
         }
         let fakes = Arc::new(fakes);
         let trainee = Arc::new(Trainee {
@@ -179,47 +182,51 @@ impl Shared {
             log: log.clone(),
             has: Mutex::new((true, true)),
             wrong: Mutex::default(),
-            dies: AtomicBool::new(false),
+            has_exited: AtomicBool::new(false),
             waits: Mutex::default(),
             sender: Sender::default(),
         });
-        let push = pushes.then(|| Arc::new(Pushing::new(trainee.clone(), GroupBackend::Gloo)));
-        let turns = Turns::new(trainee.clone(), patience);
-        turns.make_room().await.unwrap();
-        let (mut members, mut sharers, mut lives) = (Vec::new(), Vec::new(), Vec::new());
+        let push = pushes.then(|| Arc::new(WeightBroadcast::new(trainee.clone(), GroupBackend::Gloo)));
+        let colocation = Colocation::new(trainee.clone(), sleep_timeout);
+        colocation.make_room().await.unwrap();
+        let (mut replicas, mut servers, mut running) = (Vec::new(), Vec::new(), Vec::new());
         for fake in fakes.iter() {
             let options = ServerOptions {
                 sleeps: true,
                 push: push.clone(),
                 silence: Duration::from_secs(1),
-                answer: Duration::from_secs(2),
+                response_timeout: Duration::from_secs(2),
                 ..fake.options(InFlight::Recompute)
             };
             let server = Server::new(options).unwrap();
-            server.look().await.unwrap();
-            members.push((fake.url.clone(), Arc::new(server.clone()) as Arc<dyn Sampler>));
+            server.inspect().await.unwrap();
+            replicas.push((fake.url.clone(), Arc::new(server.clone()) as Arc<dyn Sampler>));
             let (sender, receiver) = watch::channel(true);
-            lives.push(sender);
-            sharers.push(Sharer { name: fake.url.clone(), server, lives: started.then_some(receiver) });
+            running.push(sender);
+            servers.push(ColocatedServer {
+                name: fake.url.clone(),
+                server,
+                running: started.then_some(receiver),
+            });
         }
         let options = impatient(Duration::from_millis(50), Duration::from_secs(8));
-        let router = Arc::new(Router::new(members, options).unwrap());
-        turns.share(router.clone(), sharers, push.clone()).unwrap();
-        let (learner, sampler) = (turns.learner(trainee.clone()), turns.sampler(router.clone()));
-        Shared { root, fakes, trainee, turns, learner, sampler, router, push, log, lives }
+        let router = Arc::new(Router::new(replicas, options).unwrap());
+        colocation.colocate(router.clone(), servers, push.clone()).unwrap();
+        let (learner, sampler) = (colocation.learner(trainee.clone()), colocation.sampler(router.clone()));
+        ColocatedFleet { root, fakes, trainee, colocation, learner, sampler, router, push, log, running }
     }
 
     /// Returns the requests since the last call, without label, cache, tokenizer and sampling
     /// routes and pushes' ends.
-    pub(super) fn asked(&self) -> Vec<String> {
+    pub(super) fn requests(&self) -> Vec<String> {
         let all = std::mem::take(&mut *self.log.lock().unwrap());
-        let tells = |asked: &String| {
+        let is_relevant = |issued: &String| {
             let quiet =
                 ["/update_weight_version", "/reset_prefix_cache", "/tokenize", "/shutdown", "/destroy"];
-            let draws = ["/inference", "/generate"];
-            !quiet.iter().chain(&draws).any(|route| asked.starts_with(route))
+            let generate_routes = ["/inference", "/generate"];
+            !quiet.iter().chain(&generate_routes).any(|route| issued.starts_with(route))
         };
-        all.into_iter().filter(tells).collect()
+        all.into_iter().filter(is_relevant).collect()
     }
 
     pub(super) async fn step(&self) {
@@ -234,20 +241,20 @@ impl Shared {
         self.sampler.adopt(&weights).await
     }
 
-    pub(super) async fn draws(&self, stream: u64) -> Completion {
-        let asked = request(stream, 12);
-        let reply = self.sampler.sample(asked.clone()).await.unwrap().collect(LONG).await.unwrap();
-        self.check(&reply, &asked.prompt);
-        reply
+    pub(super) async fn sample_completion(&self, stream: u64) -> Completion {
+        let issued = request(stream, 12);
+        let completion = self.sampler.sample(issued.clone()).await.unwrap().collect(LONG).await.unwrap();
+        self.check(&completion, &issued.prompt);
+        completion
     }
 
     /// Checks that every token was sampled by the weights of its version.
-    pub(super) fn check(&self, reply: &Completion, prompt: &[u32]) {
-        let path = [prompt, &reply.tokens].concat();
+    pub(super) fn check(&self, completion: &Completion, prompt: &[u32]) {
+        let path = [prompt, &completion.tokens].concat();
         let mut versions = Vec::new();
-        reply.versions.iter().for_each(|run| versions.extend(vec![run.version; run.len as usize]));
-        for (a, b) in reply.logprobs.iter().zip(expected(&path, prompt.len(), |i| versions[i])) {
-            assert!((a - b).abs() < 1e-4, "{reply:?}");
+        completion.versions.iter().for_each(|run| versions.extend(vec![run.version; run.len as usize]));
+        for (a, b) in completion.logprobs.iter().zip(expected(&path, prompt.len(), |i| versions[i])) {
+            assert!((a - b).abs() < 1e-4, "{completion:?}");
         }
     }
 
@@ -258,6 +265,6 @@ impl Shared {
     }
 }
 
-pub(super) fn version_of(reply: &Completion) -> u64 {
-    reply.versions.last().unwrap().version
+pub(super) fn version_of(completion: &Completion) -> u64 {
+    completion.versions.last().unwrap().version
 }

@@ -7,16 +7,16 @@ use tokio::sync::Notify;
 use super::testing::*;
 use super::*;
 use crate::router::Health;
-use crate::server::testing::{Behaviour, Fake, Speaks, publish, request};
+use crate::server::testing::{Behavior, Fake, ServerApi, publish, request};
 use crate::server::{InFlight, ServerOptions};
 
 #[tokio::test]
 async fn handoff_releases_devices_before_acquiring_them() {
-    for speaks in ALL {
-        let shared = Shared::new(&[speaks], false).await;
-        shared.step().await;
-        let (pause, sleep, weights, read, cache, resume) = match speaks {
-            Speaks::Sglang => (
+    for api in ALL {
+        let fleet = ColocatedFleet::new(&[api], false).await;
+        fleet.step().await;
+        let (pause, sleep, weights, read, cache, resume) = match api {
+            ServerApi::Sglang => (
                 "/pause_generation",
                 "/release_memory_occupation",
                 "/resume_memory_occupation",
@@ -33,283 +33,282 @@ async fn handoff_releases_devices_before_acquiring_them() {
                 "/resume",
             ),
         };
-        let all = shared.asked();
-        let from = all.iter().position(|asked| asked == pause).unwrap();
-        assert_eq!(all[from..], [pause, sleep, "[onload]", "[optim_step]", "[step done]"], "{speaks:?}");
-        shared.publishes(1).await.unwrap();
+        let all = fleet.requests();
+        let from = all.iter().position(|issued| issued == pause).unwrap();
+        assert_eq!(all[from..], [pause, sleep, "[onload]", "[optim_step]", "[step done]"], "{api:?}");
+        fleet.publishes(1).await.unwrap();
         let moves = ["[publish]", "[offload]", weights, read, cache, resume];
-        assert_eq!(shared.asked(), moves, "{speaks:?}: the probe comes after it");
-        assert_eq!(version_of(&shared.draws(1).await), 1);
+        assert_eq!(fleet.requests(), moves, "{api:?}: the probe comes after it");
+        assert_eq!(version_of(&fleet.sample_completion(1).await), 1);
         // Another call while the learner owns the devices moves nothing.
-        shared.step().await;
-        assert!(shared.asked().contains(&"[onload]".into()));
-        shared.step().await;
-        assert_eq!(shared.asked(), ["[optim_step]", "[step done]"], "{speaks:?}");
-        assert!(shared.turns.spent() > Duration::ZERO);
-        assert_eq!(shared.learner.handed_over(), Some(shared.turns.spent()));
-        shared.is_sound();
+        fleet.step().await;
+        assert!(fleet.requests().contains(&"[onload]".into()));
+        fleet.step().await;
+        assert_eq!(fleet.requests(), ["[optim_step]", "[step done]"], "{api:?}");
+        assert!(fleet.colocation.spent() > Duration::ZERO);
+        assert_eq!(fleet.learner.handed_over(), Some(fleet.colocation.spent()));
+        fleet.is_sound();
     }
 }
 
 #[tokio::test]
 async fn broadcast_precedes_offload_and_caches_follow() {
-    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
-        let shared = Shared::new(&[speaks, speaks], true).await;
+    for api in [ServerApi::NewVllm, ServerApi::Sglang] {
+        let fleet = ColocatedFleet::new(&[api, api], true).await;
         for version in 1..4 {
-            shared.step().await;
-            shared.asked();
-            shared.publishes(version).await.unwrap();
-            let all = shared.asked();
-            let at = |what: &str| all.iter().position(|asked| asked == what).unwrap();
-            let last = |what: &str| all.iter().rposition(|asked| asked == what).unwrap();
-            let cache = match speaks {
-                Speaks::Sglang => "/continue_generation",
+            fleet.step().await;
+            fleet.requests();
+            fleet.publishes(version).await.unwrap();
+            let all = fleet.requests();
+            let at = |what: &str| all.iter().position(|issued| issued == what).unwrap();
+            let last = |what: &str| all.iter().rposition(|issued| issued == what).unwrap();
+            let cache = match api {
+                ServerApi::Sglang => "/continue_generation",
                 _ => "/wake_up?tags=kv_cache",
             };
             assert_eq!(all.iter().filter(|asked| *asked == "[send]").count(), 2, "{all:?}");
             assert!(at("[offload all but weights]") < at("[send]"), "{all:?}");
             assert!(last("[send]") < at("[offload]") && at("[offload]") < at(cache), "{all:?}");
             assert!(!all.iter().any(|asked| asked.contains("collective_rpc") || asked.contains("from_disk")));
-            assert_eq!(version_of(&shared.draws(version).await), version);
-            shared.is_sound();
+            assert_eq!(version_of(&fleet.sample_completion(version).await), version);
+            fleet.is_sound();
         }
         // A server that cannot receive the push reads the directory; the other one receives it.
-        *shared.trainee.sender.fault.lock().unwrap() = crate::server::testing::SendFault::Dies;
-        shared.step().await;
-        shared.publishes(4).await.unwrap();
-        assert_eq!(version_of(&shared.draws(9).await), 4);
-        assert_eq!(shared.push.as_ref().unwrap().counts(), (6, 2));
-        shared.is_sound();
+        *fleet.trainee.sender.fault.lock().unwrap() = crate::server::testing::SendFault::Exits;
+        fleet.step().await;
+        fleet.publishes(4).await.unwrap();
+        assert_eq!(version_of(&fleet.sample_completion(9).await), 4);
+        assert_eq!(fleet.push.as_ref().unwrap().counts(), (6, 2));
+        fleet.is_sound();
     }
 }
 
 #[tokio::test]
 async fn request_after_checkpoint_uses_last_adopted_weights() {
-    for speaks in ALL {
-        let shared = Shared::new(&[speaks, Speaks::NewVllm], false).await;
-        shared.publishes(1).await.unwrap();
-        let folder = TempDir::new().unwrap();
-        shared.learner.save(folder.path(), true).await.unwrap();
-        assert!(shared.fakes.iter().all(|fake| !fake.is_awake()));
-        let (a, b) = tokio::join!(shared.draws(1), shared.draws(2));
-        assert_eq!((version_of(&a), version_of(&b)), (1, 1), "{speaks:?}");
-        assert!(shared.fakes.iter().all(Fake::is_awake));
-        shared.is_sound();
+    for api in ALL {
+        let fleet = ColocatedFleet::new(&[api, ServerApi::NewVllm], false).await;
+        fleet.publishes(1).await.unwrap();
+        let dir = TempDir::new().unwrap();
+        fleet.learner.save(dir.path(), true).await.unwrap();
+        assert!(fleet.fakes.iter().all(|fake| !fake.is_awake()));
+        let (a, b) = tokio::join!(fleet.sample_completion(1), fleet.sample_completion(2));
+        assert_eq!((version_of(&a), version_of(&b)), (1, 1), "{api:?}");
+        assert!(fleet.fakes.iter().all(Fake::is_awake));
+        fleet.is_sound();
     }
 }
 
 #[tokio::test]
 async fn requests_wait_for_learner_call_and_resume() {
-    for speaks in ALL {
-        let shared = Shared::new(&[speaks], false).await;
-        shared.publishes(1).await.unwrap();
-        let under_way = request(1, 40);
-        let mut stream = shared.sampler.sample(under_way.clone()).await.unwrap();
-        let mut begun = Completion::default();
-        while begun.tokens.len() < 4 {
+    for api in ALL {
+        let fleet = ColocatedFleet::new(&[api], false).await;
+        fleet.publishes(1).await.unwrap();
+        let in_flight_request = request(1, 40);
+        let mut stream = fleet.sampler.sample(in_flight_request.clone()).await.unwrap();
+        let mut partial = Completion::default();
+        while partial.tokens.len() < 4 {
             if let levade_policy::SampleEvent::Tokens { tokens, logprobs, version, .. } =
                 stream.next().await.unwrap().unwrap()
             {
-                begun.extend(&tokens, &logprobs, version);
+                partial.extend(&tokens, &logprobs, version);
             }
         }
         let waits = Arc::new(Notify::new());
-        *shared.trainee.waits.lock().unwrap() = Some(waits.clone());
-        let learner = shared.learner.clone();
+        *fleet.trainee.waits.lock().unwrap() = Some(waits.clone());
+        let learner = fleet.learner.clone();
         let step = tokio::spawn(async move { learner.optim_step(ADAM).await });
-        while !shared.log.lock().unwrap().iter().any(|asked| asked == "[optim_step]") {
+        while !fleet.log.lock().unwrap().iter().any(|issued| issued == "[optim_step]") {
             sleep(Duration::from_millis(5)).await;
         }
-        let mut late = std::pin::pin!(shared.draws(2));
+        let mut late = std::pin::pin!(fleet.sample_completion(2));
         let early = tokio::time::timeout(Duration::from_secs(3), &mut late).await;
-        assert!(early.is_err() && !step.is_finished(), "nobody is asked in his sleep: {speaks:?}");
+        assert!(early.is_err() && !step.is_finished(), "nobody is asked in his sleep: {api:?}");
         waits.notify_one();
         step.await.unwrap().unwrap();
         assert_eq!(version_of(&tokio::time::timeout(LONG, late).await.unwrap()), 1);
-        stream.gather(&mut begun).await.unwrap();
-        assert_eq!(begun.tokens.len(), 40);
-        shared.check(&begun, &under_way.prompt);
-        assert!(shared.router.members().iter().all(|member| member.health == Health::Serving));
-        shared.is_sound();
+        stream.gather(&mut partial).await.unwrap();
+        assert_eq!(partial.tokens.len(), 40);
+        fleet.check(&partial, &in_flight_request.prompt);
+        assert!(fleet.router.replicas().iter().all(|member| member.health == Health::Serving));
+        fleet.is_sound();
     }
 }
 
 #[tokio::test]
 async fn sleeping_servers_are_not_probed() {
-    let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], false).await;
-    shared.publishes(1).await.unwrap();
-    shared.step().await;
-    let draws = || -> usize {
-        shared.fakes.iter().map(|f| f.asked("/inference").len() + f.asked("/generate").len()).sum()
+    let fleet = ColocatedFleet::new(&[ServerApi::NewVllm, ServerApi::Sglang], false).await;
+    fleet.publishes(1).await.unwrap();
+    fleet.step().await;
+    let num_generate_calls = || -> usize {
+        fleet.fakes.iter().map(|f| f.requests("/inference").len() + f.requests("/generate").len()).sum()
     };
-    let before = draws();
+    let before = num_generate_calls();
     sleep(Duration::from_millis(500)).await;
-    assert_eq!(draws(), before);
-    assert!(shared.fakes.iter().all(|fake| !fake.is_awake()));
-    shared.publishes(2).await.unwrap();
+    assert_eq!(num_generate_calls(), before);
+    assert!(fleet.fakes.iter().all(|fake| !fake.is_awake()));
+    fleet.publishes(2).await.unwrap();
     sleep(Duration::from_millis(500)).await;
-    assert!(draws() > before, "they are again when they are awake");
-    assert!(shared.router.members().iter().all(|member| member.health == Health::Serving));
-    shared.is_sound();
+    assert!(num_generate_calls() > before, "they are again when they are awake");
+    assert!(fleet.router.replicas().iter().all(|member| member.health == Health::Serving));
+    fleet.is_sound();
 }
 
 #[tokio::test]
 async fn restarted_server_sleeps_before_next_learner_call() {
-    for speaks in ALL {
-        let shared = Shared::new(&[speaks, Speaks::NewVllm], false).await;
-        shared.publishes(1).await.unwrap();
-        shared.step().await;
-        shared.fakes[0].restart().await;
-        assert!(shared.fakes[0].is_awake());
-        shared.step().await;
-        shared.is_sound();
+    for api in ALL {
+        let fleet = ColocatedFleet::new(&[api, ServerApi::NewVllm], false).await;
+        fleet.publishes(1).await.unwrap();
+        fleet.step().await;
+        fleet.fakes[0].restart().await;
+        assert!(fleet.fakes[0].is_awake());
+        fleet.step().await;
+        fleet.is_sound();
         // An exited server holds no device. Once it is back, it is detected again.
-        shared.fakes[0].kill();
-        shared.step().await;
-        shared.fakes[0].restart().await;
-        shared.step().await;
-        shared.is_sound();
-        shared.fakes[0].kill();
-        shared.publishes(2).await.unwrap();
-        assert_eq!(version_of(&shared.draws(1).await), 2);
+        fleet.fakes[0].kill();
+        fleet.step().await;
+        fleet.fakes[0].restart().await;
+        fleet.step().await;
+        fleet.is_sound();
+        fleet.fakes[0].kill();
+        fleet.publishes(2).await.unwrap();
+        assert_eq!(version_of(&fleet.sample_completion(1).await), 2);
         // It comes back while the samplers own the devices, with the newest weights.
-        shared.fakes[0].restart().await;
+        fleet.fakes[0].restart().await;
         let serve = async {
-            while shared.router.members().iter().any(|member| member.health != Health::Serving) {
+            while fleet.router.replicas().iter().any(|replica| replica.health != Health::Serving) {
                 sleep(Duration::from_millis(20)).await;
             }
         };
         tokio::time::timeout(LONG, serve).await.unwrap();
-        shared.step().await;
-        shared.is_sound();
+        fleet.step().await;
+        fleet.is_sound();
     }
 }
 
 #[tokio::test]
 async fn unresponsive_server_delays_learner_until_timeout() {
-    let shared = Shared::with(&[Speaks::NewVllm], false, Duration::from_secs(2), true).await;
-    shared.publishes(1).await.unwrap();
+    let fleet = ColocatedFleet::with(&[ServerApi::NewVllm], false, Duration::from_secs(2), true).await;
+    fleet.publishes(1).await.unwrap();
     // The server is still starting, so its process may have allocated device memory.
-    shared.fakes[0].kill();
-    let error = shared.learner.optim_step(ADAM).await.unwrap_err();
+    fleet.fakes[0].kill();
+    let error = fleet.learner.optim_step(ADAM).await.unwrap_err();
     let want = "to give its devices to the learner: ";
     assert!(matches!(&error, PolicyError::Deadline(_, what) if what.contains(want)), "{error}");
     // The server answers after a while.
-    let (step, ()) = tokio::join!(shared.learner.optim_step(ADAM), async {
+    let (step, ()) = tokio::join!(fleet.learner.optim_step(ADAM), async {
         sleep(Duration::from_millis(700)).await;
-        shared.fakes[0].restart().await;
+        fleet.fakes[0].restart().await;
     });
     step.unwrap();
     // The server's process has exited.
-    shared.fakes[0].kill();
-    shared.lives[0].send_replace(false);
-    assert!(!*shared.turns.starts().borrow(), "and must not begin again before its turn");
-    shared.step().await;
-    shared.is_sound();
-    let weights = shared.learner.publish(2).await.unwrap();
-    let (adopted, ()) = tokio::join!(shared.sampler.adopt(&weights), async {
-        shared.turns.starts().wait_for(|may| *may).await.unwrap();
-        shared.fakes[0].restart().await;
-        shared.lives[0].send_replace(true);
+    fleet.fakes[0].kill();
+    fleet.running[0].send_replace(false);
+    assert!(!*fleet.colocation.starts().borrow(), "and must not begin again before its turn");
+    fleet.step().await;
+    fleet.is_sound();
+    let weights = fleet.learner.publish(2).await.unwrap();
+    let (loaded, ()) = tokio::join!(fleet.sampler.adopt(&weights), async {
+        fleet.colocation.starts().wait_for(|may| *may).await.unwrap();
+        fleet.fakes[0].restart().await;
+        fleet.running[0].send_replace(true);
     });
-    adopted.unwrap();
-    assert_eq!(version_of(&shared.draws(1).await), 2);
-    shared.is_sound();
+    loaded.unwrap();
+    assert_eq!(version_of(&fleet.sample_completion(1).await), 2);
+    fleet.is_sound();
 }
 
 #[tokio::test]
 async fn managed_servers_are_checked_once_and_after_failures() {
     for started in [true, false] {
-        let patience = Duration::from_secs(2);
-        let shared = Shared::with(&[Speaks::NewVllm, Speaks::NewVllm], false, patience, started).await;
-        shared.publishes(1).await.unwrap();
-        let asked = || shared.fakes.iter().map(|fake| fake.asked("/weight_info").len()).sum::<usize>();
-        shared.step().await;
-        let before = asked();
+        let sleep_timeout = Duration::from_secs(2);
+        let fleet =
+            ColocatedFleet::with(&[ServerApi::NewVllm, ServerApi::NewVllm], false, sleep_timeout, started)
+                .await;
+        fleet.publishes(1).await.unwrap();
+        let issued = || fleet.fakes.iter().map(|fake| fake.requests("/weight_info").len()).sum::<usize>();
+        fleet.step().await;
+        let before = issued();
         for _ in 0..5 {
-            shared.step().await;
+            fleet.step().await;
         }
         // External servers can be restarted at any time.
-        assert_eq!(asked() - before, if started { 0 } else { 2 * 5 });
-        shared.trainee.dies.store(true, Ordering::Relaxed);
-        shared.learner.optim_step(ADAM).await.unwrap_err();
-        shared.trainee.dies.store(false, Ordering::Relaxed);
-        let before = asked();
-        shared.step().await;
-        assert_eq!(asked() - before, 2, "they are looked at again");
+        assert_eq!(issued() - before, if started { 0 } else { 2 * 5 });
+        fleet.trainee.has_exited.store(true, Ordering::Relaxed);
+        fleet.learner.optim_step(ADAM).await.unwrap_err();
+        fleet.trainee.has_exited.store(false, Ordering::Relaxed);
+        let before = issued();
+        fleet.step().await;
+        assert_eq!(issued() - before, 2, "they are looked at again");
         // A new handoff starts without earlier knowledge.
-        shared.publishes(2).await.unwrap();
-        shared.step().await;
-        assert!(shared.fakes.iter().all(|fake| !fake.is_awake()));
-        shared.is_sound();
+        fleet.publishes(2).await.unwrap();
+        fleet.step().await;
+        assert!(fleet.fakes.iter().all(|fake| !fake.is_awake()));
+        fleet.is_sound();
     }
 }
 
 #[tokio::test]
 async fn sleep_failure_names_missing_flag_or_server() {
-    for (speaks, without, flag) in [
-        (Speaks::NewVllm, "sleep mode", "--enable-sleep-mode"),
-        (Speaks::OldVllm, "sleep mode", "--enable-sleep-mode"),
-        (Speaks::Sglang, "memory saver", "--enable-memory-saver"),
+    for (api, without, flag) in [
+        (ServerApi::NewVllm, "sleep mode", "--enable-sleep-mode"),
+        (ServerApi::OldVllm, "sleep mode", "--enable-sleep-mode"),
+        (ServerApi::Sglang, "memory saver", "--enable-memory-saver"),
     ] {
-        let fake = Fake::with(speaks, Behaviour { without, ..Behaviour::default() }).await;
-        fake.server(InFlight::Recompute).look().await.unwrap();
+        let fake = Fake::with(api, Behavior { without, ..Behavior::default() }).await;
+        fake.server(InFlight::Recompute).inspect().await.unwrap();
         let options = ServerOptions { sleeps: true, ..fake.options(InFlight::Recompute) };
         let server = Server::new(options).unwrap();
-        let error = server.look().await.unwrap_err();
+        let error = server.inspect().await.unwrap_err();
         assert!(error.to_string().contains(flag) && !error.may_pass(), "{error}");
         let error = server.sleep().await.unwrap_err();
         assert!(error.to_string().contains(flag), "one that was started again is looked at, too: {error}");
-        let shared = Shared::new(&[speaks], false).await;
-        shared.publishes(1).await.unwrap();
-        let log = Some(shared.log.clone());
-        shared.asked();
-        shared.fakes[0].set(Behaviour { refuses_sleep: true, log: log.clone(), ..Behaviour::default() });
-        let error = shared.learner.optim_step(ADAM).await.unwrap_err().to_string();
-        assert!(error.contains("Memory usage increased") && error.contains(&shared.fakes[0].url), "{error}");
-        assert!(
-            !shared.log.lock().unwrap().iter().any(|asked| asked == "[onload]"),
-            "the learner stays away"
-        );
+        let fleet = ColocatedFleet::new(&[api], false).await;
+        fleet.publishes(1).await.unwrap();
+        let log = Some(fleet.log.clone());
+        fleet.requests();
+        fleet.fakes[0].set(Behavior { rejects_sleep: true, log: log.clone(), ..Behavior::default() });
+        let error = fleet.learner.optim_step(ADAM).await.unwrap_err().to_string();
+        assert!(error.contains("Memory usage increased") && error.contains(&fleet.fakes[0].url), "{error}");
+        assert!(!fleet.log.lock().unwrap().iter().any(|asked| asked == "[onload]"), "the learner stays away");
         // Requests are served even so, and the next learner call can acquire the devices.
-        assert_eq!(version_of(&shared.draws(1).await), 1);
-        shared.fakes[0].set(Behaviour { log, ..Behaviour::default() });
-        shared.step().await;
-        shared.is_sound();
+        assert_eq!(version_of(&fleet.sample_completion(1).await), 1);
+        fleet.fakes[0].set(Behavior { log, ..Behavior::default() });
+        fleet.step().await;
+        fleet.is_sound();
     }
 }
 
 #[tokio::test]
 async fn exited_learner_fails_calls_without_hanging() {
-    let shared = Shared::new(&[Speaks::NewVllm], false).await;
-    shared.publishes(1).await.unwrap();
+    let fleet = ColocatedFleet::new(&[ServerApi::NewVllm], false).await;
+    fleet.publishes(1).await.unwrap();
     // The learner is offloaded: servers keep sampling, and its next call reports that it has
     // exited.
-    shared.trainee.dies.store(true, Ordering::Relaxed);
-    assert_eq!(version_of(&shared.draws(1).await), 1);
-    let error = shared.learner.optim_step(ADAM).await.unwrap_err();
+    fleet.trainee.has_exited.store(true, Ordering::Relaxed);
+    assert_eq!(version_of(&fleet.sample_completion(1).await), 1);
+    let error = fleet.learner.optim_step(ADAM).await.unwrap_err();
     assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
     // The learner owns the devices: requests for them fail.
-    let reply = async { shared.sampler.sample(request(2, 4)).await?.collect(LONG).await };
-    let error = tokio::time::timeout(LONG, reply).await.unwrap().unwrap_err();
+    let completion = async { fleet.sampler.sample(request(2, 4)).await?.collect(LONG).await };
+    let error = tokio::time::timeout(LONG, completion).await.unwrap().unwrap_err();
     assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
-    let weights = publish(shared.root.path(), 2);
-    let error = shared.sampler.adopt(&weights).await.unwrap_err();
+    let weights = publish(fleet.root.path(), 2);
+    let error = fleet.sampler.adopt(&weights).await.unwrap_err();
     assert!(error.to_string().contains("the learner stopped"), "{error}");
 }
 
 #[tokio::test]
 async fn handoff_completes_if_its_caller_is_cancelled() {
-    let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], false).await;
-    shared.publishes(1).await.unwrap();
+    let fleet = ColocatedFleet::new(&[ServerApi::NewVllm, ServerApi::Sglang], false).await;
+    fleet.publishes(1).await.unwrap();
     for version in 2..8 {
         let wait = Duration::from_millis(version * 3);
-        tokio::time::timeout(wait, shared.learner.optim_step(ADAM)).await.ok();
-        shared.step().await;
-        let weights = shared.learner.publish(version).await.unwrap();
-        tokio::time::timeout(wait, shared.sampler.adopt(&weights)).await.ok();
-        assert_eq!(version_of(&shared.draws(version).await), version);
-        shared.is_sound();
+        tokio::time::timeout(wait, fleet.learner.optim_step(ADAM)).await.ok();
+        fleet.step().await;
+        let weights = fleet.learner.publish(version).await.unwrap();
+        tokio::time::timeout(wait, fleet.sampler.adopt(&weights)).await.ok();
+        assert_eq!(version_of(&fleet.sample_completion(version).await), version);
+        fleet.is_sound();
     }
 }
 
@@ -318,51 +317,51 @@ async fn handoff_completes_if_its_caller_is_cancelled() {
 #[tokio::test]
 async fn server_exits_never_break_device_ownership() {
     for pushes in [false, true] {
-        let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], pushes).await;
-        shared.publishes(1).await.unwrap();
-        let log = Some(shared.log.clone());
-        let plain = || Behaviour { log: log.clone(), ..Behaviour::default() };
+        let fleet = ColocatedFleet::new(&[ServerApi::NewVllm, ServerApi::Sglang], pushes).await;
+        fleet.publishes(1).await.unwrap();
+        let log = Some(fleet.log.clone());
+        let plain = || Behavior { log: log.clone(), ..Behavior::default() };
         for version in 2..14u64 {
-            let asked = request(version, 20);
-            let stream = shared.sampler.sample(asked.clone()).await.unwrap();
-            let fake = &shared.fakes[(version % 2) as usize];
+            let issued = request(version, 20);
+            let stream = fleet.sampler.sample(issued.clone()).await.unwrap();
+            let fake = &fleet.fakes[(version % 2) as usize];
             match version % 6 {
-                0 => fake.set(Behaviour { dies_sleeping: true, ..plain() }),
+                0 => fake.set(Behavior { exits_while_sleeping: true, ..plain() }),
                 1 => fake.kill(),
-                2 => fake.set(Behaviour { dies_waking: true, ..plain() }),
-                3 => fake.set(Behaviour { dies_reading: true, ..plain() }),
+                2 => fake.set(Behavior { exits_while_waking: true, ..plain() }),
+                3 => fake.set(Behavior { exits_while_reading: true, ..plain() }),
                 4 => fake.restart().await,
                 _ => {}
             }
             sleep(Duration::from_millis(20)).await;
-            shared.step().await;
+            fleet.step().await;
             if version % 6 < 2 {
                 fake.restart().await;
             }
-            shared.step().await;
-            shared.publishes(version).await.unwrap();
+            fleet.step().await;
+            fleet.publishes(version).await.unwrap();
             fake.set(plain());
             if (2..4).contains(&(version % 6)) {
                 fake.restart().await;
             }
-            let reply = stream.collect(LONG).await.unwrap();
-            assert_eq!(reply.tokens.len(), 20);
-            shared.check(&reply, &asked.prompt);
-            assert_eq!(version_of(&shared.draws(100 + version).await), version);
-            shared.is_sound();
+            let completion = stream.collect(LONG).await.unwrap();
+            assert_eq!(completion.tokens.len(), 20);
+            fleet.check(&completion, &issued.prompt);
+            assert_eq!(version_of(&fleet.sample_completion(100 + version).await), version);
+            fleet.is_sound();
         }
-        for fake in shared.fakes.iter().filter(|fake| !fake.is_awake()) {
+        for fake in fleet.fakes.iter().filter(|fake| !fake.is_awake()) {
             fake.restart().await;
         }
         let serve = async {
-            let serves = |member: &crate::MemberStatus| member.health == Health::Serving;
+            let serves = |replica: &crate::ReplicaStatus| replica.health == Health::Serving;
             let is_new = |fake: &Fake| fake.label().starts_with("levade-13-");
-            while !(shared.router.members().iter().all(serves) && shared.fakes.iter().all(is_new)) {
+            while !(fleet.router.replicas().iter().all(serves) && fleet.fakes.iter().all(is_new)) {
                 sleep(Duration::from_millis(20)).await;
             }
         };
         let serve = tokio::time::timeout(LONG, serve).await;
-        assert!(serve.is_ok(), "{:?}", shared.router.members());
-        shared.is_sound();
+        assert!(serve.is_ok(), "{:?}", fleet.router.replicas());
+        fleet.is_sound();
     }
 }

@@ -92,16 +92,16 @@ pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec
                 (!returns.is_empty()).then(|| returns.iter().sum::<f64>() / returns.len() as f64)
             };
             let returns: Vec<Option<f64>> = members.iter().map(here).collect();
-            let alive: Vec<f64> = returns.iter().flatten().copied().collect();
-            let (mean, scale) = if all_equal(&alive) {
-                (alive.first().copied().unwrap_or(0.0), 0.0)
+            let present_returns: Vec<f64> = returns.iter().flatten().copied().collect();
+            let (mean, scale) = if all_equal(&present_returns) {
+                (present_returns.first().copied().unwrap_or(0.0), 0.0)
             } else {
-                let (mean, deviation) = mean_and_deviation(&alive);
+                let (mean, deviation) = mean_and_deviation(&present_returns);
                 (mean, if scale_by_std { 1.0 / (deviation + STD_EPSILON) } else { 1.0 })
             };
             for ((&i, own), latest) in members.iter().zip(returns).zip(&mut latest) {
                 let Some(own) = own else { continue };
-                let compared = alive.len() > 1;
+                let compared = present_returns.len() > 1;
                 if compared {
                     *latest = (own - mean) * scale;
                 }

@@ -182,16 +182,19 @@ fn over_second_best(scores: &[f64], k: usize) -> Vec<f64> {
     let mut rising: Vec<usize> = (0..n).collect();
     rising.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
     // C(j, k − 2) / C(n, k) from the largest j down, so that no binomial coefficient is computed.
-    let mut shares = vec![0.0; n - 1];
-    let mut share = (k * (k - 1)) as f64 / (n * (n - 1)) as f64;
+    let mut fractions = vec![0.0; n - 1];
+    let mut fraction = (k * (k - 1)) as f64 / (n * (n - 1)) as f64;
     for j in (k - 2..n - 1).rev() {
-        shares[j] = share;
-        share *= (j + 2 - k) as f64 / j as f64;
+        fractions[j] = fraction;
+        fraction *= (j + 2 - k) as f64 / j as f64;
     }
     let mut advantages = vec![0.0; n];
     for (i, &at) in rising.iter().enumerate() {
-        advantages[at] =
-            rising[..i].iter().zip(&shares).map(|(below, share)| (scores[at] - scores[*below]) * share).sum();
+        advantages[at] = rising[..i]
+            .iter()
+            .zip(&fractions)
+            .map(|(below, fraction)| (scores[at] - scores[*below]) * fraction)
+            .sum();
     }
     advantages
 }
@@ -268,8 +271,8 @@ mod tests {
 
     #[test]
     fn advantages_reject_nan_scores() {
-        let refused = GroupBaseline::default().advantages(&[1.0, f64::NAN]);
-        assert!(matches!(refused, Err(RlError::Score { index: 1, .. })), "{refused:?}");
+        let rejected = GroupBaseline::default().advantages(&[1.0, f64::NAN]);
+        assert!(matches!(rejected, Err(RlError::Score { index: 1, .. })), "{rejected:?}");
     }
 
     #[test]

@@ -294,8 +294,8 @@ fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, 
     // Number of rollouts in groups with a nonzero advantage.
     let mut informative = 0;
     for members in groups(rollouts) {
-        let members_of: Vec<&Rollout> = members.iter().map(|i| &rollouts[*i]).collect();
-        let of_group = baseline.of_group(&members_of)?;
+        let group_rollouts: Vec<&Rollout> = members.iter().map(|i| &rollouts[*i]).collect();
+        let of_group = baseline.of_group(&group_rollouts)?;
         informative += if of_group.iter().any(|a| *a != 0.0) { members.len() } else { 0 };
         for (i, advantage) in members.iter().zip(of_group) {
             advantages[*i] = advantage;
@@ -316,11 +316,11 @@ fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
     let mut groups: Vec<(u64, Vec<usize>)> = Vec::new();
     let mut at = std::collections::HashMap::new();
     for (i, rollout) in rollouts.iter().enumerate() {
-        let place = *at.entry(rollout.group).or_insert_with(|| {
+        let position = *at.entry(rollout.group).or_insert_with(|| {
             groups.push((rollout.group, Vec::new()));
             groups.len() - 1
         });
-        groups[place].1.push(i);
+        groups[position].1.push(i);
     }
     groups.into_iter().map(|(_, members)| members).collect()
 }

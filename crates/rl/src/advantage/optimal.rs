@@ -61,12 +61,12 @@ pub fn advantages(
         let mut lengths: Vec<usize> = rows.iter().map(|row| row.path.len()).collect();
         lengths.sort_unstable();
         let tail = match lengths[..] {
-            [.., second, longest] if bare_tail && longest > second => Some((longest, second)),
+            [.., second, max_len] if bare_tail && max_len > second => Some((max_len, second)),
             _ => None,
         };
         for row in rows {
             let baseline = |slot: usize| match tail {
-                Some((longest, second)) if row.path.len() == longest && slot >= second => 0.0,
+                Some((max_len, second)) if row.path.len() == max_len && slot >= second => 0.0,
                 _ => numerator[slot] / denominator[slot],
             };
             let advantages =

@@ -111,8 +111,8 @@ fn whitening_ignores_masked_tokens() {
     near(&got[1..], &[&[-0.5 * 8f64.sqrt()], &[0.0]]);
 
     let short = [masked(&[true], rollout(0, 1.0, &[2]))];
-    let refused = plain.advantages(&short);
-    assert_eq!(refused, Err(RlError::Missing { what: "masks", needed: 2, found: 1 }));
+    let rejected = plain.advantages(&short);
+    assert_eq!(rejected, Err(RlError::Missing { what: "masks", needed: 2, found: 1 }));
 }
 
 fn turns(gamma: f64, scale_by_std: bool) -> Estimator {

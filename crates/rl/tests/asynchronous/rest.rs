@@ -86,7 +86,7 @@ fn formulas_match_slime() {
 
     // All fragments of a rollout have the rollout's denominator, and rollouts are summed: 0.15 + 0.2 of
     // the first, 0.6 of the second.
-    let weights = Normaliser::RolloutMean.weights(&[4, 2].map(|tokens| RolloutTokens { group: 0, tokens }));
+    let weights = Normalizer::RolloutMean.weights(&[4, 2].map(|tokens| RolloutTokens { group: 0, tokens }));
     let sum = weights[0] * (0.1 + 0.2 + 0.3 + 0.8) + weights[1] * (0.5 + 0.7);
     close(2.0 * sum, 0.95, "mean over rollouts");
 }

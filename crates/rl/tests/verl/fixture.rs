@@ -118,16 +118,16 @@ impl Fixture {
     }
 
     /// Returns the weights of the tokens of each row, as in verl's aggregation.
-    pub fn weights(&self, normaliser: Normaliser) -> Vec<f64> {
+    pub fn weights(&self, normalizer: Normalizer) -> Vec<f64> {
         let tokens = |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
-        normaliser.weights_counted(&self.mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl)
+        normalizer.weights_counted(&self.mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl)
     }
 
     /// Compares the sum and the gradient of a loss over points with `keys`/loss and `keys`/grad_log_prob.
     #[track_caller]
-    pub fn expect_loss(&self, loss: Loss, points: &[Vec<Point>], normaliser: Normaliser, keys: &str) {
+    pub fn expect_loss(&self, loss: Loss, points: &[Vec<Point>], normalizer: Normalizer, keys: &str) {
         loss.check_parameters().unwrap();
-        self.expect_sum(loss, points, normaliser, &format!("{keys}/grad_log_prob"), &format!("{keys}/loss"));
+        self.expect_sum(loss, points, normalizer, &format!("{keys}/grad_log_prob"), &format!("{keys}/loss"));
     }
 
     /// Compares a loss and its derivatives with the vectors under the two keys.
@@ -136,11 +136,11 @@ impl Fixture {
         &self,
         loss: Loss,
         points: &[Vec<Point>],
-        normaliser: Normaliser,
+        normalizer: Normalizer,
         slopes: &str,
         sum: &str,
     ) {
-        let weights = self.weights(normaliser);
+        let weights = self.weights(normalizer);
         let weights: Vec<Vec<f64>> =
             points.iter().zip(weights).map(|(row, weight)| vec![weight; row.len()]).collect();
         let (got, got_slopes) = evaluate(loss, points, &weights);

@@ -10,21 +10,21 @@ use crate::fixture::{Fixture, pick, vectors};
 fn normalizers_match_verl() {
     let v = vectors();
     let (loss, mask) = (v.rows("anchor/agg_loss/loss_mat"), v.rows("anchor/agg_loss/mask"));
-    let aggregate = |normaliser: Normaliser, loss: &[Vec<f64>], mask: &[Vec<f64>]| -> f64 {
+    let aggregate = |normalizer: Normalizer, loss: &[Vec<f64>], mask: &[Vec<f64>]| -> f64 {
         let tokens = |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
         let weights =
-            normaliser.weights_counted(&mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl);
+            normalizer.weights_counted(&mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl);
         pick(loss, mask).iter().zip(weights).map(|(row, weight)| weight * row.iter().sum::<f64>()).sum()
     };
-    let expect = |normaliser, keys: &str| close(aggregate(normaliser, &loss, &mask), v.number(keys), keys);
-    expect(Normaliser::TokenMean, "anchor/agg_loss/token-mean");
-    expect(Normaliser::RolloutSum, "anchor/agg_loss/seq-mean-token-sum");
-    expect(Normaliser::RolloutMean, "anchor/agg_loss/seq-mean-token-mean");
-    expect(Normaliser::RolloutSumOver { length: 4.0 }, "head/agg_loss/seq-mean-token-sum-norm");
-    expect(Normaliser::RolloutSumOver { length: 10.0 }, "head/agg_loss/seq-mean-token-sum-norm(scale=10)");
-    expect(Normaliser::TokenSum, "head/agg_token-sum");
+    let expect = |normalizer, keys: &str| close(aggregate(normalizer, &loss, &mask), v.number(keys), keys);
+    expect(Normalizer::TokenMean, "anchor/agg_loss/token-mean");
+    expect(Normalizer::RolloutSum, "anchor/agg_loss/seq-mean-token-sum");
+    expect(Normalizer::RolloutMean, "anchor/agg_loss/seq-mean-token-mean");
+    expect(Normalizer::RolloutSumOver { length: 4.0 }, "head/agg_loss/seq-mean-token-sum-norm");
+    expect(Normalizer::RolloutSumOver { length: 10.0 }, "head/agg_loss/seq-mean-token-sum-norm(scale=10)");
+    expect(Normalizer::TokenSum, "head/agg_token-sum");
     // Until 2026 verl did not divide by the number of rollouts: a sum divided by a constant.
-    let sum_over = |length: f64| aggregate(Normaliser::TokenSum, &loss, &mask) / length;
+    let sum_over = |length: f64| aggregate(Normalizer::TokenSum, &loss, &mask) / length;
     close(sum_over(4.0), v.number("anchor/agg_loss/seq-mean-token-sum-norm"), "sum over a constant");
     close(
         sum_over(10.0),
@@ -35,33 +35,33 @@ fn normalizers_match_verl() {
     // of gradients is undone.
     let tokens = |n| RolloutTokens { group: 0, tokens: n };
     let all = [tokens(3), tokens(1), tokens(4)];
-    let share = |normaliser: Normaliser, all: &[RolloutTokens]| {
-        let weights = normaliser.weights_counted(all, Counting::Verl);
+    let share = |normalizer: Normalizer, all: &[RolloutTokens]| {
+        let weights = normalizer.weights_counted(all, Counting::Verl);
         2.0 * (weights[0] * 7.0 + weights[1] * 5.0)
     };
     close(
-        share(Normaliser::TokenMean, &all),
+        share(Normalizer::TokenMean, &all),
         v.number("anchor/agg_loss/token-mean(dp=2,batch_num_tokens=8)"),
         "workers",
     );
     let six = [tokens(3), tokens(1), tokens(1), tokens(1), tokens(1), tokens(1)];
     close(
-        share(Normaliser::RolloutMean, &six),
+        share(Normalizer::RolloutMean, &six),
         v.number("anchor/agg_loss/seq-mean-token-mean(dp=2,global_batch_size=6)"),
         "workers",
     );
-    close(share(Normaliser::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
+    close(share(Normalizer::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
 
     // TRAP: the mean of the means of micro-batches.
     let (loss, mask) =
         (v.rows("anchor/microbatch_token_mean/loss_mat"), v.rows("anchor/microbatch_token_mean/mask"));
     close(
-        aggregate(Normaliser::TokenMean, &loss, &mask),
+        aggregate(Normalizer::TokenMean, &loss, &mask),
         v.number("anchor/microbatch_token_mean/global_token_mean"),
         "all",
     );
     let of_each =
-        (0..2).map(|i| aggregate(Normaliser::TokenMean, &loss[i..=i], &mask[i..=i])).sum::<f64>() / 2.0;
+        (0..2).map(|i| aggregate(Normalizer::TokenMean, &loss[i..=i], &mask[i..=i])).sum::<f64>() / 2.0;
     close(
         of_each,
         v.number("anchor/microbatch_token_mean/legacy_dp_actor_mean_of_microbatches"),
@@ -74,13 +74,13 @@ fn policy_losses_match_verl() {
     let f = Fixture::new();
     let points = f.points();
     let clip = Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
-    for (normaliser, name) in [
-        (Normaliser::TokenMean, "anchor/ppo_vanilla/token-mean"),
-        (Normaliser::RolloutSum, "anchor/ppo_vanilla/seq-mean-token-sum"),
-        (Normaliser::RolloutMean, "anchor/ppo_vanilla/seq-mean-token-mean"),
-        (Normaliser::RolloutSumOver { length: 6.0 }, "head/ppo_vanilla/seq-mean-token-sum-norm"),
+    for (normalizer, name) in [
+        (Normalizer::TokenMean, "anchor/ppo_vanilla/token-mean"),
+        (Normalizer::RolloutSum, "anchor/ppo_vanilla/seq-mean-token-sum"),
+        (Normalizer::RolloutMean, "anchor/ppo_vanilla/seq-mean-token-mean"),
+        (Normalizer::RolloutSumOver { length: 6.0 }, "head/ppo_vanilla/seq-mean-token-sum-norm"),
     ] {
-        f.expect_loss(clip, &points, normaliser, name);
+        f.expect_loss(clip, &points, normalizer, name);
     }
     let per_token = f.picked("anchor/ppo_vanilla/per_token_loss");
     let (mut clipped, mut kl) = (0.0, 0.0);
@@ -108,20 +108,20 @@ fn policy_losses_match_verl() {
         close(loss, of("loss"), "single loss");
         close(slopes[0][0], of("grad"), "single slope");
     }
-    let expect = |policy, points: &[Vec<Point>], normaliser, keys| {
-        f.expect_loss(Loss::of(policy), points, normaliser, keys)
+    let expect = |policy, points: &[Vec<Point>], normalizer, keys| {
+        f.expect_loss(Loss::of(policy), points, normalizer, keys)
     };
-    expect(PolicyLoss::Cispo { low: 0.2, high: 0.28 }, &points, Normaliser::TokenMean, "anchor/cispo");
+    expect(PolicyLoss::Cispo { low: 0.2, high: 0.28 }, &points, Normalizer::TokenMean, "anchor/cispo");
     let gate = PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 };
-    expect(gate, &points, Normaliser::RolloutMean, "anchor/sapo");
-    expect(PolicyLoss::Reinforce, &points, Normaliser::TokenMean, "anchor/gpg");
+    expect(gate, &points, Normalizer::RolloutMean, "anchor/sapo");
+    expect(PolicyLoss::Reinforce, &points, Normalizer::TokenMean, "anchor/gpg");
     for (measure, bound, name) in
         [(Divergence::TotalVariation, 0.15, "head/dppo_tv"), (Divergence::Kl, 0.05, "head/dppo_kl")]
     {
         let policy = PolicyLoss::Divergence { measure, below: bound, above: bound, cap: 20.0 };
-        expect(policy, &points, Normaliser::TokenMean, name);
+        expect(policy, &points, Normalizer::TokenMean, name);
     }
-    expect(PolicyLoss::Direct { beta: 0.5 }, &points, Normaliser::TokenMean, "head/dro");
+    expect(PolicyLoss::Direct { beta: 0.5 }, &points, Normalizer::TokenMean, "head/dro");
 
     let mut of_paths = points.clone();
     of_paths.iter_mut().for_each(|path| prepare::path_ratios(path));
@@ -130,11 +130,11 @@ fn policy_losses_match_verl() {
         .iter()
         .zip(ratios)
         .for_each(|(path, want)| close(path[0].path_log_ratio.unwrap(), want, "ratio of a path"));
-    expect(PolicyLoss::Gspo { low: 0.2, high: 0.28 }, &of_paths, Normaliser::RolloutMean, "anchor/gspo");
+    expect(PolicyLoss::Gspo { low: 0.2, high: 0.28 }, &of_paths, Normalizer::RolloutMean, "anchor/gspo");
     let mut of_paths = points.clone();
     of_paths.iter_mut().for_each(|path| prepare::geometric_means(path, 0.2, 0.28));
     let geometric = PolicyLoss::GeometricMean { low: 0.2, high: 0.28 };
-    expect(geometric, &of_paths, Normaliser::RolloutMean, "anchor/geo_mean(GMPO)");
+    expect(geometric, &of_paths, Normalizer::RolloutMean, "anchor/geo_mean(GMPO)");
 
     let mut all = points.concat();
     let share = f.v.number("head/kl_cov/kl_cov_ratio");
@@ -142,7 +142,7 @@ fn policy_losses_match_verl() {
     let mut rest = all.into_iter();
     let marked: Vec<Vec<Point>> = points.iter().map(|row| rest.by_ref().take(row.len()).collect()).collect();
     let coefficient = f.v.number("head/kl_cov/ppo_kl_coef");
-    expect(PolicyLoss::KlCov { coefficient, share }, &marked, Normaliser::TokenMean, "head/kl_cov");
+    expect(PolicyLoss::KlCov { coefficient, share }, &marked, Normalizer::TokenMean, "head/kl_cov");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn value_losses_match_verl() {
     };
     let points: Vec<Vec<Point>> = (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect();
     let (slopes, sum) = ("anchor/value_loss/grad_vpreds", "anchor/value_loss/loss");
-    f.expect_sum(loss, &points, Normaliser::TokenMean, slopes, sum);
+    f.expect_sum(loss, &points, Normalizer::TokenMean, slopes, sum);
     let clipped = points.iter().flatten().filter(|point| loss.at(point).clipped).count() as f64;
     close(clipped / Counting::Verl.of(16.0), f.v.number("anchor/value_loss/clipfrac"), "clip fraction");
     let (returns, values) = (returns.concat(), old.concat());

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// File with the order of the newest start.
 const ORDER: &str = "group.json";
 /// File that marks the run as finished.
-const OVER: &str = "over";
+const FINISHED_FILE: &str = "over";
 /// Placeholder for the node's rank in a command.
 const NODE: &str = "{node}";
 
@@ -43,7 +43,7 @@ impl Order {
     }
 
     /// Returns the complete environment of a node's processes.
-    pub fn whole_environment(&self) -> Vec<(String, String)> {
+    pub fn full_environment(&self) -> Vec<(String, String)> {
         let mut all = levade_policy::environment::passed(&self.environment);
         all.extend(self.variables.iter().cloned());
         all
@@ -55,18 +55,18 @@ impl Order {
     }
 
     /// Writes the order atomically, so that readers see the complete order or none.
-    pub fn write(&self, folder: &Path) -> io::Result<()> {
-        let half = folder.join(format!("{ORDER}.half"));
-        std::fs::write(&half, serde_json::to_vec_pretty(self)?)?;
-        std::fs::rename(half, folder.join(ORDER))
+    pub fn write(&self, dir: &Path) -> io::Result<()> {
+        let partial = dir.join(format!("{ORDER}.half"));
+        std::fs::write(&partial, serde_json::to_vec_pretty(self)?)?;
+        std::fs::rename(partial, dir.join(ORDER))
     }
 
     /// Returns the newest order, or `None` if there is none.
     ///
     /// # Errors
     /// Returns an error if the order cannot be read.
-    pub fn read(folder: &Path) -> io::Result<Option<Self>> {
-        match std::fs::read(folder.join(ORDER)) {
+    pub fn read(dir: &Path) -> io::Result<Option<Self>> {
+        match std::fs::read(dir.join(ORDER)) {
             Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -75,59 +75,59 @@ impl Order {
 }
 
 /// Prepares the directory for another start: removes the files of earlier starts.
-pub fn clear(folder: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    for entry in std::fs::read_dir(folder)? {
+pub fn clear(dir: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if [ORDER, OVER].contains(&name.as_str()) || name.starts_with("left-") {
+        if [ORDER, FINISHED_FILE].contains(&name.as_str()) || name.starts_with("left-") {
             std::fs::remove_file(path)?;
         }
     }
     Ok(())
 }
 
-fn left(folder: &Path, start: &str, node: u32) -> PathBuf {
-    folder.join(format!("left-{start}-{node}"))
+fn exit_file(dir: &Path, start: &str, node: u32) -> PathBuf {
+    dir.join(format!("left-{start}-{node}"))
 }
 
 /// Reports that the processes of a node have exited, and how.
-pub fn leave(folder: &Path, start: &str, node: u32, how: &str) -> io::Result<()> {
-    std::fs::write(left(folder, start, node), how)
+pub fn leave(dir: &Path, start: &str, node: u32, how: &str) -> io::Result<()> {
+    std::fs::write(exit_file(dir, start, node), how)
 }
 
 /// Returns how the processes of another node exited, or `None` if all are running.
-pub fn has_left(folder: &Path, order: &Order) -> Option<String> {
+pub fn exited_node(dir: &Path, order: &Order) -> Option<String> {
     (1..order.nodes).find_map(|node| {
-        let how = std::fs::read_to_string(left(folder, &order.start, node)).ok()?;
+        let how = std::fs::read_to_string(exit_file(dir, &order.start, node)).ok()?;
         Some(format!("on machine {node}: {how}"))
     })
 }
 
-fn taken(folder: &Path, node: u32) -> PathBuf {
-    folder.join(format!("taken-{node}"))
+fn claim_file(dir: &Path, node: u32) -> PathBuf {
+    dir.join(format!("taken-{node}"))
 }
 
 /// Claims the role of a node under a unique name. A process that had the role before, which is
 /// disconnected or late, then gives it up.
-pub fn take(folder: &Path, node: u32, name: &str) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    std::fs::write(taken(folder, node), name)
+pub fn take(dir: &Path, node: u32, name: &str) -> io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    std::fs::write(claim_file(dir, node), name)
 }
 
 /// Returns whether another process has claimed the role of a node since.
-pub fn is_taken(folder: &Path, node: u32, name: &str) -> bool {
-    std::fs::read_to_string(taken(folder, node)).is_ok_and(|now| !now.is_empty() && now != name)
+pub fn is_taken(dir: &Path, node: u32, name: &str) -> bool {
+    std::fs::read_to_string(claim_file(dir, node)).is_ok_and(|now| !now.is_empty() && now != name)
 }
 
 /// Marks the run as finished.
-pub fn end(folder: &Path) -> io::Result<()> {
-    if folder.is_dir() { std::fs::write(folder.join(OVER), "") } else { Ok(()) }
+pub fn end(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() { std::fs::write(dir.join(FINISHED_FILE), "") } else { Ok(()) }
 }
 
 /// Returns when the run was marked as finished, or `None` if it was not.
-pub fn over(folder: &Path) -> Option<SystemTime> {
-    std::fs::metadata(folder.join(OVER)).and_then(|found| found.modified()).ok()
+pub fn finished_at(dir: &Path) -> Option<SystemTime> {
+    std::fs::metadata(dir.join(FINISHED_FILE)).and_then(|found| found.modified()).ok()
 }
 
 #[cfg(test)]
@@ -136,10 +136,10 @@ mod tests {
 
     #[test]
     fn nodes_follow_newest_order() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path().join("learner");
-        clear(&folder).unwrap();
-        assert_eq!(Order::read(&folder).unwrap(), None);
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("learner");
+        clear(&dir).unwrap();
+        assert_eq!(Order::read(&dir).unwrap(), None);
         let order = Order {
             start: "a".into(),
             command: vec!["torchrun".into(), "--node-rank".into(), Order::node(), "{node}s".into()],
@@ -148,22 +148,22 @@ mod tests {
             nodes: 3,
             patience: 60.0,
         };
-        order.write(&folder).unwrap();
-        assert_eq!(Order::read(&folder).unwrap(), Some(order.clone()));
+        order.write(&dir).unwrap();
+        assert_eq!(Order::read(&dir).unwrap(), Some(order.clone()));
         assert_eq!(order.of_node(2), ["torchrun", "--node-rank", "2", "{node}s"]);
-        assert!(order.whole_environment().contains(&("OMP_NUM_THREADS".into(), "1".into())));
-        assert_eq!(has_left(&folder, &order), None);
-        leave(&folder, "earlier", 1, "exit code 1").unwrap();
-        assert_eq!(has_left(&folder, &order), None);
-        leave(&folder, "a", 2, "killed by signal 9").unwrap();
-        assert_eq!(has_left(&folder, &order).unwrap(), "on machine 2: killed by signal 9");
-        take(&folder, 1, "one").unwrap();
-        assert!(!is_taken(&folder, 1, "one") && !is_taken(&folder, 2, "one"));
-        take(&folder, 1, "other").unwrap();
-        assert!(is_taken(&folder, 1, "one") && !is_taken(&folder, 1, "other"));
-        end(&folder).unwrap();
-        assert!(over(&folder).is_some());
-        clear(&folder).unwrap();
-        assert!(over(&folder).is_none() && has_left(&folder, &order).is_none());
+        assert!(order.full_environment().contains(&("OMP_NUM_THREADS".into(), "1".into())));
+        assert_eq!(exited_node(&dir, &order), None);
+        leave(&dir, "earlier", 1, "exit code 1").unwrap();
+        assert_eq!(exited_node(&dir, &order), None);
+        leave(&dir, "a", 2, "killed by signal 9").unwrap();
+        assert_eq!(exited_node(&dir, &order).unwrap(), "on machine 2: killed by signal 9");
+        take(&dir, 1, "one").unwrap();
+        assert!(!is_taken(&dir, 1, "one") && !is_taken(&dir, 2, "one"));
+        take(&dir, 1, "other").unwrap();
+        assert!(is_taken(&dir, 1, "one") && !is_taken(&dir, 1, "other"));
+        end(&dir).unwrap();
+        assert!(finished_at(&dir).is_some());
+        clear(&dir).unwrap();
+        assert!(finished_at(&dir).is_none() && exited_node(&dir, &order).is_none());
     }
 }

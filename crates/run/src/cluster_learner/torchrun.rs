@@ -19,7 +19,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::order::{self, Order};
-use super::{FOLDER, Wants};
+use super::{Requirements, SUBDIR};
 use crate::{child, gpus};
 
 /// File into which rank 0 writes the address on which it listens.
@@ -27,7 +27,7 @@ const PORT: &str = "port";
 /// Environment variable from which rank 0 reads its token.
 pub const TOKEN: &str = "LEVADE_LEARNER_TOKEN";
 /// Interval at which files are polled.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of bytes at the end of a log that are searched for the reason why processes exited.
 const END_OF_LOG: u64 = 16 << 10;
 /// Environment variable with the name or address by which other nodes reach this node.
@@ -42,7 +42,7 @@ pub struct Group {
     /// Handle that stops the processes when it is dropped.
     pub processes: Processes,
     /// Task that ends once the processes have exited.
-    pub gone: JoinHandle<()>,
+    pub exit_task: JoinHandle<()>,
 }
 
 /// Starts the processes of a learner on this node, and writes the order for the other nodes.
@@ -54,15 +54,15 @@ pub async fn start(
     recipe: &Recipe,
     root: &Path,
     model: &Path,
-    wants: &Wants<'_>,
+    wants: &Requirements<'_>,
     supervisor: &Supervisor,
 ) -> anyhow::Result<Group> {
-    let folder = root.join(FOLDER);
-    order::clear(&folder).with_context(|| format!("cannot write into {}", folder.display()))?;
-    let port = folder.join(PORT);
+    let dir = root.join(SUBDIR);
+    order::clear(&dir).with_context(|| format!("cannot write into {}", dir.display()))?;
+    let port = dir.join(PORT);
     let _ = fs::remove_file(&port);
-    let told = own(HEAD).map(|head| head.to_string_lossy().into_owned());
-    let head = match (told, keys.nodes) {
+    let configured_head = own(HEAD).map(|head| head.to_string_lossy().into_owned());
+    let head = match (configured_head, keys.nodes) {
         (Some(head), _) => head,
         (None, 1) => "127.0.0.1".into(),
         (None, _) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -78,17 +78,17 @@ pub async fn start(
     };
     let log = log_of(root, 0);
     let token = random()?;
-    let mut environment = order.whole_environment();
+    let mut environment = order.full_environment();
     environment.push((TOKEN.into(), token.clone()));
     let mut kept = serve(&order, 0, root, (environment, &log), supervisor).await?;
-    order.write(&folder)?;
-    let url = listens(&mut kept, &port, &log, keys.start()).await?;
+    order.write(&dir)?;
+    let url = await_address(&mut kept, &port, &log, keys.start()).await?;
     let (send, ended) = watch::channel(None);
-    let (held, dropped) = oneshot::channel::<()>();
-    let gone = tokio::spawn(async move {
+    let (guard, dropped) = oneshot::channel::<()>();
+    let exit_task = tokio::spawn(async move {
         let how = tokio::select! {
-            how = kept.ended() => Some(format!("its processes ended: {how}; {}", last_words(&log))),
-            how = others(&folder, &order) => Some(format!("its processes ended {how}")),
+            how = kept.ended() => Some(format!("its processes ended: {how}; {}", failure_reason(&log))),
+            how = await_node_exit(&dir, &order) => Some(format!("its processes ended {how}")),
             _ = dropped => None,
         };
         kept.stop().await;
@@ -96,7 +96,7 @@ pub async fn start(
             send.send_replace(Some(how));
         }
     });
-    Ok(Group { url, token, processes: Processes { ended, held: Box::new(held) }, gone })
+    Ok(Group { url, token, processes: Processes { ended, guard: Box::new(guard) }, exit_task })
 }
 
 /// Starts the processes of a node. Their log is appended to.
@@ -122,7 +122,7 @@ fn command(
     recipe: &Recipe,
     root: &Path,
     model: &Path,
-    wants: &Wants<'_>,
+    wants: &Requirements<'_>,
     (head, master): (&str, u16),
 ) -> Vec<String> {
     let mut words: Vec<String> = vec![keys.python.display().to_string()];
@@ -139,7 +139,7 @@ fn command(
     add("--model", &model.display());
     add("--run-root", &root.display());
     add("--token-env", &TOKEN);
-    add("--port-file", &root.join(FOLDER).join(PORT).display());
+    add("--port-file", &root.join(SUBDIR).join(PORT).display());
     add("--device", if keys.gpus > 0 { &"cuda" } else { &"cpu" });
     add("--dtype", &keys.dtype);
     // Samplers receive the weights in the precision that they compute with.
@@ -172,7 +172,12 @@ fn variables(keys: &TorchKeys) -> Vec<(String, String)> {
 }
 
 /// Waits until rank 0 reports the address on which it listens. Returns its URL.
-async fn listens(kept: &mut Child, port: &Path, log: &Path, longest: Duration) -> anyhow::Result<String> {
+async fn await_address(
+    kept: &mut Child,
+    port: &Path,
+    log: &Path,
+    timeout: Duration,
+) -> anyhow::Result<String> {
     let mut watch = Stopwatch::start();
     loop {
         let found = fs::read_to_string(port).ok().filter(|text| text.trim().parse::<SocketAddr>().is_ok());
@@ -182,44 +187,44 @@ async fn listens(kept: &mut Child, port: &Path, log: &Path, longest: Duration) -
         tokio::select! {
             how = kept.ended() => anyhow::bail!(
                 "the processes of the learner ended before they listened: {how}\n{}",
-                last_words(log)
+                failure_reason(log)
             ),
-            _ = sleep(LOOK) => {}
+            _ = sleep(POLL_INTERVAL) => {}
         }
-        if watch.elapsed() > longest {
+        if watch.elapsed() > timeout {
             anyhow::bail!(
-                "waited {longest:?} for the processes of the learner to listen\n{}\nraise \
+                "waited {timeout:?} for the processes of the learner to listen\n{}\nraise \
                  `cluster.learner.start_seconds` where the machine is only slow",
-                last_words(log)
+                failure_reason(log)
             );
         }
     }
 }
 
 /// Waits until the processes of another node exit. Returns how they exited.
-async fn others(folder: &Path, order: &Order) -> String {
+async fn await_node_exit(dir: &Path, order: &Order) -> String {
     loop {
-        if let Some(how) = order::has_left(folder, order) {
+        if let Some(how) = order::exited_node(dir, order) {
             return how;
         }
-        sleep(5 * LOOK).await;
+        sleep(5 * POLL_INTERVAL).await;
     }
 }
 
 /// Returns the line of a log that most likely contains the reason for an exit, with the path of the
 /// log.
-pub fn last_words(log: &Path) -> String {
+pub fn failure_reason(log: &Path) -> String {
     let end = child::end_of(log, END_OF_LOG);
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
     // Neither torchrun's summary nor the status lines of a healthy rank contain the reason.
     let passing = ["ChildFailedError", "SignalException", "levade_torch: listens", "levade_torch: ready"];
-    let says_why = |line: &&str| {
+    let is_reason = |line: &&str| {
         let starts = ["levade_torch:", "error:"].iter().any(|start| line.starts_with(start));
         let raised = line.split([':', ' ']).next().is_some_and(|word| word.ends_with("Error"));
         (starts || raised || line.contains(": No module named "))
             && !passing.iter().any(|passing| line.contains(passing))
     };
-    let line = lines().rfind(says_why).or_else(|| lines().next_back());
+    let line = lines().rfind(is_reason).or_else(|| lines().next_back());
     match line {
         Some(line) if line.ends_with("No module named levade_torch") => format!(
             "{line}; `levade cluster setup` makes an environment that has it, and `pip install python/levade_torch` \
@@ -240,7 +245,7 @@ pub fn random() -> io::Result<String> {
 
 /// Returns the path of the log of a node's processes. The run's own node is 0.
 pub fn log_of(root: &Path, node: u32) -> PathBuf {
-    root.join(FOLDER).join(format!("node-{node}.log"))
+    root.join(SUBDIR).join(format!("node-{node}.log"))
 }
 
 #[cfg(test)]
@@ -249,18 +254,18 @@ mod tests {
 
     #[test]
     fn last_words_finds_reason_in_log() {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("log");
-        assert!(last_words(&log).starts_with("nothing was printed"));
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        assert!(failure_reason(&log).starts_with("nothing was printed"));
         const END: &str = "levade_torch: listens on 127.0.0.1:1\n  File x\nValueError: no such model\n\n\
             torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n\
             levade_torch FAILED\n  exitcode  : 1 (pid: 7)\n=====\n";
         fs::write(&log, END).unwrap();
-        assert!(last_words(&log).starts_with("ValueError: no such model (log: "));
+        assert!(failure_reason(&log).starts_with("ValueError: no such model (log: "));
         fs::write(&log, "hello\nKilled\n\n").unwrap();
-        assert!(last_words(&log).starts_with("Killed (log: "));
+        assert!(failure_reason(&log).starts_with("Killed (log: "));
         fs::write(&log, "envs/bin/python: No module named levade_torch\nTraceback:\n  f()\n=====\n").unwrap();
-        let words = last_words(&log);
+        let words = failure_reason(&log);
         assert!(words.starts_with("envs/bin/python: No module named levade_torch; "), "{words}");
         assert!(words.contains("levade cluster setup"), "{words}");
     }

@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::{Wants, dtype};
+use super::{Requirements, dtype};
 use crate::failure::unusable;
 use crate::{child, display, gpus};
 
@@ -23,9 +23,9 @@ use crate::{child, display, gpus};
 const SERVED: &str = "levade";
 /// Running time after which a server counts as started successfully, so that its arguments are not
 /// the reason for a later exit.
-const SETTLED: Duration = Duration::from_secs(5 * 60);
+const STABLE_TIME: Duration = Duration::from_secs(5 * 60);
 /// Maximum wait before a server that exits repeatedly is started again.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Number of bytes at the end of a log that are searched for the reason why a server exited.
 const END_OF_LOG: u64 = 64 << 10;
 /// Maximum number of log lines that are shown.
@@ -53,14 +53,14 @@ impl Spec {
     /// be written.
     pub fn new(
         samplers: &SamplersKeys,
-        wants: &Wants<'_>,
+        wants: &Requirements<'_>,
         folder: &Path,
         model: &Path,
         number: usize,
         precision: Precision,
         backend: Option<GroupBackend>,
     ) -> anyhow::Result<Self> {
-        let (keys, sleeps) = (samplers.servers(), wants.turns.is_some());
+        let (keys, sleeps) = (samplers.servers(), wants.colocation.is_some());
         let port = child::free_port(Ipv4Addr::LOCALHOST)
             .map_err(|error| unusable(format!("no port of this machine is free for a sampler: {error}")))?;
         let kind = match samplers {
@@ -139,7 +139,7 @@ impl Spec {
         ];
         environment.extend(fixed.map(|(name, value)| (name.to_owned(), value.to_owned())));
         if keys.gpus > 0 {
-            let mine = wants.gpus.of_server(number as u32, gpus::visible().as_deref())?;
+            let mine = wants.gpus.server_gpus(number as u32, gpus::visible().as_deref())?;
             environment.push((gpus::VISIBLE[0].into(), mine));
         }
         let logs = folder.join("logs");
@@ -155,9 +155,9 @@ impl Spec {
 
 /// A supervised server. The server is stopped when this is dropped.
 pub(super) struct Process {
-    lives: watch::Receiver<bool>,
-    died: Arc<Mutex<Option<String>>>,
-    _held: oneshot::Sender<()>,
+    running: watch::Receiver<bool>,
+    start_error: Arc<Mutex<Option<String>>>,
+    _guard: oneshot::Sender<()>,
 }
 
 impl Process {
@@ -168,39 +168,39 @@ impl Process {
         supervisor: Supervisor,
         may: Option<watch::Receiver<bool>>,
     ) -> (Self, JoinHandle<()>) {
-        let died = Arc::<Mutex<Option<String>>>::default();
-        let (lives, watched) = watch::channel(false);
-        let (held, dropped) = oneshot::channel();
-        let gone = tokio::spawn(keep(spec, supervisor, Arc::clone(&died), may, lives, dropped));
-        (Process { lives: watched, died, _held: held }, gone)
+        let start_error = Arc::<Mutex<Option<String>>>::default();
+        let (running, watched) = watch::channel(false);
+        let (guard, dropped) = oneshot::channel();
+        let exit_task = tokio::spawn(keep(spec, supervisor, Arc::clone(&start_error), may, running, dropped));
+        (Process { running: watched, start_error, _guard: guard }, exit_task)
     }
 
     /// Returns a receiver that contains whether the server's process is running.
-    pub fn lives(&self) -> watch::Receiver<bool> {
-        self.lives.clone()
+    pub fn running(&self) -> watch::Receiver<bool> {
+        self.running.clone()
     }
 
     /// Returns why the server exited soon after its start, or `None` if it did not.
-    pub fn died_at_start(&self) -> Option<String> {
-        self.died.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn start_error(&self) -> Option<String> {
+        self.start_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 /// Waits until a server may start, and marks it as running. Checks `may` again after marking: if the
 /// devices are taken away at the same moment, either this function or the other side notices. Returns
 /// `false` if the server can never start, because the sender of `may` was dropped.
-async fn begins(may: &mut Option<watch::Receiver<bool>>, lives: &watch::Sender<bool>) -> bool {
+async fn may_start(may: &mut Option<watch::Receiver<bool>>, running: &watch::Sender<bool>) -> bool {
     loop {
         if let Some(may) = may
             && may.wait_for(|may| *may).await.is_err()
         {
             return false;
         }
-        lives.send_replace(true);
+        running.send_replace(true);
         if may.as_ref().is_none_or(|may| *may.borrow()) {
             return true;
         }
-        lives.send_replace(false);
+        running.send_replace(false);
     }
 }
 
@@ -208,9 +208,9 @@ async fn begins(may: &mut Option<watch::Receiver<bool>>, lives: &watch::Sender<b
 async fn keep(
     spec: Spec,
     supervisor: Supervisor,
-    died: Arc<Mutex<Option<String>>>,
+    start_error: Arc<Mutex<Option<String>>>,
     mut may: Option<watch::Receiver<bool>>,
-    lives: watch::Sender<bool>,
+    running: watch::Sender<bool>,
     mut dropped: oneshot::Receiver<()>,
 ) {
     let mut wait = Duration::from_secs(1);
@@ -218,9 +218,9 @@ async fn keep(
         tokio::select! {
             biased;
             _ = &mut dropped => return,
-            begins = begins(&mut may, &lives) => if !begins { return },
+            begins = may_start(&mut may, &running) => if !begins { return },
         }
-        let begun = Instant::now();
+        let start = Instant::now();
         let started = match child::log(&spec.log) {
             Ok(log) => supervisor.serve(&spec.launch, log).await,
             Err(error) => Err(format!("cannot write {}: {error}", spec.log.display())),
@@ -237,22 +237,22 @@ async fn keep(
             }
             Err(why) => why,
         };
-        lives.send_replace(false);
-        if begun.elapsed() >= SETTLED {
+        running.send_replace(false);
+        if start.elapsed() >= STABLE_TIME {
             wait = Duration::from_secs(1);
         } else {
             let log = display::path(&spec.log);
             let reason = last_lines(&spec.log);
             let text =
                 format!("the sampler {} ended ({why}); the end of its log, {log}:\n{reason}", spec.name);
-            died.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+            start_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
         }
         warn!(server = spec.name, why, "a sampler died, and is started again");
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             _ = &mut dropped => return,
         }
-        wait = (wait * 2).min(LONGEST_WAIT);
+        wait = (wait * 2).min(MAX_WAIT);
     }
 }
 
@@ -269,18 +269,18 @@ mod tests {
 
     #[tokio::test]
     async fn server_starts_only_while_devices_are_handed_over() {
-        let (turn, may) = watch::channel(false);
-        let (lives, watched) = watch::channel(false);
-        let begun = tokio::spawn(async move { begins(&mut Some(may), &lives).await });
+        let (permit, may) = watch::channel(false);
+        let (running, watched) = watch::channel(false);
+        let start = tokio::spawn(async move { may_start(&mut Some(may), &running).await });
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(!begun.is_finished() && !*watched.borrow());
-        turn.send_replace(true);
-        assert!(tokio::time::timeout(LONGEST_WAIT, begun).await.unwrap().unwrap());
+        assert!(!start.is_finished() && !*watched.borrow());
+        permit.send_replace(true);
+        assert!(tokio::time::timeout(MAX_WAIT, start).await.unwrap().unwrap());
         // The sender is dropped, so the server never starts again.
-        let (turn, may) = watch::channel(false);
-        drop(turn);
-        assert!(!begins(&mut Some(may), &watch::channel(false).0).await);
-        assert!(begins(&mut None, &watch::channel(false).0).await, "without turns it always may");
+        let (permit, may) = watch::channel(false);
+        drop(permit);
+        assert!(!may_start(&mut Some(may), &watch::channel(false).0).await);
+        assert!(may_start(&mut None, &watch::channel(false).0).await, "without turns it always may");
     }
 
     #[tokio::test]
@@ -296,12 +296,12 @@ mod tests {
             log: folder.path().join("log"),
             launch: Launch { dir: folder.path().to_owned(), ..Launch::new(["true"]) },
         };
-        let (process, gone) = Process::start(spec, supervisor, None);
-        process.lives().wait_for(|lives| *lives).await.unwrap();
+        let (process, exit_task) = Process::start(spec, supervisor, None);
+        process.running().wait_for(|running| *running).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
-        assert!(!gone.is_finished() && process.died_at_start().is_none());
+        assert!(!exit_task.is_finished() && process.start_error().is_none());
         drop(process);
-        tokio::time::timeout(Duration::from_secs(8), gone).await.unwrap().unwrap();
+        tokio::time::timeout(Duration::from_secs(8), exit_task).await.unwrap().unwrap();
         assert!(mark.exists(), "it was waited for");
     }
 }

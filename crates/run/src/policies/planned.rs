@@ -7,7 +7,7 @@ use levade_engine::{Engine, MemoryPlan};
 use levade_model::ModelFiles;
 use levade_recipe::Recipe;
 
-use super::{Model, Whole, models};
+use super::{FullModel, Model, models};
 use crate::failure::unusable;
 use crate::host::Host;
 use crate::model;
@@ -17,7 +17,7 @@ use crate::model;
 const MIN_PROPOSED: usize = 128;
 
 /// Models of a recipe that are opened but not started.
-pub struct Planned(Vec<Model>);
+pub struct PlannedModels(Vec<Model>);
 
 /// Memory of one engine of a run.
 pub struct EnginePlan {
@@ -26,10 +26,10 @@ pub struct EnginePlan {
     /// Bytes by purpose.
     pub plan: MemoryPlan,
     /// Bytes that the engines of earlier models leave.
-    left: u64,
+    available: u64,
 }
 
-impl Planned {
+impl PlannedModels {
     /// Opens the models. Fetches models that are not on this machine.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Planned {
     pub fn open(recipe: &Recipe, host: &Host) -> anyhow::Result<Self> {
         let models = models(recipe, host)?;
         models.iter().try_for_each(Model::check)?;
-        Ok(Planned(models))
+        Ok(PlannedModels(models))
     }
 
     /// Returns the models.
@@ -79,7 +79,7 @@ impl Planned {
             let owner = if what.is_empty() { "model" } else { what };
             let _ = write!(text, "{}{owner} {plan}", if i > 0 { "; " } else { "" });
         }
-        let allowed = plans.iter().map(|one| one.left).max().unwrap_or_default();
+        let allowed = plans.iter().map(|one| one.available).max().unwrap_or_default();
         let _ = write!(text, "\nOnly {} MiB may be used. ", allowed >> 20);
         let smaller = self.smaller(recipe);
         if smaller.is_empty() {
@@ -88,9 +88,9 @@ impl Planned {
         } else {
             let _ = write!(text, "The run would fit with {}. ", smaller.join(", or with "));
         }
-        match self.least_memory_mb(recipe) {
-            Some(least) => {
-                let _ = write!(text, "It would also fit with `engine.memory_mb = {least}`.");
+        match self.find_min_memory_mb(recipe) {
+            Some(min_memory_mb) => {
+                let _ = write!(text, "It would also fit with `engine.memory_mb = {min_memory_mb}`.");
             }
             None => text += "Or free memory on this machine.",
         }
@@ -114,11 +114,11 @@ impl Planned {
         let context_key = |value: usize| format!("`model.context = {value}`");
         let batch_key = |value: usize| format!("`engine.micro_batch_tokens = {value}`");
         let batches = || halves(recipe.engine.micro_batch_tokens);
-        let alone = [
+        let single_changes = [
             halves(context).find(|value| fits(Some(*value), None)).map(context_key),
             batches().find(|value| fits(None, Some(*value))).map(batch_key),
         ];
-        let found: Vec<String> = alone.into_iter().flatten().collect();
+        let found: Vec<String> = single_changes.into_iter().flatten().collect();
         if !found.is_empty() {
             return found;
         }
@@ -131,7 +131,7 @@ impl Planned {
 
     /// Returns the minimum `engine.memory_mb` with which the run fits, or `None` if no larger value
     /// is available on this machine.
-    fn least_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
+    fn find_min_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
         let fits = |memory_mb: usize| {
             let mut changed = recipe.clone();
             changed.engine.memory_mb = memory_mb;
@@ -157,21 +157,22 @@ impl Planned {
     pub fn plans(&self, recipe: &Recipe, context: Option<usize>) -> anyhow::Result<Vec<EnginePlan>> {
         let mut plans: Vec<EnginePlan> = Vec::new();
         for model in &self.0 {
-            let (whole, over_base) = model.parted();
+            let (full, adapter_policies) = model.split_by_adapter();
             let mut all = Vec::new();
-            for wanted in whole {
-                let Whole { policy, reference, critic, .. } = model.whole_options(recipe, wanted, context)?;
+            for wanted in full {
+                let FullModel { policy, reference, critic, .. } =
+                    model.full_options(recipe, wanted, context)?;
                 let named = [("", Some(policy)), ("reference", reference), ("critic", critic)];
                 all.extend(named.into_iter().filter_map(|(what, options)| Some((what, options?))));
             }
-            if !over_base.is_empty() {
-                all.push(("", model.base_options(recipe, &over_base, context)));
+            if !adapter_policies.is_empty() {
+                all.push(("", model.base_options(recipe, &adapter_policies, context)));
             }
             // The memory of a model's engines is not available to later models.
             let taken: u64 = plans.iter().map(|one| one.plan.total()).sum();
             for (what, options) in all {
                 let plan = Engine::plan(&model.found.files.config, &options)?;
-                plans.push(EnginePlan { what, plan, left: options.budget().saturating_sub(taken) });
+                plans.push(EnginePlan { what, plan, available: options.budget().saturating_sub(taken) });
             }
         }
         Ok(plans)
@@ -180,5 +181,5 @@ impl Planned {
 
 /// Returns whether every engine fits into its available memory.
 fn fit(plans: &[EnginePlan]) -> bool {
-    plans.iter().all(|EnginePlan { plan, left, .. }| plan.total() <= *left)
+    plans.iter().all(|EnginePlan { plan, available, .. }| plan.total() <= *available)
 }

@@ -168,7 +168,7 @@ pub struct CommandResult {
 
 /// Response to `POST /run_code`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CodeAnswer {
+pub struct CodeResponse {
     /// Overall status.
     pub status: Status,
     /// Reason if the sandbox failed; otherwise empty.
@@ -190,7 +190,7 @@ pub struct CodeAnswer {
 
 /// Response to `POST /run_jupyter`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JupyterAnswer {
+pub struct JupyterResponse {
     /// Overall status.
     pub status: Status,
     /// Reason if the sandbox failed; otherwise empty.
@@ -201,7 +201,7 @@ pub struct JupyterAnswer {
     pub driver: Option<CommandResult>,
     /// Results of the cells that were run.
     #[serde(default)]
-    pub cells: Vec<CellAnswer>,
+    pub cells: Vec<CellResponse>,
     /// Always `None`.
     #[serde(default)]
     pub executor_pod_name: Option<String>,
@@ -212,7 +212,7 @@ pub struct JupyterAnswer {
 
 /// Result of a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CellAnswer {
+pub struct CellResponse {
     /// Standard output.
     pub stdout: String,
     /// Standard error.
@@ -234,10 +234,10 @@ pub struct Exception {
     pub traceback: Vec<String>,
 }
 
-impl CodeAnswer {
+impl CodeResponse {
     /// Creates the response for an error of the sandbox.
     pub(crate) fn failed(message: String) -> Self {
-        CodeAnswer {
+        CodeResponse {
             status: Status::SandboxError,
             message,
             compile_result: None,
@@ -262,7 +262,7 @@ impl CodeAnswer {
             stderr: Some(stderr),
             ..command
         };
-        CodeAnswer {
+        CodeResponse {
             status: if is_good { Status::Success } else { Status::Failed },
             run_result: Some(result),
             files: outcome
@@ -275,10 +275,10 @@ impl CodeAnswer {
     }
 }
 
-impl JupyterAnswer {
+impl JupyterResponse {
     /// Creates the response for an error of the sandbox.
     pub(crate) fn failed(message: String) -> Self {
-        JupyterAnswer {
+        JupyterResponse {
             status: Status::SandboxError,
             message,
             driver: None,
@@ -289,11 +289,11 @@ impl JupyterAnswer {
     }
 }
 
-impl CellAnswer {
+impl CellResponse {
     /// Converts the result of a cell.
     pub(crate) fn of(cell: &Cell) -> Self {
         let shown = |text: &String| BTreeMap::from([("text/plain".to_owned(), text.as_str().into())]);
-        CellAnswer {
+        CellResponse {
             stdout: cell.stdout.text(),
             stderr: cell.stderr.text(),
             display: cell.shown.iter().map(shown).collect(),
@@ -342,8 +342,8 @@ fn joined(text: String, line: &str) -> String {
 /// # Errors
 /// Returns an error that names the file if its content is invalid.
 pub(crate) fn decoded(files: &BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, Vec<u8>>, String> {
-    let given = files.iter().filter_map(|(name, content)| Some((name, content.as_ref()?)));
-    given
+    let provided = files.iter().filter_map(|(name, content)| Some((name, content.as_ref()?)));
+    provided
         .map(|(name, content)| {
             let bytes = BASE64_STANDARD.decode(content.as_bytes());
             let bytes = bytes.map_err(|error| format!("the content of {name:?} is no base64: {error}"))?;
@@ -358,8 +358,8 @@ mod tests {
 
     #[test]
     fn requests_use_defaults_for_missing_fields() {
-        let least: RunCode = serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
-        assert_eq!((least.run_timeout, least.memory_limit_mb, least.stdin), (10.0, -1, None));
+        let minimal: RunCode = serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
+        assert_eq!((minimal.run_timeout, minimal.memory_limit_mb, minimal.stdin), (10.0, -1, None));
         // This is a request as verl sends it.
         let full = r#"{"compile_timeout": 30, "run_timeout": 30, "code": "1", "stdin": null, "memory_limit_MB": 1024,
                        "language": "python", "files": {}, "fetch_files": []}"#;

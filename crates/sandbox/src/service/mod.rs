@@ -35,13 +35,13 @@ use crate::sandbox::Sandbox;
 use crate::session::SessionOptions;
 
 pub use fusion::{
-    CellAnswer, CodeAnswer, CommandResult, CommandStatus, Exception, JupyterAnswer, RunCode, RunJupyter,
-    Status,
+    CellResponse, CodeResponse, CommandResult, CommandStatus, Exception, JupyterResponse, RunCode,
+    RunJupyter, Status,
 };
 use fusion::{LANGUAGES, command, decoded};
 
 /// Maximum size of a request, in bytes.
-const MOST_BYTES: usize = 128 << 20;
+const MAX_BYTES: usize = 128 << 20;
 
 /// HTTP service for a sandbox.
 #[derive(Clone)]
@@ -70,7 +70,7 @@ impl Service {
             .route("/protection", get(protection))
             .route_layer(from_fn_with_state(self.clone(), authenticated))
             .route("/v1/ping", get(|| async { Json("pong") }))
-            .layer(DefaultBodyLimit::max(MOST_BYTES));
+            .layer(DefaultBodyLimit::max(MAX_BYTES));
         let needs_key = !self.0.keys.is_empty();
         let reject = |_: &Request, rejection: Rejection| detail(rejection.status, rejection.message);
         let routes = service::with_manners(routes, self.0.access.clone(), move |_| needs_key, reject);
@@ -126,7 +126,7 @@ fn read<T: DeserializeOwned>(sent: &Bytes) -> Result<T, SandboxError> {
 
 /// Converts an error of the sandbox: to an HTTP error if the client can act on it, otherwise to the
 /// response of `failed`.
-fn answered(error: SandboxError, failed: impl FnOnce(String) -> Response) -> Response {
+fn to_response(error: SandboxError, failed: impl FnOnce(String) -> Response) -> Response {
     match error {
         SandboxError::Busy { .. } | SandboxError::Sessions { .. } => {
             let mut response = detail(StatusCode::TOO_MANY_REQUESTS, error.to_string());
@@ -157,14 +157,14 @@ async fn protection(State(service): State<Service>) -> Response {
 }
 
 async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
-    let answer = async {
+    let response = async {
         let request: RunCode = read(&sent)?;
         let Some(language) = Language::named(&request.language) else {
             if !LANGUAGES.contains(&request.language.as_str()) {
                 return Err(SandboxError::Request(format!("language: {:?} is none", request.language)));
             }
             let message = format!("{:?} is not run here; python and bash are", request.language);
-            return Ok(CodeAnswer::failed(message));
+            return Ok(CodeResponse::failed(message));
         };
         let run = Run {
             language,
@@ -176,24 +176,24 @@ async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
             limits: service.limits("run_timeout", request.run_timeout, request.memory_limit_mb)?,
         };
         let outcome = service.0.sandbox.run(&run).await?;
-        Ok(CodeAnswer::of(&outcome, &run.limits))
+        Ok(CodeResponse::of(&outcome, &run.limits))
     };
-    match answer.await {
-        Ok(answer) => Json(answer).into_response(),
-        Err(error) => answered(error, |why| Json(CodeAnswer::failed(why)).into_response()),
+    match response.await {
+        Ok(response) => Json(response).into_response(),
+        Err(error) => to_response(error, |why| Json(CodeResponse::failed(why)).into_response()),
     }
 }
 
 async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
-    let answer = async { cells(&service, read(&sent)?).await };
-    match answer.await {
-        Ok(answer) => Json(answer).into_response(),
-        Err(error) => answered(error, |why| Json(JupyterAnswer::failed(why)).into_response()),
+    let response = async { cells(&service, read(&sent)?).await };
+    match response.await {
+        Ok(response) => Json(response).into_response(),
+        Err(error) => to_response(error, |why| Json(JupyterResponse::failed(why)).into_response()),
     }
 }
 
 /// Runs cells up to the last one, or up to one that ends the interpreter.
-async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterAnswer, SandboxError> {
+async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterResponse, SandboxError> {
     if request.kernel != "python3" {
         return Err(SandboxError::Request(format!("kernel: {:?} is none here; python3 is", request.kernel)));
     }
@@ -206,8 +206,8 @@ async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterAnswer, 
     // Only the cells count: their wait in the queue behind other runs does not.
     let mut spent = 0.0;
     for code in &request.cells {
-        let left = request.total_timeout - spent;
-        let most = if request.cell_timeout > 0.0 { left.min(request.cell_timeout) } else { left };
+        let remaining = request.total_timeout - spent;
+        let most = if request.cell_timeout > 0.0 { remaining.min(request.cell_timeout) } else { remaining };
         if most <= 0.0 {
             ended = Ended::TimeLimit;
             break;
@@ -215,13 +215,13 @@ async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterAnswer, 
         session.set_seconds(most);
         let cell = session.cell(code).await?;
         spent += cell.seconds;
-        done.push(CellAnswer::of(&cell));
+        done.push(CellResponse::of(&cell));
         if let Some(end) = cell.ended {
             ended = end;
             break;
         }
     }
-    let is_whole = done.len() == request.cells.len() && ended == Ended::Exit(0);
+    let is_complete = done.len() == request.cells.len() && ended == Ended::Exit(0);
     let mut found = std::collections::BTreeMap::new();
     for (name, content) in session.finish().await? {
         if let Ok(content) = content {
@@ -230,12 +230,12 @@ async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterAnswer, 
     }
     let mut driver = command(ended, &limits);
     driver.execution_time = Some(spent);
-    Ok(JupyterAnswer {
-        status: if is_whole { Status::Success } else { Status::Failed },
+    Ok(JupyterResponse {
+        status: if is_complete { Status::Success } else { Status::Failed },
         driver: Some(driver),
         cells: done,
         files: found,
-        ..JupyterAnswer::failed(String::new())
+        ..JupyterResponse::failed(String::new())
     })
 }
 

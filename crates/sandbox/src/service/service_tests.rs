@@ -32,9 +32,9 @@ async fn post(service: &Service, path: &str, key: Option<&str>, body: &str) -> (
 async fn run_code_responds_as_sandbox_fusion() {
     let service = service(Options::default(), &[]).await;
     let run = async |body: Value| {
-        let (status, answer) = post(&service, "/run_code", None, &body.to_string()).await;
-        assert_eq!(status, 200, "{answer}");
-        answer
+        let (status, response) = post(&service, "/run_code", None, &body.to_string()).await;
+        assert_eq!(status, 200, "{response}");
+        response
     };
     let good = run(json!({
         "code": "import sys\nprint(sys.stdin.read() + open('in.txt').read())\nopen('out/x', 'w').write('made')",
@@ -83,14 +83,14 @@ async fn cells_share_variables_and_continue_after_exceptions() {
     let service = service(Options::default(), &[]).await;
     let body = json!({ "cells": ["a = 'hello'", "a", "import sys; print(a); sys.stderr.write('e\\n')", "assert False",
                                  "open('f', 'w').write(a)"], "fetch_files": ["f"] });
-    let (status, answer) = post(&service, "/run_jupyter", None, &body.to_string()).await;
-    assert_eq!((status, &answer["status"]), (200, &json!("Success")), "{answer}");
-    let cells = answer["cells"].as_array().unwrap();
+    let (status, response) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!((status, &response["status"]), (200, &json!("Success")), "{response}");
+    let cells = response["cells"].as_array().unwrap();
     assert_eq!(cells[1]["display"], json!([{ "text/plain": "'hello'" }]));
     assert_eq!((&cells[2]["stdout"], &cells[2]["stderr"]), (&json!("hello\n"), &json!("e\n")));
     assert_eq!(cells[3]["error"][0]["ename"], "AssertionError");
-    assert_eq!(answer["files"], json!({ "f": "aGVsbG8=" }));
-    assert_eq!(answer["driver"]["status"], "Finished");
+    assert_eq!(response["files"], json!({ "f": "aGVsbG8=" }));
+    assert_eq!(response["driver"]["status"], "Finished");
 
     let body = json!({ "cells": ["1", "while 1: pass", "2"], "total_timeout": 0.5 });
     let (_, late) = post(&service, "/run_jupyter", None, &body.to_string()).await;
@@ -118,9 +118,9 @@ async fn odd_output_and_exceptions_preserve_variables() {
         "x",
     ];
     let body = json!({ "cells": cells, "total_timeout": 40 });
-    let (status, answer) = post(&service, "/run_jupyter", None, &body.to_string()).await;
-    assert_eq!((status, &answer["status"]), (200, &json!("Success")), "{answer}");
-    let cells = answer["cells"].as_array().unwrap();
+    let (status, response) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!((status, &response["status"]), (200, &json!("Success")), "{response}");
+    let cells = response["cells"].as_array().unwrap();
     assert_eq!(cells[1]["error"][0]["evalue"], "half a pair: \\ud83d");
     let odd = &cells[2]["error"][0];
     assert_eq!((&odd["ename"], &odd["evalue"]), (&json!("Odd"), &json!("<exception str() failed>")));
@@ -142,9 +142,9 @@ async fn queue_wait_does_not_count_toward_timeout() {
     };
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     let body = json!({ "cells": ["a = 1", "a"], "total_timeout": 1.2 });
-    let (_, answer) = post(&service, "/run_jupyter", None, &body.to_string()).await;
-    assert_eq!(answer["status"], "Success", "{answer}");
-    assert_eq!(answer["cells"][1]["display"], json!([{ "text/plain": "1" }]));
+    let (_, response) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!(response["status"], "Success", "{response}");
+    assert_eq!(response["cells"][1]["display"], json!([{ "text/plain": "1" }]));
     assert_eq!(holder.await.unwrap(), 200);
 }
 
@@ -153,8 +153,8 @@ async fn cpu_limit_covers_all_processors_until_timeout() {
     let service = service(Options::default(), &[]).await;
     let code = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[1])";
     let body = json!({ "code": code, "language": "python", "run_timeout": 7 });
-    let (_, answer) = post(&service, "/run_code", None, &body.to_string()).await;
-    let most: u64 = answer["run_result"]["stdout"].as_str().unwrap().trim().parse().unwrap();
+    let (_, response) = post(&service, "/run_code", None, &body.to_string()).await;
+    let most: u64 = response["run_result"]["stdout"].as_str().unwrap().trim().parse().unwrap();
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     assert!(most > 7 * processors, "{most} seconds for {processors} processors");
 }
@@ -175,9 +175,9 @@ async fn invalid_request_returns_422_with_field() {
         ("/run_jupyter", r#"{"cells": [], "total_timeout": 61}"#, "`total_timeout` is 61"),
         ("/run_jupyter", r#"{"cells": [], "kernel": "r"}"#, "kernel"),
     ] {
-        let (status, answer) = post(&service, path, None, body).await;
-        assert_eq!(status, 422, "{body}: {answer}");
-        assert!(answer.to_string().contains(part), "{body}: {answer}");
+        let (status, response) = post(&service, path, None, body).await;
+        assert_eq!(status, 422, "{body}: {response}");
+        assert!(response.to_string().contains(part), "{body}: {response}");
     }
 }
 
@@ -253,15 +253,15 @@ async fn request_limits_are_capped_by_service() {
 #[tokio::test]
 async fn total_and_cell_timeouts_are_enforced() {
     let service = service(Options::default(), &[]).await;
-    let answer = async |body: Value| post(&service, "/run_jupyter", None, &body.to_string()).await.1;
+    let response = async |body: Value| post(&service, "/run_jupyter", None, &body.to_string()).await.1;
     let slow = "import time; time.sleep(1.2)";
-    let late = answer(json!({ "cells": [slow, slow, "1"], "total_timeout": 2.0 })).await;
+    let late = response(json!({ "cells": [slow, slow, "1"], "total_timeout": 2.0 })).await;
     assert_eq!((&late["status"], &late["driver"]["status"]), (&json!("Failed"), &json!("TimeLimitExceeded")));
     assert_eq!(late["cells"].as_array().unwrap().len(), 2, "{late}");
     let spent = late["driver"]["execution_time"].as_f64().unwrap();
     assert!((1.9..20.0).contains(&spent), "{spent}");
     let body = json!({ "cells": ["1", "while 1: pass"], "total_timeout": 50.0, "cell_timeout": 0.5 });
-    let late = answer(body).await;
+    let late = response(body).await;
     assert_eq!(late["driver"]["status"], "TimeLimitExceeded", "{late}");
     assert!(late["driver"]["execution_time"].as_f64().unwrap() < 30.0, "{late}");
 }

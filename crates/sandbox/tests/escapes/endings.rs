@@ -38,15 +38,15 @@ const ENDINGS: [&str; 27] = [
 
 #[tokio::test]
 async fn programs_end_as_in_fresh_interpreter() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     for code in ENDINGS {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("main.py"), code).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("main.py"), code).unwrap();
         let fresh =
-            std::process::Command::new("python3").arg("main.py").current_dir(folder.path()).output().unwrap();
+            std::process::Command::new("python3").arg("main.py").current_dir(dir.path()).output().unwrap();
         let run = Run { fetch: vec!["out".into()], limits: limits(), ..Run::new(Language::Python, code) };
         let ours = sandbox.run(&run).await.unwrap();
-        let file = std::fs::read(folder.path().join("out")).ok();
+        let file = std::fs::read(dir.path().join("out")).ok();
         assert_eq!(ours.files.get("out"), file.as_ref(), "{code}");
         assert_eq!(ours.stdout.text(), String::from_utf8_lossy(&fresh.stdout), "{code}");
         assert_eq!(ours.ended, Ended::Exit(fresh.status.code().unwrap()), "{code}");
@@ -57,7 +57,7 @@ async fn programs_end_as_in_fresh_interpreter() {
 
 #[tokio::test]
 async fn legitimate_programs_work_behind_filter() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     for (code, expected) in [
         (
             "import mmap\nm = mmap.mmap(-1, 5000); m[:3] = b'abc'; print(m[:4], len(m), type(m).__name__)",
@@ -101,7 +101,7 @@ async fn legitimate_programs_work_behind_filter() {
 
 #[tokio::test]
 async fn processor_time_counts_running_children() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     let code = "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(1.5)";
     let outcome = python(&sandbox, code).await;
     assert!(outcome.cpu_seconds > 0.3, "{}", outcome.cpu_seconds);
@@ -111,7 +111,7 @@ async fn processor_time_counts_running_children() {
 
 #[tokio::test]
 async fn processor_time_between_cells_is_bounded() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     let limits = Limits { seconds: 1.0, ..limits() };
     let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
     let calm =
@@ -134,7 +134,7 @@ if os.fork() == 0:
     ] {
         let cell = session.cell(code).await.unwrap();
         assert!(cell.ended.is_none() || cell.is_fresh, "{cell:?}");
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         loop {
             tokio::time::sleep(std::time::Duration::from_secs(4)).await;
             let next = session.cell("1").await.unwrap();
@@ -143,14 +143,14 @@ if os.fork() == 0:
                 assert!(matches!(ended, Ended::TimeLimit | Ended::MemoryLimit), "{ended:?}: {code}");
                 break;
             }
-            assert!(begun.elapsed().as_secs() < 60, "it goes on: {code}");
+            assert!(started.elapsed().as_secs() < 60, "it goes on: {code}");
         }
     }
 }
 
 #[tokio::test]
 async fn cells_survive_patched_functions_and_odd_exceptions() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     let mut session =
         sandbox.session(SessionOptions { limits: limits(), ..SessionOptions::default() }).unwrap();
     for (code, ename) in [

@@ -5,11 +5,11 @@ use std::fs;
 use std::time::Duration;
 
 /// Timeout for the kernel to release what has ended.
-const LONGEST: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Snapshot of everything that a run could leave behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldResources {
     /// Ids of the descendants of this process.
     processes: BTreeSet<u32>,
     /// Number of descriptors of this process and all its descendants.
@@ -20,7 +20,7 @@ pub struct Held {
     files: BTreeSet<String>,
 }
 
-impl Held {
+impl HeldResources {
     /// Takes a snapshot of the current state.
     fn now() -> Self {
         let processes = below(std::process::id());
@@ -28,7 +28,7 @@ impl Held {
         let descriptors = of(std::process::id()) + processes.iter().map(|pid| of(*pid)).sum::<usize>();
         let files = fs::read_dir(std::env::temp_dir()).unwrap().flatten();
         let files = files.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        Held {
+        HeldResources {
             processes,
             descriptors,
             mounts: fs::read_to_string("/proc/self/mountinfo").unwrap(),
@@ -37,11 +37,11 @@ impl Held {
     }
 
     /// Takes a snapshot once the state has stopped changing.
-    pub async fn settled() -> Self {
-        let mut last = Held::now();
+    pub async fn wait_until_stable() -> Self {
+        let mut last = HeldResources::now();
         loop {
             tokio::time::sleep(Duration::from_millis(200)).await;
-            let now = Held::now();
+            let now = HeldResources::now();
             if now == last {
                 return now;
             }
@@ -52,13 +52,13 @@ impl Held {
     /// Waits until the state equals this snapshot again. Returns a description of the leftovers on
     /// timeout.
     pub async fn waited_for(&self) -> Result<(), String> {
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         loop {
-            let now = Held::now();
+            let now = HeldResources::now();
             if now == *self {
                 return Ok(());
             }
-            if begun.elapsed() > LONGEST {
+            if started.elapsed() > TIMEOUT {
                 return Err(format!("left over: {now:?}\nbefore: {self:?}"));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use levade_sandbox::{Ended, Language, Limits, Options, Outcome, Run, Sandbox, SandboxError, SessionOptions};
 
-use leaks::Held;
+use leaks::HeldResources;
 
 /// Code that precedes each attack.
 const PRELUDE: &str = include_str!("attacks/prelude.py");
@@ -43,7 +43,7 @@ fn attempts() -> impl Iterator<Item = (&'static str, &'static str, String)> {
 }
 
 /// Serializes the tests, because processes and descriptors of another test would count as leftovers.
-static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+static TEST_LOCK: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Starts a sandbox with full protection. Prints a message and returns `None` if the kernel does not
 /// provide it.
@@ -53,9 +53,9 @@ async fn full() -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
 
 /// Starts a sandbox with full protection, whose code can read the directories in `read` as well.
 async fn full_with(read: Vec<PathBuf>) -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
-    let alone = ALONE.lock().await;
+    let guard = TEST_LOCK.lock().await;
     match Sandbox::start(Options { concurrency: 4, read, ..Options::default() }).await {
-        Ok(sandbox) => Some((sandbox, alone)),
+        Ok(sandbox) => Some((sandbox, guard)),
         Err(error @ SandboxError::Protection { .. }) => {
             eprintln!("SKIPPED: {error}");
             None
@@ -83,7 +83,7 @@ async fn python(sandbox: &Sandbox, code: &str) -> Outcome {
 
 /// Resources of the host that code must not reach.
 struct Host {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     /// Directory that code can read, outside of the directories that each run has of its own.
     shown: tempfile::TempDir,
     tcp: std::net::TcpListener,
@@ -94,16 +94,16 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("secret"), "hush").unwrap();
-        let name = format!("levade-test-{}-{:p}", std::process::id(), &folder);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("secret"), "hush").unwrap();
+        let name = format!("levade-test-{}-{:p}", std::process::id(), &dir);
         let abstracted = SocketAddr::from_abstract_name(&name).unwrap();
-        let shown_folder = tempfile::tempdir_in("/var/tmp").unwrap();
-        let shown = shown_folder.path();
+        let shared_dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let shown = shared_dir.path();
         std::fs::write(shown.join("data"), "rows").unwrap();
         rustix::fs::mkfifoat(rustix::fs::CWD, shown.join("pipe"), 0o666.into()).unwrap();
         let local = [
-            UnixListener::bind(folder.path().join("socket")).unwrap(),
+            UnixListener::bind(dir.path().join("socket")).unwrap(),
             UnixListener::bind(shown.join("socket")).unwrap(),
             UnixListener::bind_addr(&abstracted).unwrap(),
         ];
@@ -114,7 +114,7 @@ impl Host {
             std::fs::set_permissions(shown.join(name), std::fs::Permissions::clone(&open)).unwrap();
         }
         let tcp = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        Host { folder, shown: shown_folder, tcp, _local: local, _datagrams: datagrams, name }
+        Host { dir: dir, shown: shared_dir, tcp, _local: local, _datagrams: datagrams, name }
     }
 
     fn shown(&self) -> PathBuf {
@@ -122,14 +122,14 @@ impl Host {
     }
 
     fn put_in(&self, code: &str) -> String {
-        let path = |name: &str| self.folder.path().join(name).to_str().unwrap().to_owned();
+        let path = |name: &str| self.dir.path().join(name).to_str().unwrap().to_owned();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         code.replace("@port@", &self.tcp.local_addr().unwrap().port().to_string())
             .replace("@unix@", &path("socket"))
             .replace("@abstract@", &self.name)
             .replace("@secret@", &path("secret"))
             .replace("@shown@", self.shown.path().to_str().unwrap())
-            .replace("@folder@", self.folder.path().to_str().unwrap())
+            .replace("@folder@", self.dir.path().to_str().unwrap())
             .replace("@pid@", &std::process::id().to_string())
             .replace("@host@", host.trim())
     }
@@ -155,7 +155,7 @@ const HARMLESS: [&str; 14] = [
 
 #[tokio::test]
 async fn harmless_attacks_succeed_without_sandbox() {
-    let _alone = ALONE.lock().await;
+    let _lock = TEST_LOCK.lock().await;
     let host = Host::new();
     let mut count = 0;
     for (_, name, code) in attempts() {
@@ -165,10 +165,10 @@ async fn harmless_attacks_succeed_without_sandbox() {
         count += 1;
         let code = host.put_in(&code);
         let mut command = std::process::Command::new("python3");
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let output = command
             .args(["-c", &code])
-            .current_dir(folder.path())
+            .current_dir(dir.path())
             .env("LEVADE_TEST_SECRET", "hush")
             .output()
             .unwrap();
@@ -187,7 +187,7 @@ fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
     }
     let (what, number) = expect.split_once(' ').unwrap_or((expect, "0"));
     let number: i32 = number.parse().unwrap();
-    let is_right = match what {
+    let is_expected = match what {
         "refused" => outcome.ended == Ended::Exit(0) && out.contains("refused:"),
         "fine" | "exit" => outcome.ended == Ended::Exit(number),
         "signal" => outcome.ended == Ended::Signal(number),
@@ -198,12 +198,12 @@ fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
                 || (outcome.ended == Ended::Exit(1) && err.contains("Cannot allocate memory"))
         }
         "bounded" => {
-            let held = out.lines().filter_map(|line| line.strip_prefix("HELD ")?.parse::<u64>().ok());
+            let held_bytes = out.lines().filter_map(|line| line.strip_prefix("HELD ")?.parse::<u64>().ok());
             let most = limits().memory_mb + limits().disk_mb;
             match outcome.ended {
                 Ended::MemoryLimit => true,
                 Ended::Exit(0) => {
-                    held.sum::<u64>() <= most && (out.contains("HELD") || out.contains("refused:"))
+                    held_bytes.sum::<u64>() <= most && (out.contains("HELD") || out.contains("refused:"))
                 }
                 Ended::Exit(1) => err.contains("MemoryError") || err.contains("Cannot allocate memory"),
                 _ => false,
@@ -211,7 +211,7 @@ fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
         }
         other => panic!("{other}"),
     };
-    is_right.then_some(()).ok_or_else(|| format!("{:?}\n{out}\n{err}", outcome.ended))
+    is_expected.then_some(()).ok_or_else(|| format!("{:?}\n{out}\n{err}", outcome.ended))
 }
 
 #[tokio::test]
@@ -219,11 +219,11 @@ async fn every_attack_is_contained_and_leaves_nothing() {
     // SAFETY: no other thread of this test reads the environment yet.
     unsafe { std::env::set_var("LEVADE_TEST_SECRET", "hush") };
     let host = Host::new();
-    let Some((sandbox, _alone)) = full_with(vec![host.shown()]).await else { return };
+    let Some((sandbox, _lock)) = full_with(vec![host.shown()]).await else { return };
     let only = std::env::var("LEVADE_ATTEMPT").unwrap_or_default();
     let (mut count, mut wrong) = (0, Vec::new());
     python(&sandbox, "pass").await;
-    let before = Held::settled().await;
+    let before = HeldResources::wait_until_stable().await;
     for (expect, name, code) in attempts() {
         if !name.contains(&only) {
             continue;
@@ -236,8 +236,8 @@ async fn every_attack_is_contained_and_leaves_nothing() {
             Ok(outcome) => judged(expect, &outcome),
             Err(error) => Err(error.to_string()),
         };
-        let left = before.waited_for().await;
-        for what in [judgement, left].into_iter().filter_map(Result::err) {
+        let remaining = before.waited_for().await;
+        for what in [judgement, remaining].into_iter().filter_map(Result::err) {
             wrong.push(format!("--- {expect}: {name}\n{what}"));
         }
     }
@@ -248,7 +248,7 @@ async fn every_attack_is_contained_and_leaves_nothing() {
 
 #[tokio::test]
 async fn runs_are_isolated_from_each_other() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     // The session has a file and a secret while it is open.
     let mut one = sandbox
         .session(SessionOptions {
@@ -288,7 +288,7 @@ async fn runs_are_isolated_from_each_other() {
 
 #[tokio::test]
 async fn links_and_special_files_are_not_fetched() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     let fetch =
         ["good", "in/deep", "link", "linked/x", "pipe", "device", "folder", "nothing", "large", "huge"];
     let code = "import os\nopen('good', 'w').write('good')\nos.makedirs('in')\nopen('in/deep', 'w').write('deep')\n\
@@ -312,7 +312,7 @@ async fn links_and_special_files_are_not_fetched() {
 
 #[tokio::test]
 async fn streams_can_be_reopened_and_stdin_is_immutable() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     let stdin = b"3\n4\n".to_vec();
     let code = "import io, os\n\
         print(open('/dev/stdin').read().split())\n\
@@ -338,7 +338,7 @@ async fn streams_can_be_reopened_and_stdin_is_immutable() {
 
 #[tokio::test]
 async fn large_output_and_input_do_not_delay_runs() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     let code = "import sys\nfor n in range(300000): print('line', n)\nsys.stderr.write('e' * 5_000_000)";
     let outcome = python(&sandbox, code).await;
     assert_eq!(outcome.ended, Ended::Exit(0));
@@ -357,8 +357,8 @@ async fn large_output_and_input_do_not_delay_runs() {
 
 #[tokio::test]
 async fn session_reports_loss_of_variables() {
-    let Some((sandbox, _alone)) = full().await else { return };
-    let before = Held::settled().await;
+    let Some((sandbox, _lock)) = full().await else { return };
+    let before = HeldResources::wait_until_stable().await;
     let limits = Limits { seconds: 4.0, ..limits() };
     let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
     let first = session.cell("import threading\nx = [1, 2]\nx").await.unwrap();
@@ -402,7 +402,7 @@ async fn session_reports_loss_of_variables() {
 
 #[tokio::test]
 async fn processes_left_by_cells_are_watched() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     python(&sandbox, "pass").await;
     let before = leaks::processes();
     let limits = Limits { memory_mb: 128, ..limits() };
@@ -412,9 +412,9 @@ async fn processes_left_by_cells_are_watched() {
         for _ in range(4): subprocess.Popen([sys.executable, '-c', left])";
     let cell = session.cell(code).await.unwrap();
     assert_eq!((cell.ended, cell.error), (None, None));
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     while leaks::processes() > before {
-        assert!(begun.elapsed().as_secs() < 20, "they go on");
+        assert!(started.elapsed().as_secs() < 20, "they go on");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     assert_eq!(session.cell("1").await.unwrap().ended, Some(Ended::MemoryLimit));
@@ -424,12 +424,12 @@ async fn processes_left_by_cells_are_watched() {
 
 #[tokio::test]
 async fn exposed_directory_inside_tmp_is_readable() {
-    let folder = tempfile::tempdir_in("/tmp").unwrap();
-    std::fs::create_dir(folder.path().join("data")).unwrap();
-    std::fs::write(folder.path().join("data/table"), "rows").unwrap();
-    std::fs::write(folder.path().join("secret"), "hush").unwrap();
-    let alone = ALONE.lock().await;
-    let options = Options { read: vec![folder.path().join("data")], ..Options::default() };
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::create_dir(dir.path().join("data")).unwrap();
+    std::fs::write(dir.path().join("data/table"), "rows").unwrap();
+    std::fs::write(dir.path().join("secret"), "hush").unwrap();
+    let guard = TEST_LOCK.lock().await;
+    let options = Options { read: vec![dir.path().join("data")], ..Options::default() };
     let sandbox = match Sandbox::start(options).await {
         Ok(sandbox) => sandbox,
         Err(error @ SandboxError::Protection { .. }) => return eprintln!("SKIPPED: {error}"),
@@ -439,18 +439,18 @@ async fn exposed_directory_inside_tmp_is_readable() {
         "import os\nos.chdir('{}')\nprint(os.listdir(), open('data/table').read())\n\
          try: open('data/new', 'w'); print('ESCAPED')\n\
          except OSError: print('refused:')",
-        folder.path().display()
+        dir.path().display()
     );
     let outcome = python(&sandbox, &code).await;
     assert_eq!(outcome.stdout.text(), "['data'] rows\nrefused:\n", "{}", outcome.stderr.text());
-    drop(alone);
+    drop(guard);
 }
 
 #[tokio::test]
 async fn cancelled_run_leaves_nothing() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     python(&sandbox, "pass").await;
-    let before = Held::settled().await;
+    let before = HeldResources::wait_until_stable().await;
     let code = "import os, time\nfor _ in range(3): os.fork()\ntime.sleep(100)";
     let run = Run { limits: Limits { seconds: 100.0, ..limits() }, ..Run::new(Language::Python, code) };
     for milliseconds in [0, 1, 5, 20, 100, 300] {
@@ -463,7 +463,7 @@ async fn cancelled_run_leaves_nothing() {
 
 #[tokio::test]
 async fn shell_runs_with_python_in_path() {
-    let Some((sandbox, _alone)) = full().await else { return };
+    let Some((sandbox, _lock)) = full().await else { return };
     let code =
         "set -e\necho $0 $HOME $(cat in)\npython3 -c 'print(6 * 7)' < /dev/null\ncat <(echo sub)\nexit 7";
     let run = Run {
@@ -483,7 +483,7 @@ fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
     let inner = std::env::var("LEVADE_INNER").is_ok();
     if !inner {
         let test = "reduced_protection_is_rejected_or_used_on_request";
-        let _alone = ALONE.blocking_lock();
+        let _lock = TEST_LOCK.blocking_lock();
         let status = std::process::Command::new("unshare")
             .args(["--user", "--map-root-user", "sh", "-c"])
             .arg("echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all \"$@\"")
@@ -515,7 +515,7 @@ fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
         }
         assert!(!protection.is_full());
         let host = Host::new();
-        let before = Held::settled().await;
+        let before = HeldResources::wait_until_stable().await;
         for code in [
             "tries(lambda: open('@secret@').read())",
             "tries(lambda: open('/etc/passwd').read())",
@@ -536,12 +536,12 @@ fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
         let run = Run { fetch: vec!["made".into()], ..Run::new(Language::Shell, "cat > made; pwd") };
         let outcome = sandbox.run(&Run { stdin: b"in".to_vec(), ..run }).await.unwrap();
         assert_eq!((outcome.ended, outcome.files["made"].as_slice()), (Ended::Exit(0), &b"in"[..]));
-        let folder = outcome.stdout.text();
+        let dir = outcome.stdout.text();
         let late = Run { limits: Limits { seconds: 0.5, ..limits() }, ..Run::new(Language::Python, "while 1: pass") };
         assert_eq!(sandbox.run(&late).await.unwrap().ended, Ended::TimeLimit);
         drop(sandbox);
         before.waited_for().await.unwrap_err();
-        assert!(!std::path::Path::new(folder.trim()).exists(), "{folder}");
+        assert!(!std::path::Path::new(dir.trim()).exists(), "{dir}");
     });
     ExitCode::SUCCESS
 }

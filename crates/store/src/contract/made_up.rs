@@ -6,7 +6,9 @@ use levade_tree::{
 };
 use serde_json::json;
 
-use crate::{Attempt, Begun, Earned, Earner, PerToken, PlannedPath, PolicyPlan, Status, StepPlan, Update};
+use crate::{
+    Attempt, Begun, CreditTarget, Earned, PerToken, PlannedPath, PolicyPlan, Status, StepPlan, Update,
+};
 
 /// Creates an attempt slot for training.
 pub(super) fn place(group: u32, sample: u32) -> Placement {
@@ -27,11 +29,11 @@ pub(super) fn segment(kind: Kind, tokens: &[u32]) -> Segment {
 
 /// Creates a completed attempt with two segments, as try 0.
 pub(super) fn attempt(run: &RunId, group: u32, sample: u32) -> Attempt {
-    again(run, group, sample, 0)
+    next_try(run, group, sample, 0)
 }
 
 /// Creates a completed attempt with two segments, as try `number`.
-pub(super) fn again(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
+pub(super) fn next_try(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(segment(Kind::Given, &[1, 2, u32::MAX])).expect("a root");
     let reply = Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
@@ -45,14 +47,14 @@ pub(super) fn again(run: &RunId, group: u32, sample: u32, number: u32) -> Attemp
         outcome: Outcome { turns: 1, ..Outcome::demonstrated("4") },
         score: Some(1.0),
         reward: Some(0.95),
-        earned: vec![Earned { by: Earner::Turn(0), reward: -0.05 }],
+        earned: vec![Earned { by: CreditTarget::Turn(0), reward: -0.05 }],
         status: Status::Completed,
         trajectory,
     }
 }
 
 /// Returns the start of an attempt.
-pub(super) fn beginning(attempt: &Attempt) -> Begun {
+pub(super) fn start_of(attempt: &Attempt) -> Begun {
     let Attempt { id, placement, number, task, .. } = attempt.clone();
     Begun { id, placement, number, task }
 }

@@ -16,10 +16,10 @@ use levade_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Segme
 use serde_json::json;
 
 use crate::{
-    Attempt, ChargedKl, Code, Earned, Earner, End, EvalKey, HighEntropy, PolicyPlan, Recorded, Status,
+    Attempt, ChargedKl, Code, CreditTarget, Earned, End, EvalKey, HighEntropy, PolicyPlan, Recorded, Status,
     StepPlan, Store, StoreError, Tries,
 };
-use made_up::{attempt, beginning, forest, place, plan, segment};
+use made_up::{attempt, forest, place, plan, segment, start_of};
 pub use tries::*;
 
 /// Generates a module `$backend` with the contract tests for a backend. `$open` is an async closure that
@@ -73,7 +73,7 @@ macro_rules! store_contract {
 type Tested = Arc<dyn Store>;
 
 /// Asserts that a write is rejected with `code`, and returns the message of the error.
-async fn refused(write: impl Future<Output = Result<Recorded, StoreError>>, code: Code) -> String {
+async fn assert_rejected(write: impl Future<Output = Result<Recorded, StoreError>>, code: Code) -> String {
     match write.await {
         Ok(recorded) => panic!("not refused: {recorded:?}"),
         Err(error) => {
@@ -86,7 +86,7 @@ async fn refused(write: impl Future<Output = Result<Recorded, StoreError>>, code
 
 /// Writes an attempt in three calls: its start, its segments and its end.
 async fn grow(store: &Tested, attempt: &Attempt) -> Result<(), StoreError> {
-    store.begin(&beginning(attempt)).await?;
+    store.begin(&start_of(attempt)).await?;
     store.append(&attempt.id, attempt.trajectory.segments()).await?;
     store.end(&attempt.id, &attempt.end()).await.map(|_| ())
 }
@@ -97,8 +97,8 @@ pub async fn record_attempt_is_idempotent_and_rejects_changes(store: Tested) {
     assert_eq!(store.record_attempt(&first).await.unwrap(), Recorded::Before);
     let mut longer = first.clone();
     longer.trajectory.push(segment(Kind::Given, &[1])).unwrap();
-    let of_segment = Earned { by: Earner::Segment(SegmentId(0)), reward: -0.05 };
-    let others = [
+    let of_segment = Earned { by: CreditTarget::Segment(SegmentId(0)), reward: -0.05 };
+    let other_attempts = [
         ("task", Attempt { task: json!("another"), ..first.clone() }),
         ("outcome", Attempt { outcome: Outcome::begun(), ..first.clone() }),
         ("outcome", Attempt { status: Status::Failed, ..first.clone() }),
@@ -107,8 +107,8 @@ pub async fn record_attempt_is_idempotent_and_rejects_changes(store: Tested) {
         ("reward", Attempt { earned: vec![of_segment], ..first.clone() }),
         ("trajectory", longer),
     ];
-    for (field, other) in others {
-        let text = refused(store.record_attempt(&other), Code::Conflict).await;
+    for (field, other) in other_attempts {
+        let text = assert_rejected(store.record_attempt(&other), Code::Conflict).await;
         assert!(text.contains("attempt train/phase 1/step 3/group 0/sample 0"), "{text}");
         assert!(text.contains(&format!("with another {field}")), "{text}");
         assert!(text.contains(store.place()), "{text}");
@@ -121,11 +121,11 @@ pub async fn record_attempts_is_atomic(store: Tested) {
     let made = |group, sample| attempt(&run, group, sample);
     store.record_attempt(&made(1, 0)).await.unwrap();
     let clash = Attempt { score: None, ..made(1, 0) };
-    let text = refused(store.record_attempts(&[made(0, 0), clash]), Code::Conflict).await;
+    let text = assert_rejected(store.record_attempts(&[made(0, 0), clash]), Code::Conflict).await;
     assert!(text.contains("group 1/sample 0"), "{text}");
     assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), None);
     let twins = [made(2, 0), Attempt { reward: None, ..made(2, 0) }];
-    refused(store.record_attempts(&twins), Code::Conflict).await;
+    assert_rejected(store.record_attempts(&twins), Code::Conflict).await;
     assert_eq!(store.attempt(&twins[0].id).await.unwrap(), None);
     let all = [made(0, 0), made(1, 0), made(0, 1)];
     assert_eq!(store.record_attempts(&all).await.unwrap(), Recorded::Now);
@@ -139,9 +139,9 @@ pub async fn record_attempts_is_atomic(store: Tested) {
 pub async fn incremental_writes_equal_single_write(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
     let [root, reply] = whole.trajectory.segments() else { panic!("it has two segments") };
-    assert_eq!(store.begin(&beginning(&whole)).await.unwrap(), Recorded::Now);
+    assert_eq!(store.begin(&start_of(&whole)).await.unwrap(), Recorded::Now);
     let begun = store.attempt(&whole.id).await.unwrap().unwrap();
-    assert_eq!(begun, Attempt::begun(&beginning(&whole)));
+    assert_eq!(begun, Attempt::begun(&start_of(&whole)));
     assert_eq!(begun.status, Status::Running);
     assert_eq!(store.append(&whole.id, std::slice::from_ref(root)).await.unwrap(), Recorded::Now);
     assert_eq!(store.append(&whole.id, std::slice::from_ref(reply)).await.unwrap(), Recorded::Now);
@@ -161,7 +161,7 @@ pub async fn incremental_writes_equal_single_write(store: Tested) {
 
 pub async fn incremental_writes_are_idempotent(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
-    let (begun, segments) = (beginning(&whole), whole.trajectory.segments());
+    let (begun, segments) = (start_of(&whole), whole.trajectory.segments());
     for expected in [Recorded::Now, Recorded::Before] {
         assert_eq!(store.begin(&begun).await.unwrap(), expected);
     }
@@ -183,15 +183,15 @@ pub async fn incremental_writes_are_idempotent(store: Tested) {
 pub async fn append_rejects_conflicting_and_invalid_segments(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
     let segments = whole.trajectory.segments();
-    refused(store.append(&whole.id, segments), Code::NotFound).await;
-    store.begin(&beginning(&whole)).await.unwrap();
-    let other = crate::Begun { task: json!("another"), ..beginning(&whole) };
-    let text = refused(store.begin(&other), Code::Conflict).await;
+    assert_rejected(store.append(&whole.id, segments), Code::NotFound).await;
+    store.begin(&start_of(&whole)).await.unwrap();
+    let other = crate::Begun { task: json!("another"), ..start_of(&whole) };
+    let text = assert_rejected(store.begin(&other), Code::Conflict).await;
     assert!(text.contains("another task"), "{text}");
     store.append(&whole.id, segments).await.unwrap();
     let third = Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Given, &[9]) };
     let changed = Segment { tokens: vec![1, 2, 3], ..segments[0].clone() };
-    let text = refused(store.append(&whole.id, &[third.clone(), changed]), Code::Conflict).await;
+    let text = assert_rejected(store.append(&whole.id, &[third.clone(), changed]), Code::Conflict).await;
     assert!(text.contains("sample 0") && text.contains("another segment"), "{text}");
     let bad = [
         (
@@ -204,7 +204,7 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: Tested) {
         (Segment { temperature: f32::NAN, ..third.clone() }, "temperature NaN"),
     ];
     for (bad, why) in bad {
-        let text = refused(store.append(&whole.id, &[bad]), Code::Invalid).await;
+        let text = assert_rejected(store.append(&whole.id, &[bad]), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     // The rejected writes have left no data. A fork at the end of its parent is stored as a plain
@@ -220,24 +220,24 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: Tested) {
 
 pub async fn ended_attempt_rejects_further_writes(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
-    refused(store.end(&whole.id, &whole.end()), Code::NotFound).await;
-    store.begin(&beginning(&whole)).await.unwrap();
+    assert_rejected(store.end(&whole.id, &whole.end()), Code::NotFound).await;
+    store.begin(&start_of(&whole)).await.unwrap();
     let running = End { status: Status::Running, ..whole.end() };
-    let text = refused(store.end(&whole.id, &running), Code::Invalid).await;
+    let text = assert_rejected(store.end(&whole.id, &running), Code::Invalid).await;
     assert!(text.contains("no attempt ends as running"), "{text}");
     grow(&store, &whole).await.unwrap();
     let more = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
-    let text = refused(store.append(&whole.id, &[more]), Code::Conflict).await;
+    let text = assert_rejected(store.append(&whole.id, &[more]), Code::Conflict).await;
     assert!(text.contains("is completed and takes nothing more"), "{text}");
-    let others = [
+    let other_attempts = [
         ("outcome", End { outcome: Outcome::begun(), ..whole.end() }),
         ("outcome", End { status: Status::Superseded, ..whole.end() }),
         ("score", End { score: Some(0.5), ..whole.end() }),
         ("reward", End { reward: None, ..whole.end() }),
         ("reward", End { earned: Vec::new(), ..whole.end() }),
     ];
-    for (field, other) in others {
-        let text = refused(store.end(&whole.id, &other), Code::Conflict).await;
+    for (field, other) in other_attempts {
+        let text = assert_rejected(store.end(&whole.id, &other), Code::Conflict).await;
         assert!(text.contains(&format!("another {field}")), "{text}");
     }
     assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
@@ -248,8 +248,8 @@ pub async fn writes_reject_mismatched_attempt_ids(store: Tested) {
     let misnamed = Attempt { number: 3, ..made.clone() };
     let run = store.run().clone();
     for write in [
-        refused(store.record_attempt(&misnamed), Code::Invalid).await,
-        refused(store.begin(&beginning(&misnamed)), Code::Invalid).await,
+        assert_rejected(store.record_attempt(&misnamed), Code::Invalid).await,
+        assert_rejected(store.begin(&start_of(&misnamed)), Code::Invalid).await,
     ] {
         assert!(write.contains(&format!("is not the name of its try 3 in run {run}")), "{write}");
     }
@@ -258,20 +258,20 @@ pub async fn writes_reject_mismatched_attempt_ids(store: Tested) {
 
 pub async fn non_finite_numbers_are_rejected(store: Tested) {
     let made = attempt(store.run(), 0, 0);
-    let part = |reward| vec![Earned { by: Earner::Turn(0), reward }];
+    let part = |reward| vec![Earned { by: CreditTarget::Turn(0), reward }];
     let bad = [
         ("its score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
         ("its reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
         ("its part of a reward is -inf", Attempt { earned: part(f64::NEG_INFINITY), ..made.clone() }),
     ];
     for (why, bad) in &bad {
-        let text = refused(store.record_attempt(bad), Code::Invalid).await;
+        let text = assert_rejected(store.record_attempt(bad), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
-    store.begin(&beginning(&made)).await.unwrap();
+    store.begin(&start_of(&made)).await.unwrap();
     for (why, bad) in &bad {
-        let text = refused(store.end(&made.id, &bad.end()), Code::Invalid).await;
+        let text = assert_rejected(store.end(&made.id, &bad.end()), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     assert_eq!(store.attempt(&made.id).await.unwrap().unwrap().status, Status::Running);
@@ -288,9 +288,9 @@ pub async fn scores_and_rewards_round_trip_exactly(store: Tested) {
         let draw = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
         let mut made = attempt(&run, 0, sample);
         (made.score, made.reward) = (Some(draw(0)), Some(draw(1)));
-        made.earned = vec![Earned { by: Earner::Turn(0), reward: draw(2) }];
+        made.earned = vec![Earned { by: CreditTarget::Turn(0), reward: draw(2) }];
         let part =
-            Component { weight: Some(draw(3)), on: Some(Earner::Turn(1)), ..Component::score(draw(4)) };
+            Component { weight: Some(draw(3)), on: Some(CreditTarget::Turn(1)), ..Component::score(draw(4)) };
         made.outcome.components = vec![part, Component::new("length", draw(5))];
         grow(&store, &made).await.unwrap();
         // No number is NaN or −0 here, so equal numbers have equal bits.
@@ -319,18 +319,22 @@ pub async fn unscored_attempt_ends_once_with_score(store: Tested) {
         // An unscored attempt is not abandoned when its process exits, and accepts no more tokens.
         assert_eq!(store.abandon_running().await.unwrap(), 0);
         let next = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
-        refused(store.append(&waits.id, &[next]), Code::Conflict).await;
+        assert_rejected(store.append(&waits.id, &[next]), Code::Conflict).await;
         assert_eq!(store.end(&waits.id, &waits.end()).await.unwrap(), Recorded::Before);
-        refused(store.end(&waits.id, &End { outcome: Outcome::begun(), ..waits.end() }), Code::Conflict)
-            .await;
+        assert_rejected(
+            store.end(&waits.id, &End { outcome: Outcome::begun(), ..waits.end() }),
+            Code::Conflict,
+        )
+        .await;
         for expected in [Recorded::Now, Recorded::Before] {
             assert_eq!(store.end(&scored.id, &scored.end()).await.unwrap(), expected);
         }
         assert_eq!(store.attempt(&scored.id).await.unwrap().as_ref(), Some(&scored));
         assert_eq!(store.tries(&scored.placement).await.unwrap().failed, u32::from(!status.counts()));
         // After its score, the attempt cannot become unscored again or get another score.
-        refused(store.end(&waits.id, &waits.end()), Code::Conflict).await;
-        refused(store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }), Code::Conflict).await;
+        assert_rejected(store.end(&waits.id, &waits.end()), Code::Conflict).await;
+        assert_rejected(store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }), Code::Conflict)
+            .await;
     }
 }
 
@@ -342,7 +346,7 @@ pub async fn random_forests_round_trip_exactly(store: Tested) {
             Attempt { trajectory, ..attempt(&run, seed as u32, sample) }
         });
         store.record_attempt(&whole).await.unwrap();
-        store.begin(&beginning(&grown)).await.unwrap();
+        store.begin(&start_of(&grown)).await.unwrap();
         let segments = grown.trajectory.segments();
         let mut from = 0;
         while from < segments.len() {
@@ -406,7 +410,7 @@ pub async fn tasks_returns_distinct_tasks(store: Tested) {
         store.record_attempt(&asked).await.unwrap();
     }
     let begun = Attempt { task: json!({"q": 3}), ..attempt(&run, 1, 0) };
-    store.begin(&beginning(&begun)).await.unwrap();
+    store.begin(&start_of(&begun)).await.unwrap();
     let tasks = store.tasks(Purpose::Train).await.unwrap();
     assert_eq!(tasks, [json!({"q": 1}), json!({"q": 2}), json!({"q": 3})]);
     assert_eq!(store.tasks(Purpose::Eval).await.unwrap(), Vec::<serde_json::Value>::new());
@@ -426,7 +430,7 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
     });
     assert_eq!(store.record_step(&first).await.unwrap(), Recorded::Now);
     assert_eq!(store.record_step(&first).await.unwrap(), Recorded::Before);
-    let others = [
+    let other_attempts = [
         changed(first.clone(), &|of| of.kl = None),
         changed(first.clone(), &|of| of.policy = "c".into()),
         changed(first.clone(), &|of| of.version = 4),
@@ -437,8 +441,8 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
         plan(&run, &[(0.5, 0.25)]),
         plan(&run, &[(0.5, 0.25), (-1.0, 2.5)]),
     ];
-    for other in &others {
-        let text = refused(store.record_step(other), Code::Conflict).await;
+    for other in &other_attempts {
+        let text = assert_rejected(store.record_step(other), Code::Conflict).await;
         assert!(text.contains("plan of phase 1/step 2 is already recorded"), "{text}");
     }
     let later = StepPlan { phase: 2, step: 0, ..first.clone() };
@@ -458,7 +462,7 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
         changed(plan(&run, &[(0.5, 0.25), (1.0, 2.0)]), &|of| of.updates[1].cut = Cut::of_sizes([1])),
     ];
     for bad in endless {
-        refused(store.record_step(&StepPlan { step: 9, ..bad }), Code::Invalid).await;
+        assert_rejected(store.record_step(&StepPlan { step: 9, ..bad }), Code::Invalid).await;
     }
     assert_eq!(store.step(1, 9).await.unwrap(), None);
 }
@@ -482,7 +486,7 @@ pub async fn plan_numbers_round_trip_exactly(store: Tested) {
     assert_eq!(read, written);
     // Plans that differ only in the sign of a zero are different.
     numbers[0].0 = 0.0;
-    refused(store.record_step(&plan(&run, &numbers)), Code::Conflict).await;
+    assert_rejected(store.record_step(&plan(&run, &numbers)), Code::Conflict).await;
 }
 
 pub async fn evaluations_are_sorted_and_never_replaced(store: Tested) {
@@ -490,7 +494,7 @@ pub async fn evaluations_are_sorted_and_never_replaced(store: Tested) {
     assert_eq!(store.record_eval(after, &json!({"mean": 0.925})).await.unwrap(), Recorded::Now);
     store.record_eval(before, &json!({"mean": 0.1})).await.unwrap();
     assert_eq!(store.record_eval(before, &json!({"mean": 0.1})).await.unwrap(), Recorded::Before);
-    let text = refused(store.record_eval(before, &json!({"mean": 0.2})), Code::Conflict).await;
+    let text = assert_rejected(store.record_eval(before, &json!({"mean": 0.2})), Code::Conflict).await;
     assert!(text.contains("evaluation phase 0/step 0"), "{text}");
     let all = [(before, json!({"mean": 0.1})), (after, json!({"mean": 0.925}))];
     assert_eq!(store.evals().await.unwrap(), all);
@@ -546,6 +550,6 @@ pub async fn unknown_keys_return_nothing(store: Tested) {
     assert_eq!(store.planned_steps().await.unwrap(), []);
     assert_eq!(store.evals().await.unwrap(), []);
     assert_eq!(store.abandon_running().await.unwrap(), 0);
-    let text = refused(store.append(&made.id, made.trajectory.segments()), Code::NotFound).await;
+    let text = assert_rejected(store.append(&made.id, made.trajectory.segments()), Code::NotFound).await;
     assert!(text.contains(&made.id.to_string()) && text.contains("begin it first"), "{text}");
 }

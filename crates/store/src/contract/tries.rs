@@ -2,14 +2,14 @@
 
 use levade_tree::{Outcome, Purpose};
 
-use super::made_up::{again, attempt, beginning, place};
-use super::{Tested, grow, refused};
+use super::made_up::{attempt, next_try, place, start_of};
+use super::{Tested, assert_rejected, grow};
 use crate::{Attempt, Code, End, FailedAttempt, Recorded, Status, Tries};
 
 pub async fn abandoned_attempts_never_count(store: Tested) {
     let run = store.run().clone();
     let [lost, ended] = [attempt(&run, 0, 0), attempt(&run, 0, 1)];
-    store.begin(&beginning(&lost)).await.unwrap();
+    store.begin(&start_of(&lost)).await.unwrap();
     store.append(&lost.id, &lost.trajectory.segments()[..1]).await.unwrap();
     store.record_attempt(&ended).await.unwrap();
     assert_eq!(store.abandon_running().await.unwrap(), 1);
@@ -21,15 +21,15 @@ pub async fn abandoned_attempts_never_count(store: Tested) {
     assert_eq!(summaries.iter().map(|summary| summary.id).collect::<Vec<_>>(), [ended.id]);
     // If the process is still running after all, its writes return an error.
     for write in [
-        refused(store.begin(&beginning(&lost)), Code::Conflict).await,
-        refused(store.append(&lost.id, lost.trajectory.segments()), Code::Conflict).await,
-        refused(store.end(&lost.id, &lost.end()), Code::Conflict).await,
+        assert_rejected(store.begin(&start_of(&lost)), Code::Conflict).await,
+        assert_rejected(store.append(&lost.id, lost.trajectory.segments()), Code::Conflict).await,
+        assert_rejected(store.end(&lost.id, &lost.end()), Code::Conflict).await,
     ] {
         assert!(write.contains("is abandoned and takes nothing more; make another try"), "{write}");
     }
     // The next try is another attempt, and no earlier try counts as failed.
     assert_eq!(store.tries(&lost.placement).await.unwrap(), Tries { next: 1, failed: 0 });
-    let next = again(&run, 0, 0, 1);
+    let next = next_try(&run, 0, 0, 1);
     grow(&store, &next).await.unwrap();
     assert_eq!(store.last_try(&lost.placement).await.unwrap(), Some(next));
 }
@@ -44,13 +44,13 @@ pub async fn abandoned_end_preserves_outcome_and_random_stream(store: Tested) {
         earned: Vec::new(),
         ..attempt(store.run(), 0, 0)
     };
-    store.begin(&beginning(&broken)).await.unwrap();
+    store.begin(&start_of(&broken)).await.unwrap();
     store.append(&broken.id, broken.trajectory.segments()).await.unwrap();
     for expected in [Recorded::Now, Recorded::Before] {
         assert_eq!(store.end(&broken.id, &broken.end()).await.unwrap(), expected);
     }
     let other = End { outcome: Outcome::begun(), ..broken.end() };
-    refused(store.end(&broken.id, &other), Code::Conflict).await;
+    assert_rejected(store.end(&broken.id, &other), Code::Conflict).await;
     assert_eq!(store.attempt(&broken.id).await.unwrap(), Some(broken.clone()));
     assert_eq!(store.last_try(&broken.placement).await.unwrap(), None);
     assert_eq!(store.tries(&broken.placement).await.unwrap(), Tries { next: 1, failed: 0 });
@@ -60,7 +60,7 @@ pub async fn failures_returns_broken_attempts_in_order(store: Tested) {
     let run = store.run().clone();
     let of = |group, number, status, error: Option<&str>| {
         let outcome = Outcome { error: error.map(str::to_owned), ..Outcome::begun() };
-        Attempt { status, outcome, ..again(&run, group, 0, number) }
+        Attempt { status, outcome, ..next_try(&run, group, 0, number) }
     };
     let attempts = [
         of(1, 0, Status::Superseded, None),
@@ -85,8 +85,8 @@ pub async fn last_try_returns_last_counting_try(store: Tested) {
     assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
     assert_eq!(store.tries(&place(0, 0)).await.unwrap(), Tries { next: 1, failed: 1 });
     assert_eq!(store.tries(&place(0, 1)).await.unwrap(), Tries::default());
-    let broken = Attempt { status: Status::Failed, ..again(&run, 0, 0, 2) };
-    let tries = [broken.clone(), again(&run, 0, 0, 1), attempt(&run, 0, 1)];
+    let broken = Attempt { status: Status::Failed, ..next_try(&run, 0, 0, 2) };
+    let tries = [broken.clone(), next_try(&run, 0, 0, 1), attempt(&run, 0, 1)];
     store.record_attempts(&tries).await.unwrap();
     assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), Some(broken.clone()));
     assert_eq!(store.attempt(&failed.id).await.unwrap(), Some(failed));
@@ -95,7 +95,7 @@ pub async fn last_try_returns_last_counting_try(store: Tested) {
     let found: Vec<_> = summaries.iter().map(|s| (s.placement.sample, s.number, s.id)).collect();
     assert_eq!(found, [(0, 2, broken.id), (1, 0, tries[2].id)]);
     // A later superseded try does not replace the try that counts.
-    let later = Attempt { status: Status::Superseded, ..again(&run, 0, 0, 3) };
+    let later = Attempt { status: Status::Superseded, ..next_try(&run, 0, 0, 3) };
     store.record_attempt(&later).await.unwrap();
     assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), Some(broken));
     assert_eq!(store.tries(&place(0, 0)).await.unwrap(), Tries { next: 4, failed: 2 });

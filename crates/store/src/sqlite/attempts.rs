@@ -19,7 +19,7 @@ pub(super) fn key(id: &AttemptId) -> String {
 pub(super) fn begin(to: &Connection, run: &RunId, begun: &Begun) -> Result<Recorded, Failure> {
     checks::name(run, &begun.id, &begun.placement, begun.number)?;
     match head(to, &begun.id)? {
-        Some((_, stored)) => checks::begun_again(&stored, begun),
+        Some((_, stored)) => checks::check_restart(&stored, begun),
         None => insert(to, &Attempt::begun(begun)).map(|_| Recorded::Now),
     }
 }
@@ -147,7 +147,8 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
     let mut rows = statement.query([name.bytes()])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let damaged = |what: &str, why: String| Failure::Damaged(format!("its {what} {why}"));
-    let [task, outcome, earned, purpose]: [String; 4] = [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
+    let [task, outcome, step_rewards, purpose]: [String; 4] =
+        [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
     let purpose = Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
     let (phase, step, group, sample) = (row.get(8)?, row.get(9)?, row.get(10)?, row.get(11)?);
     let begun = Begun {
@@ -161,7 +162,7 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
             .map_err(|e| damaged("outcome", format!("cannot be read: {e}")))?,
         score: row.get(3)?,
         reward: row.get(4)?,
-        earned: serde_json::from_str(&earned).map_err(|e| {
+        earned: serde_json::from_str(&step_rewards).map_err(|e| {
             Failure::Damaged(format!("the parts of its reward are not what they should be: {e}"))
         })?,
         status: status(row, 5)?,

@@ -77,7 +77,7 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
         "INSERT INTO planned_paths (phase, step, place, policy, upd, attempt, leaf, advantage, weight, returns, vals)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?;
-    let mut place = 0u32;
+    let mut location = 0u32;
     let updates = policies.iter().enumerate().flat_map(|(policy, plan)| {
         plan.updates.iter().enumerate().map(move |(i, update)| (policy, i, update))
     });
@@ -86,7 +86,7 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
             insert.execute(params![
                 phase,
                 step,
-                place,
+                location,
                 policy as i64,
                 update as i64,
                 path.attempt.bytes(),
@@ -96,7 +96,7 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
                 path.returns.as_ref().map(PerToken::to_bytes),
                 path.values.as_ref().map(PerToken::to_bytes),
             ])?;
-            place += 1;
+            location += 1;
         }
     }
     Ok(())

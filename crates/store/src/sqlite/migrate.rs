@@ -33,12 +33,12 @@ pub(super) fn is_known(version: i32) -> bool {
 /// Copies a file into a temporary directory, which is deleted when the returned value is dropped.
 pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
     let unwritable = |source| StoreError::Unwritable { place: file.display().to_string(), source };
-    let folder = TempDir::with_prefix("levade-record-").map_err(unwritable)?;
-    let place = folder.path().join("run.db");
-    let copied = from.execute("VACUUM INTO ?1", [place.to_string_lossy()]);
+    let dir = TempDir::with_prefix("levade-record-").map_err(unwritable)?;
+    let location = dir.path().join("run.db");
+    let copied = from.execute("VACUUM INTO ?1", [location.to_string_lossy()]);
     copied.map_err(|source| opening(file, source))?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    Ok((connect(&place, flags).map_err(|source| opening(file, source))?, folder))
+    Ok((connect(&location, flags).map_err(|source| opening(file, source))?, dir))
 }
 
 /// Migrates a file if it has the earlier schema.
@@ -169,11 +169,11 @@ struct Plan3 {
 
 #[derive(Deserialize)]
 struct Update3 {
-    micro_batches: Vec<Vec<Path3>>,
+    micro_batches: Vec<Vec<SequenceV3>>,
 }
 
 #[derive(Deserialize)]
-struct Path3 {
+struct SequenceV3 {
     attempt: Placement,
     leaf: SegmentId,
     advantage: Vec<(f32, u32)>,
@@ -193,7 +193,7 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
         let text: String = row.get(0)?;
         let plan: Plan3 = serde_json::from_str(&text)
             .map_err(|error| Failure::Damaged(format!("a plan cannot be read: {error}")))?;
-        let path = |path: Path3| PlannedPath {
+        let path = |path: SequenceV3| PlannedPath {
             attempt: AttemptId::new(run, &path.attempt, 0),
             leaf: path.leaf,
             advantage: PerToken::from_runs(path.advantage),

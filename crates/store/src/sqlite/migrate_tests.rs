@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::*;
 use crate::testing::wait;
-use crate::{Earned, Earner, Sqlite, Store};
+use crate::{CreditTarget, Earned, Sqlite, Store};
 
 /// The tables of schema 3.
 const TABLES_3: &str = "
@@ -127,9 +127,9 @@ fn any_old() -> impl Strategy<Value = Old> {
         numbers,
         ".{0,8}",
     )
-        .prop_map(|(purpose, place, prompt, reply, version, reward, numbers, text)| Old {
+        .prop_map(|(purpose, location, prompt, reply, version, reward, numbers, text)| Old {
             purpose,
-            place,
+            place: location,
             prompt,
             reply,
             version,
@@ -176,7 +176,7 @@ proptest! {
                 prop_assert_eq!(found.number, 0);
                 prop_assert_eq!(&found.task["text"], &old.text);
                 prop_assert_eq!(found.reward.map(f64::to_bits), old.reward.map(f64::to_bits));
-                prop_assert_eq!(&found.earned, &[Earned { by: Earner::Turn(0), reward: 0.5 }]);
+                prop_assert_eq!(&found.earned, &[Earned { by: CreditTarget::Turn(0), reward: 0.5 }]);
                 if old.purpose == Purpose::Demonstration {
                     prop_assert_eq!(&found.outcome, &Outcome::demonstrated(old.text.as_str()));
                 } else {
@@ -224,8 +224,8 @@ proptest! {
 /// If a plan cannot be parsed, the file keeps schema 3 and all its rows.
 #[test]
 fn failed_migration_leaves_file_unchanged() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("run.db");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.db");
     let raw = Connection::open(&file).unwrap();
     raw.execute_batch(TABLES_3).unwrap();
     raw.execute("INSERT INTO steps VALUES (0, 0, '{}')", []).unwrap();

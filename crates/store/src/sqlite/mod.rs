@@ -32,10 +32,10 @@ use crate::{
     Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, StepPlan, Store, StoreError, Tries,
 };
 pub use schema::SCHEMA_VERSION;
-use worker::{Asked, Inbox, Worker};
+use worker::{Inbox, QueuedJob, Worker};
 
 /// Timeout for the result of a job. It exceeds the time that a thread waits for another process.
-const ANSWER: Duration = Duration::from_secs(120);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Timeout for opening a file, which may have to be migrated or copied completely.
 const OPENING: Duration = Duration::from_secs(3600);
@@ -81,8 +81,8 @@ impl Sqlite {
         let wanted = run.clone();
         let store = Self::writing(file, move |file| opening::open(file, &wanted)).await?;
         if store.run != *run {
-            let (place, found) = (store.place.clone(), store.run.to_string());
-            return Err(StoreError::OtherRun { place, found, expected: run.to_string() });
+            let (location, found) = (store.place.clone(), store.run.to_string());
+            return Err(StoreError::OtherRun { place: location, found, expected: run.to_string() });
         }
         Ok(store)
     }
@@ -123,13 +123,13 @@ impl Sqlite {
         open: impl FnOnce(&Path) -> Result<Opened, StoreError> + Send + 'static,
     ) -> Result<Self, StoreError> {
         let (writer, run) = started(file, "levade-store", open, worker::write).await?;
-        let (reader, _) = started(file, "levade-read", opening::beside_the_writer, worker::read).await?;
+        let (reader, _) = started(file, "levade-read", opening::open_reader, worker::read).await?;
         Ok(Self::of(file, run, Some(writer), reader))
     }
 
     fn of(file: &Path, run: RunId, writer: Option<Worker>, reader: Worker) -> Self {
-        let place = file.display().to_string();
-        Sqlite { file: file.to_owned(), place, run, limit: ANSWER, writer, reader }
+        let location = file.display().to_string();
+        Sqlite { file: file.to_owned(), place: location, run, limit: RESPONSE_TIMEOUT, writer, reader }
     }
 
     /// Returns the path of the SQLite file.
@@ -143,7 +143,7 @@ impl Sqlite {
         key: impl fmt::Display + Send,
         work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.ask(&self.reader, "read", key.to_string(), work).await
+        self.run_on_worker(&self.reader, "read", key.to_string(), work).await
     }
 
     /// Runs `work` on the writing thread. All its changes are committed, or none of them.
@@ -154,47 +154,47 @@ impl Sqlite {
     ) -> Result<T, StoreError> {
         let key = key.to_string();
         match &self.writer {
-            Some(writer) => self.ask(writer, "record", key, work).await,
+            Some(writer) => self.run_on_worker(writer, "record", key, work).await,
             None => Err(StoreError::ReadOnly { place: self.place.clone(), key }),
         }
     }
 
-    async fn ask<T: Send + 'static>(
+    async fn run_on_worker<T: Send + 'static>(
         &self,
         worker: &Worker,
         action: &'static str,
         key: String,
         work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (start, (job, answer)) = (Instant::now(), Asked::new(work));
+        let (start, (job, outcome)) = (Instant::now(), QueuedJob::new(work));
         // If the thread has exited, the job is dropped with its channel, and the wait below ends.
         worker.send(Box::new(job));
-        let answer = answered(&self.place, action, key.clone(), self.limit, answer).await;
-        let answer =
-            answer.and_then(|answer| answer.map_err(|(failure, key)| failure.at(&self.place, action, key)));
+        let outcome = wait_for_result(&self.place, action, key.clone(), self.limit, outcome).await;
+        let outcome = outcome
+            .and_then(|outcome| outcome.map_err(|(failure, key)| failure.at(&self.place, action, key)));
         let seconds = start.elapsed().as_secs_f64();
-        match &answer {
+        match &outcome {
             Err(error) => debug!(%key, seconds, %error, "cannot {action}"),
             Ok(_) if action == "read" => trace!(%key, seconds, "read"),
             Ok(_) => debug!(%key, seconds, "recorded"),
         }
-        answer
+        outcome
     }
 }
 
 /// Waits for the result of a thread. A failure is returned with `key`.
-async fn answered<T, E>(
-    place: &str,
+async fn wait_for_result<T, E>(
+    location: &str,
     action: &'static str,
     key: String,
     limit: Duration,
-    answer: oneshot::Receiver<Result<T, E>>,
+    outcome: oneshot::Receiver<Result<T, E>>,
 ) -> Result<Result<T, (E, String)>, StoreError> {
-    let place = || place.to_owned();
-    match awake::within(limit, answer).await {
+    let location = || location.to_owned();
+    match awake::within(limit, outcome).await {
         Some(Ok(result)) => Ok(result.map_err(|error| (error, key))),
-        Some(Err(_)) => Err(StoreError::Stopped { place: place(), action, key }),
-        None => Err(StoreError::Deadline { place: place(), action, key, waited: limit }),
+        Some(Err(_)) => Err(StoreError::Stopped { place: location(), action, key }),
+        None => Err(StoreError::Deadline { place: location(), action, key, waited: limit }),
     }
 }
 
@@ -206,8 +206,8 @@ async fn started(
     open: impl FnOnce(&Path) -> Result<Opened, StoreError> + Send + 'static,
     work: fn(&mut Connection, &Inbox),
 ) -> Result<(Worker, RunId), StoreError> {
-    let (to, answer) = oneshot::channel();
-    let (place, of_thread) = (file.display().to_string(), file.to_owned());
+    let (to, outcome) = oneshot::channel();
+    let (location, of_thread) = (file.display().to_string(), file.to_owned());
     let thread = move |inbox: &Inbox| {
         let opened = open(&of_thread)
             .and_then(|opened| schema::run_of(&opened.0, &of_thread).map(|run| (opened, run)));
@@ -222,13 +222,14 @@ async fn started(
             Err(error) => drop(to.send(Err(error))),
         }
     };
-    let worker = Worker::start(name, ANSWER, thread).map_err(|source| StoreError::Open {
-        place: place.clone(),
+    let worker = Worker::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| StoreError::Open {
+        place: location.clone(),
         code: Code::Unavailable,
         source: source.into(),
     })?;
-    let run =
-        answered(&place, "open", "the record".into(), OPENING, answer).await?.map_err(|(error, _)| error)?;
+    let run = wait_for_result(&location, "open", "the record".into(), OPENING, outcome)
+        .await?
+        .map_err(|(error, _)| error)?;
     Ok((worker, run))
 }
 
@@ -276,13 +277,13 @@ impl Store for Sqlite {
     }
 
     async fn last_try(&self, placement: &Placement) -> Result<Option<Attempt>, StoreError> {
-        let place = *placement;
-        self.read(place, move |from| attempts::last_try(from, &place)).await
+        let location = *placement;
+        self.read(location, move |from| attempts::last_try(from, &location)).await
     }
 
     async fn tries(&self, placement: &Placement) -> Result<Tries, StoreError> {
-        let place = *placement;
-        self.read(place, move |from| attempts::tries(from, &place)).await
+        let location = *placement;
+        self.read(location, move |from| attempts::tries(from, &location)).await
     }
 
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {

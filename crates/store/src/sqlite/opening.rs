@@ -27,7 +27,7 @@ pub(super) fn resume(file: &Path, new: &RunId) -> Result<Opened, StoreError> {
 }
 
 /// Opens, for reading, the file that a writer of this process has already opened and migrated.
-pub(super) fn beside_the_writer(file: &Path) -> Result<Opened, StoreError> {
+pub(super) fn open_reader(file: &Path) -> Result<Opened, StoreError> {
     let connect = || {
         let connection = connect(file, EXISTING)?;
         connection.pragma_update(None, "query_only", true)?;
@@ -43,8 +43,8 @@ pub(super) fn open_existing(file: &Path) -> Result<Opened, StoreError> {
     let readable = connect(file, EXISTING).and_then(|connection| identity(&connection).map(|_| connection));
     let (connection, copy) = match readable {
         Err(error) if unwritable::is_why(&error) && file.is_file() => {
-            let place = || file.display().to_string();
-            unwritable::open(file).map_err(|source| StoreError::Unwritable { place: place(), source })?
+            let location = || file.display().to_string();
+            unwritable::open(file).map_err(|source| StoreError::Unwritable { place: location(), source })?
         }
         opened => (opened.map_err(|source| opening(file, source))?, None),
     };
@@ -92,15 +92,15 @@ fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), 
 fn check(connection: &Connection, file: &Path) -> Result<(), StoreError> {
     let (application, version) = identity(connection).map_err(|source| opening(file, source))?;
     if application != APPLICATION_ID {
-        let place = file.display().to_string();
+        let location = file.display().to_string();
         return Err(match is_empty(connection).map_err(|source| opening(file, source))? {
-            true => StoreError::Empty { place },
-            false => StoreError::Foreign { place, found: application },
+            true => StoreError::Empty { place: location },
+            false => StoreError::Foreign { place: location, found: application },
         });
     }
     if version != SCHEMA_VERSION {
-        let place = file.display().to_string();
-        return Err(StoreError::Version { place, found: version, expected: SCHEMA_VERSION });
+        let location = file.display().to_string();
+        return Err(StoreError::Version { place: location, found: version, expected: SCHEMA_VERSION });
     }
     Ok(())
 }

@@ -111,9 +111,9 @@ pub(super) fn trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, 
         let segment = parsed(row)?;
         let id = segment.id.0;
         let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
-        let place = trajectory.push(segment).map_err(|e| damaged(&e.to_string()))?;
-        if place.0 != id {
-            return Err(damaged(&format!("segment {} is missing", place.0)));
+        let location = trajectory.push(segment).map_err(|e| damaged(&e.to_string()))?;
+        if location.0 != id {
+            return Err(damaged(&format!("segment {} is missing", location.0)));
         }
     }
     Ok(trajectory)

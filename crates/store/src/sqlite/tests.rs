@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 use crate::testing::wait;
-use crate::{Earned, Earner, Status};
+use crate::{CreditTarget, Earned, Status};
 
 crate::store_contract!(sqlite, async || {
     let folder = tempfile::tempdir().unwrap();
@@ -21,9 +21,9 @@ fn run() -> RunId {
 }
 
 fn open() -> (tempfile::TempDir, Sqlite) {
-    let folder = tempfile::tempdir().unwrap();
-    let store = wait(Sqlite::open(&folder.path().join("run.db"), &run())).unwrap();
-    (folder, store)
+    let dir = tempfile::tempdir().unwrap();
+    let store = wait(Sqlite::open(&dir.path().join("run.db"), &run())).unwrap();
+    (dir, store)
 }
 
 fn place(group: u32, sample: u32) -> Placement {
@@ -48,7 +48,7 @@ fn attempt(group: u32, sample: u32) -> Attempt {
         outcome: Outcome::demonstrated("4"),
         score: Some(1.0),
         reward: Some(0.95),
-        earned: vec![Earned { by: Earner::Turn(0), reward: -0.05 }],
+        earned: vec![Earned { by: CreditTarget::Turn(0), reward: -0.05 }],
         status: Status::Completed,
         trajectory,
     }
@@ -58,9 +58,9 @@ const FIRST: EvalKey = EvalKey { phase: 0, step: 0 };
 
 #[test]
 fn open_rejects_store_of_another_run() {
-    let (folder, store) = open();
+    let (dir, store) = open();
     drop(store);
-    let file = folder.path().join("run.db");
+    let file = dir.path().join("run.db");
     let error = wait(Sqlite::open(&file, &RunId("other".into()))).unwrap_err();
     assert_eq!(error.code(), Code::Foreign);
     assert!(error.to_string().contains("run test, not of other"), "{error}");
@@ -69,8 +69,8 @@ fn open_rejects_store_of_another_run() {
 
 #[test]
 fn foreign_file_is_rejected_and_unchanged() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("other.db");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("other.db");
     Connection::open(&file).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
     let before = std::fs::read(&file).unwrap();
     let tries = [
@@ -86,9 +86,9 @@ fn foreign_file_is_rejected_and_unchanged() {
 
 #[test]
 fn open_rejects_unknown_schema_version() {
-    let (folder, store) = open();
+    let (dir, store) = open();
     drop(store);
-    let file = folder.path().join("run.db");
+    let file = dir.path().join("run.db");
     Connection::open(&file).unwrap().pragma_update(None, "user_version", 7).unwrap();
     let error = wait(Sqlite::open(&file, &run())).unwrap_err();
     assert_eq!(error.code(), Code::Version);
@@ -99,8 +99,8 @@ fn open_rejects_unknown_schema_version() {
 
 #[test]
 fn open_rejects_missing_and_non_database_files() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("run.db");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.db");
     std::fs::write(&file, "not a database, but long enough to look like a header of one\n".repeat(20))
         .unwrap();
     let code = |opened: Result<Sqlite, StoreError>| {
@@ -109,7 +109,7 @@ fn open_rejects_missing_and_non_database_files() {
         error.code()
     };
     assert_eq!(code(wait(Sqlite::open(&file, &run()))), Code::Foreign);
-    let missing = folder.path().join("missing.db");
+    let missing = dir.path().join("missing.db");
     assert_eq!(code(wait(Sqlite::open_existing(&missing))), Code::NotFound);
     assert_eq!(code(wait(Sqlite::resume(&missing, &run()))), Code::NotFound);
     assert!(!missing.exists());
@@ -119,8 +119,8 @@ fn open_rejects_missing_and_non_database_files() {
 /// read, but a resumed run creates its store in it.
 #[test]
 fn resume_initializes_file_without_tables() {
-    let folder = tempfile::tempdir().unwrap();
-    let [nothing, no_tables] = ["nothing.db", "no-tables.db"].map(|name| folder.path().join(name));
+    let dir = tempfile::tempdir().unwrap();
+    let [nothing, no_tables] = ["nothing.db", "no-tables.db"].map(|name| dir.path().join(name));
     std::fs::write(&nothing, "").unwrap();
     let raw = Connection::open(&no_tables).unwrap();
     raw.pragma_update(None, "journal_mode", "wal").unwrap();
@@ -140,8 +140,8 @@ fn resume_initializes_file_without_tables() {
 
 #[test]
 fn read_only_store_rejects_writes() {
-    let (folder, store) = open();
-    let reader = wait(Sqlite::open_existing(&folder.path().join("run.db"))).unwrap();
+    let (dir, store) = open();
+    let reader = wait(Sqlite::open_existing(&dir.path().join("run.db"))).unwrap();
     let error = wait(reader.record_attempt(&attempt(0, 0))).unwrap_err();
     assert_eq!(error.code(), Code::Forbidden);
     assert!(error.to_string().contains("cannot record attempt train/phase 1"), "{error}");
@@ -150,7 +150,7 @@ fn read_only_store_rejects_writes() {
 
 #[test]
 fn shared_prompts_are_stored_once() {
-    let (folder, store) = open();
+    let (dir, store) = open();
     let mut other = attempt(1, 0);
     other.trajectory = Trajectory::new();
     let tree = &mut other.trajectory;
@@ -163,7 +163,7 @@ fn shared_prompts_are_stored_once() {
     for attempt in &all {
         assert_eq!(wait(store.attempt(&attempt.id)).unwrap().as_ref(), Some(attempt));
     }
-    let raw = Connection::open(folder.path().join("run.db")).unwrap();
+    let raw = Connection::open(dir.path().join("run.db")).unwrap();
     let count = |query: &str| raw.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap();
     assert_eq!(count("SELECT count(*) FROM prompts"), 2);
     assert_eq!(count("SELECT count(DISTINCT prompt) FROM segments WHERE attempt < 3"), 1);
@@ -175,9 +175,9 @@ fn shared_prompts_are_stored_once() {
 
 #[test]
 fn damaged_rows_are_named_in_errors() {
-    let (folder, store) = open();
+    let (dir, store) = open();
     wait(store.record_attempt(&attempt(0, 0))).unwrap();
-    let raw = Connection::open(folder.path().join("run.db")).unwrap();
+    let raw = Connection::open(dir.path().join("run.db")).unwrap();
     let damaged = |sql: &str, part: &str| {
         raw.execute(sql, []).unwrap();
         let error = wait(store.last_try(&place(0, 0))).unwrap_err();
@@ -195,8 +195,8 @@ fn damaged_rows_are_named_in_errors() {
 
 #[test]
 fn concurrent_handles_share_one_file() {
-    let (folder, first) = open();
-    let file = folder.path().join("run.db");
+    let (dir, first) = open();
+    let file = dir.path().join("run.db");
     let second = wait(Sqlite::open(&file, &run())).unwrap();
     let reader = wait(Sqlite::open_existing(&file)).unwrap();
     std::thread::scope(|scope| {
@@ -219,7 +219,7 @@ fn concurrent_handles_share_one_file() {
 fn hold(store: &Sqlite) -> mpsc::Sender<()> {
     let ((release, held), (begins, begun)) = (mpsc::channel::<()>(), mpsc::channel());
     let held = std::sync::Mutex::new(held);
-    let (job, _) = Asked::new(move |_: &Connection| {
+    let (job, _) = QueuedJob::new(move |_: &Connection| {
         let _ = begins.send(());
         let _ = held.lock().unwrap().recv();
         Ok(())
@@ -247,7 +247,7 @@ fn commits(store: &Sqlite) -> usize {
 /// Queued writes share a commit, and a rejected write does not affect the other writes.
 #[test]
 fn queued_writes_share_one_commit() {
-    let (_folder, store) = open();
+    let (_dir, store) = open();
     wait(store.record_attempt(&attempt(0, 0))).unwrap();
     let before = commits(&store);
     let release = hold(&store);
@@ -292,7 +292,7 @@ fn queued_writes_share_one_commit() {
 /// The test limits the number of pages, which SQLite reports like a full disk.
 #[test]
 fn full_disk_rejects_only_oversized_write() {
-    let (_folder, store) = open();
+    let (_dir, store) = open();
     wait(store.record_eval(FIRST, &"kept".into())).unwrap();
     let pages = |most: i64| {
         let limit = move |on: &Connection| {
@@ -331,10 +331,10 @@ fn full_disk_rejects_only_oversized_write() {
 
 #[test]
 fn slow_read_does_not_block_writes() {
-    let (_folder, store) = open();
+    let (_dir, store) = open();
     let (release, held) = mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
-    let (job, answer) = Asked::new(move |from: &Connection| {
+    let (job, answer) = QueuedJob::new(move |from: &Connection| {
         let count = || from.query_row("SELECT count(*) FROM attempts", [], |row| row.get::<_, i64>(0));
         let before = count()?;
         let _ = held.lock().unwrap().recv();
@@ -351,7 +351,7 @@ fn slow_read_does_not_block_writes() {
 
 #[test]
 fn hanging_writer_returns_deadline_error() {
-    let (_folder, mut store) = open();
+    let (_dir, mut store) = open();
     store.limit = Duration::from_millis(30);
     let release = hold(&store);
     let error = wait(store.record_attempt(&attempt(0, 0))).unwrap_err();
@@ -370,7 +370,7 @@ fn hanging_writer_returns_deadline_error() {
 
 #[test]
 fn drop_waits_for_queued_writes() {
-    let (folder, store) = open();
+    let (dir, store) = open();
     let release = hold(&store);
     let given_up = wait(async {
         let made = attempt(0, 0);
@@ -384,7 +384,7 @@ fn drop_waits_for_queued_writes() {
         });
         drop(store);
     });
-    let file = folder.path().join("run.db");
+    let file = dir.path().join("run.db");
     // The file is closed: SQLite has deleted the log.
     assert!(!file.with_file_name("run.db-wal").exists());
     let store = wait(Sqlite::open_existing(&file)).unwrap();
@@ -394,7 +394,7 @@ fn drop_waits_for_queued_writes() {
 /// The thread of a store never exits before its handles. If it did, calls would return an error.
 #[test]
 fn exited_writer_thread_returns_error() {
-    let (_folder, mut store) = open();
+    let (_dir, mut store) = open();
     store.writer = Some(Worker::start("test", Duration::from_secs(9), |_| ()).unwrap());
     let error = wait(store.record_eval(FIRST, &json!(1))).unwrap_err();
     assert_eq!(error.code(), Code::Internal);
@@ -404,11 +404,11 @@ fn exited_writer_thread_returns_error() {
 /// The token counts of a growing attempt follow its segments, and a repeated append does not change them.
 #[test]
 fn append_updates_token_counts() {
-    let (folder, store) = open();
+    let (dir, store) = open();
     let whole = attempt(0, 0);
     let (id, number, task) = (whole.id, whole.number, whole.task.clone());
     wait(store.begin(&Begun { id, placement: whole.placement, number, task })).unwrap();
-    let raw = Connection::open(folder.path().join("run.db")).unwrap();
+    let raw = Connection::open(dir.path().join("run.db")).unwrap();
     let sizes = || -> (i64, i64, String) {
         let query = "SELECT sampled_tokens, tokens, status FROM attempts";
         raw.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap()

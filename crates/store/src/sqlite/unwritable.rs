@@ -37,8 +37,8 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
         let opened = Connection::open_with_flags(immutable(file)?, flags);
         return opened.map(|connection| (connection, None)).map_err(io::Error::other);
     }
-    let folder = TempDir::with_prefix("levade-record-")?;
-    let copy = folder.path().join("run.db");
+    let dir = TempDir::with_prefix("levade-record-")?;
+    let copy = dir.path().join("run.db");
     for _ in 0..TRIES {
         let before = (state(file)?, state(&log)?);
         fs::copy(file, &copy)?;
@@ -50,7 +50,7 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
             }
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
             let connection = Connection::open_with_flags(&copy, flags).map_err(io::Error::other)?;
-            return Ok((connection, Some(folder)));
+            return Ok((connection, Some(dir)));
         }
     }
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps writing to it"))
@@ -97,8 +97,8 @@ mod tests {
     /// the command covers a user without write permission.
     #[test]
     fn open_creates_no_file_next_to_database() {
-        let folder = tempfile::tempdir().unwrap();
-        let inside = folder.path().join("100 % of? it#é");
+        let dir = tempfile::tempdir().unwrap();
+        let inside = dir.path().join("100 % of? it#é");
         fs::create_dir(&inside).unwrap();
         let file = inside.join("run.db");
         let store = wait(Sqlite::open(&file, &RunId("test".into()))).unwrap();

@@ -34,21 +34,21 @@ pub(super) trait Job: Send {
 }
 
 /// A job that calls a function with the connection.
-pub(super) struct Asked<T, W> {
+pub(super) struct QueuedJob<T, W> {
     work: W,
     result: Option<Result<T, Failure>>,
     to: oneshot::Sender<Result<T, Failure>>,
 }
 
-impl<T, W> Asked<T, W> {
+impl<T, W> QueuedJob<T, W> {
     /// Creates a job from `work`, and the receiver of its result.
     pub fn new(work: W) -> (Self, oneshot::Receiver<Result<T, Failure>>) {
         let (to, answer) = oneshot::channel();
-        (Asked { work, result: None, to }, answer)
+        (QueuedJob { work, result: None, to }, answer)
     }
 }
 
-impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Asked<T, W> {
+impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for QueuedJob<T, W> {
     fn run(&mut self, connection: &Connection) -> bool {
         // After a panic, the transaction or the savepoint is rolled back, so the connection remains
         // usable.

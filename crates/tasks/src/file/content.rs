@@ -24,7 +24,7 @@ const ZSTD_SKIPPED: &[u8] = &[0x2A, 0x4D, 0x18];
 const TAR: (usize, &[u8]) = (257, b"ustar");
 
 /// First bytes of formats that cannot be read, with the name of the format and what to do.
-const REFUSED: [(&[u8], &str); 15] = [
+const UNSUPPORTED: [(&[u8], &str); 15] = [
     (
         b"version https://git-lfs.github.com/spec/",
         "is a Git LFS pointer, not the data: fetch them with `git lfs pull`",
@@ -78,7 +78,7 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
     if bytes.starts_with(PARQUET) {
         return Ok(Content::Parquet(bytes));
     }
-    if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| bytes.starts_with(magic)) {
+    if let Some((_, why)) = UNSUPPORTED.iter().find(|(magic, _)| bytes.starts_with(magic)) {
         return Err((*why).to_owned());
     }
     if bytes.get(TAR.0..).is_some_and(|rest| rest.starts_with(TAR.1)) {

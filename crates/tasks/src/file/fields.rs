@@ -72,8 +72,8 @@ impl Layout {
         let asks = |question: &str| has(question) || template::paths(question).into_iter().all(has);
         let begins = |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
         let whole = layouts.iter().find(|(q, a)| asks(q) && has(a));
-        let begun = || layouts.iter().rev().find(|(q, a)| (asks(q) || begins(q)) && begins(a));
-        let (question, answer) = *whole.or_else(begun).unwrap_or(&layouts[0]);
+        let matching_layout = || layouts.iter().rev().find(|(q, a)| (asks(q) || begins(q)) && begins(a));
+        let (question, answer) = *whole.or_else(matching_layout).unwrap_or(&layouts[0]);
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
@@ -142,7 +142,7 @@ pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
 
 /// A column that cannot be read and is missing in all rows.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct LeftOut {
+pub(super) struct SkippedColumn {
     pub column: String,
     pub why: String,
 }

@@ -22,7 +22,7 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
             Err("JSON where it is a list of messages; this is how Python prints one: \
              save it with json.dumps")
         }
-        Err(error) if begins_messages(text) && (error.is_eof() || text.trim_end().ends_with(['}', ']'])) => {
+        Err(error) if starts_messages(text) && (error.is_eof() || text.trim_end().ends_with(['}', ']'])) => {
             Err("JSON where it is a list of messages; it is cut short, or no JSON: save it with json.dumps")
         }
         Err(_) => Ok(None),
@@ -30,7 +30,7 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
 }
 
 /// Returns whether a text starts like the JSON of a message or a list of messages.
-fn begins_messages(text: &str) -> bool {
+fn starts_messages(text: &str) -> bool {
     let start = text.trim_start().trim_start_matches('[').trim_start();
     let name = start.strip_prefix('{').map(str::trim_start);
     let names = ["\"role\"", "\"from\"", "\"content\"", "\"value\""];

@@ -24,8 +24,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use self::content::Content;
-use self::fields::{Layout, LeftOut};
-use super::draws::{Draws, Purpose};
+use self::fields::{Layout, SkippedColumn};
+use super::task_rng::{Purpose, TaskRng};
 use super::{Matching, Place, QuestionKey, Skipped, Task, TaskError, TaskRow};
 
 pub use options::{AnswerFrom, FileOptions, HeldOut};
@@ -137,8 +137,8 @@ impl FileOptions {
         tasks.rest = rest.into_iter().flatten().collect();
         let (rows, repeat) = (tasks.rest.len().min(self.limit.unwrap_or(usize::MAX)), self.repeat);
         match rows.checked_mul(repeat) {
-            Some(all) if all <= MOST_REPEATED || repeat == 1 => Ok(tasks),
-            _ => Err(TaskError::Repeat { path, rows, repeat, most: MOST_REPEATED }),
+            Some(all) if all <= MAX_REPEATED || repeat == 1 => Ok(tasks),
+            _ => Err(TaskError::Repeat { path, rows, repeat, most: MAX_REPEATED }),
         }
     }
 
@@ -167,7 +167,7 @@ impl FileOptions {
     /// Returns the training tasks from tasks that no source holds out: in random order, limited by
     /// `limit` and repeated `repeat` times.
     pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
-        Draws::new(seed, Purpose::Shuffle, 0).shuffle(&mut rest);
+        TaskRng::new(seed, Purpose::Shuffle, 0).shuffle(&mut rest);
         rest.truncate(self.limit.unwrap_or(usize::MAX));
         std::iter::repeat_n(rest, self.repeat).flatten().collect()
     }
@@ -193,7 +193,7 @@ impl FileRow {
 
 /// Maximum number of tasks of a source whose rows are repeated. Each repetition is a separate task
 /// in memory.
-const MOST_REPEATED: usize = 1 << 24;
+const MAX_REPEATED: usize = 1 << 24;
 
 /// A row of a file.
 struct Row<'f> {
@@ -234,7 +234,7 @@ struct Loader<'o> {
     split_seed: u64,
     tasks: FileTasks,
     /// Columns already reported as left out.
-    left_out: BTreeSet<String>,
+    skipped_columns: BTreeSet<String>,
     /// All rows, if rows are requested instead of tasks.
     all: Option<Vec<FileRow>>,
 }
@@ -256,7 +256,7 @@ impl<'o> Loader<'o> {
             ranked: Vec::new(),
             split_seed,
             tasks: FileTasks::default(),
-            left_out: BTreeSet::new(),
+            skipped_columns: BTreeSet::new(),
             all: None,
         }
     }
@@ -266,7 +266,7 @@ impl<'o> Loader<'o> {
         let FileOptions { question, answer, .. } = self.options;
         let ending = paths::ending(path);
         let needed = |column: &str| Layout::may_use(column, question, answer);
-        let left_out = match content::read(path)? {
+        let skipped_columns = match content::read(path)? {
             Content::Parquet(bytes) => parquet::rows(bytes, &needed, form, |place, fields, is_partial| {
                 self.row(Row { number, path, place, fields, spelled: None, is_partial })
             })?,
@@ -318,9 +318,9 @@ impl<'o> Loader<'o> {
                 path.display()
             ));
         }
-        for LeftOut { column, why } in left_out {
+        for SkippedColumn { column, why } in skipped_columns {
             let path = path.display();
-            if self.left_out.insert(column.clone()) {
+            if self.skipped_columns.insert(column.clone()) {
                 self.tasks.notes.push(format!("{path}: the column {column:?} is left out, since it {why}"));
             }
         }

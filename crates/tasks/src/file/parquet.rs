@@ -13,7 +13,7 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value};
 
-use super::fields::LeftOut;
+use super::fields::SkippedColumn;
 use super::temporal::Shape;
 use crate::Place;
 
@@ -28,7 +28,7 @@ pub(super) fn rows<E>(
     needed: &dyn Fn(&str) -> bool,
     form: impl Fn(String) -> E,
     mut each: impl FnMut(Place, Map<String, Value>, bool) -> Result<(), E>,
-) -> Result<Vec<LeftOut>, E> {
+) -> Result<Vec<SkippedColumn>, E> {
     let bytes = Bytes::from(bytes);
     let damaged = |why: String| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
     let columns = columns(&bytes).map_err(damaged)?;
@@ -37,38 +37,38 @@ pub(super) fn rows<E>(
         return Err(form(why.to_owned()));
     }
     let mut names = HashSet::new();
-    let mut left_out = Vec::new();
+    let mut skipped_columns = Vec::new();
     for Column { name, .. } in columns.iter().filter(|column| !names.insert(&column.name)) {
         if needed(name) {
             return Err(form(format!("has two columns named {name:?}: rename one of them")));
         }
-        left_out.push(LeftOut { column: name.clone(), why: "is there twice".to_owned() });
+        skipped_columns.push(SkippedColumn { column: name.clone(), why: "is there twice".to_owned() });
     }
-    let mut read = whole(&bytes, needed, &left_out);
+    let mut read = whole(&bytes, needed, &skipped_columns);
     if matches!(&read, Err(Unread::Damaged(_))) {
         // The library may fail on a column that is not needed, so each of these columns is tried
         // separately.
         for Column { name, .. } in columns.into_iter().filter(|column| !needed(&column.name)) {
             let alone = read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
             if let Err(Unread::Damaged(why)) = alone {
-                left_out.push(LeftOut { column: name, why: format!("cannot be read ({why})") });
+                skipped_columns.push(SkippedColumn { column: name, why: format!("cannot be read ({why})") });
             }
         }
-        if !left_out.is_empty() {
-            read = whole(&bytes, needed, &left_out);
+        if !skipped_columns.is_empty() {
+            read = whole(&bytes, needed, &skipped_columns);
         }
     }
     let (rows, unshown) = read.map_err(|unread| match unread {
         Unread::Damaged(why) => damaged(why),
         Unread::Column { name, why } => form(format!("cannot be used: its column {name:?} {why}")),
     })?;
-    left_out.extend(unshown);
+    skipped_columns.extend(unshown);
     for (at, mut row) in rows.into_iter().enumerate() {
-        row.retain(|name, _| !left_out.iter().any(|left_out| left_out.column == *name));
+        row.retain(|name, _| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == *name));
         row.values_mut().for_each(without_absent);
-        each(Place::Row(at + 1), row, !left_out.is_empty())?;
+        each(Place::Row(at + 1), row, !skipped_columns.is_empty())?;
     }
-    Ok(left_out)
+    Ok(skipped_columns)
 }
 
 /// A column as the footer of a file describes it.
@@ -110,10 +110,10 @@ enum Unread {
 fn whole(
     bytes: &Bytes,
     needed: &dyn Fn(&str) -> bool,
-    left_out: &[LeftOut],
-) -> Result<(Rows, Vec<LeftOut>), Unread> {
+    skipped_columns: &[SkippedColumn],
+) -> Result<(Rows, Vec<SkippedColumn>), Unread> {
     let mut rows = Vec::new();
-    let wanted = |name: &str| !left_out.iter().any(|left_out| left_out.column == name);
+    let wanted = |name: &str| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == name);
     let unshown = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
     Ok((rows, unshown))
 }
@@ -125,7 +125,7 @@ fn read_columns(
     wanted: &dyn Fn(&str) -> bool,
     needed: &dyn Fn(&str) -> bool,
     each: &mut dyn FnMut(Map<String, Value>),
-) -> Result<Vec<LeftOut>, Unread> {
+) -> Result<Vec<SkippedColumn>, Unread> {
     let read = caught(|| {
         let wrong = |error: ParquetError| Unread::Damaged(error.to_string());
         let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
@@ -136,11 +136,11 @@ fn read_columns(
             picked.iter().map(|field| (field.name().to_owned(), Shape::of(field))).collect();
         let shape = Shape::Struct(shapes);
         let picked = Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(wrong)?;
-        let mut unshown: Vec<LeftOut> = Vec::new();
+        let mut unshown: Vec<SkippedColumn> = Vec::new();
         for row in reader.get_row_iter(Some(picked)).map_err(wrong)? {
             let mut fields = Map::new();
             for (name, field) in row.map_err(wrong)?.into_columns() {
-                if unshown.iter().any(|left_out| left_out.column == name) {
+                if unshown.iter().any(|skipped_columns| skipped_columns.column == name) {
                     continue;
                 }
                 // Members of a needed column can be unneeded.
@@ -151,7 +151,7 @@ fn read_columns(
                         fields.insert(name, value);
                     }
                     Err(Unshown(why)) if is_needed => return Err(Unread::Column { name, why }),
-                    Err(Unshown(why)) => unshown.push(LeftOut { column: name, why }),
+                    Err(Unshown(why)) => unshown.push(SkippedColumn { column: name, why }),
                 }
             }
             each(fields);
@@ -347,9 +347,9 @@ mod tests {
 
     type Rows = Vec<(String, Value)>;
 
-    fn read(file: Vec<u8>, needed: &[&str]) -> Result<(Rows, Vec<LeftOut>), String> {
+    fn read(file: Vec<u8>, needed: &[&str]) -> Result<(Rows, Vec<SkippedColumn>), String> {
         let mut found = Vec::new();
-        let left_out = rows(
+        let skipped_columns = rows(
             file,
             &|name| needed.contains(&name),
             |why| why,
@@ -358,16 +358,16 @@ mod tests {
                 Ok(())
             },
         )?;
-        Ok((found, left_out))
+        Ok((found, skipped_columns))
     }
 
     #[test]
     fn parquet_values_round_trip() {
         let error = read(written(2), &["bytes"]).unwrap_err();
         assert!(error.contains("its column \"bytes\" holds bytes that are no text"), "{error}");
-        let (found, left_out) = read(written(2), &["text"]).unwrap();
+        let (found, skipped_columns) = read(written(2), &["text"]).unwrap();
         let why = "holds bytes that are no text".to_owned();
-        assert_eq!(left_out, [LeftOut { column: "bytes".into(), why }]);
+        assert_eq!(skipped_columns, [SkippedColumn { column: "bytes".into(), why }]);
         assert_eq!(
             found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
             ["row 1", "row 2", "row 3", "row 4"]
@@ -402,8 +402,8 @@ mod tests {
         }
         group.close().unwrap();
         writer.close().unwrap();
-        let (found, left_out) = read(file.clone(), &["a"]).unwrap();
-        assert_eq!((&found[0].1, left_out.len()), (&json!({"a": 1}), 1));
+        let (found, skipped_columns) = read(file.clone(), &["a"]).unwrap();
+        assert_eq!((&found[0].1, skipped_columns.len()), (&json!({"a": 1}), 1));
         assert!(read(file, &["b"]).unwrap_err().contains("two columns named \"b\""));
     }
 
@@ -423,11 +423,11 @@ mod tests {
         }
         group.close().unwrap();
         writer.close().unwrap();
-        let (found, left_out) = read(file.clone(), &["whole"]).unwrap();
+        let (found, skipped_columns) = read(file.clone(), &["whole"]).unwrap();
         let rows: Vec<&Value> = found.iter().map(|(_, row)| row).collect();
         assert_eq!(rows, [&json!({"whole": 1}), &json!({"whole": 2})]);
-        let [LeftOut { column, why }] = &left_out[..] else { panic!("{left_out:?}") };
-        assert!(column == "when" && why.contains("a time beyond any calendar"), "{left_out:?}");
+        let [SkippedColumn { column, why }] = &skipped_columns[..] else { panic!("{skipped_columns:?}") };
+        assert!(column == "when" && why.contains("a time beyond any calendar"), "{skipped_columns:?}");
         let why = read(file, &["when"]).unwrap_err();
         assert!(why.starts_with("cannot be used: its column \"when\" holds 9223372036854775807"), "{why}");
     }
@@ -527,8 +527,8 @@ mod tests {
         column!(Int64Type, seconds * 1_000_000_000, Some(&[1i16][..]));
         group.close().unwrap();
         writer.close().unwrap();
-        let (found, left_out) = read(file, &[]).unwrap();
-        assert_eq!(left_out, []);
+        let (found, skipped_columns) = read(file, &[]).unwrap();
+        assert_eq!(skipped_columns, []);
         let moment = "2026-01-02 03:04:05";
         let want = json!({
             "day": "2026-01-02", "ns": moment, "ns_zone": format!("{moment}.0000005+00:00"), "us": moment,

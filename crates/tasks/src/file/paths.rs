@@ -131,8 +131,8 @@ const MAX_LEVELS: usize = 3;
 /// Returns how to create a missing data file, as the end of an error message, if the recipe has a
 /// program for it.
 fn prepared_by(path: &Path) -> Option<String> {
-    let folders = path.ancestors().skip(1).take(MAX_LEVELS);
-    let prepare = folders.map(|folder| folder.join(PREPARE)).find(|prepare| prepare.is_file())?;
+    let dirs = path.ancestors().skip(1).take(MAX_LEVELS);
+    let prepare = dirs.map(|dir| dir.join(PREPARE)).find(|prepare| prepare.is_file())?;
     Some(format!("; {PREPARE} beside the recipe makes its data files: python3 {}", prepare.display()))
 }
 
@@ -168,11 +168,11 @@ fn is_data(path: &Path) -> bool {
 
 /// Returns a file name without its extension and without an extension for compression.
 pub fn without_endings(name: &str) -> &str {
-    let cut = |name: &str| name.rfind('.').filter(|at| *at > 0).unwrap_or(name.len());
-    let stem = &name[..cut(name)];
+    let stem_length = |name: &str| name.rfind('.').filter(|at| *at > 0).unwrap_or(name.len());
+    let stem = &name[..stem_length(name)];
     let compressed =
         COMPRESSED.iter().any(|ending| name[stem.len()..].eq_ignore_ascii_case(&format!(".{ending}")));
-    if compressed { &stem[..cut(stem)] } else { stem }
+    if compressed { &stem[..stem_length(stem)] } else { stem }
 }
 
 impl Serialize for Paths {
@@ -221,8 +221,8 @@ mod tests {
 
     #[test]
     fn paths_find_files_directories_and_patterns() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
         fs::create_dir_all(root.join("data/deep")).unwrap();
         let names = [
             "data/b.jsonl",
@@ -269,8 +269,8 @@ mod tests {
 
     #[test]
     fn directory_skips_hidden_and_metadata_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
         fs::create_dir_all(root.join(".ipynb_checkpoints")).unwrap();
         for name in
             ["train.json", "test.json", ".train.json", ".ipynb_checkpoints/train.json", "dataset_infos.json"]

@@ -6,7 +6,7 @@ use std::io::Read;
 use csv::{ReaderBuilder, Trim};
 use serde_json::{Map, Value};
 
-use super::fields::LeftOut;
+use super::fields::SkippedColumn;
 use crate::Place;
 
 /// Passes the rows of a table to `each` one by one. Every value is a string. Columns with duplicate
@@ -21,7 +21,7 @@ pub(super) fn rows<E>(
     needed: &dyn Fn(&str) -> bool,
     wrong: impl Fn(String) -> E,
     each: &mut dyn FnMut(Place, Map<String, Value>) -> Result<(), E>,
-) -> Result<Vec<LeftOut>, E> {
+) -> Result<Vec<SkippedColumn>, E> {
     if text.trim_matches(['\r', '\n']).is_empty() {
         return Ok(Vec::new());
     }
@@ -51,11 +51,11 @@ pub(super) fn rows<E>(
         line += breaks(&text[at..start]);
         at = start;
         if at == text.len() {
-            let left_out = |column: &&str| LeftOut {
+            let skipped_columns = |column: &&str| SkippedColumn {
                 column: (*column).to_owned(),
                 why: "stands twice in the header".into(),
             };
-            return Ok(twice.iter().map(left_out).collect());
+            return Ok(twice.iter().map(skipped_columns).collect());
         }
         if record.len() != names.len() {
             let (len, expected) = (record.len(), names.len());
@@ -191,13 +191,14 @@ mod tests {
             assert_eq!(found.iter().map(|(_, row)| row).collect::<Vec<_>>(), [&row], "{text}");
         }
         let mut found = Vec::new();
-        let left_out =
+        let skipped_columns =
             rows("question,note,,note,\n?,1,2,3,4", false, &|_| false, |why| why, &mut |_, row| {
                 found.push(Value::Object(row));
                 Ok(())
             });
         assert_eq!(found, [json!({"question": "?"})]);
-        let columns: Vec<String> = left_out.unwrap().into_iter().map(|left_out| left_out.column).collect();
+        let columns: Vec<String> =
+            skipped_columns.unwrap().into_iter().map(|skipped_columns| skipped_columns.column).collect();
         assert_eq!(columns, ["", "note"]);
         let error = read("question,answer,answer\n?,1,2\n", false).unwrap_err();
         assert!(error.starts_with("has two columns named \"answer\""), "{error}");

@@ -14,10 +14,10 @@ use crate::TaskRow;
 /// Writes a file, and returns options that read it. The file exists as long as the returned
 /// directory guard.
 fn named(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(name);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
     fs::write(&path, contents).unwrap();
-    (folder, FileOptions::new(path))
+    (dir, FileOptions::new(path))
 }
 
 fn file(contents: &str) -> (TempDir, FileOptions) {
@@ -26,10 +26,10 @@ fn file(contents: &str) -> (TempDir, FileOptions) {
 
 #[track_caller]
 fn refused(contents: &str, change: impl FnOnce(&mut FileOptions), want: &str) {
-    let (folder, mut options) = file(contents);
+    let (dir, mut options) = file(contents);
     change(&mut options);
     let error = options.load(0).unwrap_err().to_string();
-    let error = error.replace(&folder.path().display().to_string(), "");
+    let error = error.replace(&dir.path().display().to_string(), "");
     assert_eq!(error, want);
 }
 
@@ -256,10 +256,10 @@ fn all_file_formats_yield_same_tasks() {
 
 #[test]
 fn several_files_form_one_source() {
-    let (folder, mut options) = file("{\"question\": \"1?\", \"answer\": 2}\n");
+    let (dir, mut options) = file("{\"question\": \"1?\", \"answer\": 2}\n");
     let more = r#"[{"question": "3?", "answer": 4}, {"question": " 1? ", "answer": 2}]"#;
-    fs::write(folder.path().join("more.json"), more).unwrap();
-    options.path = folder.path().join("*.json*").into();
+    fs::write(dir.path().join("more.json"), more).unwrap();
+    options.path = dir.path().join("*.json*").into();
     let tasks = options.load(0).unwrap();
     let asked: Vec<_> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
     // In the order of the file names; the row that repeats a question is left out.
@@ -287,7 +287,7 @@ fn rows(numbers: impl Iterator<Item = u32>) -> String {
 
 #[test]
 fn held_out_questions_depend_only_on_questions() {
-    let (folder, mut options) = file(&rows((0..100).map(|i| i % 90)));
+    let (dir, mut options) = file(&rows((0..100).map(|i| i % 90)));
     options.held_out = HeldOut::Count(20);
     let all = options.load(7).unwrap();
     assert_eq!((all.rest.len(), all.held_out.len(), all.repeated), (70, 20, 10));
@@ -297,7 +297,7 @@ fn held_out_questions_depend_only_on_questions() {
 
     // Another order of rows, trailing blanks and another file hold out the same questions in the
     // same order.
-    let path = folder.path().join("other.jsonl");
+    let path = dir.path().join("other.jsonl");
     let blank = rows((0..90).rev()).replace("?\"", "? \"");
     fs::write(&path, blank).unwrap();
     let other = FileOptions { path: path.clone().into(), ..options.clone() };

@@ -12,7 +12,7 @@ use super::{ANSWER_NAMES, QUESTION_NAMES, is_label_text};
 const MAX_TAG: usize = 200;
 /// Names of tags that become a line break even if they are not closed: turns and ends of chat
 /// templates, and HTML.
-const ALONE: [&str; 19] = [
+const LINE_BREAK_TAGS: [&str; 19] = [
     "bos",
     "eos",
     "pad",
@@ -34,7 +34,7 @@ const ALONE: [&str; 19] = [
     "endoftext",
 ];
 /// Names of such tags that can also be in square brackets.
-const ALONE_IN_BRACKETS: [&str; 3] = ["inst", "examples", "s"];
+const LINE_BREAK_BRACKET_TAGS: [&str; 3] = ["inst", "examples", "s"];
 /// Names of tags that only change the look of the words between them.
 const INLINE: [&str; 20] = [
     "b", "i", "u", "em", "strong", "span", "font", "a", "mark", "small", "big", "tt", "code", "del", "ins",
@@ -164,8 +164,9 @@ fn mark(inside: &str, tag: &str, opened: &HashSet<String>, closed: &HashSet<Stri
         "sub" if is_pair && tag.starts_with('<') => Some(if inside.starts_with('/') { "" } else { "_" }),
         name if is_pair && INLINE.contains(&name) => Some(""),
         name => {
-            let is_alone = ALONE_IN_BRACKETS.contains(&name) || tag.starts_with('<') && ALONE.contains(&name);
-            (is_pair || is_alone).then_some("\n")
+            let is_line_break = LINE_BREAK_BRACKET_TAGS.contains(&name)
+                || tag.starts_with('<') && LINE_BREAK_TAGS.contains(&name);
+            (is_pair || is_line_break).then_some("\n")
         }
     }
 }

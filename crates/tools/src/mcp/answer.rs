@@ -10,7 +10,7 @@ use rmcp::model::{CallToolResult, ErrorCode};
 use serde_json::{Map, Value, json};
 
 use super::connection::Failed;
-use super::ledger::{RAW, UNREADABLE, in_words, shown};
+use super::ledger::{RAW, UNREADABLE, error_text, shown};
 use super::{lenient, reasons};
 use crate::{CallError, ToolOutput};
 
@@ -29,13 +29,15 @@ pub(super) fn output(server: &str, tool: &str, answer: Result<CallToolResult, Fa
                 ErrorCode::INVALID_PARAMS => CallError::BadArguments,
                 _ => CallError::Failed,
             };
-            ToolOutput::error(kind, in_words(&error))
+            ToolOutput::error(kind, error_text(&error))
         }
         Err(Failed { error: ServiceError::Timeout { timeout }, .. }) => ToolOutput::error(
             CallError::Late,
             format!("{tool} did not answer within {timeout:?} after its start or its last progress"),
         ),
-        Err(Failed { error, over }) => unavailable(server, &format!("{}{over}", reasons::of_call(&error))),
+        Err(Failed { error, over }) => {
+            unavailable(server, &format!("{}{over}", reasons::call_reason(&error)))
+        }
     }
 }
 

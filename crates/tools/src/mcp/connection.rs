@@ -24,7 +24,7 @@ use tokio::sync::Mutex;
 use super::ledger::Ledger;
 use super::lines::Lines;
 use super::web::Web;
-use super::{MOST_BYTES, McpServer, Prolonged, reasons};
+use super::{MAX_RESPONSE_BYTES, McpServer, ProgressTimeout, reasons};
 
 /// Timeout for a server process to exit after its standard input was closed.
 const ENDING: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const KEPT: usize = 16_000;
 
 /// Maximum number of tools of a server.
-const MOST_TOOLS: usize = 1000;
+const MAX_TOOLS: usize = 1000;
 
 /// A connection to a server.
 pub(super) struct Connection {
@@ -80,25 +80,25 @@ pub(super) struct Failed {
 }
 
 /// Error of a connection that could not be established.
-struct Refusal {
+struct OpenFailure {
     why: String,
     /// Lifecycle of the protocol to use for a second connection, if the server may support only that
     /// one.
     generation: Option<ClientLifecycleMode>,
 }
 
-impl Refusal {
+impl OpenFailure {
     fn of(error: &ClientInitializeError, ledger: &Ledger) -> Self {
         let newer =
             || ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] };
         let generation = ledger.was_discovered_late().then(newer);
-        Refusal { why: reasons::of_start(error, ledger), generation }
+        OpenFailure { why: reasons::start_reason(error, ledger), generation }
     }
 }
 
-impl From<String> for Refusal {
+impl From<String> for OpenFailure {
     fn from(why: String) -> Self {
-        Refusal { why, generation: None }
+        OpenFailure { why, generation: None }
     }
 }
 
@@ -106,7 +106,7 @@ impl From<String> for Refusal {
 struct Opening<'a> {
     ledger: Arc<Ledger>,
     /// Tail of the server's standard error, if the server is a process.
-    said: Option<Arc<TailReader>>,
+    stderr: Option<Arc<TailReader>>,
     /// Receives the state of the server if the opening times out. `None` after the connection has
     /// opened or failed.
     late: Option<&'a std::sync::Mutex<String>>,
@@ -115,7 +115,7 @@ struct Opening<'a> {
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
         let Some(late) = self.late else { return };
-        let said = self.said.as_ref().map(|said| reasons::printed(&said.tail().text()));
+        let said = self.stderr.as_ref().map(|said| reasons::printed(&said.tail().text()));
         *late.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
             self.ledger.instead() + &said.unwrap_or_default();
     }
@@ -125,7 +125,7 @@ impl Drop for Opening<'_> {
 struct Process {
     child: Arc<Mutex<Child>>,
     /// Tail of its standard error.
-    said: Arc<TailReader>,
+    stderr: Arc<TailReader>,
 }
 
 impl Connection {
@@ -153,21 +153,21 @@ impl Connection {
             },
         };
         let opened = match Self::connect(server, first, late).await {
-            Err(Refusal { generation: Some(generation), .. }) => {
+            Err(OpenFailure { generation: Some(generation), .. }) => {
                 Self::connect(server, generation, late).await
             }
             other => other,
         };
         let has_shaken = opened.as_ref().is_ok_and(|connection| connection.ledger.has_shaken_hands());
         wants_handshake.store(has_shaken, Ordering::Relaxed);
-        opened.map_err(|refusal| refusal.why)
+        opened.map_err(|failure| failure.why)
     }
 
     async fn connect(
         server: &McpServer,
         lifecycle: ClientLifecycleMode,
         late: &std::sync::Mutex<String>,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, OpenFailure> {
         let is_either = matches!(lifecycle, ClientLifecycleMode::Auto { .. });
         let mut info = ClientConfig::new(
             ClientCapabilities::default(),
@@ -175,7 +175,7 @@ impl Connection {
         );
         info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
         let ledger = Arc::<Ledger>::default();
-        let mut opening = Opening { ledger: Arc::clone(&ledger), said: None, late: Some(late) };
+        let mut opening = Opening { ledger: Arc::clone(&ledger), stderr: None, late: Some(late) };
         let (process, served) = match server {
             McpServer::Program { launch, supervisor } => {
                 let mut child = supervisor.start(launch, Input::Piped)?;
@@ -183,15 +183,15 @@ impl Connection {
                     return Err("its standard input and output cannot be had".to_owned().into());
                 };
                 let process = Process::new(child);
-                opening.said = Some(Arc::clone(&process.said));
-                let transport = Lines::new(stdout, stdin, MOST_BYTES, Arc::clone(&ledger));
+                opening.stderr = Some(Arc::clone(&process.stderr));
+                let transport = Lines::new(stdout, stdin, MAX_RESPONSE_BYTES, Arc::clone(&ledger));
                 (Some(process), info.serve_with_lifecycle(transport, lifecycle).await)
             }
             McpServer::Address { url, headers, client } => {
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
                 config.custom_headers = headers.iter().cloned().collect();
-                config.max_sse_event_size = MOST_BYTES;
-                config.max_json_response_size = MOST_BYTES;
+                config.max_sse_event_size = MAX_RESPONSE_BYTES;
+                config.max_json_response_size = MAX_RESPONSE_BYTES;
                 let web = Web::new(client.clone(), headers, Arc::clone(&ledger));
                 let transport = StreamableHttpClientTransport::with_client(web, config);
                 (None, info.serve_with_lifecycle(transport, lifecycle).await)
@@ -201,20 +201,20 @@ impl Connection {
             (Ok(service), _) => service,
             (Err(error), process) => {
                 opening.late = None;
-                let mut refusal = Refusal::of(&error, &ledger);
+                let mut failure = OpenFailure::of(&error, &ledger);
                 let has_ended = ledger.has_ended() || reasons::is_closed(&error);
                 if is_either && has_ended {
                     // It may have exited or closed the connection because it expects a handshake.
-                    refusal.generation = Some(ClientLifecycleMode::Initialize);
+                    failure.generation = Some(ClientLifecycleMode::Initialize);
                 }
                 match &process {
                     // A process that is still running is ended together with the connection. Its exit
                     // status explains nothing.
-                    Some(process) if has_ended => refusal.why.push_str(&process.end_told().await),
-                    Some(process) if ledger.rejection().is_none() => refusal.why.push_str(&process.told()),
+                    Some(process) if has_ended => failure.why.push_str(&process.end_told().await),
+                    Some(process) if ledger.rejection().is_none() => failure.why.push_str(&process.told()),
                     _ => {}
                 }
-                return Err(refusal);
+                return Err(failure);
             }
         };
         let peer = service.peer().clone();
@@ -270,7 +270,7 @@ impl Connection {
             let page = PaginatedRequestParams::default().with_cursor(cursor.take());
             let listed = self.peer.list_tools(Some(page)).await;
             let listed = listed.map_err(|error| {
-                format!("it does not say which tools it has: {}", reasons::of_call(&error))
+                format!("it does not say which tools it has: {}", reasons::call_reason(&error))
             })?;
             for tool in listed.tools {
                 let spec = ToolSpec {
@@ -288,11 +288,11 @@ impl Connection {
                     }
                 }
             }
-            if tools.len() > MOST_TOOLS {
-                return Err(format!("it has more than {MOST_TOOLS} tools"));
+            if tools.len() > MAX_TOOLS {
+                return Err(format!("it has more than {MAX_TOOLS} tools"));
             }
             match listed.next_cursor.filter(|next| !next.is_empty()) {
-                Some(next) if !cursors.contains(&next) && cursors.len() < MOST_TOOLS => {
+                Some(next) if !cursors.contains(&next) && cursors.len() < MAX_TOOLS => {
                     cursors.push(next.clone());
                     cursor = Some(next);
                 }
@@ -307,11 +307,11 @@ impl Connection {
     pub async fn call(
         &self,
         request: CallToolRequestParams,
-        prolonged: Option<Prolonged>,
+        prolonged: Option<ProgressTimeout>,
     ) -> Result<CallToolResult, Failed> {
         let mut given_up = Call { connection: self, id: None };
         let mut options = PeerRequestOptions::no_options();
-        if let Some(Prolonged { idle, longest }) = prolonged {
+        if let Some(ProgressTimeout { idle, longest }) = prolonged {
             options = PeerRequestOptions::with_timeout(idle).with_max_total_timeout(longest);
             options = options.reset_timeout_on_progress();
         }
@@ -392,8 +392,8 @@ impl Connection {
 
 impl Process {
     fn new(mut child: Child) -> Self {
-        let said = Arc::new(child.read_stderr(Tail::new(0, KEPT), None));
-        Process { child: Arc::new(Mutex::new(child)), said }
+        let stderr = Arc::new(child.read_stderr(Tail::new(0, KEPT), None));
+        Process { child: Arc::new(Mutex::new(child)), stderr }
     }
 
     /// Describes the exit of a process that has closed its output, after waiting for the exit for up to
@@ -404,7 +404,7 @@ impl Process {
         let ended = ended.await.ok().and_then(Result::ok);
         if ended.is_some() {
             // The last lines may still be in transit.
-            self.said.finish(PATIENCE).await;
+            self.stderr.finish(PATIENCE).await;
         }
         let ended = ended.map(|code| match code {
             Some(code) if code > 128 => format!("; its process was ended by signal {}", code - 128),
@@ -416,6 +416,6 @@ impl Process {
 
     /// Returns the process's standard error as a suffix for a reason. Empty if it printed nothing.
     fn told(&self) -> String {
-        reasons::printed(&self.said.tail().text())
+        reasons::printed(&self.stderr.tail().text())
     }
 }

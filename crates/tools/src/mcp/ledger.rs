@@ -307,7 +307,7 @@ impl Ledger {
         if is_error {
             let error = error_data(fields.remove("error").unwrap_or_default());
             if matches!(method, Method::Discover | Method::Initialize) {
-                self.state().rejection = Some(in_words(&error));
+                self.state().rejection = Some(error_text(&error));
             }
             return Some(ServerJsonRpcMessage::error(error, Some(id)));
         }
@@ -484,7 +484,7 @@ fn error_data(error: Value) -> ErrorData {
 }
 
 /// Formats a JSON-RPC error: its message, and its data unless the message contains it.
-pub(super) fn in_words(error: &ErrorData) -> String {
+pub(super) fn error_text(error: &ErrorData) -> String {
     let data = error.data.as_ref().map(|data| data.as_str().map_or_else(|| data.to_string(), str::to_owned));
     match data.filter(|data| !data.trim().is_empty() && !error.message.contains(data.as_str())) {
         Some(data) => format!("{} ({})", error.message, data.trim()),

@@ -34,7 +34,7 @@ fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<
             Some((number(&response.id), Ok(result.structured_content.unwrap()[RAW].clone())))
         }
         JsonRpcMessage::Error(error) => {
-            Some((number(error.id.as_ref().unwrap()), Err(in_words(&error.error))))
+            Some((number(error.id.as_ref().unwrap()), Err(error_text(&error.error))))
         }
         _ => None,
     });

@@ -329,8 +329,8 @@ while True: os.write(1, b'more\\n' * 10000)
 
 #[tokio::test]
 async fn slow_server_is_started_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let mark = folder.path().join("starts");
+    let dir = tempfile::tempdir().unwrap();
+    let mark = dir.path().join("starts");
     let slow = format!(
         "import time\nopen({mark:?}, 'a').write('x')\ntime.sleep(11)\n{}",
         include_str!("server_for_tests.py")
@@ -344,8 +344,8 @@ async fn slow_server_is_started_once() {
 #[tokio::test]
 async fn handshake_requirement_is_remembered() {
     for otherwise in ["sys.exit(1)", "answer(None)", "answer({})"] {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("first");
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("first");
         let script = format!(
             "
 import json, sys

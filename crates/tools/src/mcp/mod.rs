@@ -44,7 +44,7 @@ use super::{MAX_SECONDS, OptionError, Session, ToolContext, ToolError, ToolOptio
 use connection::Connection;
 
 /// Maximum size of a message from a server, in bytes.
-pub(super) const MOST_BYTES: usize = 64 << 20;
+pub(super) const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// Grace before the set's timeout: a call that reports progress ends this much earlier by its own
 /// timeout.
@@ -126,7 +126,7 @@ enum McpServer {
 
 /// Timeouts of a call that reports progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Prolonged {
+struct ProgressTimeout {
     /// Timeout for the next progress report.
     idle: Duration,
     /// Timeout for the complete call.
@@ -140,7 +140,7 @@ pub struct Mcp {
     name: String,
     server: McpServer,
     keys: McpKeys,
-    prolonged: Option<Prolonged>,
+    prolonged: Option<ProgressTimeout>,
     shared: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
     wants_handshake: Arc<AtomicBool>,
     /// Output and state of the server at the last opening that timed out, as a suffix for the error.
@@ -177,7 +177,7 @@ impl Mcp {
         let idle = Duration::from_secs_f64(seconds.unwrap_or(SECONDS));
         let prolonged = keys.progress_seconds.map(|longest| {
             let longest = Duration::from_secs_f64(longest).max(idle);
-            Prolonged { idle, longest }
+            ProgressTimeout { idle, longest }
         });
         Ok(Mcp {
             name: name.into(),
@@ -218,9 +218,9 @@ impl Mcp {
     /// Returns an error if `allow`, `deny` or `rename` contains an unknown tool, or if two tools would
     /// have the same name.
     fn offered(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
-        let is_there = |name: &&String| tools.iter().any(|tool| tool.name == **name);
+        let exists = |name: &&String| tools.iter().any(|tool| tool.name == **name);
         let named = self.keys.allow.iter().chain(&self.keys.deny).chain(self.keys.rename.keys());
-        if let Some(missing) = named.into_iter().find(|name| !is_there(name)) {
+        if let Some(missing) = named.into_iter().find(|name| !exists(name)) {
             let all: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
             return Err(format!("it has no tool {missing:?}; it has {}", all.join(", ")));
         }
@@ -284,19 +284,19 @@ struct McpSession {
 impl McpSession {
     /// Returns the connection to use, and a note for the model if the server was restarted.
     async fn connection(&self) -> Result<(Arc<Connection>, Option<String>), String> {
-        let mut held = self.connection.lock().await;
-        let over = match held.as_ref() {
-            Some(held) if held.end_if_hung().await => Some("; it did not answer any more".to_owned()),
-            Some(held) if held.is_over() => Some(held.why_over()),
+        let mut current = self.connection.lock().await;
+        let over = match current.as_ref() {
+            Some(current) if current.end_if_hung().await => Some("; it did not answer any more".to_owned()),
+            Some(current) if current.is_over() => Some(current.why_over()),
             _ => None,
         };
-        let (connection, is_new) = self.toolbox.connect(held.as_ref()).await?;
-        *held = Some(Arc::clone(&connection));
-        let told = is_new.then(|| {
+        let (connection, is_new) = self.toolbox.connect(current.as_ref()).await?;
+        *current = Some(Arc::clone(&connection));
+        let notice = is_new.then(|| {
             let why = over.unwrap_or_default();
             format!("[the server of this tool was started anew, and what it held is lost{why}]")
         });
-        Ok((connection, told))
+        Ok((connection, notice))
     }
 }
 
@@ -306,7 +306,7 @@ impl Session for McpSession {
         self.specs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn longest_call(&self) -> Option<Duration> {
+    fn max_call_timeout(&self) -> Option<Duration> {
         self.toolbox.prolonged.map(|prolonged| prolonged.longest + BEFORE_DEADLINE)
     }
 
@@ -318,7 +318,7 @@ impl Session for McpSession {
 
     /// Calls the tool. The call may have an effect in the server, so it is not repeated.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let (connection, told) = match self.connection().await {
+        let (connection, notice) = match self.connection().await {
             Ok(found) => found,
             Err(why) => return answer::unavailable(&self.toolbox.name, &why),
         };
@@ -329,8 +329,8 @@ impl Session for McpSession {
         connection.follow_changes().await;
         let now = self.toolbox.selected(&connection.tools()).collect();
         *self.specs.lock().unwrap_or_else(PoisonError::into_inner) = now;
-        if let Some(told) = told {
-            output.parts.insert(0, levade_text::ContentPart::Text(format!("{told}\n")));
+        if let Some(notice) = notice {
+            output.parts.insert(0, levade_text::ContentPart::Text(format!("{notice}\n")));
             output.metrics.insert("restarts".into(), 1.0);
         }
         output

@@ -5,11 +5,11 @@ use rmcp::ServiceError;
 use rmcp::service::ClientInitializeError;
 use rmcp::transport::DynamicTransportError;
 
-use super::ledger::{Ledger, in_words};
+use super::ledger::{Ledger, error_text};
 
 /// Describes why a connection was not established.
-pub(super) fn of_start(error: &ClientInitializeError, ledger: &Ledger) -> String {
-    let why = ledger.rejection().unwrap_or_else(|| of_initialize(error));
+pub(super) fn start_reason(error: &ClientInitializeError, ledger: &Ledger) -> String {
+    let why = ledger.rejection().unwrap_or_else(|| initialize_reason(error));
     match ledger.noise().filter(|_| ledger.rejection().is_none()) {
         Some(noise) => format!("{why}; the last text on its standard output is no message: {noise:?}"),
         None => why,
@@ -25,12 +25,12 @@ pub(super) fn is_closed(error: &ClientInitializeError) -> bool {
     }
 }
 
-fn of_initialize(error: &ClientInitializeError) -> String {
+fn initialize_reason(error: &ClientInitializeError) -> String {
     match error {
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => of_initialize(fallback),
-        ClientInitializeError::JsonRpcError(error) => in_words(error),
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => initialize_reason(fallback),
+        ClientInitializeError::JsonRpcError(error) => error_text(error),
         ClientInitializeError::ConnectionClosed(_) => "it closed the connection".into(),
-        ClientInitializeError::TransportError { error, .. } => of_transport(error),
+        ClientInitializeError::TransportError { error, .. } => transport_reason(error),
         ClientInitializeError::ExpectedInitResponse(_) | ClientInitializeError::ExpectedInitResult(_) => {
             "its answer to the handshake is none of this protocol".into()
         }
@@ -55,10 +55,10 @@ fn of_initialize(error: &ClientInitializeError) -> String {
 }
 
 /// Describes why a request has no valid response.
-pub(super) fn of_call(error: &ServiceError) -> String {
+pub(super) fn call_reason(error: &ServiceError) -> String {
     match error {
-        ServiceError::McpError(error) => in_words(error),
-        ServiceError::TransportSend(error) => of_transport(error),
+        ServiceError::McpError(error) => error_text(error),
+        ServiceError::TransportSend(error) => transport_reason(error),
         ServiceError::TransportClosed => "it closed the connection".into(),
         ServiceError::UnexpectedResponse => "its answer is none of this protocol".into(),
         other => other.to_string(),
@@ -66,7 +66,7 @@ pub(super) fn of_call(error: &ServiceError) -> String {
 }
 
 /// Describes the cause of a transport error.
-fn of_transport(error: &DynamicTransportError) -> String {
+fn transport_reason(error: &DynamicTransportError) -> String {
     let mut why = levade_http::causes(&*error.error);
     for lead in ["Client error: ", "unexpected server response: ", "Io error: "] {
         if let Some(rest) = why.strip_prefix(lead) {

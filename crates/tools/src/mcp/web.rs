@@ -26,16 +26,16 @@ use sse_stream::{Error as SseError, Sse, SseStream};
 
 use super::ledger::Ledger;
 use super::lenient;
-use crate::web::retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};
+use crate::web::retries::{FIRST_WAIT, MAX_RETRY_WAIT, retry_after};
 
 type Error = StreamableHttpError<HttpError>;
 type Headers = HashMap<HeaderName, HeaderValue>;
 
 /// Maximum number of bytes of an error response that are read.
-const MOST_ERROR_BYTES: usize = 64 << 10;
+const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// Maximum number of characters of a response that an error shows.
-const MOST_SHOWN: usize = 400;
+const MAX_SHOWN_CHARS: usize = 400;
 
 /// Timeout between chunks of a body of known length. A server that announces a length has the complete
 /// body already.
@@ -98,12 +98,12 @@ impl Web {
             let response = self.client.request(request.clone()).await.map_err(StreamableHttpError::Client)?;
             let is_busy =
                 matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-            let asked = retry_after(response.headers());
-            if !is_busy || method != Method::POST || tries == RETRIES || asked > Some(LONGEST_WAIT) {
+            let requested = retry_after(response.headers());
+            if !is_busy || method != Method::POST || tries == RETRIES || requested > Some(MAX_RETRY_WAIT) {
                 return Ok(response);
             }
             self.ledger.note_wait(format!("it answers HTTP {}", response.status()));
-            tokio::time::sleep(asked.unwrap_or(wait)).await;
+            tokio::time::sleep(requested.unwrap_or(wait)).await;
             wait = wait.mul_f64(1.5);
             tries += 1;
         }
@@ -123,8 +123,8 @@ impl Web {
         let fail =
             |why: String| Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()));
         if !head.status.is_success() {
-            let (text, _) = read(body, MOST_ERROR_BYTES).await.unwrap_or_default();
-            let text = unpacked(&head.headers, text, MOST_ERROR_BYTES).unwrap_or_default();
+            let (text, _) = read(body, MAX_ERROR_BYTES).await.unwrap_or_default();
+            let text = unpacked(&head.headers, text, MAX_ERROR_BYTES).unwrap_or_default();
             let error = lenient::parse(&text).ok().filter(|error| error.get("error").is_some());
             let is_key = matches!(head.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
             let is_own = error.as_ref().is_some_and(|error| error["id"].is_number());
@@ -368,7 +368,7 @@ impl StreamableHttpClient for Web {
             StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
             status => {
                 let headers = response.headers().clone();
-                let (text, _) = read(response.into_body(), MOST_ERROR_BYTES).await.unwrap_or_default();
+                let (text, _) = read(response.into_body(), MAX_ERROR_BYTES).await.unwrap_or_default();
                 let why = self.rejected(status, &headers, &text);
                 Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(why)))
             }
@@ -422,7 +422,7 @@ impl StreamableHttpClient for Web {
             _ if !is(response.headers(), EVENT_STREAM_MIME_TYPE) => {
                 Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))
             }
-            _ => Ok(self.answers(events(chunks(response.into_body()), super::MOST_BYTES), None)),
+            _ => Ok(self.answers(events(chunks(response.into_body()), super::MAX_RESPONSE_BYTES), None)),
         }
     }
 }
@@ -466,7 +466,7 @@ fn unpacked(headers: &HeaderMap, text: Vec<u8>, most: usize) -> Result<Vec<u8>, 
 
 fn shown(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
-    match text.trim().char_indices().nth(MOST_SHOWN) {
+    match text.trim().char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text.trim()[..end]),
         None => text.trim().to_owned(),
     }
@@ -491,9 +491,9 @@ async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error>
         let Some(frame) = frame else { break };
         let frame = frame.map_err(|error| broken(levade_http::causes(&error)))?;
         let Ok(data) = frame.into_data() else { continue };
-        let left = most - all.len();
-        all.extend_from_slice(&data[..data.len().min(left)]);
-        if data.len() > left {
+        let remaining = most - all.len();
+        all.extend_from_slice(&data[..data.len().min(remaining)]);
+        if data.len() > remaining {
             return Ok((all, false));
         }
     }

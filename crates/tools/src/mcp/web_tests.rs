@@ -14,7 +14,7 @@ use crate::{CallError, Session, ToolOutput, ToolSet, Toolbox};
 /// Returns a faulty response to a message, or `None` for the regular response. The arguments are the
 /// message, the number of earlier messages with the same method, and the session. A GET request counts
 /// as a message with the id of the last event.
-type Fault = fn(&Value, usize, Option<&str>) -> Option<String>;
+type FaultInjector = fn(&Value, usize, Option<&str>) -> Option<String>;
 
 fn http(status: &str, headers: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n{headers}\r\n{body}", body.len())
@@ -71,7 +71,7 @@ fn packed(response: String) -> Vec<u8> {
 }
 
 /// Starts a server with a fault and returns its address.
-async fn server(fault: Fault) -> String {
+async fn server(fault: FaultInjector) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -125,12 +125,12 @@ fn mcp(url: String) -> Mcp {
     Mcp::new("web", McpKeys { url, ..McpKeys::default() }, None, &Supervisor::default()).unwrap()
 }
 
-async fn open(fault: Fault) -> Result<Box<dyn Session>, String> {
+async fn open(fault: FaultInjector) -> Result<Box<dyn Session>, String> {
     mcp(server(fault).await).open(&context("a")).await.map_err(|error| error.to_string())
 }
 
 /// Calls a tool of a server with a fault. The call must end before its timeout.
-async fn call(fault: Fault) -> ToolOutput {
+async fn call(fault: FaultInjector) -> ToolOutput {
     let session = open(fault).await.unwrap();
     let since = Instant::now();
     let answer = session.call("echo", &Map::new()).await;
@@ -158,7 +158,7 @@ const STALLS: &str = "connection: keep-alive";
 
 #[tokio::test]
 async fn invalid_http_response_fails_call_immediately() {
-    let cases: &[(Fault, &str)] = &[
+    let cases: &[(FaultInjector, &str)] = &[
         (to_call!(m, { http("202 Accepted", "", "") }), "gives no answer (HTTP 202 Accepted)"),
         (
             to_call!(m, { json_http("200 OK", &json!({ "jsonrpc": "2.0", "id": 9999, "result": {} })) }),
@@ -234,7 +234,7 @@ async fn invalid_http_response_fails_call_immediately() {
 
 #[tokio::test]
 async fn stalled_body_fails_call_before_timeout() {
-    let stalls: Fault = to_call!(m, {
+    let stalls: FaultInjector = to_call!(m, {
         let whole = json_http("200 OK", &called(m, "x"));
         whole.replace("content-length: ", "content-length: 5").replace("connection: close", STALLS)
     });
@@ -244,7 +244,7 @@ async fn stalled_body_fails_call_before_timeout() {
 
 #[tokio::test]
 async fn interrupted_events_are_resumed() {
-    let resumes: Fault = |m, _, _| match m["method"].as_str()? {
+    let resumes: FaultInjector = |m, _, _| match m["method"].as_str()? {
         "tools/call" => Some(http("200 OK", EVENTS, &format!("id: {}\nretry: 10\ndata: \n\n", m["id"]))),
         "GET" if m["id"].is_i64() => {
             Some(http("200 OK", EVENTS, &format!("data: {}\n\n", called(m, "resumed"))))
@@ -256,7 +256,7 @@ async fn interrupted_events_are_resumed() {
 
 #[tokio::test]
 async fn unusual_http_responses_are_accepted() {
-    let cases: &[(Fault, &str)] = &[
+    let cases: &[(FaultInjector, &str)] = &[
         (
             to_call!(m, http("200 OK", "content-type: text/plain\r\n", &called(m, "plain").to_string())),
             "plain",
@@ -309,7 +309,7 @@ async fn unusual_http_responses_are_accepted() {
         let answer = call(*fault).await;
         assert_eq!((answer.error, answer.read()), (None, (*text).to_owned()));
     }
-    let refused = call(to_call!(
+    let rejected = call(to_call!(
         m,
         json_http(
             "400 Bad Request",
@@ -317,39 +317,41 @@ async fn unusual_http_responses_are_accepted() {
         )
     ))
     .await;
-    assert_eq!((refused.error, refused.read()), (Some(CallError::BadArguments), "no city".to_owned()));
+    assert_eq!((rejected.error, rejected.read()), (Some(CallError::BadArguments), "no city".to_owned()));
 }
 
 #[tokio::test]
 async fn expired_session_is_renewed_once() {
-    let first: Fault = |m, _, session| {
+    let first: FaultInjector = |m, _, session| {
         let is_first = m["method"] == "tools/call" && session == Some("s-1");
         let error = json!({ "code": -32000, "message": "Bad Request: No valid session ID" });
         is_first
             .then(|| json_http("400 Bad Request", &json!({ "jsonrpc": "2.0", "id": null, "error": error })))
     };
     assert_eq!(call(first).await.read(), "in s-2");
-    let first: Fault = |m, _, session| {
+    let first: FaultInjector = |m, _, session| {
         (m["method"] == "tools/call" && session == Some("s-1")).then(|| http("404 Not Found", "", ""))
     };
     assert_eq!(call(first).await.read(), "in s-2");
-    let always: Fault = to_call!(m, { http("400 Bad Request", "content-type: text/plain\r\n", "never") });
+    let always: FaultInjector =
+        to_call!(m, { http("400 Bad Request", "content-type: text/plain\r\n", "never") });
     let answer = call(always).await;
     assert!(answer.read().contains("HTTP 400 Bad Request: never"), "{answer:?}");
-    let always: Fault = to_call!(m, { http("404 Not Found", "", "no such session") });
+    let always: FaultInjector = to_call!(m, { http("404 Not Found", "", "no such session") });
     let answer = call(always).await;
     assert!(answer.read().contains("HTTP 404 Not Found: no such session"), "{answer:?}");
 }
 
 #[tokio::test]
 async fn closed_connection_falls_back_to_handshake() {
-    let closes: Fault = |m, _, _| (m["method"] == "server/discover").then(|| "HTTP/1.1\r\n\r\n".into());
+    let closes: FaultInjector =
+        |m, _, _| (m["method"] == "server/discover").then(|| "HTTP/1.1\r\n\r\n".into());
     assert_eq!(call(closes).await.read(), "in s-1");
 }
 
 #[tokio::test]
 async fn open_timeout_names_status_of_busy_server() {
-    let busy: Fault = |_, _, _| Some(http("503 Service Unavailable", "retry-after: 20\r\n", ""));
+    let busy: FaultInjector = |_, _, _| Some(http("503 Service Unavailable", "retry-after: 20\r\n", ""));
     let set = ToolSet::new(vec![Arc::new(mcp(server(busy).await))], Duration::from_secs(1)).unwrap();
     let error = set.open(&context("a")).await.unwrap_err().to_string();
     assert!(error.contains("not ready within 1s; it answers HTTP 503 Service Unavailable"), "{error}");
@@ -357,12 +359,12 @@ async fn open_timeout_names_status_of_busy_server() {
 
 #[tokio::test]
 async fn busy_server_is_retried_after_delay() {
-    let once: Fault = |m, count, _| {
+    let once: FaultInjector = |m, count, _| {
         (m["method"] == "initialize" && count == 0)
             .then(|| http("503 Service Unavailable", "retry-after: 0.1\r\n", "busy"))
     };
     assert_eq!(call(once).await.error, None);
-    let calls: Fault = to_call!(
+    let calls: FaultInjector = to_call!(
         m,
         count,
         session,
@@ -372,13 +374,14 @@ async fn busy_server_is_retried_after_delay() {
         }
     );
     assert_eq!(call(calls).await.read(), "later");
-    let long: Fault = to_call!(m, { http("503 Service Unavailable", "retry-after: 3600\r\n", "busy") });
+    let long: FaultInjector =
+        to_call!(m, { http("503 Service Unavailable", "retry-after: 3600\r\n", "busy") });
     assert!(call(long).await.read().contains("HTTP 503 Service Unavailable: busy"));
 }
 
 #[tokio::test]
 async fn open_explains_unusable_server() {
-    let cases: &[(Fault, &[&str])] = &[
+    let cases: &[(FaultInjector, &[&str])] = &[
         (
             |_, _, _| {
                 Some(http(

@@ -44,7 +44,7 @@ const MODULES: [(&str, &str); 7] = [
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
 /// Maximum number of workers if the recipe does not set one.
-const MOST_WORKERS: usize = 4;
+const MAX_WORKERS: usize = 4;
 
 /// `[[tool]] kind = "python"`: functions and classes in Python. At least one of `file` and `config`
 /// must be set.
@@ -142,7 +142,7 @@ impl PythonTools {
     pub fn new(name: impl Into<String>, keys: &PythonKeys, supervisor: Supervisor) -> Result<Self, String> {
         let (file, config, start) = keys.parts()?;
         let max_workers = match keys.workers {
-            0 => std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS),
+            0 => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS),
             count => count,
         };
         let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());

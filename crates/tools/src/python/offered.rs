@@ -10,7 +10,7 @@ use crate::arguments::Arguments;
 
 /// A tool as a worker describes it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(super) struct Described {
+pub(super) struct ToolDescription {
     pub name: String,
     pub description: String,
     pub parameters: Value,
@@ -21,7 +21,7 @@ pub(super) struct Described {
 /// All tools of a toolbox, with their schemas.
 #[derive(Debug)]
 pub(super) struct Offered {
-    pub tools: Vec<Described>,
+    pub tools: Vec<ToolDescription>,
     arguments: BTreeMap<String, Arguments>,
 }
 
@@ -30,7 +30,7 @@ impl Offered {
     ///
     /// # Errors
     /// Returns an error that names the tool if its schema is invalid.
-    pub fn new(tools: Vec<Described>) -> Result<Self, String> {
+    pub fn new(tools: Vec<ToolDescription>) -> Result<Self, String> {
         let mut arguments = BTreeMap::new();
         for tool in &tools {
             let read = Arguments::new(&tool.parameters);
@@ -42,7 +42,7 @@ impl Offered {
 
     /// Returns the descriptions for the model.
     pub fn specs(&self) -> Vec<ToolSpec> {
-        let spec = |tool: &Described| ToolSpec {
+        let spec = |tool: &ToolDescription| ToolSpec {
             name: tool.name.clone(),
             description: tool.description.clone(),
             parameters: tool.parameters.clone(),

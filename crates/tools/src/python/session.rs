@@ -37,8 +37,8 @@ impl Pinned {
         let mut pinned = Pinned { worker, session, is_closed: false, opening: None };
         let opened = pinned.ask("open", "open", |order| order["task"] = task).await.and_then(refused);
         match opened {
-            Ok(answer) => {
-                let opening = answer["opening"].as_str().filter(|text| !text.trim().is_empty());
+            Ok(response) => {
+                let opening = response["opening"].as_str().filter(|text| !text.trim().is_empty());
                 pinned.opening = opening.map(str::to_owned);
                 Ok(pinned)
             }
@@ -115,7 +115,7 @@ impl Session for PythonSession {
             None => arguments.clone(),
         };
         let order = json!({ "do": "call", "tool": tool, "arguments": arguments });
-        let answer = match &self.pinned {
+        let response = match &self.pinned {
             Some(pinned) if self.offered.is_stateful(tool) => {
                 let name = |order: &mut Value| {
                     order["tool"] = json!(tool);
@@ -124,12 +124,12 @@ impl Session for PythonSession {
                 pinned.ask(tool, "call", name).await.map_err(|why| self.lost().unwrap_or(why))
             }
             _ => match self.pool.slot().await {
-                Ok(slot) => slot.send(Request::new(tool, order)).answer().await.map_err(describe),
+                Ok(slot) => slot.send(Request::new(tool, order)).response().await.map_err(describe),
                 Err(error) => Err(describe(error)),
             },
         };
-        match answer {
-            Ok(answer) => output(&answer),
+        match response {
+            Ok(response) => output(&response),
             Err(why) => ToolOutput::error(CallError::Unavailable, why),
         }
     }
@@ -168,17 +168,17 @@ pub(super) fn describe(error: WorkerError) -> String {
 }
 
 /// Returns the response of a worker, or its error message as an error.
-fn refused(answer: Value) -> Result<Value, String> {
-    match answer["error"].as_str() {
-        Some(_) => Err(answer["text"].as_str().unwrap_or_default().to_owned()),
-        None => Ok(answer),
+fn refused(response: Value) -> Result<Value, String> {
+    match response["error"].as_str() {
+        Some(_) => Err(response["text"].as_str().unwrap_or_default().to_owned()),
+        None => Ok(response),
     }
 }
 
 /// Converts the response to a call into a tool result.
-fn output(answer: &Value) -> ToolOutput {
-    let text = || answer["text"].as_str().unwrap_or_default();
-    match answer["error"].as_str() {
+fn output(response: &Value) -> ToolOutput {
+    let text = || response["text"].as_str().unwrap_or_default();
+    match response["error"].as_str() {
         Some("arguments") => return ToolOutput::error(CallError::BadArguments, text()),
         Some(_) => return ToolOutput::error(CallError::Failed, text()),
         None => {}
@@ -188,11 +188,11 @@ fn output(answer: &Value) -> ToolOutput {
         (None, Value::Object(part)) => Some(ContentPart::Other(part.clone())),
         _ => None,
     };
-    let parts = answer["parts"].as_array().into_iter().flatten().filter_map(part).collect();
-    let metrics = answer["metrics"].as_object().into_iter().flatten();
+    let parts = response["parts"].as_array().into_iter().flatten().filter_map(part).collect();
+    let metrics = response["metrics"].as_object().into_iter().flatten();
     let metrics: BTreeMap<String, f64> =
         metrics.filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
-    ToolOutput { parts, reward: number(&answer["reward"]), metrics, ..ToolOutput::default() }
+    ToolOutput { parts, reward: number(&response["reward"]), metrics, ..ToolOutput::default() }
 }
 
 /// Parses a number. Workers send non-finite numbers as strings.

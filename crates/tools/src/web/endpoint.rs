@@ -11,7 +11,7 @@ use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Asks, Services, unanswered};
+use super::{HttpCaller, Services, unanswered};
 use crate::arguments::Arguments;
 use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
@@ -108,7 +108,7 @@ pub struct Endpoint {
     spec: ToolSpec,
     keys: HttpKeys,
     method: Method,
-    asks: Asks,
+    caller: HttpCaller,
     arguments: Arguments,
 }
 
@@ -122,11 +122,11 @@ fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
         Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
     for name in places(url).filter_map(|(_, name)| name) {
         if !arguments.names().iter().any(|known| known == name) {
-            let there = match arguments.names() {
+            let placeholders = match arguments.names() {
                 [] => "there are none".to_owned(),
                 names => format!("there is {}", names.join(", ")),
             };
-            return Err(format!("its url has {{{name}}}, which is none of its parameters; {there}"));
+            return Err(format!("its url has {{{name}}}, which is none of its parameters; {placeholders}"));
         }
     }
     Ok(arguments)
@@ -141,10 +141,10 @@ impl Endpoint {
     pub fn new(name: impl Into<String>, keys: HttpKeys) -> Result<Self, String> {
         let (services, method, arguments) = keys.parts()?;
         let headers = services.headers(&keys.key_env, &keys.headers_env)?;
-        let asks = Asks { client: services.client()?, headers, retries: keys.retries };
+        let caller = HttpCaller { client: services.client()?, headers, retries: keys.retries };
         let (description, parameters) = (keys.description.clone(), keys.schema());
         let spec = ToolSpec { name: name.into(), description, parameters };
-        Ok(Endpoint { spec, keys, method, asks, arguments })
+        Ok(Endpoint { spec, keys, method, caller, arguments })
     }
 
     /// Substitutes the arguments into the URL. Returns the URL and the arguments that it does not
@@ -155,7 +155,8 @@ impl Endpoint {
     fn address(&self, arguments: &Map<String, Value>) -> Result<(String, Map<String, Value>), String> {
         let mut rest = arguments.clone();
         let mut url = String::new();
-        let is_whole = matches!(places(&self.keys.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
+        let is_full_url =
+            matches!(places(&self.keys.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
         let default = |name: &str| self.spec.parameters["properties"][name].get("default");
         for (text, name) in places(&self.keys.url) {
             url.push_str(text);
@@ -165,7 +166,7 @@ impl Endpoint {
             let value = given.or_else(|| default(name).filter(|value| !value.is_null()));
             let value = plain(value.ok_or_else(|| format!("{name:?} is missing"))?);
             rest.shift_remove(name);
-            url.push_str(&if is_whole { value } else { encoded(&value) });
+            url.push_str(&if is_full_url { value } else { encoded(&value) });
         }
         Ok((url, rest))
     }
@@ -206,14 +207,16 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
 
 /// Percent-encodes all bytes that are not unreserved characters (RFC 3986, section 2.3).
 fn encoded(text: &str) -> String {
-    let mut whole = String::new();
+    let mut full_url = String::new();
     for byte in text.bytes() {
         match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => whole.push(byte as char),
-            _ => whole.push_str(&format!("%{byte:02X}")),
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                full_url.push(byte as char)
+            }
+            _ => full_url.push_str(&format!("%{byte:02X}")),
         }
     }
-    whole
+    full_url
 }
 
 #[async_trait]
@@ -259,7 +262,7 @@ impl Session for Endpoint {
         } else {
             body = Value::Object(rest).to_string().into();
         }
-        let reply = match self.asks.ask(self.method.clone(), url, body).await {
+        let reply = match self.caller.send(self.method.clone(), url, body).await {
             Ok(reply) => reply,
             Err(error) => return unanswered(&error),
         };

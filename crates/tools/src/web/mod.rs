@@ -10,24 +10,24 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
-use levade_http::{Ask, Bounds, Client, HttpError, Reply};
+use levade_http::{Bounds, Client, ClientRequest, ClientResponse, HttpError};
 
 pub use endpoint::{Endpoint, HttpKeys};
 pub use node::{McpapiKeys, Node};
 pub(super) use services::Services;
 
 use super::{CallError, ToolOutput};
-use retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};
+use retries::{FIRST_WAIT, MAX_RETRY_WAIT, retry_after};
 
 /// Maximum size of a response body, in bytes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// Maximum number of redirects that are followed.
 const REDIRECTS: u32 = 5;
 
 /// HTTP client of a service with its headers and retry limit.
 #[derive(Debug, Clone)]
-pub(super) struct Asks {
+pub(super) struct HttpCaller {
     pub client: Client,
     /// Headers of every request, such as API keys.
     pub headers: HeaderMap,
@@ -35,13 +35,16 @@ pub(super) struct Asks {
     pub retries: u32,
 }
 
-impl Asks {
+impl HttpCaller {
     /// Sends a request and returns the response. Retries if the connection fails or the service
     /// responds with 429 or 503. After other failures, retries only GET and HEAD, which have no effect.
-    async fn ask(&self, method: Method, url: String, body: Bytes) -> Result<Reply, HttpError> {
+    async fn send(&self, method: Method, url: String, body: Bytes) -> Result<ClientResponse, HttpError> {
         // The set's timeout already limits the call. This one is only for requests that hang beyond it.
-        let bounds =
-            Bounds { deadline: Duration::from_secs(24 * 3600), bytes: MOST_BYTES, redirects: REDIRECTS };
+        let bounds = Bounds {
+            deadline: Duration::from_secs(24 * 3600),
+            bytes: MAX_RESPONSE_BYTES,
+            redirects: REDIRECTS,
+        };
         let changes_nothing = matches!(method, Method::GET | Method::HEAD);
         let mut wait = FIRST_WAIT;
         let mut tried = 0;
@@ -52,9 +55,10 @@ impl Asks {
                     .entry("content-type")
                     .or_insert(hyper::header::HeaderValue::from_static("application/json"));
             }
-            let ask = Ask { method: method.clone(), url: url.clone(), headers, body: body.clone() };
-            let answer = self.client.ask(ask, bounds).await;
-            let asked = match &answer {
+            let request =
+                ClientRequest { method: method.clone(), url: url.clone(), headers, body: body.clone() };
+            let answer = self.client.send(request, bounds).await;
+            let requested = match &answer {
                 Ok(reply) => match reply.status {
                     StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                         Some(retry_after(&reply.headers))
@@ -66,9 +70,10 @@ impl Asks {
                 Err(error) if error.may_pass() && changes_nothing => Some(None),
                 Err(_) => None,
             };
-            let again = asked.filter(|asked| tried < self.retries && *asked <= Some(LONGEST_WAIT));
-            let Some(asked) = again else { return answer };
-            tokio::time::sleep(asked.unwrap_or(wait)).await;
+            let again =
+                requested.filter(|requested| tried < self.retries && *requested <= Some(MAX_RETRY_WAIT));
+            let Some(requested) = again else { return answer };
+            tokio::time::sleep(requested.unwrap_or(wait)).await;
             wait = wait.mul_f64(1.5);
             tried += 1;
         }

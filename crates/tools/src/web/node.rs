@@ -15,7 +15,7 @@ use levade_text::{ContentPart, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Asks, Services, unanswered};
+use super::{HttpCaller, Services, unanswered};
 use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
 /// `[[tool]] kind = "mcpapi"`: a node of AgentDock.
@@ -67,7 +67,7 @@ pub struct Node {
     name: String,
     /// URL of the node's routes, without a trailing slash.
     url: String,
-    asks: Asks,
+    caller: HttpCaller,
     deny: Vec<String>,
 }
 
@@ -97,13 +97,13 @@ impl Node {
         keys.check(None).map_err(|error| error.to_string())?;
         let services = Services::any();
         let headers = services.headers(&keys.key_env, &keys.headers_env)?;
-        let asks = Asks { client: services.client()?, headers, retries: keys.retries };
+        let caller = HttpCaller { client: services.client()?, headers, retries: keys.retries };
         let url = keys.url.trim_end_matches('/').to_owned();
-        Ok(Node { name: name.into(), url, asks, deny: keys.deny.clone() })
+        Ok(Node { name: name.into(), url, caller, deny: keys.deny.clone() })
     }
 
     async fn tools(&self) -> Result<Vec<ToolSpec>, String> {
-        let reply = self.asks.ask(Method::GET, format!("{}/tools", self.url), Bytes::new()).await;
+        let reply = self.caller.send(Method::GET, format!("{}/tools", self.url), Bytes::new()).await;
         let reply = reply.map_err(|error| error.to_string())?;
         if !reply.status.is_success() {
             return Err(format!("{}/tools answers with HTTP {}: {}", self.url, reply.status, reply.text()));
@@ -160,7 +160,7 @@ impl Session for NodeSession {
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let url = format!("{}/tool/{tool}", self.node.url);
         let body = Value::Object(arguments.clone()).to_string().into();
-        match self.node.asks.ask(Method::POST, url, body).await {
+        match self.node.caller.send(Method::POST, url, body).await {
             Ok(reply) => match serde_json::from_slice(&reply.body) {
                 Ok(answer) => output(reply.status.as_u16(), answer),
                 Err(_) => ToolOutput::error(

@@ -8,7 +8,7 @@ use hyper::header::{HeaderMap, RETRY_AFTER};
 pub const FIRST_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum wait before a retry. A longer `Retry-After` counts as a failure.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(30);
+pub const MAX_RETRY_WAIT: Duration = Duration::from_secs(30);
 
 /// Parses the `Retry-After` header. Returns `None` if it is missing or is not a number of seconds.
 pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {

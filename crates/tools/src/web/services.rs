@@ -10,7 +10,7 @@ use levade_http::{Client, Hosts, HttpError};
 #[derive(Debug, Clone)]
 pub(crate) struct Services(Hosts);
 
-fn in_words(error: HttpError) -> String {
+fn error_text(error: HttpError) -> String {
     error.to_string()
 }
 
@@ -38,7 +38,7 @@ impl Services {
         }
         let private = own.into_iter().chain(private.iter().map(String::as_str));
         let hosts = Hosts::only(hosts).and_then(|hosts| hosts.and_private(private));
-        hosts.map(Services).map_err(in_words)
+        hosts.map(Services).map_err(error_text)
     }
 
     /// Checks that an address uses HTTP and that its host is permitted.
@@ -46,7 +46,7 @@ impl Services {
     /// # Errors
     /// Returns an error if the address is invalid or its host is not permitted.
     pub fn check(&self, url: &str) -> Result<(), String> {
-        self.0.check(url).map_err(in_words)
+        self.0.check(url).map_err(error_text)
     }
 
     /// Creates an HTTP client for the permitted hosts.
@@ -54,7 +54,7 @@ impl Services {
     /// # Errors
     /// Returns an error if TLS cannot be set up.
     pub fn client(&self) -> Result<Client, String> {
-        Client::new(self.0.clone(), None).map_err(in_words)
+        Client::new(self.0.clone(), None).map_err(error_text)
     }
 
     /// Parses the name of an HTTP method. Case is ignored.
@@ -73,7 +73,7 @@ impl Services {
     /// # Errors
     /// Returns an error if a variable is not set, a value is not valid in a header, or a header name is
     /// invalid.
-    pub fn headers(&self, key: &str, others: &BTreeMap<String, String>) -> Result<HeaderMap, String> {
+    pub fn headers(&self, key: &str, extra_headers: &BTreeMap<String, String>) -> Result<HeaderMap, String> {
         let value = |variable: &str, before: &str| {
             let value = std::env::var(variable)
                 .map_err(|_| format!("the environment variable {variable}, which holds a key, is not set"))?;
@@ -87,7 +87,7 @@ impl Services {
         if !key.is_empty() {
             headers.insert(AUTHORIZATION, value(key, "Bearer ")?);
         }
-        for (name, variable) in others {
+        for (name, variable) in extra_headers {
             let header =
                 HeaderName::try_from(name.as_str()).map_err(|_| format!("{name:?} is no header's name"))?;
             headers.insert(header, value(variable, "")?);

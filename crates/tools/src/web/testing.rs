@@ -36,14 +36,15 @@ pub async fn service(answers: fn(usize, &str) -> (u16, String)) -> (String, Hear
                 }
                 let mut body = vec![0; length];
                 stream.read_exact(&mut body).await.unwrap();
-                let asked = head.lines().next().unwrap_or_default();
-                let asked = asked.rsplit_once(' ').map_or(asked, |(asked, _)| asked).to_owned();
+                let requested = head.lines().next().unwrap_or_default();
+                let requested =
+                    requested.rsplit_once(' ').map_or(requested, |(requested, _)| requested).to_owned();
                 let at = {
                     let mut hears = hears.lock().await;
-                    hears.push((asked.clone(), String::from_utf8(body).unwrap()));
+                    hears.push((requested.clone(), String::from_utf8(body).unwrap()));
                     hears.len() - 1
                 };
-                let (status, text) = answers(at, asked.split(' ').nth(1).unwrap_or_default());
+                let (status, text) = answers(at, requested.split(' ').nth(1).unwrap_or_default());
                 if status == 0 {
                     return;
                 }

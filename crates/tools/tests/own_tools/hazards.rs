@@ -64,16 +64,16 @@ async fn blocked_call_kills_process_and_pending_calls() {
     let (mut x, mut y) = (open(&set, "x").await, open(&set, "y").await);
     let first = text(&mut x, "process", json!({})).await;
     let blocks = answer(&mut x, "does", json!({ "mode": "block" }));
-    let beside = async {
+    let heartbeat = async {
         tokio::time::sleep(Duration::from_secs(5)).await;
         // This call has not reached its own timeout when the process is killed because of the other
         // call.
         answer(&mut y, "does", json!({ "mode": "block" })).await
     };
-    let (blocked, beside) = tokio::join!(blocks, beside);
+    let (blocked, heartbeat) = tokio::join!(blocks, heartbeat);
     assert_eq!(blocked.text, "Error: does did not answer within 6s");
-    assert!(beside.text.contains("went on for 2s after it had been given up"), "{}", beside.text);
-    assert!(beside.trouble.is_some());
+    assert!(heartbeat.text.contains("went on for 2s after it had been given up"), "{}", heartbeat.text);
+    assert!(heartbeat.trouble.is_some());
     let again = text(&mut x, "process", json!({})).await;
     assert_ne!(again, first);
     x.close().await.unwrap();
@@ -113,21 +113,21 @@ async fn orphaned_children_end_with_process() {
     let mut children = Vec::new();
     for mode in ["fork", "detach"] {
         let child = text(&mut open, "does", json!({ "mode": mode })).await;
-        assert!(is_there(&child), "{child}");
+        assert!(is_running(&child), "{child}");
         children.push(child);
     }
     assert_eq!(text(&mut open, "does", json!({ "mode": "print" })).await, "printed");
     open.close().await.unwrap();
     drop(set);
     let start = Instant::now();
-    while children.iter().any(|child| is_there(child)) {
+    while children.iter().any(|child| is_running(child)) {
         assert!(start.elapsed() < Duration::from_secs(20), "{children:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 /// Returns whether a process with this id exists and is not a zombie.
-fn is_there(process: &str) -> bool {
+fn is_running(process: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }

@@ -152,8 +152,8 @@ async fn arguments_injected_by_frameworks_are_hidden() {
     {
         assert_eq!(super::text(&mut open, name, arguments).await, want);
     }
-    let refused = super::text(&mut open, "g", json!({})).await;
-    assert!(refused.contains("\"a\" is a required property"), "{refused}");
+    let rejected = super::text(&mut open, "g", json!({})).await;
+    assert!(rejected.contains("\"a\" is a required property"), "{rejected}");
     open.close().await.unwrap();
 }
 

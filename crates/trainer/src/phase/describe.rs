@@ -9,7 +9,7 @@ use levade_tools::Used;
 use levade_tree::{Finish, Kind, Masked, Outcome};
 
 use crate::batch::{Census, Targets};
-use crate::flow::LeftOut;
+use crate::flow::ExcludedAttempts;
 use crate::metrics::Metrics;
 
 /// Minimum mean wait of a toolbox's calls that is reported.
@@ -59,7 +59,7 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
 /// Adds the mean numbers of sampled tokens of the attempts in groups, and of all attempts that were
 /// started for these groups, if there were more. A cancelled attempt counts as the longest attempt
 /// of its group. It was still running when that group was completed, so the mean is a lower bound.
-pub(super) fn oversampled(groups: &[Vec<usize>], left_out: &[LeftOut], metrics: &mut Metrics) {
+pub(super) fn oversampled(groups: &[Vec<usize>], left_out: &[ExcludedAttempts], metrics: &mut Metrics) {
     let (mut kept, mut started) = (Vec::new(), Vec::new());
     for (lengths, left_out) in groups.iter().zip(left_out) {
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -92,9 +92,9 @@ pub(super) fn sampling(before: &Look, now: &Look, seconds: f64, metrics: &mut Me
     let learning = now.paused.saturating_sub(before.paused).as_secs_f64();
     let (Some(before), Some(after)) = (&before.device, &now.device) else { return };
     let hits = after.prefix_hits.saturating_sub(before.prefix_hits) as f64;
-    let asked = hits + after.prefilled.saturating_sub(before.prefilled) as f64;
-    if asked > 0.0 {
-        metrics.add("sampler/prefix_hit_ratio", hits / asked);
+    let requested_tokens = hits + after.prefilled.saturating_sub(before.prefilled) as f64;
+    if requested_tokens > 0.0 {
+        metrics.add("sampler/prefix_hit_ratio", hits / requested_tokens);
     }
     let busy = after.busy_seconds - before.busy_seconds;
     metrics.add("perf/idle_share", (1.0 - (busy + learning) / seconds).max(0.0));
@@ -203,14 +203,14 @@ mod tests {
 
     #[test]
     fn oversampled_reports_kept_and_started_lengths() {
-        let report = |left_out: LeftOut| {
+        let report = |left_out: ExcludedAttempts| {
             let mut metrics = Metrics::default();
             oversampled(&[vec![2, 4]], &[left_out], &mut metrics);
             let of = |name: &str| metrics.get(&format!("oversample/{name}_length_mean"));
             (of("kept"), of("started"))
         };
-        assert_eq!(report(LeftOut::default()), (None, None));
+        assert_eq!(report(ExcludedAttempts::default()), (None, None));
         // The cancelled attempt counts as 4 tokens.
-        assert_eq!(report(LeftOut { ended: vec![8], given_up: 1 }), (Some(3.0), Some(4.5)));
+        assert_eq!(report(ExcludedAttempts { ended: vec![8], given_up: 1 }), (Some(3.0), Some(4.5)));
     }
 }

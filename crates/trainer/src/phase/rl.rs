@@ -13,7 +13,7 @@ use crate::batch::Census;
 use crate::context::RunContext;
 use crate::exit::Exit;
 use crate::flow::{Flow, Taken};
-use crate::learn::{Learned, Progress, Rules, run_plan};
+use crate::learn::{Progress, Rules, UpdateOutcome, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::plan;
@@ -116,7 +116,7 @@ impl Rl {
             Ok::<_, TrainerError>((plan, learned))
         };
         let (plan, learned) = alongside(flow, run, training).await?;
-        let aside = |of: &Learned| of.reference_seconds + of.critic_seconds + of.prepare_seconds;
+        let aside = |of: &UpdateOutcome| of.reference_seconds + of.critic_seconds + of.prepare_seconds;
         let updated = learning.elapsed().as_secs_f64() - learned.iter().map(aside).sum::<f64>();
 
         let mut metrics = Metrics::default();
@@ -213,7 +213,7 @@ impl OfPhase<'_> {
         plan: &StepPlan,
         attempts: &[Attempt],
         observer: &mut dyn Observer,
-    ) -> Result<Vec<Learned>, TrainerError> {
+    ) -> Result<Vec<UpdateOutcome>, TrainerError> {
         let (trajectories, mut micro_batches) = (by_id(attempts), Progress::of(plan));
         let mut learned = Vec::with_capacity(plan.policies.len());
         for policy in &plan.policies {
@@ -233,7 +233,13 @@ impl OfPhase<'_> {
     }
 
     /// Returns the metrics of a policy.
-    fn describe(&self, step: u32, plan: &PolicyPlan, learned: &Learned, attempts: &[Attempt]) -> Metrics {
+    fn describe(
+        &self,
+        step: u32,
+        plan: &PolicyPlan,
+        learned: &UpdateOutcome,
+        attempts: &[Attempt],
+    ) -> Metrics {
         let mut metrics = Metrics::default();
         let advantages =
             plan.paths().flat_map(|path| path.advantage.distinct().map(f64::from).collect::<Vec<_>>());
@@ -309,7 +315,7 @@ impl OfPhase<'_> {
     fn timing(
         &self,
         attempts: &[Attempt],
-        learned: &[Learned],
+        learned: &[UpdateOutcome],
         generated: f64,
         updated: f64,
         whole: f64,
@@ -317,7 +323,7 @@ impl OfPhase<'_> {
     ) {
         let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
         let all: usize = attempts.iter().flat_map(|a| a.trajectory.segments()).map(|s| s.tokens.len()).sum();
-        let sum = |of: fn(&Learned) -> f64| learned.iter().map(of).sum::<f64>();
+        let sum = |of: fn(&UpdateOutcome) -> f64| learned.iter().map(of).sum::<f64>();
         metrics.add("timing_s/gen", generated);
         if self.keys.needs_reference() {
             metrics.add("timing_s/ref", sum(|of| of.reference_seconds));

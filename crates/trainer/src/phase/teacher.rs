@@ -34,13 +34,13 @@ pub(super) async fn demonstrations(
     stop: &StopFlag,
 ) -> Result<Option<Vec<Attempt>>, TrainerError> {
     let rollouts = Rollouts { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
-    let mut left = taught(phase, source, rollouts.seed, tasks).zip(0..);
-    let (wanted, most) = (keys.demonstrations, source.most_tasks(keys.demonstrations));
+    let mut remaining = taught(phase, source, rollouts.seed, tasks).zip(0..);
+    let (wanted, most) = (keys.demonstrations, source.max_tasks(keys.demonstrations));
     let (mut found, mut tried) = (Vec::with_capacity(wanted), 0);
     while found.len() < wanted && tried < most {
         let next = (wanted - found.len()).min(most - tried);
         let place = |group| Placement { purpose: Purpose::Demonstration, phase, step: 0, group, sample: 0 };
-        let asked: Vec<_> = left.by_ref().take(next).map(|(task, group)| (place(group), task)).collect();
+        let asked: Vec<_> = remaining.by_ref().take(next).map(|(task, group)| (place(group), task)).collect();
         if asked.is_empty() {
             break;
         }
@@ -50,9 +50,9 @@ pub(super) async fn demonstrations(
         found.extend(made.into_iter().filter(|attempt| is_good(attempt, source.least_score)));
     }
     if found.len() < wanted {
-        let (teacher, least) = (source.to_string(), source.least_score);
+        let (teacher, min_score) = (source.to_string(), source.least_score);
         let found = found.len();
-        return Err(TrainerError::TooFewLessons { phase, teacher, least, found, tried, wanted });
+        return Err(TrainerError::TooFewLessons { phase, teacher, least: min_score, found, tried, wanted });
     }
     Ok(Some(found))
 }
@@ -85,7 +85,7 @@ pub(super) fn check(
 ) -> Result<(), TrainerError> {
     let Some(field) = &source.field else { return Ok(()) };
     let mut found = 0;
-    for task in taught(phase as u32, source, seed, tasks).take(source.most_tasks(wanted)) {
+    for task in taught(phase as u32, source, seed, tasks).take(source.max_tasks(wanted)) {
         written(&task, field).map_err(|why| TrainerError::Replies { task: task.id, why })?;
         found += 1;
     }
@@ -97,9 +97,9 @@ pub(super) fn check(
 
 /// Returns whether an attempt can be imitated: complete, with sampled tokens, and with at least the
 /// score `least`.
-fn is_good(attempt: &Attempt, least: f64) -> bool {
+fn is_good(attempt: &Attempt, min_score: f64) -> bool {
     attempt.status == Status::Completed
         && attempt.outcome.finish.is_whole()
         && attempt.outcome.sampled_tokens > 0
-        && attempt.score.is_some_and(|score| score >= least)
+        && attempt.score.is_some_and(|score| score >= min_score)
 }

@@ -21,14 +21,14 @@ use super::{Sink, parameters, wire};
 use crate::metrics::Metrics;
 
 /// Timeout for a response.
-const ANSWER: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for sending the remaining metrics at the end of a run.
 const FAREWELL: Duration = Duration::from_secs(60);
 /// Maximum number of metrics in a request, a limit of the server.
 const BATCH: usize = 1000;
 /// Initial and maximum pause before a retry when the server is unavailable.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Messages to the thread.
 enum Message {
@@ -47,12 +47,12 @@ pub(crate) struct Mlflow {
 
 impl Mlflow {
     /// Starts to send the metrics of a run. A resumed run continues the same run on the server.
-    pub fn open(recipe: &Recipe, folder: &Path) -> Self {
+    pub fn open(recipe: &Recipe, dir: &Path) -> Self {
         Mlflow::with(Client {
             server: recipe.metrics.mlflow.trim_end_matches('/').to_owned(),
             agent: agent(),
             experiment: recipe.run.name.clone(),
-            file: folder.join("mlflow.json"),
+            file: dir.join("mlflow.json"),
             parameters: parameters(recipe),
             pause: FIRST_PAUSE,
         })
@@ -79,7 +79,8 @@ impl Mlflow {
 /// Creates an HTTP client that returns error statuses as responses, because their message is
 /// needed.
 fn agent() -> ureq::Agent {
-    let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER)).http_status_as_error(false);
+    let config =
+        ureq::Agent::config_builder().timeout_global(Some(RESPONSE_TIMEOUT)).http_status_as_error(false);
     config.build().new_agent()
 }
 
@@ -126,26 +127,26 @@ struct Client {
     /// Keys and values.
     parameters: Vec<(String, String)>,
     /// Initial pause before a retry when the server is unavailable. It doubles with each retry, up
-    /// to [`LONGEST_PAUSE`].
+    /// to [`MAX_RETRY_INTERVAL`].
     pause: Duration,
 }
 
 /// Reason why a request failed.
 enum Failure {
     /// The server is unreachable, or its status indicates a temporary failure.
-    Away(String),
+    Unavailable(String),
     /// The server rejected the request. A retry would be rejected again.
-    Refused(Refused),
+    Refused(Rejection),
 }
 
 /// Status and message of a rejected request.
-struct Refused {
+struct Rejection {
     status: u16,
     why: String,
 }
 
-impl From<Refused> for String {
-    fn from(Refused { status, why }: Refused) -> String {
+impl From<Rejection> for String {
+    fn from(Rejection { status, why }: Rejection) -> String {
         format!("{why} (HTTP status {status})")
     }
 }
@@ -153,8 +154,8 @@ impl From<Refused> for String {
 impl From<Failure> for String {
     fn from(failure: Failure) -> String {
         match failure {
-            Failure::Away(why) => why,
-            Failure::Refused(refused) => refused.into(),
+            Failure::Unavailable(why) => why,
+            Failure::Refused(rejection) => rejection.into(),
         }
     }
 }
@@ -241,7 +242,7 @@ impl Client {
     fn experiment(&self) -> Result<String, String> {
         match self.get("experiments/get-by-name", ("experiment_name", &self.experiment)) {
             Ok(found) => text(&found, "/experiment/experiment_id"),
-            Err(Failure::Refused(Refused { status: 404, .. })) => {
+            Err(Failure::Refused(Rejection { status: 404, .. })) => {
                 text(&self.post("experiments/create", &json!({"name": self.experiment}))?, "/experiment_id")
             }
             Err(failure) => Err(failure.into()),
@@ -249,15 +250,15 @@ impl Client {
     }
 
     /// Retries a request until the server is available.
-    fn patiently<T>(&self, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Refused> {
+    fn patiently<T>(&self, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Rejection> {
         let mut pause = self.pause;
         loop {
             match ask() {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Refused(refused)) => return Err(refused),
-                Err(Failure::Away(_)) => std::thread::sleep(pause),
+                Err(Failure::Refused(rejection)) => return Err(rejection),
+                Err(Failure::Unavailable(_)) => std::thread::sleep(pause),
             }
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause = (2 * pause).min(MAX_RETRY_INTERVAL);
         }
     }
 
@@ -276,7 +277,7 @@ impl Client {
 
 /// Converts the response of a server.
 fn answer(verb: &str, said: Result<Response<Body>, ureq::Error>) -> Result<Value, Failure> {
-    let away = |error: &dyn std::fmt::Display| Failure::Away(format!("{verb}: {error}"));
+    let away = |error: &dyn std::fmt::Display| Failure::Unavailable(format!("{verb}: {error}"));
     let mut said = said.map_err(|error| away(&error))?;
     let status = said.status().as_u16();
     let body = said.body_mut().read_to_string().map_err(|error| away(&error))?;
@@ -289,7 +290,7 @@ fn answer(verb: &str, said: Result<Response<Body>, ureq::Error>) -> Result<Value
         _ => None,
     };
     let why = why.unwrap_or_else(|| body.chars().take(200).collect());
-    Err(Failure::Refused(Refused { status, why: format!("{verb}: {why}") }))
+    Err(Failure::Refused(Rejection { status, why: format!("{verb}: {why}") }))
 }
 
 /// Returns a metric name with only the characters that the server allows: letters, digits and

@@ -46,16 +46,16 @@ pub(crate) trait Sink: Send + Sync {
 ///
 /// # Errors
 /// Returns an error if a file cannot be created.
-pub(crate) fn open(recipe: &Recipe, folder: &Path, step: u32) -> Result<Vec<Box<dyn Sink>>, TrainerError> {
+pub(crate) fn open(recipe: &Recipe, dir: &Path, step: u32) -> Result<Vec<Box<dyn Sink>>, TrainerError> {
     let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
     if recipe.metrics.tensorboard {
-        sinks.push(Box::new(TensorBoard::open(&folder.join("tensorboard"), step)?));
+        sinks.push(Box::new(TensorBoard::open(&dir.join("tensorboard"), step)?));
     }
     if !recipe.metrics.mlflow.is_empty() {
-        sinks.push(Box::new(Mlflow::open(recipe, folder)));
+        sinks.push(Box::new(Mlflow::open(recipe, dir)));
     }
     if !recipe.metrics.wandb.is_empty() {
-        sinks.push(Box::new(Wandb::open(recipe, &folder.join("wandb"), step)?));
+        sinks.push(Box::new(Wandb::open(recipe, &dir.join("wandb"), step)?));
     }
     Ok(sinks)
 }

@@ -33,11 +33,11 @@ pub(crate) struct TensorBoard {
 
 impl TensorBoard {
     /// Creates a file in `folder`, for a run that starts or resumes after `step` steps.
-    pub fn open(folder: &Path, step: u32) -> Result<Self, TrainerError> {
-        fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
+    pub fn open(dir: &Path, step: u32) -> Result<Self, TrainerError> {
+        fs::create_dir_all(dir).map_err(|source| file_error("create", dir, source))?;
         let now = wire::now().as_secs();
         let name = format!("events.out.tfevents.{now:010}.levade.{}", std::process::id());
-        let path = folder.join(name);
+        let path = dir.join(name);
         let failed = |source| file_error("write", &path, source);
         let mut board = TensorBoard { file: File::create(&path).map_err(failed)? };
         board.record(&event(0, FILE_VERSION, b"brain.Event:2")).map_err(failed)?;
@@ -103,13 +103,13 @@ mod tests {
     fn records_match_tfrecord_format() {
         // The checksum of 32 zero bytes is in RFC 3720, B.4.
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
-        let folder = tempfile::tempdir().unwrap();
-        let mut board = TensorBoard::open(folder.path(), 4).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut board = TensorBoard::open(dir.path(), 4).unwrap();
         let mut metrics = Metrics::default();
         metrics.add("a/b", 1.5);
         board.log(7, &metrics).unwrap();
         board.close(true).unwrap();
-        let file = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let file = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         let bytes = fs::read(file).unwrap();
         let mut rest = &bytes[..];
         let mut records = Vec::new();

@@ -66,22 +66,22 @@ pub(crate) struct Wandb {
 impl Wandb {
     /// Creates a directory within `folder`, for a run that starts or resumes after `step` steps.
     /// All directories of a run contain its id.
-    pub fn open(recipe: &Recipe, folder: &Path, step: u32) -> Result<Self, TrainerError> {
+    pub fn open(recipe: &Recipe, dir: &Path, step: u32) -> Result<Self, TrainerError> {
         let now = wire::now();
-        let known = fs::read_dir(folder).ok().and_then(|entries| {
+        let known = fs::read_dir(dir).ok().and_then(|entries| {
             entries
                 .flatten()
                 .find_map(|entry| entry.file_name().to_str()?.rsplit_once('-').map(|(_, id)| id.to_owned()))
         });
         let id = known.unwrap_or_else(|| {
-            let name = format!("{} {} {}", folder.display(), recipe.run.seed, now.as_nanos());
+            let name = format!("{} {} {}", dir.display(), recipe.run.seed, now.as_nanos());
             let hash = Sha256::digest(name.as_bytes());
             hash.iter()
                 .take(8)
                 .map(|byte| char::from(b"abcdefghijklmnopqrstuvwxyz012345"[*byte as usize % 32]))
                 .collect()
         });
-        let begun = folder.join(format!("offline-run-{}-{id}", clock(now.as_secs())));
+        let begun = dir.join(format!("offline-run-{}-{id}", clock(now.as_secs())));
         let files = begun.join("files");
         fs::create_dir_all(&files).map_err(|source| file_error("create", &files, source))?;
         let path = begun.join(format!("run-{id}.wandb"));
@@ -230,8 +230,8 @@ mod tests {
     /// Reads the log back chunk by chunk, across block boundaries.
     #[test]
     fn records_are_split_at_block_boundaries() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
         let file = File::create(&path).unwrap();
         let mut log = Wandb { file, written: 0, records: 0, start: 0.0, row: None };
         log.write(&IDENT).unwrap();

@@ -8,19 +8,19 @@ use std::time::Duration;
 use levade_policy::Simulator;
 use levade_store::testing::wait;
 use levade_store::{Sqlite, Store};
-use levade_trainer::{Compared, Ended, Start, StopFlag, Summary, Trainer, TrainerError, replay};
+use levade_trainer::{Ended, ReplayComparison, Start, StopFlag, Summary, Trainer, TrainerError, replay};
 use levade_tree::Purpose;
 use serde_json::Value;
 
 use crate::common::{Notes, metrics, parts, recipe, simulator};
 
 async fn run(
-    folder: &Path,
+    dir: &Path,
     policy: &Arc<Simulator>,
     latency: Duration,
     overrides: &[&str],
 ) -> Result<Summary, TrainerError> {
-    let mut trainer = Trainer::new(recipe(folder, overrides), parts(policy, latency), Start::Fresh).await?;
+    let mut trainer = Trainer::new(recipe(dir, overrides), parts(policy, latency), Start::Fresh).await?;
     match trainer.run(&mut (), &StopFlag::default()).await? {
         Ended::Finished(summary) => Ok(summary),
         stopped => panic!("{stopped:?}"),
@@ -28,25 +28,25 @@ async fn run(
 }
 
 /// Returns the metrics of the second phase's steps.
-fn steps(folder: &Path) -> Vec<Value> {
+fn steps(dir: &Path) -> Vec<Value> {
     let of_phase = |line: &Value| line["phase"] == 1 && line.get("eval").is_none();
-    metrics(folder).into_iter().filter(of_phase).collect()
+    metrics(dir).into_iter().filter(of_phase).collect()
 }
 
 /// Replays a finished run. Returns the number of steps and the comparisons of its checkpoints.
-async fn replayed(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>) {
-    let (steps, compared, _) = replayed_with_notes(folder, overrides).await;
+async fn replayed(dir: &Path, overrides: &[&str]) -> (u32, Vec<ReplayComparison>) {
+    let (steps, compared, _) = replayed_with_notes(dir, overrides).await;
     (steps, compared)
 }
 
 /// Returns the number of steps and the comparisons of a replay, and its notes.
-async fn replayed_with_notes(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>, Vec<String>) {
+async fn replayed_with_notes(dir: &Path, overrides: &[&str]) -> (u32, Vec<ReplayComparison>, Vec<String>) {
     let mut notes = Notes::default();
     let fresh = || simulator(Duration::ZERO, 0.0);
     let policies = vec![crate::common::trained("default", &fresh())];
     let mut compared = Vec::new();
-    let recipe = recipe(folder, overrides);
-    let steps = replay(&recipe, folder, policies, &mut notes, &mut |one| compared.push(one)).await.unwrap();
+    let recipe = recipe(dir, overrides);
+    let steps = replay(&recipe, dir, policies, &mut notes, &mut |one| compared.push(one)).await.unwrap();
     (steps, compared, notes.0)
 }
 
@@ -85,14 +85,12 @@ async fn algorithms_run_on_policy_and_replay() {
         ),
     ];
     for (algorithm, keys) in cases {
-        let folder = root.path().join(algorithm);
+        let dir = root.path().join(algorithm);
         let change = phase(algorithm, keys);
         let overrides = ["eval.tasks=0", &change];
         let policy = simulator(Duration::ZERO, 0.0);
-        run(&folder, &policy, Duration::ZERO, &overrides)
-            .await
-            .unwrap_or_else(|e| panic!("{algorithm}: {e}"));
-        for step in steps(&folder) {
+        run(&dir, &policy, Duration::ZERO, &overrides).await.unwrap_or_else(|e| panic!("{algorithm}: {e}"));
+        for step in steps(&dir) {
             assert_eq!(step["kind"], algorithm);
             assert_eq!(step["training/logprob_mismatch"], 0.0, "{step}");
             assert_eq!(step["training/staleness/max"], 0.0, "{step}");
@@ -101,7 +99,7 @@ async fn algorithms_run_on_policy_and_replay() {
             all.insert(policy.weights().iter().map(|w| w.to_bits()).collect()),
             "{algorithm} is like another"
         );
-        let (steps, compared) = replayed(&folder, &overrides).await;
+        let (steps, compared) = replayed(&dir, &overrides).await;
         assert_eq!(steps, 9, "{algorithm}");
         assert!(
             compared.len() >= 2 && compared.iter().all(|c| c.differs.is_none()),
@@ -125,21 +123,21 @@ async fn sampling_ahead_respects_staleness_and_replays() {
         (2, "oldest", "refill", recompute),
     ];
     for (staleness, prefer, uniform, proximal) in cases {
-        let folder = root.path().join(format!("{staleness}-{prefer}-{uniform}"));
+        let dir = root.path().join(format!("{staleness}-{prefer}-{uniform}"));
         let change = format!(
             "phase.1={{kind='rl', steps=12, groups=3, group_size=2, learning_rate=0.05, staleness={staleness}, \
              prefer='{prefer}', uniform_groups='{uniform}', proximal='{proximal}', correction={{bound={{kind='clamp', high=2.0}}}}}}"
         );
         let overrides = ["eval.tasks=0", "run.keep=50", "run.checkpoint_every=1", &change];
         let policy = simulator(Duration::from_micros(300), 0.0);
-        run(&folder, &policy, Duration::from_millis(4), &overrides).await.unwrap();
+        run(&dir, &policy, Duration::from_millis(4), &overrides).await.unwrap();
         let oldest: Vec<f64> =
-            steps(&folder).iter().map(|step| step["training/staleness/max"].as_f64().unwrap()).collect();
+            steps(&dir).iter().map(|step| step["training/staleness/max"].as_f64().unwrap()).collect();
         assert_eq!(oldest.len(), 12);
         assert!(oldest.iter().all(|age| *age <= f64::from(staleness)), "{oldest:?}");
         assert!(staleness == 0 || oldest.iter().any(|age| *age > 0.0), "{oldest:?}");
 
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let mut taken = Vec::new();
         for step in 0..12 {
             taken.extend(wait(store.step(1, step)).unwrap().unwrap().places);
@@ -150,7 +148,7 @@ async fn sampling_ahead_respects_staleness_and_replays() {
         assert!(if uniform == keep { places == 36 } else { places > 36 }, "{places}");
         assert_eq!(wait(store.summaries(Purpose::Train)).unwrap().len(), 2 * places);
 
-        let (steps, compared) = replayed(&folder, &overrides).await;
+        let (steps, compared) = replayed(&dir, &overrides).await;
         assert_eq!(steps, 18);
         assert!(compared.len() >= 12 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
     }
@@ -161,13 +159,13 @@ async fn sampling_ahead_respects_staleness_and_replays() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn critic_continues_across_phases() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let keys = "steps=2, groups=3, group_size=2, learning_rate=0.05";
     let ppo = format!("{{kind='rl', algorithm='ppo', critic={{learning_rate=0.1}}, {keys}}}");
     let change = format!("phase=[{ppo}, {{kind='rl', algorithm='rloo', {keys}}}, {ppo}]");
     let overrides = ["eval.tasks=0", "run.checkpoint_every=1", "run.keep=9", &change];
-    run(&folder, &simulator(Duration::ZERO, 0.0), Duration::ZERO, &overrides).await.unwrap();
-    let (steps, compared) = replayed(&folder, &overrides).await;
+    run(&dir, &simulator(Duration::ZERO, 0.0), Duration::ZERO, &overrides).await.unwrap();
+    let (steps, compared) = replayed(&dir, &overrides).await;
     assert_eq!((steps, compared.len()), (6, 6));
     assert!(compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
 }
@@ -176,21 +174,21 @@ async fn critic_continues_across_phases() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replay_names_changed_checkpoint_file() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    let summary = run(&folder, &policy, Duration::ZERO, &["eval.tasks=0"]).await.unwrap();
+    let summary = run(&dir, &policy, Duration::ZERO, &["eval.tasks=0"]).await.unwrap();
     let file = summary.checkpoint.unwrap().join("simulator.weights");
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[100] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let (_, compared) = replayed(&folder, &["eval.tasks=0"]).await;
+    let (_, compared) = replayed(&dir, &["eval.tasks=0"]).await;
     let (last, before) = compared.split_last().unwrap();
     assert!(before.iter().all(|c| c.differs.is_none()), "{before:?}");
     assert!(last.differs.as_ref().unwrap().ends_with("simulator.weights"), "{last:?}");
 
     // An incomplete checkpoint is not compared, and a note reports it.
     std::fs::remove_file(file).unwrap();
-    let (steps, fewer, notes) = replayed_with_notes(&folder, &["eval.tasks=0"]).await;
+    let (steps, fewer, notes) = replayed_with_notes(&dir, &["eval.tasks=0"]).await;
     assert_eq!((steps, fewer.len()), (11, compared.len() - 1));
     assert!(notes[0].contains("step-000011 is not whole"), "{notes:?}");
 }

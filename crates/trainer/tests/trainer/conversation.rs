@@ -16,10 +16,10 @@ use crate::common::{metrics, parts, recipe, simulator};
 /// Runs two phases with a template. Returns the numbers of drifts and of forks.
 async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let overrides = [&["phase.1.steps=2", "agent.max_tokens=300", "eval.every=0"], overrides].concat();
-    let recipe = recipe(&folder, &overrides);
+    let recipe = recipe(&dir, &overrides);
     let options = chat_options(&recipe.agent, None);
     let chat = Arc::new(Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap());
     let mut parts = parts(&policy, Duration::ZERO);
@@ -31,11 +31,11 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
         .await
         .unwrap();
 
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let attempts = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(attempts.len(), 2 * 3 * 4);
     assert!(attempts.iter().all(|attempt| attempt.status == Status::Completed && attempt.reward.is_some()));
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     let steps = || lines.iter().filter(|line| line.get("conversation/drift").is_some());
     assert_eq!(steps().count(), 2);
     for step in steps() {

@@ -15,7 +15,7 @@ use levade_policy::{CRASH_AT, uniform};
 use levade_reward::{Evidence, ScoreError, Scorer};
 use levade_store::testing::{undisturbed, undisturbed_plan, wait};
 use levade_store::{Attempt, Sqlite, Status, StepPlan, Store};
-use levade_trainer::{Compared, CustomScorers, Ended, Parts, Start, StopFlag, Trainer, replay};
+use levade_trainer::{CustomScorers, Ended, Parts, ReplayComparison, Start, StopFlag, Trainer, replay};
 use levade_tree::{Component, Purpose};
 use serde_json::Value;
 
@@ -33,17 +33,17 @@ const OVERRIDES: &str = "LEVADE_TEST_OVERRIDES";
 /// normal test.
 #[test]
 fn child() {
-    let Ok(folder) = std::env::var(FOLDER) else { return };
-    let folder = Path::new(&folder);
+    let Ok(dir) = std::env::var(FOLDER) else { return };
+    let dir = Path::new(&dir);
     let latency = Duration::from_micros(std::env::var(LATENCY).unwrap().parse().unwrap());
     let overrides = std::env::var(OVERRIDES).unwrap();
     let overrides: Vec<&str> = overrides.lines().collect();
-    let start = if folder.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
+    let start = if dir.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // About a sixth of the requests fail. The same requests must fail again in a resumed run.
         let policy = simulator(latency / 100, 0.15);
-        let recipe = recipe(folder, &overrides);
+        let recipe = recipe(dir, &overrides);
         let scorers: CustomScorers = [("rank".to_owned(), Arc::new(Rank) as Arc<dyn Scorer>)].into();
         let parts = Parts { scorers, ..parts(&policy, latency) };
         let mut trainer = Trainer::new(recipe, parts, start).await.unwrap();
@@ -71,16 +71,16 @@ impl Scorer for Rank {
     }
 }
 
-fn spawn(folder: &Path, latency: Duration, crash_at: Option<&str>) -> Child {
-    spawn_with(folder, latency, crash_at, &[])
+fn spawn(dir: &Path, latency: Duration, crash_at: Option<&str>) -> Child {
+    spawn_with(dir, latency, crash_at, &[])
 }
 
-fn spawn_with(folder: &Path, latency: Duration, crash_at: Option<&str>, overrides: &[&str]) -> Child {
+fn spawn_with(dir: &Path, latency: Duration, crash_at: Option<&str>, overrides: &[&str]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "crash::child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
     command
         .env(OVERRIDES, overrides.join("\n"))
-        .env(FOLDER, folder)
+        .env(FOLDER, dir)
         .env(LATENCY, latency.as_micros().to_string())
         .env_remove(CRASH_AT);
     if let Some(place) = crash_at {
@@ -103,9 +103,9 @@ struct Left {
 }
 
 impl Left {
-    fn of(folder: &Path) -> Self {
-        let last = last_checkpoint(folder);
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    fn of(dir: &Path) -> Self {
+        let last = last_checkpoint(dir);
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
         let keys = purposes.into_iter().flat_map(|purpose| wait(store.summaries(purpose)).unwrap());
         // Attempts in progress at a kill are abandoned, and their replacements have other ids.
@@ -117,7 +117,7 @@ impl Left {
         let plan = |(phase, step)| {
             wait(store.step(phase, step)).unwrap().map(|plan| undisturbed_plan(&plan, &names))
         };
-        let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(folder.join("checkpoints"))
+        let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(dir.join("checkpoints"))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into())
             .collect();
@@ -128,7 +128,7 @@ impl Left {
             attempts: keys.map(|summary| attempt(summary.id)).collect(),
             plans: wait(store.planned_steps()).unwrap().into_iter().map(plan).collect(),
             evals: wait(store.evals()).unwrap().into_iter().map(|(_, result)| result).collect(),
-            metrics: metrics(folder),
+            metrics: metrics(dir),
             checkpoints,
             after_abandoned: names.iter().filter(|(id, (name, _))| *id != name).count(),
         }
@@ -150,9 +150,9 @@ fn uninterrupted() -> &'static Left {
     static LEFT: OnceLock<Left> = OnceLock::new();
     LEFT.get_or_init(|| {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("run");
-        assert!(spawn(&folder, Duration::ZERO, None).wait().unwrap().success());
-        let left = Left::of(&folder);
+        let dir = root.path().join("run");
+        assert!(spawn(&dir, Duration::ZERO, None).wait().unwrap().success());
+        let left = Left::of(&dir);
         // The run is a useful test: it trained, and some of its attempts failed.
         assert_eq!((left.plans.len(), left.after_abandoned), (11, 0));
         let broken = left.attempts.iter().filter(|a| a.status == Status::Failed).count();
@@ -165,15 +165,15 @@ fn uninterrupted() -> &'static Left {
 
 fn dies_at(place: &str) {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
-    let status = spawn(&folder, Duration::ZERO, Some(place)).wait().unwrap();
+    let dir = root.path().join("run");
+    let status = spawn(&dir, Duration::ZERO, Some(place)).wait().unwrap();
     assert_eq!(status.signal(), Some(9), "{place} is never passed, or the run failed before");
     // Kills it once more in the resumed run.
-    let status = spawn(&folder, Duration::ZERO, Some(place)).wait().unwrap();
+    let status = spawn(&dir, Duration::ZERO, Some(place)).wait().unwrap();
     assert!(status.signal() == Some(9) || status.success(), "{place}: {status}");
-    let status = spawn(&folder, Duration::ZERO, None).wait().unwrap();
+    let status = spawn(&dir, Duration::ZERO, None).wait().unwrap();
     assert!(status.success(), "{place}: the run does not go on");
-    let left = Left::of(&folder);
+    let left = Left::of(&dir);
     left.must_equal(uninterrupted(), place);
     if place.starts_with("sampling") || place.starts_with("tool_call") {
         assert!(left.after_abandoned > 0, "{place}: no attempt was under way");
@@ -200,10 +200,10 @@ fn run_recovers_after_kill_before_scoring() {
     let park = ["reward.unscored=park"];
     for place in ["attempt_unscored:3", "attempt_unscored:40", "scoring:40"] {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("run");
-        let run = |crash_at| spawn_with(&folder, Duration::ZERO, crash_at, &park).wait().unwrap();
+        let dir = root.path().join("run");
+        let run = |crash_at| spawn_with(&dir, Duration::ZERO, crash_at, &park).wait().unwrap();
         assert_eq!(run(Some(place)).signal(), Some(9), "{place} is never passed, or the run failed before");
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let all =
             [Purpose::Train, Purpose::Eval].into_iter().flat_map(|of| wait(store.summaries(of)).unwrap());
         let waits: Vec<_> = all.filter(|found| found.status == Status::Unscored).collect();
@@ -213,7 +213,7 @@ fn run_recovers_after_kill_before_scoring() {
             let tries = wait(store.tries(&attempt.placement)).unwrap();
             assert_eq!(tries.next, attempt.number + 1, "{place}: it was made again");
         }
-        Left::of(&folder).must_equal(uninterrupted(), place);
+        Left::of(&dir).must_equal(uninterrupted(), place);
     }
 }
 
@@ -223,15 +223,15 @@ fn run_recovers_after_kill_before_scoring() {
 fn run_recovers_after_kill_between_group_scores() {
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
     let root = tempfile::tempdir().unwrap();
-    let run = |folder: &Path, place| spawn_with(folder, Duration::ZERO, place, &[scorers]).wait().unwrap();
-    let folder = root.path().join("undisturbed");
-    assert!(run(&folder, None).success());
-    let undisturbed = Left::of(&folder);
+    let run = |dir: &Path, place| spawn_with(dir, Duration::ZERO, place, &[scorers]).wait().unwrap();
+    let dir = root.path().join("undisturbed");
+    assert!(run(&dir, None).success());
+    let undisturbed = Left::of(&dir);
     let mut parted = 0;
     for place in ["attempt_recorded:41", "attempt_recorded:42", "attempt_recorded:43"] {
-        let folder = root.path().join(place);
-        assert_eq!(run(&folder, Some(place)).signal(), Some(9), "{place} is never passed");
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let dir = root.path().join(place);
+        assert_eq!(run(&dir, Some(place)).signal(), Some(9), "{place} is never passed");
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let left = wait(store.summaries(Purpose::Train)).unwrap();
         parted += left
             .chunk_by(|a, b| (a.placement.step, a.placement.group) == (b.placement.step, b.placement.group))
@@ -240,8 +240,8 @@ fn run_recovers_after_kill_between_group_scores() {
                 has(Status::Completed) && has(Status::Unscored)
             })
             .count();
-        assert!(run(&folder, None).success(), "{place}: the run does not go on");
-        Left::of(&folder).must_equal(&undisturbed, place);
+        assert!(run(&dir, None).success(), "{place}: the run does not go on");
+        Left::of(&dir).must_equal(&undisturbed, place);
     }
     assert!(parted > 0, "no group was recorded in part");
 }
@@ -275,10 +275,10 @@ fn run_recovers_after_kills_at_random_times() {
     let expected = uninterrupted();
     for round in 0..3 {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("run");
+        let dir = root.path().join("run");
         let mut kills = 0;
         loop {
-            let mut child = spawn(&folder, Duration::from_millis(5), None);
+            let mut child = spawn(&dir, Duration::from_millis(5), None);
             let wait = Duration::from_millis(30).mul_f64(1.0 + 12.0 * uniform(round, 0, kills));
             std::thread::sleep(wait);
             if kills == 25 {
@@ -295,7 +295,7 @@ fn run_recovers_after_kills_at_random_times() {
             kills += 1;
         }
         assert!(kills > 2, "it was hardly interrupted: {kills}");
-        Left::of(&folder).must_equal(expected, &format!("round {round}, {kills} kills"));
+        Left::of(&dir).must_equal(expected, &format!("round {round}, {kills} kills"));
     }
 }
 
@@ -312,11 +312,11 @@ fn ahead_sampling_run_recovers_after_kills() {
         ["ledger_written:8", "in_optim_step:2", "before_rename:1", "attempt_recorded:4", "tool_call:2"];
     for round in 0..2u64 {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("run");
+        let dir = root.path().join("run");
         let mut kills = 0;
         for place in named {
             let crash_at = Some(place).filter(|_| round == 0);
-            let mut child = spawn_with(&folder, Duration::from_millis(20), crash_at, &overrides);
+            let mut child = spawn_with(&dir, Duration::from_millis(20), crash_at, &overrides);
             if crash_at.is_none() {
                 std::thread::sleep(Duration::from_millis(100).mul_f64(1.0 + uniform(round, 1, kills)));
                 // The process may already have exited.
@@ -325,9 +325,9 @@ fn ahead_sampling_run_recovers_after_kills() {
             kills += u64::from(child.wait().unwrap().signal() == Some(9));
         }
         assert!(kills >= 3, "round {round}: it was hardly interrupted: {kills}");
-        assert!(spawn_with(&folder, Duration::ZERO, None, &overrides).wait().unwrap().success());
+        assert!(spawn_with(&dir, Duration::ZERO, None, &overrides).wait().unwrap().success());
 
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let plans: Vec<StepPlan> = (0..8).map(|step| wait(store.step(1, step)).unwrap().unwrap()).collect();
         let mut taken: Vec<u64> = plans.iter().flat_map(|plan| plan.places.iter().copied()).collect();
         taken.sort_unstable();
@@ -338,16 +338,16 @@ fn ahead_sampling_run_recovers_after_kills() {
             let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
             assert_eq!(attempt.status, Status::Completed);
         }
-        let steps = metrics(&folder).into_iter().filter(|line| line["phase"] == 1);
+        let steps = metrics(&dir).into_iter().filter(|line| line["phase"] == 1);
         assert_eq!(steps.count(), 8, "every step measured once");
 
         let fresh = || simulator(Duration::ZERO, 0.0);
         let policies = vec![crate::common::trained("default", &fresh())];
         let mut compared = Vec::new();
-        let recipe = recipe(&folder, &overrides);
+        let recipe = recipe(&dir, &overrides);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let mut note = |one: Compared| compared.push(one);
-        runtime.block_on(replay(&recipe, &folder, policies, &mut (), &mut note)).unwrap();
+        let mut note = |one: ReplayComparison| compared.push(one);
+        runtime.block_on(replay(&recipe, &dir, policies, &mut (), &mut note)).unwrap();
         assert!(compared.len() >= 8 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
     }
 }

@@ -65,7 +65,7 @@ impl Policy {
     }
 
     /// Adds `scale` × d log p(token) / d logits of its state.
-    fn add_slope(&self, attempt: Attempt, t: usize, scale: f64, to: &mut Slopes) {
+    fn add_gradient(&self, attempt: Attempt, t: usize, scale: f64, to: &mut Gradients) {
         let state = states(attempt)[t];
         for (token, p) in self.0[state].iter().enumerate() {
             let indicator = if token == attempt[t] { 1.0 } else { 0.0 };
@@ -74,19 +74,19 @@ impl Policy {
     }
 
     /// Returns the gradient of the expected score.
-    fn truth(&self) -> Slopes {
-        let mut slopes = Slopes::default();
+    fn truth(&self) -> Gradients {
+        let mut gradients = Gradients::default();
         for attempt in every_attempt() {
             for t in 0..2 {
-                self.add_slope(attempt, t, self.probability(attempt) * score(attempt), &mut slopes);
+                self.add_gradient(attempt, t, self.probability(attempt) * score(attempt), &mut gradients);
             }
         }
-        slopes
+        gradients
     }
 
     /// Returns the mean of the estimator over all possible groups.
-    fn expectation(&self, estimator: &Estimator) -> Slopes {
-        let mut slopes = Slopes::default();
+    fn expectation(&self, estimator: &Estimator) -> Gradients {
+        let mut gradients = Gradients::default();
         let all = every_attempt();
         for a in &all {
             for b in &all {
@@ -95,28 +95,28 @@ impl Policy {
                     let p: f64 = group.iter().map(|attempt| self.probability(*attempt)).product();
                     for (attempt, advantages) in group.iter().zip(self.advantages(estimator, &group)) {
                         for (t, advantage) in advantages.iter().enumerate() {
-                            self.add_slope(*attempt, t, p * advantage / GROUP as f64, &mut slopes);
+                            self.add_gradient(*attempt, t, p * advantage / GROUP as f64, &mut gradients);
                         }
                     }
                 }
             }
         }
-        slopes
+        gradients
     }
 
     /// Returns the gradient of the expected best score of `k` attempts.
-    fn truth_of_best(&self, k: u32) -> Slopes {
-        let mut slopes = Slopes::default();
+    fn truth_of_best(&self, k: u32) -> Gradients {
+        let mut gradients = Gradients::default();
         let all = every_attempt();
         for drawn in 0..all.len().pow(k) {
             let of: Vec<Attempt> = (0..k).map(|i| all[drawn / all.len().pow(i) % all.len()]).collect();
             let p: f64 = of.iter().map(|attempt| self.probability(*attempt)).product();
             let best = of.iter().map(|attempt| score(*attempt)).fold(f64::MIN, f64::max);
             for attempt in of {
-                (0..2).for_each(|t| self.add_slope(attempt, t, p * best, &mut slopes));
+                (0..2).for_each(|t| self.add_gradient(attempt, t, p * best, &mut gradients));
             }
         }
-        slopes
+        gradients
     }
 
     /// Returns the advantages of both tokens of every attempt in a group.
@@ -147,7 +147,7 @@ impl Policy {
 }
 
 /// A number for every logit of every state.
-type Slopes = [[f64; TOKENS]; 4];
+type Gradients = [[f64; TOKENS]; 4];
 
 /// Returns an attempt as a sequence whose tokens are trained with these advantages.
 fn input(attempt: Attempt, advantages: &[f64; 2]) -> PathInput {
@@ -202,7 +202,7 @@ async fn rows(simulator: &Simulator) -> [usize; 4] {
     rows
 }
 
-fn largest_difference(a: &Slopes, b: &Slopes) -> f64 {
+fn largest_difference(a: &Gradients, b: &Gradients) -> f64 {
     a.iter().flatten().zip(b.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
@@ -274,7 +274,7 @@ async fn estimators_match_exact_expectation() {
         } else {
             assert!(largest_difference(&exact, &truth) > 1e-6, "{name} is unbiased");
         }
-        let (mut sums, mut squares) = (Slopes::default(), Slopes::default());
+        let (mut sums, mut squares) = (Gradients::default(), Gradients::default());
         for group in &groups {
             let advantages = policy.advantages(&estimator, group);
             let paths: Vec<PathInput> =

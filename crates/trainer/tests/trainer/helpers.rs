@@ -32,15 +32,15 @@ fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> Parts {
 }
 
 /// Runs to the end. Returns the final weights and all training attempts.
-async fn run(folder: &Path, overrides: &[&str]) -> (Vec<f32>, Vec<Attempt>) {
-    let recipe = recipe(folder, &[&CONDENSE[..], overrides].concat());
+async fn run(dir: &Path, overrides: &[&str]) -> (Vec<f32>, Vec<Attempt>) {
+    let recipe = recipe(dir, &[&CONDENSE[..], overrides].concat());
     let policy = simulator(Duration::ZERO, 0.0);
     let parts = parts_of(&recipe, &policy);
     let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
     drop(trainer);
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
     let attempts = all.iter().map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect();
     (policy.weights(), attempts)
@@ -51,8 +51,8 @@ fn has_browser(attempt: &Attempt) -> bool {
 }
 
 /// Returns the number of planned sequences that end with a segment of the agent "browser".
-fn trained_on(folder: &Path, attempts: &[Attempt]) -> usize {
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+fn trained_on(dir: &Path, attempts: &[Attempt]) -> usize {
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let mut found = 0;
     for (phase, step) in wait(store.planned_steps()).unwrap() {
         let plan = wait(store.step(phase, step)).unwrap().unwrap();

@@ -39,13 +39,13 @@ impl Observer for StopAfter {
 /// Runs for at most `most` steps. Returns the final weights, whether the run is finished, and the
 /// notes.
 async fn run(
-    folder: &Path,
+    dir: &Path,
     start: Start,
     most: u32,
     overrides: &[&str],
 ) -> Result<(Vec<f32>, bool, String), TrainerError> {
     let policy = simulator(Duration::ZERO, 0.0);
-    let recipe = crate::common::recipe(folder, overrides);
+    let recipe = crate::common::recipe(dir, overrides);
     let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), start).await?;
     let stop = StopFlag::default();
     let mut observer = StopAfter { stop: stop.clone(), left: most, notes: Notes::default() };
@@ -54,27 +54,27 @@ async fn run(
 }
 
 /// Asserts that both runs left the same metrics and plans.
-fn assert_same(folder: &Path, other: &Path) {
-    assert_eq!(metrics(folder), metrics(other));
-    let plans = |folder: &Path| {
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+fn assert_same(dir: &Path, other: &Path) {
+    assert_eq!(metrics(dir), metrics(other));
+    let plans = |dir: &Path| {
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let steps = wait(store.planned_steps()).unwrap();
         let names = wait(undisturbed(&store)).unwrap();
         let plan = |(phase, step)| wait(store.step(phase, step)).unwrap().unwrap();
         steps.into_iter().map(|at| undisturbed_plan(&plan(at), &names)).collect::<Vec<_>>()
     };
-    assert_eq!(plans(folder), plans(other));
+    assert_eq!(plans(dir), plans(other));
 }
 
 /// Replays a run by the recipe in its directory. Returns the number of steps, and whether all
 /// checkpoints are identical.
-async fn replayed(folder: &Path) -> (u32, bool) {
+async fn replayed(dir: &Path) -> (u32, bool) {
     let fresh = || simulator(Duration::ZERO, 0.0);
     let policies = vec![crate::common::trained("default", &fresh())];
-    let recipe = Recipe::load(&folder.join("recipe.toml"), &[]).unwrap();
+    let recipe = Recipe::load(&dir.join("recipe.toml"), &[]).unwrap();
     let mut same = true;
     let steps =
-        replay(&recipe, folder, policies, &mut (), &mut |one| same &= one.differs.is_none()).await.unwrap();
+        replay(&recipe, dir, policies, &mut (), &mut |one| same &= one.differs.is_none()).await.unwrap();
     (steps, same)
 }
 
@@ -86,16 +86,16 @@ async fn extended_run_matches_run_of_full_length() {
     let (weights, ..) = run(&whole, Start::Fresh, 99, &[CONSTANT, longer]).await.unwrap();
     // The run is finished, or stopped in the middle.
     for (name, most) in [("finished", 99), ("stopped", 9)] {
-        let folder = path(name);
-        let (_, finished, _) = run(&folder, Start::Fresh, most, &[CONSTANT]).await.unwrap();
+        let dir = path(name);
+        let (_, finished, _) = run(&dir, Start::Fresh, most, &[CONSTANT]).await.unwrap();
         assert_eq!(finished, most == 99);
-        let (grown, finished, notes) = run(&folder, Start::Resume, 99, &[CONSTANT, longer]).await.unwrap();
+        let (grown, finished, notes) = run(&dir, Start::Resume, 99, &[CONSTANT, longer]).await.unwrap();
         assert!(finished && notes.is_empty(), "{notes}");
         assert_eq!(grown, weights);
-        assert_same(&folder, &whole);
+        assert_same(&dir, &whole);
         // From now on the run has this number of steps.
-        assert_eq!(replayed(&folder).await, (14, true));
-        let fewer = run(&folder, Start::Resume, 99, &[CONSTANT]).await.unwrap_err();
+        assert_eq!(replayed(&dir).await, (14, true));
+        let fewer = run(&dir, Start::Resume, 99, &[CONSTANT]).await.unwrap_err();
         assert!(matches!(fewer, TrainerError::Differs { .. }) && fewer.is_user_error(), "{fewer}");
         assert!(fewer.to_string().contains("`phase.1.steps` is 5 now and was 8"), "{fewer}");
     }
@@ -105,12 +105,12 @@ async fn extended_run_matches_run_of_full_length() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resume_writes_changed_keys_to_recipe() {
     let root = tempfile::tempdir().unwrap();
-    let (folder, moved) = (root.path().join("run"), root.path().join("moved"));
-    let written = |folder: &Path| Recipe::load(&folder.join("recipe.toml"), &[]).unwrap();
-    let (_, finished, _) = run(&folder, Start::Fresh, 5, &[]).await.unwrap();
+    let (dir, moved) = (root.path().join("run"), root.path().join("moved"));
+    let written = |dir: &Path| Recipe::load(&dir.join("recipe.toml"), &[]).unwrap();
+    let (_, finished, _) = run(&dir, Start::Fresh, 5, &[]).await.unwrap();
     assert!(!finished);
-    let before = written(&folder);
-    std::fs::rename(&folder, &moved).unwrap();
+    let before = written(&dir);
+    std::fs::rename(&dir, &moved).unwrap();
     run(&moved, Start::Resume, 9, &["run.keep=7", "agent.attempt_seconds=99"]).await.unwrap();
     let after = written(&moved);
     assert_eq!((after.run.keep, after.agent.attempt_seconds), (7, 99.0));
@@ -142,20 +142,19 @@ async fn resume_accepts_added_phase_and_rejects_changed_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schedule_of_extended_phase_applies_to_new_steps() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
-    run(&folder, Start::Fresh, 99, &[]).await.unwrap();
-    let rates = || -> Vec<f64> {
-        metrics(&folder).iter().filter_map(|line| line.get("actor/lr")?.as_f64()).collect()
-    };
+    let dir = root.path().join("run");
+    run(&dir, Start::Fresh, 99, &[]).await.unwrap();
+    let rates =
+        || -> Vec<f64> { metrics(&dir).iter().filter_map(|line| line.get("actor/lr")?.as_f64()).collect() };
     let before = rates();
-    let (_, _, notes) = run(&folder, Start::Resume, 99, &["phase.1.steps=9"]).await.unwrap();
+    let (_, _, notes) = run(&dir, Start::Resume, 99, &["phase.1.steps=9"]).await.unwrap();
     assert!(notes.contains("the learning rate of phase 1 falls over its steps: from step 5 on"), "{notes}");
     let after = rates();
     assert_eq!((&after[..11], after.len()), (&before[..], 15));
     // Step 5 of 9 of a linear decay from 0.05, after one warm-up step.
     let expected = 0.05 * (1.0 - 4.0 / 8.0);
     assert!((after[11] - expected).abs() < 1e-6, "{after:?}");
-    assert_eq!(replayed(&folder).await, (15, true));
+    assert_eq!(replayed(&dir).await, (15, true));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,13 +183,13 @@ async fn phase_stops_early_at_success_rate() {
 
     // Wherever the run is stopped, it ends at the same step with the same weights.
     for most in [1, 3, 4, 6] {
-        let folder = path(&format!("stopped-{most}"));
-        run(&folder, Start::Fresh, most, &easy).await.unwrap();
-        let (weights, finished, _) = run(&folder, Start::Resume, 99, &easy).await.unwrap();
+        let dir = path(&format!("stopped-{most}"));
+        run(&dir, Start::Fresh, most, &easy).await.unwrap();
+        let (weights, finished, _) = run(&dir, Start::Resume, 99, &easy).await.unwrap();
         assert!(finished);
         assert_eq!(weights, policy.weights(), "stopped after {most}");
-        assert_same(&folder, &path("whole"));
-        assert_eq!(replayed(&folder).await, (6, true));
+        assert_same(&dir, &path("whole"));
+        assert_eq!(replayed(&dir).await, (6, true));
     }
     // A phase that stopped early can be continued.
     let more: Vec<&str> = easy.into_iter().filter(|key| *key != "phase.1.until=0.1").collect();
@@ -202,7 +201,7 @@ async fn phase_stops_early_at_success_rate() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resume_rejects_changed_files() {
     let root = tempfile::tempdir().unwrap();
-    let (folder, rows, model) =
+    let (dir, rows, model) =
         (root.path().join("run"), root.path().join("rows.jsonl"), root.path().join("config.json"));
     let written = |answer: u32| {
         (0..9).map(|i| format!("{{\"question\": \"{i}?\", \"answer\": {answer}}}\n")).collect::<String>()
@@ -214,7 +213,7 @@ async fn resume_rejects_changed_files() {
     let go = async |start, most| {
         let policy = simulator(Duration::ZERO, 0.0);
         let parts = Parts { model_files: vec![model.clone()], ..parts(&policy, Duration::ZERO) };
-        let recipe = crate::common::recipe(&folder, &[&tasks, phase, "eval.tasks=2"]);
+        let recipe = crate::common::recipe(&dir, &[&tasks, phase, "eval.tasks=2"]);
         let stop = StopFlag::default();
         let mut observer = StopAfter { stop: stop.clone(), left: most, notes: Notes::default() };
         Trainer::new(recipe, parts, start).await?.run(&mut observer, &stop).await
@@ -237,15 +236,15 @@ async fn resume_rejects_changed_files() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn begun_returns_start_of_run() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
-    assert_eq!(begun(&folder).unwrap(), None);
-    run(&folder, Start::Fresh, 1, &[]).await.unwrap();
-    assert_eq!(begun(&folder).unwrap(), Some(0));
+    let dir = root.path().join("run");
+    assert_eq!(begun(&dir).unwrap(), None);
+    run(&dir, Start::Fresh, 1, &[]).await.unwrap();
+    assert_eq!(begun(&dir).unwrap(), Some(0));
 
-    fs::remove_file(folder.join("origin.json")).unwrap();
-    let written = seconds(fs::metadata(folder.join("recipe.toml")).unwrap().modified().unwrap());
+    fs::remove_file(dir.join("origin.json")).unwrap();
+    let written = seconds(fs::metadata(dir.join("recipe.toml")).unwrap().modified().unwrap());
     assert!(seconds(SystemTime::now()) - written < 600);
-    assert_eq!(begun(&folder).unwrap(), Some(written));
-    run(&folder, Start::Resume, 1, &[]).await.unwrap();
-    assert!(folder.join("origin.json").is_file());
+    assert_eq!(begun(&dir).unwrap(), Some(written));
+    run(&dir, Start::Resume, 1, &[]).await.unwrap();
+    assert!(dir.join("origin.json").is_file());
 }

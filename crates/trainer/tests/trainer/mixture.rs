@@ -24,7 +24,7 @@ const MIXED: [&str; 6] = [
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn opponent_attempts_are_recorded_but_not_trained() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
     let before = opponent.weights();
     let mut parts = parts(&policy, Duration::ZERO);
@@ -32,12 +32,12 @@ async fn opponent_attempts_are_recorded_but_not_trained() {
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(3)));
     parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
-    let mut trainer = Trainer::new(recipe(&folder, &MIXED), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &MIXED), parts, Start::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
     drop(trainer);
 
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let mut played: BTreeMap<String, usize> = BTreeMap::new();
     for summary in wait(store.summaries(Purpose::Train)).unwrap() {
         let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
@@ -60,7 +60,7 @@ async fn opponent_attempts_are_recorded_but_not_trained() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn group_baseline_excludes_opponent_attempts() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
@@ -74,12 +74,12 @@ async fn group_baseline_excludes_opponent_attempts() {
         "phase.1.group_size=8",
     ];
     let overrides: Vec<&str> = MIXED.into_iter().chain(plain).collect();
-    let mut trainer = Trainer::new(recipe(&folder, &overrides), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, Start::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
     drop(trainer);
 
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let mut checked = 0;
     for (phase, step) in wait(store.planned_steps()).unwrap().into_iter().filter(|(phase, _)| *phase == 1) {
         let plan = wait(store.step(phase, step)).unwrap().unwrap();
@@ -106,18 +106,18 @@ async fn group_baseline_excludes_opponent_attempts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn evaluation_uses_only_trained_policies() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
     parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
-    let mut trainer = Trainer::new(recipe(&folder, &MIXED), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &MIXED), parts, Start::Fresh).await.unwrap();
     trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     drop(trainer);
 
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let evaluated = wait(store.summaries(Purpose::Eval)).unwrap();
     assert!(!evaluated.is_empty());
     for summary in evaluated {

@@ -30,9 +30,9 @@ impl Observer for StopAt {
 }
 
 /// Runs to the end, or to the n-th event.
-async fn run(folder: &Path, start: Start, overrides: &[&str], events: u32) -> (bool, Arc<Simulator>) {
+async fn run(dir: &Path, start: Start, overrides: &[&str], events: u32) -> (bool, Arc<Simulator>) {
     let policy = simulator(Duration::ZERO, 0.0);
-    let recipe = recipe(folder, overrides);
+    let recipe = recipe(dir, overrides);
     let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), start).await.unwrap();
     let stop = StopFlag::default();
     let ended = trainer.run(&mut StopAt(stop.clone(), events), &stop).await.unwrap();
@@ -41,11 +41,11 @@ async fn run(folder: &Path, start: Start, overrides: &[&str], events: u32) -> (b
 
 /// Runs without and with many stops, and replays from the store with checkpoints and without.
 /// Asserts that all results are the same.
-async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
-    let (finished, policy) = run(folder, Start::Fresh, overrides, u32::MAX).await;
+async fn same_however_often_it_stops(dir: &Path, overrides: &[&str]) {
+    let (finished, policy) = run(dir, Start::Fresh, overrides, u32::MAX).await;
     assert!(finished);
 
-    let stopped = folder.with_extension("stopped");
+    let stopped = dir.with_extension("stopped");
     let (mut start, mut stops) = (Start::Fresh, 0);
     let again = loop {
         let (finished, policy) = run(&stopped, start, overrides, 11).await;
@@ -57,21 +57,19 @@ async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
     };
     assert!(stops > 3, "{stops}");
     assert_eq!(again.weights(), policy.weights());
-    assert_eq!(metrics(&stopped), metrics(folder));
+    assert_eq!(metrics(&stopped), metrics(dir));
 
     let fresh = || simulator(Duration::ZERO, 0.0);
     let policies = vec![crate::common::trained("default", &fresh())];
     let mut compared = Vec::new();
-    replay(&recipe(folder, overrides), folder, policies, &mut (), &mut |one| compared.push(one))
-        .await
-        .unwrap();
+    replay(&recipe(dir, overrides), dir, policies, &mut (), &mut |one| compared.push(one)).await.unwrap();
     assert!(compared.len() >= 2 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
 
     std::fs::remove_dir_all(stopped.join("checkpoints")).unwrap();
     let (finished, again) = run(&stopped, Start::Resume, overrides, u32::MAX).await;
     assert!(finished);
     assert_eq!(again.weights(), policy.weights());
-    assert_eq!(metrics(&stopped), metrics(folder));
+    assert_eq!(metrics(&stopped), metrics(dir));
 }
 
 /// Returns overrides for an RL phase without evaluations.
@@ -83,8 +81,8 @@ fn phase(keys: &str) -> [String; 2] {
 }
 
 /// Returns the plan of a step with the attempts that it trains on.
-fn planned(folder: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, Attempt>) {
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+fn planned(dir: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, Attempt>) {
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let plan = wait(store.step(phase, step)).unwrap().unwrap();
     let keys = plan.paths();
     let attempts = keys.map(|path| (path.attempt, wait(store.attempt(&path.attempt)).unwrap().unwrap()));
@@ -97,9 +95,9 @@ fn paths_of(plan: &StepPlan) -> impl Iterator<Item = &PlannedPath> {
 }
 
 /// Returns a policy with the weights at the start of the phase.
-async fn at_the_beginning(folder: &Path) -> Arc<Simulator> {
+async fn at_the_beginning(dir: &Path) -> Arc<Simulator> {
     let policy = simulator(Duration::ZERO, 0.0);
-    policy.load(&folder.join("checkpoints/step-000006"), false).await.unwrap();
+    policy.load(&dir.join("checkpoints/step-000006"), false).await.unwrap();
     policy
 }
 
@@ -128,14 +126,14 @@ fn finish(attempt: &Attempt) -> Finish {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bootstrap_adds_critic_value_to_truncated_attempts() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     // Without an SFT phase, some attempts end their turn by chance before they are truncated.
     let phase = "phase=[{kind='rl', algorithm='ppo', overlong='bootstrap', critic={learning_rate=0.1}, steps=4, groups=3, \
                  group_size=4, learning_rate=0.05}]";
     let overrides = ["eval.tasks=0", phase];
-    same_however_often_it_stops(&folder, &overrides).await;
+    same_however_often_it_stops(&dir, &overrides).await;
 
-    let (plan, attempts) = planned(&folder, 0, 0);
+    let (plan, attempts) = planned(&dir, 0, 0);
     let critic = simulator(Duration::ZERO, 0.0);
     let (mut cut, mut ended) = (0, 0);
     for path in paths_of(&plan) {
@@ -169,17 +167,17 @@ async fn bootstrap_adds_critic_value_to_truncated_attempts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remax_baseline_is_greedy_attempt_reward() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let [no_eval, change] = phase("algorithm='remax', spare=1, mini_batches=2");
     let plain = change.replace("spare=1, ", "");
-    same_however_often_it_stops(&folder, &[&no_eval, &plain]).await;
+    same_however_often_it_stops(&dir, &[&no_eval, &plain]).await;
 
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let baselines = wait(store.summaries(Purpose::Baseline)).unwrap();
     assert_eq!(baselines.len(), 4 * 3);
     let mut compared = 0;
     for step in 0..4 {
-        let (plan, attempts) = planned(&folder, 1, step);
+        let (plan, attempts) = planned(&dir, 1, step);
         for path in paths_of(&plan) {
             let attempt = &attempts[&path.attempt];
             assert_eq!(attempt.placement.purpose, Purpose::Train);
@@ -202,7 +200,7 @@ async fn remax_baseline_is_greedy_attempt_reward() {
         }
     }
     assert!(compared > 6, "{compared}");
-    let steps: Vec<Value> = metrics(&folder).into_iter().filter(|line| line["kind"] == "remax").collect();
+    let steps: Vec<Value> = metrics(&dir).into_iter().filter(|line| line["kind"] == "remax").collect();
     assert_eq!(steps.len(), 4);
     for step in steps {
         assert_eq!(
@@ -228,13 +226,13 @@ async fn remax_baseline_is_greedy_attempt_reward() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn optimal_token_baseline_matches_definition() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let [no_eval, change] = phase("advantage={kind='optimal_token', bare_tail=false}");
     let overrides = [no_eval.as_str(), &change, "reward.malformed_call=0.0", "reward.failed_call=0.0"];
-    same_however_often_it_stops(&folder, &overrides).await;
+    same_however_often_it_stops(&dir, &overrides).await;
 
-    let (plan, attempts) = planned(&folder, 1, 0);
-    let policy = at_the_beginning(&folder).await;
+    let (plan, attempts) = planned(&dir, 1, 0);
+    let policy = at_the_beginning(&dir).await;
     let mut compared = 0;
     for group in 0..3 {
         // Every token's return is the reward, because nothing is earned before the end.
@@ -268,14 +266,14 @@ async fn optimal_token_baseline_matches_definition() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn low_entropy_tokens_lose_advantages() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let penalty = "kl={estimator='k3', coefficient=0.01, importance_weighted=true}";
     let [no_eval, change] = phase(&format!("high_entropy_share=0.2, epochs=2, {penalty}"));
     let overrides = [no_eval.as_str(), &change];
-    same_however_often_it_stops(&folder, &overrides).await;
+    same_however_often_it_stops(&dir, &overrides).await;
 
-    let (plan, attempts) = planned(&folder, 1, 0);
-    let policy = at_the_beginning(&folder).await;
+    let (plan, attempts) = planned(&dir, 1, 0);
+    let policy = at_the_beginning(&dir).await;
     // With a penalty, all attempts are in the plan, so all tokens count in the fraction.
     let mut entropies = Vec::new();
     for attempt in attempts.values() {
@@ -304,7 +302,7 @@ async fn low_entropy_tokens_lose_advantages() {
         }
     }
     assert!(kept > 10 && taken > 3 * kept, "{kept} kept, {taken} taken");
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
     for step in &steps {
         let share = step["actor/high_entropy_share"].as_f64().unwrap();
@@ -317,15 +315,15 @@ async fn low_entropy_tokens_lose_advantages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reference_is_updated_at_interval() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let [no_eval, change] = phase("kl={estimator='k3', coefficient=0.5, reference_every=3}");
     // In eight steps, the reference is updated before the fourth and the seventh. Checkpoints are
     // written between the updates.
     let change = change.replace("steps=4", "steps=8");
     let overrides = [no_eval.as_str(), &change, "run.keep=9"];
-    same_however_often_it_stops(&folder, &overrides).await;
+    same_however_often_it_stops(&dir, &overrides).await;
 
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
     let ages: Vec<f64> = steps.iter().map(|step| step["actor/reference_age"].as_f64().unwrap()).collect();
     assert_eq!(ages, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 1.0]);
@@ -333,8 +331,7 @@ async fn reference_is_updated_at_interval() {
     for (step, age) in steps.iter().zip(&ages) {
         assert_eq!(step["actor/kl_loss"].as_f64().unwrap() == 0.0, *age == 0.0, "{step}");
     }
-    let weights =
-        |of: &str| std::fs::read(folder.join("checkpoints").join(of).join("simulator.weights")).ok();
+    let weights = |of: &str| std::fs::read(dir.join("checkpoints").join(of).join("simulator.weights")).ok();
     // Six SFT steps came before. After eight steps in total, the reference has the weights of the
     // phase's start; after ten, those of step nine.
     assert_eq!(weights("step-000008/reference"), None);
@@ -345,18 +342,18 @@ async fn reference_is_updated_at_interval() {
     assert_eq!(weights("step-000014/reference"), weights("step-000012"));
     let fixed = change.replace(", reference_every=3", "");
     let (_, other) = run(&root.path().join("fixed"), Start::Fresh, &[&no_eval, &fixed], u32::MAX).await;
-    let (_, moved) = run(&folder, Start::Resume, &overrides, u32::MAX).await;
+    let (_, moved) = run(&dir, Start::Resume, &overrides, u32::MAX).await;
     assert_ne!(other.weights(), moved.weights());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eval_select_reserves_selection_tasks() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let overrides = ["eval.tasks=8", "eval.select=0.25"];
     let parts = parts(&policy, Duration::ZERO);
-    let mut trainer = Trainer::new(recipe(&folder, &overrides), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, Start::Fresh).await.unwrap();
     let Ended::Finished(summary) = trainer.run(&mut (), &StopFlag::default()).await.unwrap() else {
         panic!()
     };
@@ -374,7 +371,7 @@ async fn eval_select_reserves_selection_tasks() {
         assert_eq!(eval.overall.tasks, 6);
     }
     // No task occurs twice, and without selection tasks the set of tasks is the same.
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let at = |group| Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample: 0 };
     let asked: Vec<Value> =
         (0..8).map(|group| wait(store.last_try(&at(group))).unwrap().unwrap().task).collect();

@@ -70,9 +70,9 @@ impl AgentLoop for Dialogue {
 
 /// Returns a recipe with two policies of the given `kinds`. The first phase trains both, the second
 /// only `a`.
-fn recipe(folder: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
+fn recipe(dir: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
     let [a, b] = kinds;
-    let file = folder.with_extension("toml");
+    let file = dir.with_extension("toml");
     let phase = |text: &str, policies: &str| {
         format!(
             "[[phase]]\nkind = 'rl'\ngroups = 3\ngroup_size = 4\nlearning_rate = 0.05\nmini_batches = 2\nepochs = 2\n\
@@ -93,7 +93,7 @@ fn recipe(folder: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
     );
     std::fs::write(&file, text).unwrap();
     let mut all: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-    all.push(format!("run.folder={}", folder.display()).parse().unwrap());
+    all.push(format!("run.folder={}", dir.display()).parse().unwrap());
     Recipe::load(&file, &all).unwrap()
 }
 
@@ -129,13 +129,13 @@ async fn run(recipe: Recipe, parts: Parts, start: Start) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policies_learn_independently_in_one_run() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let [a, b] = [fresh(1), fresh(2)];
     let begun = [a.weights(), b.weights()];
-    run(recipe(&folder, ["trained"; 2], &[]), parts_of(&a, &b), Start::Fresh).await;
+    run(recipe(&dir, ["trained"; 2], &[]), parts_of(&a, &b), Start::Fresh).await;
     assert!(a.weights() != begun[0] && b.weights() != begun[1], "both have learnt");
 
-    let store = Sqlite::open_existing(&folder.join("run.db")).await.unwrap();
+    let store = Sqlite::open_existing(&dir.join("run.db")).await.unwrap();
     let mut plans: Vec<StepPlan> = Vec::new();
     for (phase, step) in store.planned_steps().await.unwrap() {
         plans.push(store.step(phase, step).await.unwrap().unwrap());
@@ -157,7 +157,7 @@ async fn policies_learn_independently_in_one_run() {
             assert!(segment.versions.iter().all(|run| run.version == u64::from(newest)), "{segment:?}");
         }
     }
-    let state = std::fs::read_to_string(last_checkpoint(&folder).join("trainer.json")).unwrap();
+    let state = std::fs::read_to_string(last_checkpoint(&dir).join("trainer.json")).unwrap();
     assert!(state.contains("\"a\": 7") && state.contains("\"b\": 4"), "{state}");
 
     // A store that contains only one policy's part.
@@ -175,7 +175,7 @@ async fn policies_learn_independently_in_one_run() {
                 steps += 1;
             }
         }
-        let mut recipe = recipe(&folder, ["trained"; 2], &[]);
+        let mut recipe = recipe(&dir, ["trained"; 2], &[]);
         recipe.policy.retain(|policy, _| policy == name);
         if name == "b" {
             recipe.phase.truncate(1);
@@ -196,19 +196,19 @@ async fn frozen_opponent_does_not_change_training() {
     for (i, kinds) in
         [["trained", "trained"], ["trained", "frozen"], ["frozen", "trained"]].iter().enumerate()
     {
-        let folder = root.path().join(i.to_string());
+        let dir = root.path().join(i.to_string());
         let [a, b] = [fresh(1), fresh(2)];
         let mut parts = parts_of(&a, &b);
         for (policy, kind) in parts.policies.iter_mut().zip(kinds) {
             policy.learns.take_if(|_| *kind == "frozen");
         }
-        let mut recipe = recipe(&folder, *kinds, &[]);
+        let mut recipe = recipe(&dir, *kinds, &[]);
         recipe.phase.truncate(1);
         if let levade_recipe::Phase::Rl(keys) = &mut recipe.phase[0] {
             keys.steps = 1;
         }
         run(recipe, parts, Start::Fresh).await;
-        let lines = metrics(&folder);
+        let lines = metrics(&dir);
         // The age and the mismatch of an opponent's tokens do not count.
         let step = lines.last().unwrap().as_object().unwrap();
         let prefix = if i == 0 { "a/" } else { "" };
@@ -226,20 +226,20 @@ async fn frozen_opponent_does_not_change_training() {
 /// normal test.
 #[test]
 fn child() {
-    let Ok(folder) = std::env::var(FOLDER) else { return };
-    let folder = Path::new(&folder);
-    let start = if folder.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
+    let Ok(dir) = std::env::var(FOLDER) else { return };
+    let dir = Path::new(&dir);
+    let start = if dir.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(run(recipe(folder, ["trained"; 2], &[]), parts_of(&fresh(1), &fresh(2)), start));
+    runtime.block_on(run(recipe(dir, ["trained"; 2], &[]), parts_of(&fresh(1), &fresh(2)), start));
 }
 
-fn spawn(folder: &Path, crash_at: Option<&str>) -> Child {
+fn spawn(dir: &Path, crash_at: Option<&str>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "policies::child", "--nocapture"])
         .stdout(Stdio::null())
         .stderr(Stdio::inherit());
-    command.env(FOLDER, folder).env_remove(CRASH_AT);
+    command.env(FOLDER, dir).env_remove(CRASH_AT);
     if let Some(place) = crash_at {
         command.env(CRASH_AT, place);
     }
@@ -247,8 +247,8 @@ fn spawn(folder: &Path, crash_at: Option<&str>) -> Child {
 }
 
 /// Returns weights and optimizer states of both policies at the end of a run.
-fn left(folder: &Path) -> Vec<Vec<u8>> {
-    let last = last_checkpoint(folder);
+fn left(dir: &Path) -> Vec<Vec<u8>> {
+    let last = last_checkpoint(dir);
     let files = ["simulator.weights", "simulator.optimiser"];
     let places = ["", "policies/b/"].into_iter().flat_map(|place| files.map(|file| format!("{place}{file}")));
     places.map(|file| std::fs::read(last.join(file)).unwrap()).collect()

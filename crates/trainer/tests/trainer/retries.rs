@@ -55,14 +55,14 @@ impl AgentLoop for Third {
 async fn retries_sample_from_separate_streams() {
     let root = tempfile::tempdir().unwrap();
     for (retries, want) in [(1, 2), (2, 3)] {
-        let folder = root.path().join(format!("run-{retries}"));
+        let dir = root.path().join(format!("run-{retries}"));
         let mut parts = parts(&simulator(Duration::ZERO, 0.0), Duration::ZERO);
         let agent = Arc::new(Third::default());
         parts.agents[0].custom = Some(agent.clone());
         let retries = format!("agent.retries={retries}");
         let phase = "phase=[{kind=\"rl\", steps=1, groups=1, group_size=2, learning_rate=0.1}]";
         let overrides = [&retries, phase, "eval.tasks=0", "eval.unseen_wordings=0"];
-        let mut trainer = Trainer::new(recipe(&folder, &overrides), parts, Start::Fresh).await.unwrap();
+        let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, Start::Fresh).await.unwrap();
         let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
         assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
         drop(trainer);
@@ -73,7 +73,7 @@ async fn retries_sample_from_separate_streams() {
             let different: std::collections::BTreeSet<&u64> = tries.iter().collect();
             assert_eq!(different.len(), want, "{place}: {tries:?}");
         }
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         for summary in wait(store.summaries(Purpose::Train)).unwrap() {
             let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
             if attempt.status != Status::Completed {

@@ -22,21 +22,21 @@ use levade_tree::{
 use crate::common::{Notes, metrics, parts, recipe, simulator};
 
 pub async fn run(
-    folder: &Path,
+    dir: &Path,
     policy: &Arc<Simulator>,
     start: Start,
     overrides: &[&str],
 ) -> Result<Ended, TrainerError> {
     let parts = parts(policy, Duration::ZERO);
-    Trainer::new(recipe(folder, overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
+    Trainer::new(recipe(dir, overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_trains_evaluates_and_checkpoints() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    let Ended::Finished(summary) = run(&folder, &policy, Start::Fresh, &[]).await.unwrap() else { panic!() };
+    let Ended::Finished(summary) = run(&dir, &policy, Start::Fresh, &[]).await.unwrap() else { panic!() };
     // 2 × ⌈10 / 4⌉ steps of SFT, 5 of GRPO.
     assert_eq!(summary.steps, 11);
     let labels: Vec<_> = summary.evals.iter().map(|e| (e.phase, e.step, e.label.as_str())).collect();
@@ -67,7 +67,7 @@ async fn run_trains_evaluates_and_checkpoints() {
     let change = last.overall.success.estimate - summary.evals[2].overall.success.estimate;
     assert!((grpo.difference.estimate - change).abs() < 1e-9, "{grpo:?}");
 
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     let steps: Vec<_> = lines.iter().filter(|l| l.get("eval").is_none()).collect();
     assert_eq!(steps.len(), 11);
     let get =
@@ -89,7 +89,7 @@ async fn run_trains_evaluates_and_checkpoints() {
     // After the first step of the phase, the penalty is no longer 0.
     assert!(get(10, "actor/kl_loss") > 0.0);
 
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     assert_eq!(wait(store.summaries(Purpose::Demonstration)).unwrap().len(), 10);
     let trained = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(trained.len(), 5 * 3 * 4);
@@ -104,7 +104,7 @@ async fn run_trains_evaluates_and_checkpoints() {
             assert!(segment.token_versions().all(|v| v == u64::from(6 + summary.placement.step)));
         }
     }
-    let names: Vec<_> = std::fs::read_dir(folder.join("checkpoints"))
+    let names: Vec<_> = std::fs::read_dir(dir.join("checkpoints"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
@@ -112,17 +112,17 @@ async fn run_trains_evaluates_and_checkpoints() {
     let mut names = names;
     names.sort();
     assert_eq!(names, ["best", "step-000003", "step-000006", "step-000008", "step-000010", "step-000011"]);
-    assert_eq!(summary.checkpoint.unwrap(), crate::common::last_checkpoint(&folder));
+    assert_eq!(summary.checkpoint.unwrap(), crate::common::last_checkpoint(&dir));
 
     // Another start in the same directory is rejected. A resumed run finishes at once, with the
     // same summary.
-    let taken = run(&folder, &policy, Start::Fresh, &[]).await.unwrap_err();
-    assert!(matches!(taken, TrainerError::FolderTaken(_)) && taken.is_user_error(), "{taken}");
+    let taken = run(&dir, &policy, Start::Fresh, &[]).await.unwrap_err();
+    assert!(matches!(taken, TrainerError::RunDirExists(_)) && taken.is_user_error(), "{taken}");
     let fresh = simulator(Duration::ZERO, 0.0);
-    let Ended::Finished(again) = run(&folder, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
+    let Ended::Finished(again) = run(&dir, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
     assert_eq!((again.evals, again.gains, again.steps), (summary.evals, summary.gains, 11));
     assert_eq!(fresh.weights(), policy.weights());
-    assert_eq!(metrics(&folder), lines);
+    assert_eq!(metrics(&dir), lines);
 }
 
 /// Evaluations have their own temperature and limits. They do not affect training.
@@ -174,16 +174,16 @@ async fn weights_depend_only_on_recipe_and_seed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rl_increases_answered_ratio() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let config = SimulatorConfig { vocabulary: VOCABULARY, order: 0, rows: 1, ..SimulatorConfig::default() };
     let overrides = [
         "phase=[{kind='rl', steps=40, groups=4, group_size=8, learning_rate=0.2}]",
         "agent.max_tokens=30",
         "eval.tasks=0",
     ];
-    run(&folder, &Arc::new(Simulator::new(config)), Start::Fresh, &overrides).await.unwrap();
+    run(&dir, &Arc::new(Simulator::new(config)), Start::Fresh, &overrides).await.unwrap();
     let finished: Vec<f64> =
-        metrics(&folder).iter().filter_map(|line| line.get("response/answered_ratio")?.as_f64()).collect();
+        metrics(&dir).iter().filter_map(|line| line.get("response/answered_ratio")?.as_f64()).collect();
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
     assert!(mean(&finished[..5]) < 0.4 && mean(&finished[35..]) > 0.9, "{finished:?}");
 }
@@ -217,7 +217,7 @@ async fn stopped_and_resumed_run_matches_uninterrupted() {
     let policy = simulator(Duration::ZERO, 0.0);
     run(&whole, &policy, Start::Fresh, &[]).await.unwrap();
 
-    let folder = root.path().join("stopped");
+    let dir = root.path().join("stopped");
     let kinds: [(u32, Wanted); 6] = [
         (2, |e| matches!(e, Event::Attempt { purpose: Purpose::Eval, .. })),
         (3, |e| matches!(e, Event::MicroBatch { .. })),
@@ -232,7 +232,7 @@ async fn stopped_and_resumed_run_matches_uninterrupted() {
         let fresh = simulator(Duration::from_micros(10), 0.0);
         let stop = StopFlag::default();
         let mut trainer =
-            Trainer::new(recipe(&folder, &[]), parts(&fresh, Duration::ZERO), start).await.unwrap();
+            Trainer::new(recipe(&dir, &[]), parts(&fresh, Duration::ZERO), start).await.unwrap();
         let mut observer = StopAt { stop: stop.clone(), left, what };
         match trainer.run(&mut observer, &stop).await.unwrap() {
             Ended::Stopped { checkpoint, done, steps } => {
@@ -245,35 +245,35 @@ async fn stopped_and_resumed_run_matches_uninterrupted() {
     }
     assert!(stops >= 5, "{stops}");
     let fresh = simulator(Duration::ZERO, 0.0);
-    let Ended::Finished(summary) = run(&folder, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
+    let Ended::Finished(summary) = run(&dir, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
     assert_eq!(summary.evals.len(), 5);
     assert_eq!(fresh.weights(), policy.weights());
-    assert_eq!(metrics(&folder), metrics(&whole));
+    assert_eq!(metrics(&dir), metrics(&whole));
 }
 
 /// Without its checkpoints, a run is repeated from the store alone, and nothing is sampled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resume_without_checkpoints_samples_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&folder, &policy, Start::Fresh, &[]).await.unwrap();
-    let lines = metrics(&folder);
-    std::fs::remove_dir_all(folder.join("checkpoints")).unwrap();
+    run(&dir, &policy, Start::Fresh, &[]).await.unwrap();
+    let lines = metrics(&dir);
+    std::fs::remove_dir_all(dir.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);
-    run(&folder, &mute, Start::Resume, &[]).await.unwrap();
+    run(&dir, &mute, Start::Resume, &[]).await.unwrap();
     assert_eq!(mute.weights(), policy.weights());
     assert_eq!(mute.device_stats().await.unwrap().unwrap().drawn, 0);
-    assert_eq!(metrics(&folder), lines);
+    assert_eq!(metrics(&dir), lines);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_attempts_are_excluded_or_get_reward() {
     let root = tempfile::tempdir().unwrap();
     for (name, overrides) in [("out", &[][..]), ("punished", &["reward.broken=-1.0"][..])] {
-        let folder = root.path().join(name);
-        run(&folder, &simulator(Duration::ZERO, 0.2), Start::Fresh, overrides).await.unwrap();
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let dir = root.path().join(name);
+        run(&dir, &simulator(Duration::ZERO, 0.2), Start::Fresh, overrides).await.unwrap();
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let all = wait(store.summaries(Purpose::Train)).unwrap();
         let broken: Vec<_> = all.iter().filter(|s| s.status == Status::Failed).collect();
         assert!(broken.len() > 3 && broken.len() < all.len() / 2, "{} of {}", broken.len(), all.len());
@@ -288,11 +288,11 @@ async fn failed_attempts_are_excluded_or_get_reward() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_of_failing_attempts_lists_failures_and_resumes() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("dead");
-    let error = run(&folder, &simulator(Duration::ZERO, 1.0), Start::Fresh, &[]).await.unwrap_err();
+    let dir = root.path().join("dead");
+    let error = run(&dir, &simulator(Duration::ZERO, 1.0), Start::Fresh, &[]).await.unwrap_err();
     assert!(!error.is_user_error());
     assert!(error.to_string().contains("all 9 attempts failed; the first one: the simulator"), "{error}");
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let failures = wait(store.failures(Purpose::Eval)).unwrap();
     assert_eq!(failures.len(), 9);
     for failure in failures {
@@ -300,7 +300,7 @@ async fn run_of_failing_attempts_lists_failures_and_resumes() {
         assert!(failure.error.unwrap().contains("told to fail"));
     }
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&folder, &policy, Start::Resume, &[]).await.unwrap();
+    run(&dir, &policy, Start::Resume, &[]).await.unwrap();
     // The random streams of the attempts are those of a run that never failed.
     let undisturbed = simulator(Duration::ZERO, 0.0);
     run(&root.path().join("undisturbed"), &undisturbed, Start::Fresh, &[]).await.unwrap();
@@ -312,7 +312,7 @@ async fn run_of_failing_attempts_lists_failures_and_resumes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn untrainable_tokens_are_masked_and_counted() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let overrides = [
         "phase=[{kind='rl', steps=3, groups=2, group_size=2, learning_rate=0.05}]",
         "agent.max_tokens=8",
@@ -320,9 +320,8 @@ async fn untrainable_tokens_are_masked_and_counted() {
     ];
     let policy = simulator(Duration::ZERO, 0.0);
     let stop = StopFlag::default();
-    let mut trainer = Trainer::new(recipe(&folder, &overrides), parts(&policy, Duration::ZERO), Start::Fresh)
-        .await
-        .unwrap();
+    let mut trainer =
+        Trainer::new(recipe(&dir, &overrides), parts(&policy, Duration::ZERO), Start::Fresh).await.unwrap();
     let mut observer = StopAt { stop: stop.clone(), left: 1, what: |e| matches!(e, Event::Step { .. }) };
     assert!(matches!(trainer.run(&mut observer, &stop).await.unwrap(), Ended::Stopped { .. }));
     drop(trainer);
@@ -330,7 +329,7 @@ async fn untrainable_tokens_are_masked_and_counted() {
     // Attempts of the next two steps as if another program had made them. In step 1, the first 3 of
     // each completion's 8 tokens were sampled with a filter, and one completion was decoded
     // greedily. In step 2, all completions were decoded greedily.
-    let store = Sqlite::resume(&folder.join("run.db"), &RunId(String::new())).await.unwrap();
+    let store = Sqlite::resume(&dir.join("run.db"), &RunId(String::new())).await.unwrap();
     let made = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(made.len(), 4);
     for (step, summary) in (1..3).flat_map(|step| made.iter().map(move |summary| (step, summary))) {
@@ -354,10 +353,10 @@ async fn untrainable_tokens_are_masked_and_counted() {
         store.record_attempts(&[Attempt { id, placement, reward, trajectory, ..attempt }]).await.unwrap();
     }
     drop(store);
-    let error = run(&folder, &policy, Start::Resume, &overrides).await.unwrap_err();
+    let error = run(&dir, &policy, Start::Resume, &overrides).await.unwrap_err();
     let want = "phase 0, step 2 has no token to train on: of those that were sampled 32 were decoded greedily (segments: 8);";
     assert!(error.to_string().starts_with(want), "{error}");
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     let get = |step: usize| {
         ["masked_greedy_tokens", "masked_filtered_tokens", "targets"]
             .map(|name| lines[step][format!("training/{name}")].as_f64().unwrap())
@@ -369,10 +368,10 @@ async fn untrainable_tokens_are_masked_and_counted() {
 #[tokio::test]
 async fn invalid_runs_are_rejected_before_start() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let refused = async |overrides: &[&str], start| {
-        let error = run(&folder, &policy, start, overrides).await.unwrap_err();
+        let error = run(&dir, &policy, start, overrides).await.unwrap_err();
         assert!(error.is_user_error(), "{error}");
         error.to_string()
     };
@@ -385,14 +384,14 @@ async fn invalid_runs_are_rejected_before_start() {
     assert!(long.contains("the context holds 2000") && long.contains("arithmetic-train-3-0"), "{long}");
     let budget = refused(&["agent.max_context_tokens=5"], Start::Fresh).await;
     assert!(budget.contains("more than `agent.max_context_tokens` = 5, and with"), "{budget}");
-    assert!(!folder.exists(), "a run that cannot start leaves nothing behind");
+    assert!(!dir.exists(), "a run that cannot start leaves nothing behind");
 
-    run(&folder, &policy, Start::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();
+    run(&dir, &policy, Start::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();
     let other =
         refused(&["eval.tasks=0", "phase.1.steps=1", "phase.0.learning_rate=0.1"], Start::Resume).await;
     assert!(other.contains("`phase.0.learning_rate` is 0.1 now and was 3.0"), "{other}");
     let held = Trainer::new(
-        recipe(&folder, &["eval.tasks=0", "phase.1.steps=1"]),
+        recipe(&dir, &["eval.tasks=0", "phase.1.steps=1"]),
         parts(&policy, Duration::ZERO),
         Start::Resume,
     )
@@ -434,13 +433,13 @@ impl<F: Fn(&Path) -> Result<(), PolicyError> + Send + Sync> Learner for HookedSa
         self.simulator.optim_step(params).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        (self.hook)(folder)?;
-        self.simulator.save(folder, with_optimiser).await
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
+        (self.hook)(dir)?;
+        self.simulator.save(dir, with_optimizer).await
     }
 
-    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        self.simulator.load(folder, with_optimiser).await
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
+        self.simulator.load(dir, with_optimizer).await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
@@ -455,31 +454,30 @@ impl<F: Fn(&Path) -> Result<(), PolicyError> + Send + Sync> Learner for HookedSa
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replay_matches_if_learner_writes_other_tokenizer() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let with_tokenizer = || {
         let policy = simulator(Duration::ZERO, 0.0);
         let mut parts = parts(&policy, Duration::ZERO);
         let learns = parts.policies[0].learns.as_mut().unwrap();
         learns.learner = Arc::new(HookedSave {
             simulator: policy,
-            hook: |folder: &Path| {
-                std::fs::write(folder.join("tokenizer.json"), "of the learner").unwrap();
+            hook: |dir: &Path| {
+                std::fs::write(dir.join("tokenizer.json"), "of the learner").unwrap();
                 Ok(())
             },
             handed_over: Arc::default(),
         });
-        learns.companions =
-            Arc::new(|folder: &Path| std::fs::write(folder.join("tokenizer.json"), "of the model"));
+        learns.companions = Arc::new(|dir: &Path| std::fs::write(dir.join("tokenizer.json"), "of the model"));
         parts
     };
-    let recipe = recipe(&folder, &[]);
+    let recipe = recipe(&dir, &[]);
     let mut trainer = Trainer::new(recipe.clone(), with_tokenizer(), Start::Fresh).await.unwrap();
     trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     drop(trainer);
     let replayed = async || {
         let mut compared = Vec::new();
         let policies = with_tokenizer().policies;
-        replay(&recipe, &folder, policies, &mut (), &mut |one| compared.push(one)).await.unwrap();
+        replay(&recipe, &dir, policies, &mut (), &mut |one| compared.push(one)).await.unwrap();
         compared
     };
     let compared = replayed().await;
@@ -495,28 +493,28 @@ async fn replay_matches_if_learner_writes_other_tokenizer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn full_disk_preserves_earlier_checkpoints() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
     // The disk is full at the third checkpoint, after a part of it is written. Each earlier
     // checkpoint adds a minute of device handoffs.
     let minutes = Arc::<AtomicU32>::default();
     let handed_over = Arc::clone(&minutes);
-    let hook = move |folder: &Path| {
+    let hook = move |dir: &Path| {
         if minutes.fetch_add(60, Ordering::SeqCst) < 120 {
             return Ok(());
         }
-        std::fs::write(folder.join("simulator.weights"), "half").unwrap();
+        std::fs::write(dir.join("simulator.weights"), "half").unwrap();
         Err(PolicyError::Storage("cannot write simulator.weights: no space left on device".into()))
     };
     if let Some(learns) = &mut parts.policies[0].learns {
         learns.learner = Arc::new(HookedSave { simulator: policy.clone(), hook, handed_over });
     }
-    let mut trainer = Trainer::new(recipe(&folder, &[]), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &[]), parts, Start::Fresh).await.unwrap();
     let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("no space left"), "{error}");
     drop(trainer);
-    let mut names: Vec<_> = std::fs::read_dir(folder.join("checkpoints"))
+    let mut names: Vec<_> = std::fs::read_dir(dir.join("checkpoints"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
@@ -524,14 +522,14 @@ async fn full_disk_preserves_earlier_checkpoints() {
     // The third checkpoint, of the best weights so far, does not exist.
     assert_eq!(names, ["best", "step-000002", "step-000003"]);
     // The step after a checkpoint reports the time of device handoffs.
-    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let turns =
         |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["timing_s/turns"].as_f64();
     let turns: Vec<f64> = text.lines().filter_map(turns).collect();
     assert_eq!(turns[..3], [0.0, 0.0, 60.0]);
 
     let fresh = simulator(Duration::ZERO, 0.0);
-    run(&folder, &fresh, Start::Resume, &[]).await.unwrap();
+    run(&dir, &fresh, Start::Resume, &[]).await.unwrap();
     let whole = simulator(Duration::ZERO, 0.0);
     run(&root.path().join("whole"), &whole, Start::Fresh, &[]).await.unwrap();
     assert_eq!(fresh.weights(), whole.weights());
@@ -540,22 +538,22 @@ async fn full_disk_preserves_earlier_checkpoints() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damaged_checkpoint_is_skipped_on_resume() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&folder, &policy, Start::Fresh, &[]).await.unwrap();
-    let lines = metrics(&folder);
-    let last = crate::common::last_checkpoint(&folder);
+    run(&dir, &policy, Start::Fresh, &[]).await.unwrap();
+    let lines = metrics(&dir);
+    let last = crate::common::last_checkpoint(&dir);
     std::fs::write(last.join("simulator.optimiser"), "cut").unwrap();
 
     let fresh = simulator(Duration::ZERO, 0.0);
     let mut trainer =
-        Trainer::new(recipe(&folder, &[]), parts(&fresh, Duration::ZERO), Start::Resume).await.unwrap();
+        Trainer::new(recipe(&dir, &[]), parts(&fresh, Duration::ZERO), Start::Resume).await.unwrap();
     let mut notes = Notes::default();
     trainer.run(&mut notes, &StopFlag::default()).await.unwrap();
     assert!(notes.0[0].contains("step-000011 is not whole"), "{:?}", notes.0);
     assert_eq!(fresh.weights(), policy.weights());
-    assert_eq!(metrics(&folder), lines);
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    assert_eq!(metrics(&dir), lines);
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     assert_eq!(wait(store.evals()).unwrap().last().unwrap().0, EvalKey { phase: 1, step: 5 });
 }
 
@@ -565,11 +563,7 @@ fn trainer_futures_are_send() {
     fn send<T: Send>(_: impl FnOnce(&'static mut Trainer, &'static StopFlag) -> T) {}
     send(|trainer, stop| trainer.run(Box::leak(Box::new(())), stop));
     fn send_parts<T: Send>(_: impl FnOnce(&Path) -> T) {}
-    send_parts(|folder| {
-        Trainer::new(
-            recipe(folder, &[]),
-            parts(&simulator(Duration::ZERO, 0.0), Duration::ZERO),
-            Start::Fresh,
-        )
+    send_parts(|dir| {
+        Trainer::new(recipe(dir, &[]), parts(&simulator(Duration::ZERO, 0.0), Duration::ZERO), Start::Fresh)
     });
 }

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use levade_policy::{Sampler, Simulator};
 use levade_reward::{Evidence, NumericScorer, ScoreError, Scorer};
 use levade_store::testing::wait;
-use levade_store::{Attempt, Earner, Sqlite, Status, Store};
+use levade_store::{Attempt, CreditTarget, Sqlite, Status, Store};
 use levade_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError};
 use levade_tree::{AttemptId, Component, Finish, Purpose};
 use serde_json::Value;
@@ -20,7 +20,7 @@ use crate::common::{Notes, metrics, parts, ranks, recipe, simulator};
 
 /// Runs a recipe to its end. `scorers` replace the recipe's scorers with the same names.
 async fn run(
-    folder: &Path,
+    dir: &Path,
     overrides: &[&str],
     policy: &Arc<Simulator>,
     scorers: &[(&str, Arc<dyn Scorer>)],
@@ -30,15 +30,15 @@ async fn run(
     let scorers: BTreeMap<String, Arc<dyn Scorer>> =
         scorers.iter().map(|(name, scorer)| ((*name).to_owned(), scorer.clone())).collect();
     let parts = Parts { scorers, ..parts(policy, Duration::ZERO) };
-    let mut trainer = Trainer::new(recipe(folder, overrides), parts, start).await?;
+    let mut trainer = Trainer::new(recipe(dir, overrides), parts, start).await?;
     match trainer.run(notes, &StopFlag::default()).await? {
         Ended::Finished(summary) => Ok(summary),
         other => panic!("{other:?}"),
     }
 }
 
-fn attempts(folder: &Path) -> Vec<Attempt> {
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+fn attempts(dir: &Path) -> Vec<Attempt> {
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let of = |purpose| wait(store.summaries(purpose)).unwrap();
     let all = [Purpose::Train, Purpose::Eval].into_iter().flat_map(of);
     all.map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect()
@@ -73,9 +73,9 @@ async fn single_scorer_determines_score() {
     for (name, scorers) in
         [("numeric", &[][..]), ("right", &["reward.scorers=[{name='right', kind='numeric'}]"][..])]
     {
-        let (folder, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.1));
-        run(&folder, scorers, &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap();
-        let all = attempts(&folder);
+        let (dir, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.1));
+        run(&dir, scorers, &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap();
+        let all = attempts(&dir);
         for attempt in all.iter().filter(|attempt| attempt.status == Status::Completed) {
             let (score, reward) = by_numbers(attempt);
             assert_eq!(attempt.score.map(f64::to_bits), Some(score.to_bits()));
@@ -86,7 +86,7 @@ async fn single_scorer_determines_score() {
         let rewards: Vec<f64> = all.iter().filter_map(|attempt| attempt.reward).collect();
         assert!(rewards.iter().any(|reward| *reward != rewards[0]), "there is nothing to tell apart");
         let of_step = |line: &Value| line.get("critic/score/mean").is_some();
-        let mut lines: Vec<Value> = metrics(&folder);
+        let mut lines: Vec<Value> = metrics(&dir);
         for line in lines.iter_mut().filter(|line| of_step(line)) {
             let line = line.as_object_mut().unwrap();
             let found = ["mean", "max", "min"].map(|what| line.remove(&format!("reward/{name}/{what}")));
@@ -118,7 +118,7 @@ struct Form;
 impl Scorer for Form {
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         let tokens = evidence.trajectory.sampled_tokens() as f64;
-        let first = Component { on: Some(Earner::Turn(0)), ..Component::new("first", 0.5) };
+        let first = Component { on: Some(CreditTarget::Turn(0)), ..Component::new("first", 0.5) };
         Ok(vec![Component::score(1.0), Component::new("tokens", tokens), first])
     }
 }
@@ -126,15 +126,15 @@ impl Scorer for Form {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scorers_are_weighted_and_selected_by_task() {
     let root = tempfile::tempdir().unwrap();
-    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['arithmetic']}}, \
          {name='form', kind='numeric', weight=0.25, weights={first=0.5}}, \
          {name='other', kind='numeric', when={source='arithmetic', kind='none'}}]";
     let form: Arc<dyn Scorer> = Arc::new(Form);
-    run(&folder, &short(&[scorers]), &policy, &[("form", form)], Start::Fresh, &mut Notes::default())
+    run(&dir, &short(&[scorers]), &policy, &[("form", form)], Start::Fresh, &mut Notes::default())
         .await
         .unwrap();
-    for attempt in attempts(&folder) {
+    for attempt in attempts(&dir) {
         let (right, reward) = by_numbers(&attempt);
         let components: Vec<(&str, Option<f64>)> =
             attempt.outcome.components.iter().map(|c| (c.name.as_str(), c.weight)).collect();
@@ -145,18 +145,18 @@ async fn scorers_are_weighted_and_selected_by_task() {
         assert!((attempt.reward.unwrap() - (reward - right + attempt.score.unwrap())).abs() < 1e-12);
         // The reward of the first turn is credited to its last token.
         let first = attempt.earned.last().unwrap();
-        assert_eq!((&first.by, first.reward), (&Earner::Turn(0), 0.25));
+        assert_eq!((&first.by, first.reward), (&CreditTarget::Turn(0), 0.25));
     }
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     for name in ["right", "form", "form.tokens", "form.first"] {
         assert!(lines.iter().all(|line| line.get(format!("reward/{name}/mean")).is_some()), "{lines:?}");
     }
     assert!(lines.iter().all(|line| line.get("reward/other/mean").is_none()));
 
     let nobody = "reward.scorers=[{name='other', kind='numeric', when={kind='none'}}]";
-    let folder = root.path().join("nobody");
+    let dir = root.path().join("nobody");
     let error =
-        run(&folder, &short(&[nobody]), &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap_err();
+        run(&dir, &short(&[nobody]), &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("none of other is for it"), "{error}");
 }
 
@@ -202,14 +202,14 @@ impl Scorer for Judge {
 
 /// Runs with this judge as the scorer `numeric`.
 async fn judged(
-    folder: &Path,
+    dir: &Path,
     more: &[&str],
     policy: &Arc<Simulator>,
     judge: &Arc<Judge>,
     start: Start,
 ) -> Result<Vec<String>, TrainerError> {
     let (mut notes, scorer): (Notes, Arc<dyn Scorer>) = (Notes::default(), judge.clone());
-    run(folder, &short(more), policy, &[("numeric", scorer)], start, &mut notes).await?;
+    run(dir, &short(more), policy, &[("numeric", scorer)], start, &mut notes).await?;
     Ok(notes.0)
 }
 
@@ -221,14 +221,14 @@ fn with(attempts: &[Attempt], status: Status) -> usize {
 async fn scorer_is_retried_before_attempt_is_repeated() {
     let root = tempfile::tempdir().unwrap();
     for (missing, broken) in [(2u32, false), (3, true)] {
-        let folder = root.path().join(missing.to_string());
+        let dir = root.path().join(missing.to_string());
         let policy = simulator(Duration::ZERO, 0.0);
         let judge = Arc::new(Judge { missing: missing.into(), of_first: true, ..Judge::default() });
-        judged(&folder, &["agent.retries=1"], &policy, &judge, Start::Fresh).await.unwrap();
-        let all = attempts(&folder);
+        judged(&dir, &["agent.retries=1"], &policy, &judge, Start::Fresh).await.unwrap();
+        let all = attempts(&dir);
         assert_eq!((all.len(), with(&all, Status::Completed)), (18, 18));
         assert!(all.iter().all(|attempt| attempt.score == Some(by_numbers(attempt).0)));
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let again: Vec<&Attempt> = all.iter().filter(|attempt| attempt.number > 0).collect();
         assert_eq!(again.len(), usize::from(broken));
         for attempt in again {
@@ -244,10 +244,10 @@ async fn scorer_is_retried_before_attempt_is_repeated() {
 async fn unscored_attempts_are_dropped_or_get_value() {
     let root = tempfile::tempdir().unwrap();
     let policy = || simulator(Duration::ZERO, 0.0);
-    let folder = root.path().join("drop");
+    let dir = root.path().join("drop");
     let drop = ["reward.unscored=drop", "reward.broken=-1.0"];
-    judged(&folder, &drop, &policy(), &Judge::away_for(2), Start::Fresh).await.unwrap();
-    let all = attempts(&folder);
+    judged(&dir, &drop, &policy(), &Judge::away_for(2), Start::Fresh).await.unwrap();
+    let all = attempts(&dir);
     assert_eq!(with(&all, Status::Failed), 2);
     assert!(all.iter().all(|attempt| attempt.reward.is_some() == (attempt.status == Status::Completed)));
     // If the scorer never succeeds, the run ends with an error, and no attempt counts as worthless.
@@ -256,12 +256,11 @@ async fn unscored_attempts_are_dropped_or_get_value() {
     let error = dead.unwrap_err().to_string();
     assert!(error.contains("all 6 attempts failed") && error.contains("the judge sleeps"), "{error}");
 
-    let folder = root.path().join("number");
-    let notes = judged(&folder, &["reward.unscored=0.25"], &policy(), &Judge::away_for(4), Start::Fresh)
-        .await
-        .unwrap();
+    let dir = root.path().join("number");
+    let notes =
+        judged(&dir, &["reward.unscored=0.25"], &policy(), &Judge::away_for(4), Start::Fresh).await.unwrap();
     assert!(notes.iter().any(|note| note.contains("scorer: the judge sleeps")), "{notes:?}");
-    let all = attempts(&folder);
+    let all = attempts(&dir);
     let given = all.iter().filter(|attempt| attempt.score == Some(0.25));
     assert_eq!((given.count(), with(&all, Status::Completed)), (4, all.len()));
 }
@@ -271,37 +270,37 @@ async fn unscored_attempts_are_dropped_or_get_value() {
 async fn attempts_wait_for_unavailable_scorer() {
     let root = tempfile::tempdir().unwrap();
     let drawn = async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().drawn;
-    let (folder, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
-    judged(&folder, &[], &undisturbed, &Judge::away_for(0), Start::Fresh).await.unwrap();
-    let want: Vec<Attempt> = attempts(&folder);
+    let (dir, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
+    judged(&dir, &[], &undisturbed, &Judge::away_for(0), Start::Fresh).await.unwrap();
+    let want: Vec<Attempt> = attempts(&dir);
 
     // The scorer becomes available again soon.
-    let (folder, policy) = (root.path().join("back"), simulator(Duration::ZERO, 0.0));
+    let (dir, policy) = (root.path().join("back"), simulator(Duration::ZERO, 0.0));
     let notes =
-        judged(&folder, &["reward.unscored=park"], &policy, &Judge::away_for(5), Start::Fresh).await.unwrap();
+        judged(&dir, &["reward.unscored=park"], &policy, &Judge::away_for(5), Start::Fresh).await.unwrap();
     let told = notes
         .iter()
         .filter(|note| note.contains("wait for the scorer numeric, and are kept: the judge sleeps"));
     assert_eq!(told.count(), 1, "{notes:?}");
-    assert!(policy.weights() == undisturbed.weights() && attempts(&folder) == want);
+    assert!(policy.weights() == undisturbed.weights() && attempts(&dir) == want);
 
     // The scorer is unavailable for longer than the outage timeout.
-    let (folder, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.0));
+    let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.0));
     let park = ["reward.unscored=park", "reward.outage_seconds=0.5"];
-    let error = judged(&folder, &park, &policy, &Judge::away_for(9999), Start::Fresh).await.unwrap_err();
+    let error = judged(&dir, &park, &policy, &Judge::away_for(9999), Start::Fresh).await.unwrap_err();
     let text = error.to_string();
     assert!(!error.is_user_error() && matches!(error, TrainerError::Outage { .. }), "{text}");
     assert!(
         text.contains("the scorer numeric was away for the 0.5 s") && text.contains("--resume"),
         "{text}"
     );
-    let parked = attempts(&folder);
+    let parked = attempts(&dir);
     assert_eq!((parked.len(), with(&parked, Status::Unscored)), (6, 6));
     assert!(parked.iter().all(|attempt| attempt.score.is_none() && attempt.trajectory.sampled_tokens() > 0));
     // Once the scorer is available, it scores the existing attempts, and the run continues.
     let (later, judge) = (simulator(Duration::ZERO, 0.0), Judge::away_for(0));
-    judged(&folder, &park, &later, &judge, Start::Resume).await.unwrap();
-    assert!(later.weights() == undisturbed.weights() && attempts(&folder) == want);
+    judged(&dir, &park, &later, &judge, Start::Resume).await.unwrap();
+    assert!(later.weights() == undisturbed.weights() && attempts(&dir) == want);
     assert_eq!(drawn(&policy).await + drawn(&later).await, drawn(&undisturbed).await);
     assert_eq!(judge.answered.load(Ordering::SeqCst) as usize, want.len());
 }
@@ -311,7 +310,7 @@ async fn attempts_wait_for_unavailable_scorer() {
 async fn run_continues_without_score_up_to_staleness() {
     let root = tempfile::tempdir().unwrap();
     for staleness in [0, 1, 2] {
-        let folder = root.path().join(staleness.to_string());
+        let dir = root.path().join(staleness.to_string());
         let phase = format!(
             "phase=[{{kind='rl', steps=6, groups=2, group_size=3, learning_rate=0.05, prefer='first_done', \
              staleness={staleness}}}]"
@@ -319,15 +318,15 @@ async fn run_continues_without_score_up_to_staleness() {
         let judge = Arc::new(Judge { shuns: true, ..Judge::default() });
         let park = [phase.as_str(), "reward.unscored=park", "reward.outage_seconds=0.5"];
         let policy = simulator(Duration::ZERO, 0.0);
-        let error = judged(&folder, &park, &policy, &judge, Start::Fresh).await.unwrap_err();
+        let error = judged(&dir, &park, &policy, &judge, Start::Fresh).await.unwrap_err();
         assert!(matches!(error, TrainerError::Outage { .. }), "{error}");
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         assert_eq!(wait(store.planned_steps()).unwrap().len(), staleness);
-        judged(&folder, &park, &simulator(Duration::ZERO, 0.0), &Judge::away_for(0), Start::Resume)
+        judged(&dir, &park, &simulator(Duration::ZERO, 0.0), &Judge::away_for(0), Start::Resume)
             .await
             .unwrap();
         assert_eq!(wait(store.planned_steps()).unwrap().len(), 6);
-        let all = attempts(&folder);
+        let all = attempts(&dir);
         assert_eq!((all.len(), with(&all, Status::Completed)), (36, 36));
     }
 }
@@ -361,10 +360,10 @@ async fn group_scorer_compares_attempts_of_group() {
     let more = [scorers, "eval.tasks=4", "eval.samples=2", "eval.temperature=1.0"];
     let ranks = |missing| -> Arc<dyn Scorer> { Arc::new(Rank(Judge { missing, ..Judge::default() })) };
     let mut notes = Notes::default();
-    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.1));
+    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.1));
     let rank = [("rank", ranks(AtomicU32::new(0)))];
-    run(&folder, &short(&more), &policy, &rank, Start::Fresh, &mut notes).await.unwrap();
-    let all = attempts(&folder);
+    run(&dir, &short(&more), &policy, &rank, Start::Fresh, &mut notes).await.unwrap();
+    let all = attempts(&dir);
     assert!(with(&all, Status::Failed) > 0 && with(&all, Status::Unscored) == 0);
     let key = |a: &Attempt| (a.placement.purpose, a.placement.phase, a.placement.step, a.placement.group);
     for group in all.chunk_by(|a, b| key(a) == key(b)) {
@@ -379,17 +378,17 @@ async fn group_scorer_compares_attempts_of_group() {
     }
     // An unavailable group scorer defers complete groups, which are compared after the run resumes.
     let park = [&more[..2], &["reward.unscored=park", "reward.outage_seconds=1.5"]].concat();
-    let (folder, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.1));
+    let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.1));
     let rank = [("rank", ranks(AtomicU32::new(9999)))];
-    let error = run(&folder, &short(&park), &policy, &rank, Start::Fresh, &mut notes).await.unwrap_err();
+    let error = run(&dir, &short(&park), &policy, &rank, Start::Fresh, &mut notes).await.unwrap_err();
     assert!(error.to_string().contains("the scorer rank was away"), "{error}");
-    assert!(with(&attempts(&folder), Status::Unscored) > 0);
+    assert!(with(&attempts(&dir), Status::Unscored) > 0);
     let rank = [("rank", ranks(AtomicU32::new(1)))];
-    run(&folder, &short(&park), &policy, &rank, Start::Resume, &mut notes).await.unwrap();
-    assert_eq!(with(&attempts(&folder), Status::Unscored), 0);
+    run(&dir, &short(&park), &policy, &rank, Start::Resume, &mut notes).await.unwrap();
+    assert_eq!(with(&attempts(&dir), Status::Unscored), 0);
     // A greedy attempt has no group to be compared with.
     let remax = "phase=[{kind='rl', algorithm='remax', steps=1, groups=2, group_size=3, learning_rate=0.05}]";
-    let folder = root.path().join("greedy");
-    let refused = run(&folder, &short(&[scorers, remax]), &policy, &rank, Start::Fresh, &mut notes).await;
+    let dir = root.path().join("greedy");
+    let refused = run(&dir, &short(&[scorers, remax]), &policy, &rank, Start::Fresh, &mut notes).await;
     assert!(matches!(refused.unwrap_err(), TrainerError::NotCompared { phase: 0, .. }));
 }

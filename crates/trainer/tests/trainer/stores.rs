@@ -20,18 +20,18 @@ async fn store_location_does_not_change_weights() {
         ("relative", "run.store='sqlite:records.db'"),
         ("absolute", absolute.as_str()),
     ] {
-        let (folder, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.0));
-        run(&folder, &policy, Start::Fresh, &[store]).await.unwrap();
+        let (dir, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.0));
+        run(&dir, &policy, Start::Fresh, &[store]).await.unwrap();
         assert_eq!(policy.weights(), usual.weights(), "{name}");
-        assert!(!folder.join("run.db").exists());
-        assert_eq!(folder.join("records.db").is_file(), name == "relative");
+        assert!(!dir.join("run.db").exists());
+        assert_eq!(dir.join("records.db").is_file(), name == "relative");
     }
     assert!(elsewhere.is_file());
     // An existing store is not overwritten, and a run resumes only with its own store.
     let again = root.path().join("again");
     let policy = simulator(Duration::ZERO, 0.0);
     let error = run(&again, &policy, Start::Fresh, &[&absolute]).await.unwrap_err();
-    assert!(matches!(error, TrainerError::RecordTaken(_)) && error.is_user_error(), "{error}");
+    assert!(matches!(error, TrainerError::StoreExists(_)) && error.is_user_error(), "{error}");
     let error = run(&root.path().join("absolute"), &policy, Start::Resume, &[]).await.unwrap_err();
     assert!(error.to_string().contains("`run.store` is not set now and was"), "{error}");
     run(&root.path().join("absolute"), &policy, Start::Resume, &[&absolute]).await.unwrap();
@@ -40,13 +40,13 @@ async fn store_location_does_not_change_weights() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_run_cannot_be_resumed() {
     let root = tempfile::tempdir().unwrap();
-    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
     let memory = ["run.store='memory:'"];
-    run(&folder, &policy, Start::Fresh, &memory).await.unwrap();
-    let keys = recipe(&folder, &memory).run;
+    run(&dir, &policy, Start::Fresh, &memory).await.unwrap();
+    let keys = recipe(&dir, &memory).run;
     for error in [
         RunFolder::check(&keys, Start::Resume).unwrap_err(),
-        run(&folder, &policy, Start::Resume, &memory).await.unwrap_err(),
+        run(&dir, &policy, Start::Resume, &memory).await.unwrap_err(),
     ] {
         assert!(error.is_user_error() && error.to_string().contains("keeps its record in memory"), "{error}");
     }

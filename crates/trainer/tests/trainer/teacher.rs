@@ -55,7 +55,7 @@ fn taught(asked: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'static) -> 
 }
 
 async fn run(
-    folder: &Path,
+    dir: &Path,
     policy: &Arc<Simulator>,
     start: Start,
     teacher: Teacher,
@@ -64,18 +64,18 @@ async fn run(
     let mut parts = parts(policy, Duration::ZERO);
     parts.teachers = BTreeMap::from([("teacher".to_owned(), teacher)]);
     let overrides = [&TAUGHT[..], overrides].concat();
-    Trainer::new(recipe(folder, &overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
+    Trainer::new(recipe(dir, &overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sft_imitates_good_teacher_attempts() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let asked = Arc::new(AtomicUsize::new(0));
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&folder, &policy, Start::Fresh, teacher(&asked), &[]).await.unwrap();
+    run(&dir, &policy, Start::Fresh, teacher(&asked), &[]).await.unwrap();
 
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let made = wait(store.summaries(Purpose::Demonstration)).unwrap();
     let good = made.iter().filter(|attempt| attempt.score == Some(1.0)).count();
     assert_eq!(good, 10);
@@ -90,7 +90,7 @@ async fn sft_imitates_good_teacher_attempts() {
     // Only the good attempts are in the plans, and the policy learns them.
     let plans = wait(store.planned_steps()).unwrap();
     assert_eq!(plans.iter().filter(|(phase, _)| *phase == 0).count(), 12);
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     let nll: Vec<f64> = lines.iter().filter_map(|line| line.get("train/nll")?.as_f64()).collect();
     assert!(nll[11] < 0.7 * nll[0], "{nll:?}");
 }
@@ -137,9 +137,8 @@ async fn resumed_run_does_not_repeat_teacher_calls() {
 async fn weak_teacher_is_reported_by_name() {
     let root = tempfile::tempdir().unwrap();
     let ignorant = Teacher::by_rule(|_| Ok(Message::assistant("I do not know.")));
-    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
-    let error =
-        run(&folder, &policy, Start::Fresh, ignorant, &["phase.0.source.tasks=12"]).await.unwrap_err();
+    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let error = run(&dir, &policy, Start::Fresh, ignorant, &["phase.0.source.tasks=12"]).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("teacher reached a score of 1 in 0 of 12 attempts"), "{text}");
     assert!(error.is_user_error());
@@ -164,9 +163,9 @@ async fn sft_imitates_row_completions_that_score_well() {
     std::fs::write(&tasks, (1..=30).map(row).collect::<String>()).unwrap();
     let source = format!("tasks.0={{kind='file', path='{}', held_out=6}}", tasks.display());
     let with = [source.as_str(), "eval.unseen_wordings=0", "phase.1.steps=1", "phase.0.epochs=6"];
-    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
     let start = async |overrides: &[&str]| {
-        let recipe = recipe(&folder, &[&with[..], overrides].concat());
+        let recipe = recipe(&dir, &[&with[..], overrides].concat());
         Trainer::new(recipe, parts(&policy, Duration::ZERO), Start::Fresh).await
     };
     let few = ["phase.0.source={field='replies'}", "phase.0.demonstrations=25"];
@@ -178,7 +177,7 @@ async fn sft_imitates_row_completions_that_score_well() {
 
     let good = ["phase.0.source={field='replies'}", "phase.0.demonstrations=8"];
     start(&good).await.unwrap().run(&mut (), &StopFlag::default()).await.unwrap();
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let made = wait(store.summaries(Purpose::Demonstration)).unwrap();
     assert_eq!(made.iter().filter(|attempt| attempt.score == Some(1.0)).count(), 8);
     for summary in &made {
@@ -187,7 +186,7 @@ async fn sft_imitates_row_completions_that_score_well() {
         let demonstrated = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated);
         assert_eq!(demonstrated.count(), 2);
     }
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     let nll: Vec<f64> = lines.iter().filter_map(|line| line.get("train/nll")?.as_f64()).collect();
     assert!(nll[nll.len() - 1] < 0.8 * nll[0], "{nll:?}");
 }

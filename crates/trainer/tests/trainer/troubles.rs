@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_policy::{Simulator, SimulatorConfig, Timing};
 use levade_store::testing::wait;
-use levade_store::{Attempt, Earned, Earner, Sqlite, Status, Store};
+use levade_store::{Attempt, CreditTarget, Earned, Sqlite, Status, Store};
 use levade_text::ToolSpec;
 use levade_tools::{Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
 use levade_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 
 use crate::common::{metrics, parts, recipe, simulator};
 
-async fn finish(folder: &Path, overrides: &[&str], parts: Parts, start: Start) -> Summary {
-    let mut trainer = Trainer::new(recipe(folder, overrides), parts, start).await.unwrap();
+async fn finish(dir: &Path, overrides: &[&str], parts: Parts, start: Start) -> Summary {
+    let mut trainer = Trainer::new(recipe(dir, overrides), parts, start).await.unwrap();
     match trainer.run(&mut (), &StopFlag::default()).await.unwrap() {
         Ended::Finished(summary) => summary,
         other => panic!("{other:?}"),
@@ -72,7 +72,7 @@ impl Session for FragileSession {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn step_survives_tool_scorer_and_agent_failures() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let tools = ToolSet::new(vec![Arc::new(Fragile)], Duration::from_secs(60)).unwrap();
     let parts = crate::common::parts_with(&policy, tools);
@@ -81,7 +81,7 @@ async fn step_survives_tool_scorer_and_agent_failures() {
         r#"read line; case "${line%%,*}" in *[02468]*) echo the judge is away >&2; exit 1;; esac; echo 0.5"#;
     let scorer = format!("reward.scorer={{ kind = \"command\", command = [\"sh\", \"-c\", {judge:?}] }}");
     let overrides = [&scorer, "agent.attempt_seconds=2.0", "eval.tasks=0", "eval.unseen_wordings=0"];
-    let summary = finish(&folder, &overrides, parts, Start::Fresh).await;
+    let summary = finish(&dir, &overrides, parts, Start::Fresh).await;
     assert_eq!(summary.steps, 11);
     let troubles: Vec<(&str, u64, &str)> = summary.troubles.iter().collect();
     for (source, why) in [
@@ -94,7 +94,7 @@ async fn step_survives_tool_scorer_and_agent_failures() {
             "{troubles:?}"
         );
     }
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
     let outcomes: Vec<Outcome> =
@@ -111,7 +111,7 @@ async fn step_survives_tool_scorer_and_agent_failures() {
     for (attempt, outcome) in all.iter().zip(&outcomes) {
         assert_eq!(attempt.reward.is_none(), attempt.status == Status::Failed, "{outcome:?}");
     }
-    let lines = metrics(&folder);
+    let lines = metrics(&dir);
     let steps: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
     assert_eq!(steps.len(), 5);
     assert!(steps.iter().all(|l| l["response/aborted_ratio"].as_f64().unwrap() > 0.0));
@@ -142,7 +142,7 @@ impl<F: Fn(&str) -> bool + Send + Sync> Toolbox for Shut<F> {
 async fn failed_attempt_is_retried_if_configured() {
     let root = tempfile::tempdir().unwrap();
     for (retries, broken) in [("0", true), ("1", false)] {
-        let folder = root.path().join(retries);
+        let dir = root.path().join(retries);
         let policy = simulator(Duration::ZERO, 0.0);
         // The first try of each attempt fails.
         let times = AtomicUsize::new(0);
@@ -155,9 +155,9 @@ async fn failed_attempt_is_retried_if_configured() {
         // Attempts run one after the other, so that the counter alternates between first tries and
         // retries.
         let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
-        let summary = finish(&folder, &overrides, parts, Start::Fresh).await;
+        let summary = finish(&dir, &overrides, parts, Start::Fresh).await;
         assert!(summary.troubles.iter().any(|(source, _, why)| source == "tools" && why.contains("not yet")));
-        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let all = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(all.iter().any(|attempt| attempt.status == Status::Failed), broken);
         // The retry is a separate attempt, and so is the failed try.
@@ -176,23 +176,23 @@ async fn failed_attempt_is_retried_if_configured() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversampling_does_not_wait_for_stragglers() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let tools = ToolSet::new(vec![Arc::new(Slow)], Duration::from_secs(600)).unwrap();
     let with = |tools: &ToolSet| crate::common::parts_with(&policy, tools.clone());
     let overrides = ["phase.1.spare=1", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     let start = std::time::Instant::now();
-    finish(&folder, &overrides, with(&tools), Start::Fresh).await;
+    finish(&dir, &overrides, with(&tools), Start::Fresh).await;
     assert!(start.elapsed() < Duration::from_secs(300), "a straggler was waited for");
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
     assert!(all.iter().all(|attempt| attempt.placement.sample != 2), "the slow one was not given up");
     // The run is repeated from the store alone, and ends with the same weights.
-    std::fs::remove_dir_all(folder.join("checkpoints")).unwrap();
+    std::fs::remove_dir_all(dir.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);
     let parts = crate::common::parts_with(&mute, tools);
-    finish(&folder, &overrides, parts, Start::Resume).await;
+    finish(&dir, &overrides, parts, Start::Resume).await;
     assert_eq!(mute.weights(), policy.weights());
 }
 
@@ -201,7 +201,7 @@ async fn oversampling_does_not_wait_for_stragglers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_update_does_not_time_out_completions() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let (batch, update) = (Duration::from_millis(1), Duration::from_millis(2500));
     let timing = Timing { batch, update, ..Timing::default() };
     let policy = Arc::new(Simulator::new(SimulatorConfig { timing, ..crate::common::simulated() }));
@@ -216,9 +216,9 @@ async fn slow_update_does_not_time_out_completions() {
         "eval.tasks=0",
         "eval.unseen_wordings=0",
     ];
-    let summary = finish(&folder, &overrides, parts(&policy, Duration::ZERO), Start::Fresh).await;
+    let summary = finish(&dir, &overrides, parts(&policy, Duration::ZERO), Start::Fresh).await;
     assert_eq!(summary.troubles.iter().collect::<Vec<_>>(), []);
-    let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let lines = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let updates: Vec<f64> = lines
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap())
@@ -232,25 +232,25 @@ async fn slow_update_does_not_time_out_completions() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_device_ends_run_with_error() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let timing = Timing { update: Duration::from_secs(3600), ..Timing::default() };
     let hanging = Arc::new(Simulator::new(SimulatorConfig { timing, ..crate::common::simulated() }));
     let overrides = ["engine.call_seconds=0.2", "eval.tasks=0", "eval.unseen_wordings=0"];
     let parts_of = |policy: &Arc<Simulator>| parts(policy, Duration::ZERO);
-    let recipe = recipe(&folder, &overrides);
+    let recipe = recipe(&dir, &overrides);
     let mut trainer = Trainer::new(recipe, parts_of(&hanging), Start::Fresh).await.unwrap();
     let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
     assert_eq!(error.to_string(), "waited 200ms for a step of the optimiser");
     drop(trainer);
     let patient = ["engine.call_seconds=60", "eval.tasks=0", "eval.unseen_wordings=0"];
-    finish(&folder, &patient, parts_of(&simulator(Duration::ZERO, 0.0)), Start::Resume).await;
+    finish(&dir, &patient, parts_of(&simulator(Duration::ZERO, 0.0)), Start::Resume).await;
 }
 
 /// Attempts that fail at once do not count towards their group's size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversampled_attempts_replace_failed_ones() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     // The first two attempts at each task fail.
     let shut = Shut(|attempt: &str| {
@@ -259,8 +259,8 @@ async fn oversampled_attempts_replace_failed_ones() {
     let tools = ToolSet::new(vec![Arc::new(shut)], Duration::from_secs(60)).unwrap();
     let parts = crate::common::parts_with(&policy, tools);
     let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
-    finish(&folder, &overrides, parts, Start::Fresh).await;
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    finish(&dir, &overrides, parts, Start::Fresh).await;
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
     let rewarded = all.iter().filter(|attempt| attempt.reward.is_some()).count();
     assert_eq!(rewarded, 5 * 3 * 4);
@@ -331,12 +331,12 @@ impl Session for Paying {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tool_rewards_and_metrics_are_recorded() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("run");
+    let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let overrides = ["eval.tasks=0", "eval.unseen_wordings=0"];
-    finish(&folder, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Fresh).await;
+    finish(&dir, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Fresh).await;
 
-    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
     let all: Vec<Attempt> = all.iter().map(|a| wait(store.attempt(&a.id)).unwrap().unwrap()).collect();
     let mut paid = 0;
@@ -345,7 +345,7 @@ async fn tool_rewards_and_metrics_are_recorded() {
         for (turn, calls) in &outcome.calls_by_turn {
             let failed = calls.errors() - calls.malformed;
             let shaping = -0.1 * f64::from(calls.malformed) - 0.05 * f64::from(failed);
-            let of_turn = |earned: &&Earned| earned.by == Earner::Turn(*turn);
+            let of_turn = |earned: &&Earned| earned.by == CreditTarget::Turn(*turn);
             let earned = attempt.earned.iter().find(of_turn).map_or(0.0, |earned| earned.reward);
             let pays = 0.25 * f64::from(calls.ok);
             assert!((earned - shaping - pays).abs() < 1e-12, "{attempt:?}");
@@ -358,7 +358,7 @@ async fn tool_rewards_and_metrics_are_recorded() {
     assert!(paid > 0);
 
     // Each metric is a mean over the attempts of a step, in the order of the steps.
-    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let lines: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
     for (step, line) in (0..).zip(&lines) {
@@ -378,8 +378,8 @@ async fn tool_rewards_and_metrics_are_recorded() {
 
     let overrides = [overrides[0], overrides[1], "phase.1.steps=6"];
     let other = Paying { description: "Pays well." }.parts(&policy);
-    let error = Trainer::new(recipe(&folder, &overrides), other, Start::Resume).await.err().unwrap();
+    let error = Trainer::new(recipe(&dir, &overrides), other, Start::Resume).await.err().unwrap();
     let start = "the tool calculator of `agent default` is not what the run in ";
     assert!(error.to_string().starts_with(start), "{error}");
-    finish(&folder, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Resume).await;
+    finish(&dir, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Resume).await;
 }

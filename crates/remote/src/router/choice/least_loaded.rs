@@ -1,19 +1,19 @@
 //! Selects the replica with the fewest calls.
 
 use super::round_robin::RoundRobin;
-use super::{Candidate, Choose};
+use super::{Candidate, ReplicaSelector};
 
 /// Selects the replica with the fewest running calls. Slow replicas keep calls for longer, and so
 /// get fewer.
 #[derive(Debug, Default)]
 pub(crate) struct LeastLoaded {
-    turns: RoundRobin,
+    round_robin: RoundRobin,
 }
 
-impl Choose for LeastLoaded {
+impl ReplicaSelector for LeastLoaded {
     fn choose(&mut self, _prompt: &[u32], candidates: &[Candidate]) -> usize {
-        let least = candidates.iter().map(|candidate| candidate.running).min();
-        self.turns.turn(candidates.iter().filter(|c| Some(c.running) == least).map(|c| c.member))
+        let min_running = candidates.iter().map(|candidate| candidate.running).min();
+        self.round_robin.pick(candidates.iter().filter(|c| Some(c.running) == min_running).map(|c| c.replica))
     }
 }
 
@@ -26,7 +26,7 @@ mod tests {
         let mut choice = LeastLoaded::default();
         let mut among = |running: [usize; 3]| {
             let candidates: Vec<Candidate> =
-                (0..3).map(|member| Candidate { member, running: running[member] }).collect();
+                (0..3).map(|replica| Candidate { replica, running: running[replica] }).collect();
             choice.choose(&[], &candidates)
         };
         assert_eq!([among([2, 1, 3]), among([1, 1, 1]), among([1, 1, 1]), among([0, 1, 0])], [1, 2, 0, 2]);

@@ -11,7 +11,7 @@
 //! are new to all replicas go to the least loaded one.
 
 use super::prefix_index::PrefixIndex;
-use super::{Candidate, Choose};
+use super::{Candidate, ReplicaSelector};
 
 /// Constants of [`Choice::Prefix`](super::Choice::Prefix).
 #[derive(Debug, Clone, PartialEq)]
@@ -23,12 +23,12 @@ pub struct PrefixOptions {
     pub slack: usize,
     /// Maximum number of entries in the index, each a block of 16 tokens cached by one replica. An entry
     /// takes at most 200 bytes.
-    pub most_blocks: usize,
+    pub max_blocks: usize,
 }
 
 impl Default for PrefixOptions {
     fn default() -> Self {
-        PrefixOptions { ratio: 1.5, slack: 8, most_blocks: 1 << 18 }
+        PrefixOptions { ratio: 1.5, slack: 8, max_blocks: 1 << 18 }
     }
 }
 
@@ -41,31 +41,31 @@ pub(crate) struct Prefix {
 
 impl Prefix {
     pub fn new(options: PrefixOptions) -> Self {
-        Prefix { index: PrefixIndex::new(options.most_blocks), options }
+        Prefix { index: PrefixIndex::new(options.max_blocks), options }
     }
 }
 
-impl Choose for Prefix {
+impl ReplicaSelector for Prefix {
     fn choose(&mut self, prompt: &[u32], candidates: &[Candidate]) -> usize {
-        let least = candidates.iter().map(|candidate| candidate.running).min().unwrap_or_default();
-        let most = least as f64 * self.options.ratio + self.options.slack as f64;
-        let shared = self.index.shared(prompt);
-        let blocks = |member| shared.get(&member).copied().unwrap_or_default();
+        let min_running = candidates.iter().map(|candidate| candidate.running).min().unwrap_or_default();
+        let max_running = min_running as f64 * self.options.ratio + self.options.slack as f64;
+        let shared_blocks = self.index.shared_blocks(prompt);
+        let blocks = |replica| shared_blocks.get(&replica).copied().unwrap_or_default();
         let worth = |candidate: &&Candidate| {
-            let Candidate { member, running } = **candidate;
-            let fewest = std::cmp::Reverse((running, self.index.blocks_of(member), member));
-            (blocks(member), fewest)
+            let Candidate { replica, running } = **candidate;
+            let reversed_load = std::cmp::Reverse((running, self.index.blocks_of(replica), replica));
+            (blocks(replica), reversed_load)
         };
-        let near = candidates.iter().filter(|candidate| candidate.running as f64 <= most);
-        near.max_by_key(worth).map(|candidate| candidate.member).unwrap_or_default()
+        let near = candidates.iter().filter(|candidate| candidate.running as f64 <= max_running);
+        near.max_by_key(worth).map(|candidate| candidate.replica).unwrap_or_default()
     }
 
-    fn computes(&mut self, member: usize, path: &[u32]) {
-        self.index.insert(member, path);
+    fn record_tokens(&mut self, replica: usize, tokens: &[u32]) {
+        self.index.insert(replica, tokens);
     }
 
-    fn forgets(&mut self, member: usize) {
-        self.index.forget(member);
+    fn forget_replica(&mut self, replica: usize) {
+        self.index.forget(replica);
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
 
     fn among(choice: &mut Prefix, prompt: &[u32], running: [usize; 3]) -> usize {
         let candidates: Vec<Candidate> =
-            (0..3).map(|member| Candidate { member, running: running[member] }).collect();
+            (0..3).map(|replica| Candidate { replica, running: running[replica] }).collect();
         choice.choose(prompt, &candidates)
     }
 
@@ -83,21 +83,21 @@ mod tests {
     fn prefix_choice_prefers_longest_prefix_within_load_bound() {
         let mut choice = Prefix::new(PrefixOptions::default());
         let prompt: Vec<u32> = (0..100).collect();
-        choice.computes(1, &prompt[..40]);
-        choice.computes(2, &prompt[..80]);
+        choice.record_tokens(1, &prompt[..40]);
+        choice.record_tokens(2, &prompt[..80]);
         assert_eq!(among(&mut choice, &prompt, [0, 0, 8]), 2);
         assert_eq!(among(&mut choice, &prompt, [0, 0, 9]), 1, "the next longest one");
         assert_eq!(among(&mut choice, &prompt, [0, 9, 9]), 0);
         assert_eq!(among(&mut choice, &prompt, [10, 24, 23]), 2, "10 x 1.5 + 8 = 23");
         assert_eq!(among(&mut choice, &prompt, [10, 23, 24]), 1);
-        choice.forgets(2);
+        choice.forget_replica(2);
         assert_eq!(among(&mut choice, &prompt, [0, 0, 0]), 1);
     }
 
     #[test]
     fn unknown_prompt_goes_to_least_loaded_replica() {
         let mut choice = Prefix::new(PrefixOptions::default());
-        choice.computes(0, &[7; 64]);
+        choice.record_tokens(0, &[7; 64]);
         assert_eq!(among(&mut choice, &[1; 64], [2, 1, 3]), 1);
         assert_eq!(among(&mut choice, &[1; 64], [1, 1, 1]), 1, "fewer blocks than the first");
     }

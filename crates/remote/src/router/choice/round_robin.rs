@@ -1,6 +1,6 @@
 //! Selects each replica in turn.
 
-use super::{Candidate, Choose};
+use super::{Candidate, ReplicaSelector};
 
 /// Round-robin selection: the next candidate after the one that was selected last.
 #[derive(Debug, Default)]
@@ -10,17 +10,17 @@ pub(crate) struct RoundRobin {
 
 impl RoundRobin {
     /// Returns the next of `candidates`, which must not be empty.
-    pub fn turn(&mut self, candidates: impl Iterator<Item = usize> + Clone) -> usize {
-        let after = candidates.clone().filter(|member| *member >= self.next).min();
+    pub fn pick(&mut self, candidates: impl Iterator<Item = usize> + Clone) -> usize {
+        let after = candidates.clone().filter(|replica| *replica >= self.next).min();
         let chosen = after.or_else(|| candidates.min()).unwrap_or_default();
         self.next = chosen + 1;
         chosen
     }
 }
 
-impl Choose for RoundRobin {
+impl ReplicaSelector for RoundRobin {
     fn choose(&mut self, _prompt: &[u32], candidates: &[Candidate]) -> usize {
-        self.turn(candidates.iter().map(|candidate| candidate.member))
+        self.pick(candidates.iter().map(|candidate| candidate.replica))
     }
 }
 
@@ -30,8 +30,8 @@ mod tests {
 
     #[test]
     fn round_robin_takes_turns_among_changing_members() {
-        let mut turns = RoundRobin::default();
-        let mut among = |members: &[usize]| turns.turn(members.iter().copied());
+        let mut round_robin = RoundRobin::default();
+        let mut among = |replicas: &[usize]| round_robin.pick(replicas.iter().copied());
         assert_eq!(
             [among(&[0, 1, 2]), among(&[0, 1, 2]), among(&[0, 1, 2]), among(&[0, 1, 2])],
             [0, 1, 2, 0]

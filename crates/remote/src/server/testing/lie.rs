@@ -26,12 +26,12 @@ pub enum Lie {
 }
 
 impl Lie {
-    /// Returns the number of tokens to sample if `most` were requested.
-    pub fn most(self, most: usize) -> usize {
+    /// Returns the number of tokens to sample if `limit` were requested.
+    pub fn limit(self, limit: usize) -> usize {
         match self {
-            Lie::Endless => most + 3,
-            Lie::Short | Lie::Stops => most - 3,
-            _ => most,
+            Lie::Endless => limit + 3,
+            Lie::Short | Lie::Stops => limit - 3,
+            _ => limit,
         }
     }
 

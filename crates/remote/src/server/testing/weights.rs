@@ -6,14 +6,14 @@ use levade_policy::{Content, Manifest, WeightsAt, WeightsRef};
 use serde_json::{Value, json};
 
 use super::super::PROBE;
-use super::super::folder::ProbeFile;
+use super::super::weight_dir::ProbeFile;
 use super::{CONTEXT, VOCABULARY, distribution};
 
 /// Writes a weight directory of a tiny model, as a learner publishes it, with a probe of the fake's
 /// table.
 pub fn publish(root: &Path, version: u64) -> WeightsRef {
-    let folder = root.join(format!("v{version}"));
-    std::fs::create_dir_all(&folder).unwrap();
+    let dir = root.join(format!("v{version}"));
+    std::fs::create_dir_all(&dir).unwrap();
     let hidden = 4;
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": 1,
@@ -21,7 +21,7 @@ pub fn publish(root: &Path, version: u64) -> WeightsRef {
         "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "hidden_act": "silu",
         "bos_token_id": 0, "eos_token_id": 1,
     });
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
     let layer = |name: &str| format!("model.layers.0.{name}.weight");
     let square = |name: &str| (layer(&format!("self_attn.{name}")), vec![hidden, hidden]);
     let mut tensors = vec![
@@ -44,13 +44,13 @@ pub fn publish(root: &Path, version: u64) -> WeightsRef {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
     bytes.extend(std::iter::repeat_n(version as u8, end));
-    std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+    std::fs::write(dir.join("model.safetensors"), bytes).unwrap();
     let tokens = vec![3, 9, 4, 1, 5];
     let logprobs =
         (1..tokens.len()).map(|i| distribution(version, &tokens[..i], 1.0)[tokens[i] as usize] as f32);
     let probe = ProbeFile { logprobs: logprobs.collect(), tokens };
-    std::fs::write(folder.join(PROBE), serde_json::to_string(&probe).unwrap()).unwrap();
+    std::fs::write(dir.join(PROBE), serde_json::to_string(&probe).unwrap()).unwrap();
     let names = ["config.json", "model.safetensors", PROBE].map(str::to_owned);
-    let manifest = Manifest::of(&folder, Content::Whole, &names).unwrap();
+    let manifest = Manifest::of(&dir, Content::Whole, &names).unwrap();
     WeightsRef { version, at: WeightsAt::Manifest(manifest) }
 }

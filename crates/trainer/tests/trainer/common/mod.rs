@@ -77,11 +77,11 @@ optimiser = { schedule = "linear", warmup = 1 }
 "#;
 
 /// Returns the recipe, to run in `folder`.
-pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
-    let file = folder.with_extension("toml");
+pub fn recipe(dir: &Path, overrides: &[&str]) -> Recipe {
+    let file = dir.with_extension("toml");
     std::fs::write(&file, RECIPE).unwrap();
     let mut all: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-    all.push(format!("run.folder={}", folder.display()).parse().unwrap());
+    all.push(format!("run.folder={}", dir.display()).parse().unwrap());
     Recipe::load(&file, &all).unwrap()
 }
 
@@ -134,7 +134,7 @@ pub fn trained(name: &str, policy: &Arc<Simulator>) -> Policy {
             learner: policy.clone(),
             reference: Some(simulator(Duration::ZERO, 0.0)),
             critic: Some(simulator(Duration::ZERO, 0.0)),
-            companions: Arc::new(|folder: &Path| std::fs::write(folder.join("tokenizer.json"), "{}")),
+            companions: Arc::new(|dir: &Path| std::fs::write(dir.join("tokenizer.json"), "{}")),
         }),
     }
 }
@@ -159,16 +159,16 @@ impl Observer for Notes {
 }
 
 /// Returns the newest checkpoint of a run.
-pub fn last_checkpoint(folder: &Path) -> PathBuf {
+pub fn last_checkpoint(dir: &Path) -> PathBuf {
     let mut names: Vec<PathBuf> =
-        std::fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        std::fs::read_dir(dir.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
     names.sort();
     names.pop().unwrap()
 }
 
 /// Returns the lines of the metrics file without metrics that depend on wall-clock time.
-pub fn metrics(folder: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+pub fn metrics(dir: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     text.lines()
         .map(|line| {
             let mut line: Map<String, Value> = serde_json::from_str(line).unwrap();

@@ -15,7 +15,7 @@ use levade_text::{Chat, Message, Role, ToolCall, ToolSpec, canonical_number};
 use serde_json::{Number, Value};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::reply::shown_content;
+use crate::recorded_completion::shown_content;
 
 /// 128-bit hash of a text.
 pub(crate) type Key = u128;
@@ -40,7 +40,7 @@ pub(crate) struct Form {
 
 impl Form {
     /// Returns the form of a message as the client sent it.
-    pub(crate) fn of(message: &Message) -> Self {
+    pub(crate) fn from_message(message: &Message) -> Self {
         let thought = reasoning(message).map(str::to_owned);
         let mut form = Form::new(message.role, &message.content, &message.tool_calls, thought);
         // Parts other than text, such as images.
@@ -82,26 +82,26 @@ impl Form {
     /// first message is not split. `is_thought` returns whether a message has only reasoning.
     pub(crate) fn joined<'a>(
         messages: impl IntoIterator<Item = &'a Message>,
-        is_thought: impl Fn(&Message) -> bool,
+        is_reasoning: impl Fn(&Message) -> bool,
     ) -> Option<(Message, Self, usize)> {
         let mut messages = messages.into_iter().take_while(|message| message.role == Role::Assistant);
-        let mut whole = messages.next()?.clone();
+        let mut full_message = messages.next()?.clone();
         let is_silent = |message: &Message| {
-            message.tool_calls.is_empty() && (message.content.is_empty() || is_thought(message))
+            message.tool_calls.is_empty() && (message.content.is_empty() || is_reasoning(message))
         };
         let (mut length, mut silent) = (1, None);
-        for piece in messages {
-            let calls_only = piece.content.is_empty() && !piece.tool_calls.is_empty();
-            if !calls_only && !*silent.get_or_insert_with(|| is_silent(&whole)) {
+        for part in messages {
+            let calls_only = part.content.is_empty() && !part.tool_calls.is_empty();
+            if !calls_only && !*silent.get_or_insert_with(|| is_silent(&full_message)) {
                 break;
             }
-            silent = silent.map(|silent| silent && is_silent(piece));
-            whole.append(piece, "");
+            silent = silent.map(|silent| silent && is_silent(part));
+            full_message.append(part, "");
             length += 1;
         }
         (length > 1).then(|| {
-            let form = Form::of(&whole);
-            (whole, form, length)
+            let form = Form::from_message(&full_message);
+            (full_message, form, length)
         })
     }
 
@@ -151,7 +151,7 @@ pub(crate) fn same_number(a: &Value, b: &Value) -> bool {
 }
 
 /// Returns a hash of a reasoning text, ignoring white space around it.
-pub(crate) fn thought_key(thought: &str) -> Key {
+pub(crate) fn reasoning_key(thought: &str) -> Key {
     xxhash_rust::xxh3::xxh3_128(thought.trim().as_bytes())
 }
 
@@ -235,12 +235,12 @@ mod tests {
     }
 
     fn read(json: Value) -> Form {
-        Form::of(&serde_json::from_value(json).unwrap())
+        Form::from_message(&serde_json::from_value(json).unwrap())
     }
 
     #[test]
     fn arguments_compare_by_value() {
-        let form = |arguments: &str| Form::of(&Message::calls("", vec![call("a", arguments)]));
+        let form = |arguments: &str| Form::from_message(&Message::calls("", vec![call("a", arguments)]));
         let first =
             form(r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#);
         for same in [
@@ -286,10 +286,14 @@ mod tests {
     #[test]
     fn hash_separates_adjacent_parts() {
         let one = |name: &str| ToolCall { name: name.into(), ..call("", "{}") };
-        let calls = |names: &[&str]| Form::of(&Message::calls("", names.iter().map(|n| one(n)).collect()));
+        let calls =
+            |names: &[&str]| Form::from_message(&Message::calls("", names.iter().map(|n| one(n)).collect()));
         assert_ne!(calls(&["ab", "c"]).loose, calls(&["a", "bc"]).loose);
         assert_ne!(calls(&[]).loose, calls(&[""]).loose);
-        assert_ne!(Form::of(&Message::user("a")).loose, Form::of(&Message::assistant("a")).loose);
+        assert_ne!(
+            Form::from_message(&Message::user("a")).loose,
+            Form::from_message(&Message::assistant("a")).loose
+        );
         let tool = |name: &str, description: &str| ToolSpec {
             name: name.into(),
             description: description.into(),
@@ -319,7 +323,7 @@ mod tests {
         let (one, other) = (read(call("x")), read(call("y")));
         assert_eq!((one.loose, one.exact), (other.loose, other.exact));
         assert_eq!(one.ids, ["x"]);
-        let [trimmed, outer] = ["a  b", " a  b\n"].map(|text| Form::of(&Message::user(text)));
+        let [trimmed, outer] = ["a  b", " a  b\n"].map(|text| Form::from_message(&Message::user(text)));
         assert!(trimmed.loose == outer.loose && trimmed.exact != outer.exact && trimmed.has_content);
     }
 
@@ -335,17 +339,17 @@ mod tests {
     fn split_completion_is_joined() {
         let thinks = |message| Message { reasoning_content: Some("hm".into()), ..message };
         let (one, two) = (call("a", r#"{"a": 1}"#), call("b", r#"{"a": 2}"#));
-        let whole = Form::of(&thinks(Message::calls(" So", vec![one.clone(), two.clone()])));
+        let full_message = Form::from_message(&thinks(Message::calls(" So", vec![one.clone(), two.clone()])));
         let (text, first) = (Message::assistant(" So"), Message::calls("", vec![one.clone()]));
         let second = Message::calls("", vec![two]);
-        for pieces in [
+        for parts in [
             vec![thinks(text.clone()), first.clone(), second.clone(), Message::tool("1")],
             vec![text.clone(), thinks(first.clone()), second.clone(), text.clone()],
             vec![thinks(Message::calls(" So", vec![one])), second, Message::user("?")],
         ] {
-            let length = pieces.len() - 1;
-            let joined = Form::joined(&pieces, |_| false).map(|(_, form, length)| (form, length));
-            assert_eq!(joined, Some((whole.clone(), length)), "{pieces:?}");
+            let length = parts.len() - 1;
+            let joined = Form::joined(&parts, |_| false).map(|(_, form, length)| (form, length));
+            assert_eq!(joined, Some((full_message.clone(), length)), "{parts:?}");
         }
         assert_eq!(Form::joined(&[text.clone(), text.clone()], |_| false), None);
         assert_eq!(Form::joined(&[Message::user(" So"), first.clone()], |_| false), None);
@@ -363,8 +367,8 @@ mod tests {
         };
         let both = with("a", &["x", "y"]);
         assert_eq!((both.exact, with("a", &["x", "y"])), (both.loose, both.clone()));
-        let others = [with("a", &["y", "x"]), with("a", &["x"]), with("a", &[]), with("b", &["x", "y"])];
-        assert!(others.iter().all(|other| other.loose != both.loose && other.exact != both.exact));
+        let other_forms = [with("a", &["y", "x"]), with("a", &["x"]), with("a", &[]), with("b", &["x", "y"])];
+        assert!(other_forms.iter().all(|other| other.loose != both.loose && other.exact != both.exact));
         let spaced = with(" a", &["x", "y"]);
         assert!(spaced.loose == both.loose && spaced.exact != both.exact);
         assert!(with("", &["x"]).has_content && !with("", &[]).has_content);
@@ -373,21 +377,21 @@ mod tests {
     #[test]
     fn reasoning_and_calls_are_parsed_from_content() {
         let chat = tiny_chat().unwrap();
-        let apart = |text: &str| Form::taken_apart(&Message::assistant(text), &chat, &[]);
-        assert_eq!(apart("plain"), None);
-        assert_eq!(apart(" plain\n"), None);
-        let form = apart(
+        let parse_form = |text: &str| Form::taken_apart(&Message::assistant(text), &chat, &[]);
+        assert_eq!(parse_form("plain"), None);
+        assert_eq!(parse_form(" plain\n"), None);
+        let form = parse_form(
             "<think>hm</think>So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>",
         );
         let form = form.unwrap();
-        let want = Form::of(&Message::calls("So", vec![call("", r#"{"a": 1.0}"#)]));
+        let want = Form::from_message(&Message::calls("So", vec![call("", r#"{"a": 1.0}"#)]));
         assert_eq!((form.loose, form.exact, form.calls), (want.loose, want.exact, want.calls));
         assert_eq!((form.thought.as_deref(), form.ids), (Some("hm"), vec![]));
         let calls =
-            apart("So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>").unwrap();
+            parse_form("So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>").unwrap();
         assert_eq!((calls.loose, calls.thought), (want.loose, None));
         assert_eq!(Form::taken_apart(&Message::user("<think>hm</think>"), &chat, &[]), None);
-        let unclosed = apart("<think>hm").unwrap();
+        let unclosed = parse_form("<think>hm").unwrap();
         assert!(unclosed.thought.as_deref() == Some("hm") && !unclosed.has_content);
     }
 }

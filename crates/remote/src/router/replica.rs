@@ -26,7 +26,7 @@ pub enum Health {
 
 /// Status of a replica, as it is reported.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct MemberStatus {
+pub struct ReplicaStatus {
     /// Name of the replica.
     pub name: String,
     /// Health of the replica.
@@ -45,7 +45,7 @@ pub struct MemberStatus {
 }
 
 /// A sampler behind a router, with its health.
-pub(crate) struct Member {
+pub(crate) struct Replica {
     pub index: usize,
     pub name: String,
     pub sampler: Arc<dyn Sampler>,
@@ -57,22 +57,22 @@ pub(crate) struct Member {
     /// Whether the replica has left the router for good.
     has_left: AtomicBool,
     /// Number of weight updates that have started.
-    begun: AtomicU64,
+    updates_started: AtomicU64,
     /// Number of weight updates that have ended, successfully or not.
-    ended: AtomicU64,
+    updates_ended: AtomicU64,
 }
 
 /// Guard of a weight update in progress.
-pub struct Adopting<'a>(&'a Member);
+pub struct WeightUpdateGuard<'a>(&'a Replica);
 
-impl Drop for Adopting<'_> {
+impl Drop for WeightUpdateGuard<'_> {
     fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::SeqCst);
+        self.0.updates_ended.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 struct State {
-    status: MemberStatus,
+    status: ReplicaStatus,
     /// Consecutive failures.
     in_a_row: u32,
     /// Time of the next probe.
@@ -83,9 +83,9 @@ struct State {
     is_doubted: bool,
 }
 
-impl Member {
+impl Replica {
     pub fn new(index: usize, name: String, sampler: Arc<dyn Sampler>, options: &RouterOptions) -> Self {
-        let status = MemberStatus {
+        let status = ReplicaStatus {
             name: name.clone(),
             health: Health::Serving,
             reason: None,
@@ -94,9 +94,9 @@ impl Member {
             finished: 0,
             failed: 0,
         };
-        let (due, wait) = (Instant::now() + options.probe_every, options.first_wait);
+        let (due, wait) = (Instant::now() + options.probe_every, options.initial_wait);
         let state = State { status, in_a_row: 0, due, wait, is_doubted: false };
-        Member {
+        Replica {
             index,
             name,
             sampler,
@@ -104,22 +104,22 @@ impl Member {
             state: Mutex::new(state),
             progress: AtomicU64::new(0),
             has_left: AtomicBool::new(false),
-            begun: AtomicU64::new(0),
-            ended: AtomicU64::new(0),
+            updates_started: AtomicU64::new(0),
+            updates_ended: AtomicU64::new(0),
         }
     }
 
     /// Creates a replica that joins a running router: it is in quarantine until a probe, which is
     /// due now.
     pub fn joining(index: usize, name: String, sampler: Arc<dyn Sampler>, options: &RouterOptions) -> Self {
-        let member = Self::new(index, name, sampler, options);
+        let replica = Self::new(index, name, sampler, options);
         {
-            let mut state = member.state();
+            let mut state = replica.state();
             state.status.health = Health::Quarantined;
             state.status.reason = Some("it has just joined".into());
             state.due = Instant::now();
         }
-        member
+        replica
     }
 
     /// Returns whether the replica has left the router for good.
@@ -137,7 +137,7 @@ impl Member {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn status(&self) -> MemberStatus {
+    pub fn status(&self) -> ReplicaStatus {
         self.state().status.clone()
     }
 
@@ -161,17 +161,17 @@ impl Member {
     }
 
     /// Starts a weight update, which ends when the guard is dropped.
-    pub fn adopts(&self) -> Adopting<'_> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        Adopting(self)
+    pub fn start_weight_update(&self) -> WeightUpdateGuard<'_> {
+        self.updates_started.fetch_add(1, Ordering::SeqCst);
+        WeightUpdateGuard(self)
     }
 
     /// Returns the number of completed weight updates, or `None` if one is in progress. A version
     /// that the replica reports while this value changes is meaningless, because a replica has no
     /// version during an update.
-    pub fn adoptions(&self) -> Option<u64> {
-        let ended = self.ended.load(Ordering::SeqCst);
-        (self.begun.load(Ordering::SeqCst) == ended).then_some(ended)
+    pub fn weight_updates(&self) -> Option<u64> {
+        let ended = self.updates_ended.load(Ordering::SeqCst);
+        (self.updates_started.load(Ordering::SeqCst) == ended).then_some(ended)
     }
 
     /// Records the version that the replica reports.
@@ -182,10 +182,10 @@ impl Member {
     /// Records the version of a token, which may have been sampled a while ago. If all replicas
     /// should have version `least` by now and the token's version is older, schedules a probe at
     /// once.
-    pub fn drew_with(&self, version: u64, least: u64) {
+    pub fn note_sampled_version(&self, version: u64, min_version: u64) {
         let mut state = self.state();
         state.status.version = state.status.version.max(version);
-        if version < least && !state.is_doubted && state.status.health != Health::Quarantined {
+        if version < min_version && !state.is_doubted && state.status.health != Health::Quarantined {
             (state.is_doubted, state.due) = (true, Instant::now());
             drop(state);
             self.nudged.notify_one();
@@ -194,10 +194,10 @@ impl Member {
 
     /// Returns whether a due probe can be skipped, because the replica serves and samples, and
     /// postpones it then.
-    pub fn may_wait(&self, draws: bool, options: &RouterOptions) -> bool {
+    pub fn may_wait(&self, has_progressed: bool, options: &RouterOptions) -> bool {
         let mut state = self.state();
         let doubted = std::mem::take(&mut state.is_doubted);
-        let may = state.status.health == Health::Serving && draws && !doubted;
+        let may = state.status.health == Health::Serving && has_progressed && !doubted;
         if may {
             state.due = Instant::now() + options.probe_every;
         }
@@ -205,9 +205,9 @@ impl Member {
     }
 
     /// Counts a call that starts (`begins`) or ends.
-    pub fn counts(&self, begins: bool) {
+    pub fn counts(&self, is_start: bool) {
         let running = &mut self.state().status.running;
-        *running = if begins { *running + 1 } else { *running - 1 };
+        *running = if is_start { *running + 1 } else { *running - 1 };
     }
 
     /// Records a completed call, which ends suspicion.
@@ -216,7 +216,7 @@ impl Member {
         state.status.finished += 1;
         if state.status.health != Health::Quarantined {
             state.serve(options);
-            (state.in_a_row, state.wait) = (0, options.first_wait);
+            (state.in_a_row, state.wait) = (0, options.initial_wait);
         }
     }
 
@@ -267,20 +267,20 @@ impl Member {
     ///
     /// # Errors
     /// Returns the query's error, or [`PolicyError::Deadline`] after `longest`.
-    pub async fn ask<T>(
+    pub async fn call_with_timeout<T>(
         &self,
-        longest: Duration,
+        timeout: Duration,
         what: &str,
         question: impl Future<Output = Result<T, PolicyError>>,
     ) -> Result<T, PolicyError> {
-        let answer = within(longest, question).await;
-        answer.unwrap_or_else(|| Err(PolicyError::Deadline(longest, format!("{} to {what}", self.name))))
+        let response = within(timeout, question).await;
+        response.unwrap_or_else(|| Err(PolicyError::Deadline(timeout, format!("{} to {what}", self.name))))
     }
 
     /// Waits for `limit`, excluding time in which the replica was paused.
-    pub async fn over(&self, limit: Duration, options: &RouterOptions) {
+    pub async fn sleep_unpaused(&self, limit: Duration, options: &RouterOptions) {
         let paused = || async {
-            let paused = within(options.answer, self.sampler.paused()).await;
+            let paused = within(options.response_timeout, self.sampler.paused()).await;
             paused.and_then(Result::ok).unwrap_or_default()
         };
         loop {
@@ -298,16 +298,16 @@ impl Member {
 
     /// Returns when the replica has sampled nothing for any call for `options.silence`, although it
     /// may sample for a call that requires version `least`.
-    pub async fn falls_silent(&self, least: u64, options: &RouterOptions) {
+    pub async fn wait_until_silent(&self, min_version: u64, options: &RouterOptions) {
         loop {
             let before = self.progress();
-            self.over(options.silence, options).await;
-            let may_draw = || async {
-                let version = within(options.answer, self.sampler.version()).await;
+            self.sleep_unpaused(options.silence, options).await;
+            let may_sample = || async {
+                let version = within(options.response_timeout, self.sampler.version()).await;
                 // A replica that does not report its version counts as silent.
-                version.and_then(Result::ok).is_none_or(|version| version >= least)
+                version.and_then(Result::ok).is_none_or(|version| version >= min_version)
             };
-            if self.progress() == before && may_draw().await {
+            if self.progress() == before && may_sample().await {
                 return;
             }
         }
@@ -330,6 +330,6 @@ impl State {
         self.status.health = Health::Quarantined;
         self.status.reason = Some(reason.to_string());
         self.due = Instant::now() + self.wait;
-        self.wait = (self.wait * 2).min(options.longest_wait);
+        self.wait = (self.wait * 2).min(options.max_wait);
     }
 }

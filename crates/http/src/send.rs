@@ -16,7 +16,7 @@ use crate::{Client, HttpError, causes};
 
 /// A request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ask {
+pub struct ClientRequest {
     /// HTTP method, such as `GET`.
     pub method: Method,
     /// URL of the request, with the scheme `http` or `https`.
@@ -40,7 +40,7 @@ pub struct Bounds {
 
 /// A complete response with any status.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Reply {
+pub struct ClientResponse {
     /// Status code, including those of errors.
     pub status: StatusCode,
     /// Response headers.
@@ -51,12 +51,12 @@ pub struct Reply {
     pub url: String,
 }
 
-impl Reply {
+impl ClientResponse {
     /// Returns the body as text, decoded as its `Content-Type` declares. Invalid UTF-8 is replaced. If
     /// neither the type nor the bytes are text, returns a note with the body's length.
     pub fn text(&self) -> String {
         let kind = self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        text::of(&self.body, kind)
+        text::decode(&self.body, kind)
     }
 }
 
@@ -68,56 +68,61 @@ impl Client {
     /// Returns an error if a host is not allowed or cannot be reached, the connection breaks, the
     /// deadline passes, the response is too large or cannot be decoded, or there are too many
     /// redirects.
-    pub async fn ask(&self, ask: Ask, bounds: Bounds) -> Result<Reply, HttpError> {
-        let host = authority(&target(&ask.url)?);
+    pub async fn send(&self, outgoing: ClientRequest, bounds: Bounds) -> Result<ClientResponse, HttpError> {
+        let host = authority(&target(&outgoing.url)?);
         let late = || HttpError::Late { host, after: bounds.deadline };
-        match tokio::time::timeout(bounds.deadline, self.follow(ask, bounds)).await {
-            Ok(answer) => answer,
+        match tokio::time::timeout(bounds.deadline, self.follow(outgoing, bounds)).await {
+            Ok(result) => result,
             Err(_) => Err(late()),
         }
     }
 
-    async fn follow(&self, mut ask: Ask, bounds: Bounds) -> Result<Reply, HttpError> {
-        let first = authority(&target(&ask.url)?);
+    async fn follow(&self, mut outgoing: ClientRequest, bounds: Bounds) -> Result<ClientResponse, HttpError> {
+        let first = authority(&target(&outgoing.url)?);
         let mut followed = 0;
         loop {
-            let uri = target(&ask.url)?;
+            let uri = target(&outgoing.url)?;
             let host = authority(&uri);
-            let mut request = Request::new(Full::new(ask.body.clone()));
-            *request.method_mut() = ask.method.clone();
+            let mut request = Request::new(Full::new(outgoing.body.clone()));
+            *request.method_mut() = outgoing.method.clone();
             *request.uri_mut() = uri.clone();
-            *request.headers_mut() = ask.headers.clone();
+            *request.headers_mut() = outgoing.headers.clone();
             let response = self.request(request).await?;
             let Some(to) = redirect(&uri, &response) else {
                 let (head, body) = response.into_parts();
-                let body = whole(&host, body, bounds.bytes).await?;
-                let body = unpacked(&host, body, &head.headers, bounds.bytes)?;
-                return Ok(Reply { status: head.status, headers: head.headers, body, url: ask.url });
+                let body = collect_body(&host, body, bounds.bytes).await?;
+                let body = unpack_body(&host, body, &head.headers, bounds.bytes)?;
+                return Ok(ClientResponse {
+                    status: head.status,
+                    headers: head.headers,
+                    body,
+                    url: outgoing.url,
+                });
             };
             followed += 1;
             if followed > bounds.redirects {
-                return Err(HttpError::Redirects { host: first, most: bounds.redirects, to });
+                return Err(HttpError::Redirects { host: first, max: bounds.redirects, to });
             }
             // As in browsers, 303 leads to a GET request, and so do 301 and 302 after a POST request.
             let is_other = match response.status() {
-                StatusCode::SEE_OTHER => ask.method != Method::HEAD,
-                StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => ask.method == Method::POST,
+                StatusCode::SEE_OTHER => outgoing.method != Method::HEAD,
+                StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => outgoing.method == Method::POST,
                 _ => false,
             };
             if is_other {
-                ask.method = Method::GET;
-                ask.body = Bytes::new();
+                outgoing.method = Method::GET;
+                outgoing.body = Bytes::new();
                 for name in [CONTENT_TYPE, CONTENT_LENGTH] {
-                    ask.headers.remove(name);
+                    outgoing.headers.remove(name);
                 }
             }
             let next = target(&to)?;
             if authority(&next) != host || next.scheme() != uri.scheme() {
                 // Any header can contain a key, and the target of the redirect is another server.
-                ask.headers.clear();
+                outgoing.headers.clear();
             }
-            ask.headers.remove(HOST);
-            ask.url = to;
+            outgoing.headers.remove(HOST);
+            outgoing.url = to;
         }
     }
 }
@@ -128,12 +133,12 @@ fn redirect(from: &Uri, response: &Response<Incoming>) -> Option<String> {
         return None;
     }
     let to = response.headers().get(LOCATION)?.to_str().ok()?.trim();
-    Some(joined(from, to))
+    Some(resolve_reference(from, to))
 }
 
 /// Resolves a URL reference against the URL `from` (RFC 3986, 5.2, without dot segments, which servers
 /// resolve).
-fn joined(from: &Uri, to: &str) -> String {
+fn resolve_reference(from: &Uri, to: &str) -> String {
     let to = to.split('#').next().unwrap_or_default();
     let scheme = from.scheme_str().unwrap_or("http");
     let origin = format!("{scheme}://{}", authority(from));
@@ -149,21 +154,21 @@ fn joined(from: &Uri, to: &str) -> String {
     } else if to.starts_with('?') {
         format!("{origin}{}{to}", from.path())
     } else {
-        let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
-        format!("{origin}{folder}/{to}")
+        let parent = from.path().rsplit_once('/').map_or("", |(parent, _)| parent);
+        format!("{origin}{parent}/{to}")
     }
 }
 
 /// Reads a body to its end.
-async fn whole(host: &str, mut body: Incoming, most: usize) -> Result<Bytes, HttpError> {
+async fn collect_body(host: &str, mut body: Incoming, max: usize) -> Result<Bytes, HttpError> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame =
             frame.map_err(|error| HttpError::Broken { host: host.to_owned(), why: causes(&error) })?;
         // Trailers are ignored.
         let Ok(data) = frame.into_data() else { continue };
-        if all.len() + data.len() > most {
-            return Err(HttpError::TooLarge { host: host.to_owned(), most });
+        if all.len() + data.len() > max {
+            return Err(HttpError::TooLarge { host: host.to_owned(), max });
         }
         all.extend_from_slice(&data);
     }
@@ -171,10 +176,10 @@ async fn whole(host: &str, mut body: Incoming, most: usize) -> Result<Bytes, Htt
 }
 
 /// Decompresses a body with gzip, which some servers use although the request does not offer it.
-fn unpacked(host: &str, body: Bytes, headers: &HeaderMap, most: usize) -> Result<Bytes, HttpError> {
+fn unpack_body(host: &str, body: Bytes, headers: &HeaderMap, max: usize) -> Result<Bytes, HttpError> {
     let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
-    unpack(encoding, body, most).map_err(|why| match why {
-        Unpack::TooLarge => HttpError::TooLarge { host: host.to_owned(), most },
+    unpack(encoding, body, max).map_err(|why| match why {
+        Unpack::TooLarge => HttpError::TooLarge { host: host.to_owned(), max },
         Unpack::Unknown | Unpack::Broken => {
             HttpError::Packed { host: host.to_owned(), encoding: encoding.to_owned() }
         }

@@ -21,35 +21,35 @@ pub(crate) struct ProbeFile {
 
 /// A directory that passed all checks.
 #[derive(Debug, Clone)]
-pub(super) struct Folder {
+pub(super) struct WeightDir {
     pub path: PathBuf,
     pub probe: Option<ProbeFile>,
     /// Checksum of all files.
     pub sum: u32,
 }
 
-impl Folder {
+impl WeightDir {
     /// Checks the files that a manifest lists: sizes, checksums, and that the weights are complete
     /// and have the shapes of the configuration, for a model with `vocabulary` tokens.
     ///
     /// # Errors
     /// Returns [`PolicyError::NotAdopted`] with the file and the problem if a check fails.
     pub fn check(manifest: &Manifest, vocabulary: usize, adapters: bool) -> Result<Self, PolicyError> {
-        let refused = |why: String| PolicyError::NotAdopted(why);
+        let reject = |why: String| PolicyError::NotAdopted(why);
         let path = manifest.verify()?;
-        let path = std::path::absolute(path).map_err(|e| refused(format!("{}: {e}", path.display())))?;
+        let path = std::path::absolute(path).map_err(|e| reject(format!("{}: {e}", path.display())))?;
         let sums = manifest.files.iter().map(|file| file.crc32c);
         let sum = sums.fold(0, |sum, one| crc32c::crc32c_append(sum, &one.to_le_bytes()));
         let is_adapter = matches!(manifest.content, Content::Adapter { .. });
         if is_adapter != adapters {
             let (has, wants) =
                 if is_adapter { ("an adapter", "whole weights") } else { ("whole weights", "adapters") };
-            return Err(refused(format!(
+            return Err(reject(format!(
                 "{} holds {has}, but the server was set up for {wants}",
                 path.display()
             )));
         }
-        let problem = |error: ModelError| refused(error.to_string());
+        let problem = |error: ModelError| reject(error.to_string());
         let weights: Vec<&str> = manifest
             .files
             .iter()
@@ -57,7 +57,7 @@ impl Folder {
             .filter(|name| name.ends_with(".safetensors"))
             .collect();
         if weights.is_empty() {
-            return Err(refused(format!("{} has no .safetensors among its files", path.display())));
+            return Err(reject(format!("{} has no .safetensors among its files", path.display())));
         }
         for name in weights {
             SafetensorsFile::open(&path.join(name)).map_err(problem)?;
@@ -68,19 +68,19 @@ impl Folder {
             check_model(&path, vocabulary)?;
         }
         let probe = read_probe(&path.join(PROBE))?;
-        Ok(Folder { path, probe, sum })
+        Ok(WeightDir { path, probe, sum })
     }
 }
 
 /// Cache of directory checks, shared by servers that load the same weights: each directory is read
 /// once, as long as its files do not change.
 #[derive(Debug, Clone, Default)]
-pub struct FolderChecks(Arc<Mutex<Known>>);
+pub struct DirChecks(Arc<Mutex<CheckCache>>);
 
 /// The directory that was checked last.
 #[derive(Debug, Default)]
-struct Known {
-    last: Option<(Question, Vec<Stamp>, Folder)>,
+struct CheckCache {
+    last: Option<(Question, Vec<Stamp>, WeightDir)>,
     /// Number of directories that were read.
     count: usize,
 }
@@ -94,35 +94,35 @@ type Stamp = (u64, u64, i64, i64);
 
 fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
     use std::os::unix::fs::MetadataExt;
-    let Place::Local(folder) = &manifest.place else { return None };
-    let of = |file: &levade_policy::SavedFile| {
-        let found = std::fs::metadata(folder.join(&file.name)).ok()?;
+    let Place::Local(dir) = &manifest.place else { return None };
+    let stamp_of = |file: &levade_policy::SavedFile| {
+        let found = std::fs::metadata(dir.join(&file.name)).ok()?;
         Some((found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
     };
-    manifest.files.iter().map(of).collect()
+    manifest.files.iter().map(stamp_of).collect()
 }
 
-impl FolderChecks {
-    /// Checks a directory as [`Folder::check`] does. Concurrent callers wait for the check in
+impl DirChecks {
+    /// Checks a directory as [`WeightDir::check`] does. Concurrent callers wait for the check in
     /// progress.
     pub(super) fn check(
         &self,
         manifest: &Manifest,
         vocabulary: usize,
         adapters: bool,
-    ) -> Result<Folder, PolicyError> {
+    ) -> Result<WeightDir, PolicyError> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (question, now) = ((manifest.clone(), vocabulary, adapters), stamps(manifest));
-        if let (Some((asked, then, folder)), Some(now)) = (&known.last, &now)
-            && *asked == question
+        if let (Some((last_question, then, dir)), Some(now)) = (&known.last, &now)
+            && *last_question == question
             && then == now
         {
-            return Ok(folder.clone());
+            return Ok(dir.clone());
         }
-        let folder = Folder::check(manifest, vocabulary, adapters)?;
+        let dir = WeightDir::check(manifest, vocabulary, adapters)?;
         known.count += 1;
-        known.last = now.map(|now| (question, now, folder.clone()));
-        Ok(folder)
+        known.last = now.map(|now| (question, now, dir.clone()));
+        Ok(dir)
     }
 
     /// Returns the number of directories that were read and passed.
@@ -135,15 +135,15 @@ impl FolderChecks {
 /// Checks shapes and configuration of a complete model. Model families that Levade does not
 /// implement are left to the server.
 fn check_model(path: &Path, vocabulary: usize) -> Result<(), PolicyError> {
-    let refused = |why: String| PolicyError::NotAdopted(why);
+    let reject = |why: String| PolicyError::NotAdopted(why);
     match ModelFiles::open(path) {
-        Ok(files) if files.config.vocabulary != vocabulary => Err(refused(format!(
+        Ok(files) if files.config.vocabulary != vocabulary => Err(reject(format!(
             "{} has a vocabulary of {} tokens, but the policy's model has {vocabulary}",
             path.display(),
             files.config.vocabulary
         ))),
         Ok(_) | Err(ModelError::Unsupported { .. }) => Ok(()),
-        Err(error) => Err(refused(error.to_string())),
+        Err(error) => Err(reject(error.to_string())),
     }
 }
 

@@ -6,7 +6,7 @@ use levade_tree::SegmentId;
 
 /// A recorded completion.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Reply {
+pub struct RecordedCompletion {
     /// Segment with the completion's tokens.
     pub segment: SegmentId,
     /// Turn, counted from 0 within the conversation. Each model call is one turn.
@@ -21,7 +21,7 @@ pub struct Reply {
     pub finish: FinishReason,
 }
 
-impl Reply {
+impl RecordedCompletion {
     /// Returns the completion as the model wrote it, as a message with one text.
     pub fn written(&self) -> Message {
         Message::assistant(self.said.as_str())

@@ -18,27 +18,27 @@ pub(super) enum Purpose {
 
 /// A stream of random numbers.
 #[derive(Debug, Clone)]
-pub(super) struct Draws {
+pub(super) struct TaskRng {
     seed: u64,
     stream: u64,
     next: u64,
 }
 
-impl Draws {
+impl TaskRng {
     /// Creates the stream for item `index` (below 2⁵⁶) of a purpose.
     pub fn new(seed: u64, purpose: Purpose, index: u64) -> Self {
-        Draws { seed, stream: (purpose as u64) << 56 | index & ((1 << 56) - 1), next: 0 }
+        TaskRng { seed, stream: (purpose as u64) << 56 | index & ((1 << 56) - 1), next: 0 }
     }
 
     /// Returns a number in [0, 1).
-    pub fn share(&mut self) -> f64 {
+    pub fn uniform(&mut self) -> f64 {
         self.next += 1;
         uniform(self.seed, self.stream, self.next - 1)
     }
 
     /// Returns an integer in 0..n. `n` must be far below 2⁵³.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.share() * n as f64) as usize
+        (self.uniform() * n as f64) as usize
     }
 
     /// Shuffles `items` (Fisher and Yates).
@@ -58,13 +58,13 @@ mod tests {
         let mut counts = [[0usize; 4]; 4];
         for index in 0..4000 {
             let mut items = [0, 1, 2, 3];
-            Draws::new(9, Purpose::Shuffle, index).shuffle(&mut items);
+            TaskRng::new(9, Purpose::Shuffle, index).shuffle(&mut items);
             items.iter().enumerate().for_each(|(place, &item)| counts[item][place] += 1);
         }
         assert!(counts.iter().flatten().all(|n| (850..1150).contains(n)), "{counts:?}");
         let order = |seed| {
             let mut items: Vec<u32> = (0..50).collect();
-            Draws::new(seed, Purpose::Shuffle, 0).shuffle(&mut items);
+            TaskRng::new(seed, Purpose::Shuffle, 0).shuffle(&mut items);
             items
         };
         assert_eq!(order(1), order(1));

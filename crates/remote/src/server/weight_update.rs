@@ -25,19 +25,19 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::dialect::{Facts, Loading, Scored, Under};
-use super::folder::{Folder, ProbeFile};
+use super::dialect::{Facts, LoadSpec, PromptScores, RequestTarget};
 use super::options::InFlight;
-use super::receive::{Joint, Receiving};
+use super::receive::{JoinedGroup, ReceiveSpec};
+use super::weight_dir::{ProbeFile, WeightDir};
 use super::{Inner, lock};
-use crate::push::Turn;
+use crate::push::BroadcastPermit;
 
 /// A prompt and the learner's log-probabilities for it, shared.
 type Probe = Arc<ProbeFile>;
 
 /// Weights that a server has loaded completely.
 #[derive(Debug, Clone)]
-pub(super) struct Adopted {
+pub(super) struct LoadedWeights {
     pub version: u64,
     /// Label of the weights on the server: version and checksum, which identify the weights.
     pub label: String,
@@ -63,15 +63,15 @@ pub struct ProbeDifference {
 }
 
 /// A group that a server has joined, with the permit to push weights into it.
-pub(super) struct Joined<'a> {
-    turn: Turn<'a>,
-    joint: Joint,
+pub(super) struct GroupMembership<'a> {
+    permit: BroadcastPermit<'a>,
+    joint: JoinedGroup,
 }
 
 /// Prefix of the labels of weights that Levade loaded.
 const LABEL: &str = "levade";
 /// Prefix before the project was renamed to Levade. Servers that still run may have such labels.
-const EARLIER: &str = "dressage";
+const OLD_LABEL: &str = "dressage";
 
 pub(super) fn label_of(version: u64, sum: u32) -> String {
     format!("{LABEL}-{version}-{sum:08x}")
@@ -79,27 +79,27 @@ pub(super) fn label_of(version: u64, sum: u32) -> String {
 
 /// Returns the version in a label that Levade created.
 pub(super) fn version_of(label: &str) -> Option<u64> {
-    let rest = label.strip_prefix(LABEL).or_else(|| label.strip_prefix(EARLIER))?;
+    let rest = label.strip_prefix(LABEL).or_else(|| label.strip_prefix(OLD_LABEL))?;
     let (version, sum) = rest.strip_prefix('-')?.split_once('-')?;
     (sum.len() == 8).then(|| version.parse().ok())?
 }
 
 /// Holds requests back while weights are replaced, and releases them when dropped, even after a
 /// failure.
-struct Closed<'a>(&'a Inner);
+struct ClosedGate<'a>(&'a Inner);
 
-impl<'a> Closed<'a> {
+impl<'a> ClosedGate<'a> {
     fn new(inner: &'a Inner) -> Self {
         lock(&inner.paused).since.get_or_insert_with(Instant::now);
         inner.gate.send_modify(|gate| {
             gate.changes += 1;
             gate.is_closed = true;
         });
-        Closed(inner)
+        ClosedGate(inner)
     }
 }
 
-impl Drop for Closed<'_> {
+impl Drop for ClosedGate<'_> {
     fn drop(&mut self) {
         {
             let mut paused = lock(&self.0.paused);
@@ -112,18 +112,18 @@ impl Drop for Closed<'_> {
 
 impl Inner {
     /// Returns whether the server still has weights that it was given.
-    pub async fn has(&self, weights: &Adopted) -> Result<bool, PolicyError> {
+    pub async fn has(&self, weights: &LoadedWeights) -> Result<bool, PolicyError> {
         let facts = self.facts().await?;
         let mark = match self.options.adapters {
             true => self.adapter_mark(&weights.label).await?,
-            false => self.dialect.label(&self.http, &facts, self.options.answer).await?,
+            false => self.dialect.label(&self.http, &facts, self.options.response_timeout).await?,
         };
         Ok(mark == weights.mark)
     }
 
     /// Returns the label of an adapter if the server lists it, and an empty string otherwise.
     async fn adapter_mark(&self, label: &str) -> Result<String, PolicyError> {
-        let models = self.http.get("/v1/models", self.options.answer).await?;
+        let models = self.http.get("/v1/models", self.options.response_timeout).await?;
         let listed = models["data"].as_array().into_iter().flatten().any(|model| model["id"] == label);
         Ok(if listed { label.to_owned() } else { String::new() })
     }
@@ -135,9 +135,9 @@ impl Inner {
     /// log-probabilities than the learner, and an error if the server is unreachable, times out or
     /// rejects the weights. The server has version 0 then.
     pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        let _alone = self.adopting.lock().await;
-        let folder = self.folder(weights).await?;
-        self.look_again().await?;
+        let _lock = self.update_lock.lock().await;
+        let dir = self.checked_dir(weights).await?;
+        self.recheck_sleep().await?;
         let before = self.gate.borrow().weights.clone();
         let is_the_same = match &before {
             Some(before) => self.has(before).await?,
@@ -148,29 +148,29 @@ impl Inner {
             *self.facts.lock().await = None;
         }
         let facts = self.facts().await?;
-        let joined = if self.sleeps() { None } else { self.joined(weights.version, &facts).await };
-        let closed = Closed::new(self);
+        let membership = if self.sleeps() { None } else { self.join_group(weights.version, &facts).await };
+        let gate_guard = ClosedGate::new(self);
         self.gate.send_modify(|gate| gate.weights = None);
-        let begun = Instant::now();
-        let given = match self.options.adapters {
-            true => self.give_adapter(&folder, weights.version, &facts).await,
-            false => self.give(&folder, weights.version, &facts, joined).await,
+        let start = Instant::now();
+        let loaded = match self.options.adapters {
+            true => self.give_adapter(&dir, weights.version, &facts).await,
+            false => self.give(&dir, weights.version, &facts, membership).await,
         };
-        let given = given.inspect_err(|error| {
+        let loaded = loaded.inspect_err(|error| {
             warn!(server = self.http.name, version = weights.version, %error, "weights were not adopted");
         })?;
         info!(
             server = self.http.name,
             version = weights.version,
-            seconds = begun.elapsed().as_secs_f64(),
+            seconds = start.elapsed().as_secs_f64(),
             difference = ?*lock(&self.difference),
             "weights were adopted"
         );
-        self.gate.send_modify(|gate| gate.weights = Some(Arc::new(given)));
-        drop(closed);
+        self.gate.send_modify(|gate| gate.weights = Some(Arc::new(loaded)));
+        drop(gate_guard);
         let is_replaced = self.options.adapters && self.options.in_flight == InFlight::Recompute;
         if let Some(before) = before.filter(|_| is_replaced) {
-            self.dialect.drop_adapter(&self.http, &before.label, self.options.answer).await.ok();
+            self.dialect.drop_adapter(&self.http, &before.label, self.options.response_timeout).await.ok();
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Inner {
     /// # Errors
     /// Returns [`PolicyError::NotAdopted`] if the files are invalid or the weights are not in a
     /// directory.
-    pub async fn folder(&self, weights: &WeightsRef) -> Result<Folder, PolicyError> {
+    pub async fn checked_dir(&self, weights: &WeightsRef) -> Result<WeightDir, PolicyError> {
         let manifest = match &weights.at {
             WeightsAt::Manifest(manifest) => manifest.clone(),
             WeightsAt::Memory => {
@@ -204,44 +204,44 @@ impl Inner {
 
     /// Makes the server join a process group for a version of the weights, while it still samples
     /// with older ones. Returns `None` if the server must load the weights from their directory.
-    pub async fn joined(&self, version: u64, facts: &Facts) -> Option<Joined<'_>> {
+    pub async fn join_group(&self, version: u64, facts: &Facts) -> Option<GroupMembership<'_>> {
         let push = self.options.push.as_ref().filter(|_| !self.options.adapters && facts.labels)?;
-        let turn = push.turn(version).await?;
-        let (dialect, within) = (&self.dialect, self.options.answer);
+        let permit = push.permit(version).await?;
+        let (dialect, within) = (&self.dialect, self.options.response_timeout);
         let joint = async {
             let ranks = dialect.receivers(&self.http, within).await?;
             let (rendezvous, seconds) =
-                (dialect.rendezvous(turn.backend()), self.options.adopt.as_secs_f64());
-            let (opening, opened) = turn.open(rendezvous, ranks, self.http.host(), seconds).await?;
-            let joint = Joint { opening, opened };
+                (dialect.rendezvous(permit.backend()), self.options.update_timeout.as_secs_f64());
+            let (opening, opened) = permit.open(rendezvous, ranks, self.http.host(), seconds).await?;
+            let joint = JoinedGroup { opening, opened };
             dialect.join(&self.http, &joint, within).await?;
             Ok::<_, PolicyError>(joint)
         };
         match joint.await {
-            Ok(joint) => Some(Joined { turn, joint }),
+            Ok(joint) => Some(GroupMembership { permit, joint }),
             Err(error) => {
-                turn.ends(false);
+                permit.ends(false);
                 warn!(server = self.http.name, version, %error, "weights cannot be sent, and are read from their folder");
                 None
             }
         }
     }
 
-    /// Loads weights into a paused server: over the group if `joined`, otherwise or after a failure
+    /// Loads weights into a paused server: over the group if `join_group`, otherwise or after a failure
     /// from the directory.
     pub async fn take(
         &self,
-        folder: &Folder,
-        load: &Loading<'_>,
-        joined: Option<Joined<'_>>,
+        dir: &WeightDir,
+        load: &LoadSpec<'_>,
+        membership: Option<GroupMembership<'_>>,
     ) -> Result<(), PolicyError> {
-        if let Some(Joined { turn, joint }) = joined {
-            let Loading { label, keeps, within, .. } = *load;
-            let answer = self.options.answer;
-            let push = Receiving { joint: &joint, label, keeps, within, answer };
-            let sending = Box::pin(turn.send(&joint.opening.group));
+        if let Some(GroupMembership { permit, joint }) = membership {
+            let LoadSpec { label, keeps, within, .. } = *load;
+            let answer = self.options.response_timeout;
+            let push = ReceiveSpec { joint: &joint, label, keeps, within, response_timeout: answer };
+            let sending = Box::pin(permit.send(&joint.opening.group));
             let sent = self.dialect.receive(&self.http, &push, sending).await;
-            turn.ends(sent.is_ok());
+            permit.ends(sent.is_ok());
             self.dialect.leave(&self.http, &joint, answer).await.ok();
             match sent {
                 Ok(sent) => {
@@ -255,26 +255,26 @@ impl Inner {
                 }
             }
         }
-        self.dialect.read(&self.http, &folder.path, load).await
+        self.dialect.read(&self.http, &dir.path, load).await
     }
 
     /// Pauses the server, loads complete weights, and resumes it.
     async fn give(
         &self,
-        folder: &Folder,
+        dir: &WeightDir,
         version: u64,
         facts: &Facts,
-        joined: Option<Joined<'_>>,
-    ) -> Result<Adopted, PolicyError> {
-        let (answer, in_flight) = (self.options.answer, self.options.in_flight);
-        let label = label_of(version, folder.sum);
+        membership: Option<GroupMembership<'_>>,
+    ) -> Result<LoadedWeights, PolicyError> {
+        let (answer, in_flight) = (self.options.response_timeout, self.options.in_flight);
+        let label = label_of(version, dir.sum);
         if self.sleeps() {
-            self.wake_with(folder, facts, &label).await?;
+            self.wake_with(dir, facts, &label).await?;
         } else {
             self.dialect.pause(&self.http, in_flight, answer).await?;
             let keeps = in_flight == InFlight::Keep;
-            let load = Loading { facts, label: &label, keeps, within: self.options.adopt };
-            let read = self.take(folder, &load, joined).await;
+            let load = LoadSpec { facts, label: &label, keeps, within: self.options.update_timeout };
+            let read = self.take(dir, &load, membership).await;
             if read.is_err() && keeps {
                 // Frozen requests must not continue with partly replaced weights.
                 self.dialect.pause(&self.http, InFlight::Recompute, answer).await.ok();
@@ -291,58 +291,63 @@ impl Inner {
                 self.http.name
             )));
         }
-        let (model, probe) = (facts.model.clone(), folder.probe.clone().map(Arc::new));
-        self.confirmed(Adopted { version, label, mark, model, seeds: facts.seeds, probe }).await
+        let (model, probe) = (facts.model.clone(), dir.probe.clone().map(Arc::new));
+        self.confirm(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 
     /// Loads an adapter in addition to the loaded ones, without a pause.
     async fn give_adapter(
         &self,
-        folder: &Folder,
+        dir: &WeightDir,
         version: u64,
         facts: &Facts,
-    ) -> Result<Adopted, PolicyError> {
-        let label = label_of(version, folder.sum);
-        let load = Loading { facts, label: &label, keeps: true, within: self.options.adopt };
+    ) -> Result<LoadedWeights, PolicyError> {
+        let label = label_of(version, dir.sum);
+        let load = LoadSpec { facts, label: &label, keeps: true, within: self.options.update_timeout };
         if self.adapter_mark(&label).await? != label {
-            self.dialect.load_adapter(&self.http, &folder.path, &load).await?;
+            self.dialect.load_adapter(&self.http, &dir.path, &load).await?;
         }
-        let (mark, model, probe) = (label.clone(), label.clone(), folder.probe.clone().map(Arc::new));
-        self.confirmed(Adopted { version, label, mark, model, seeds: facts.seeds, probe }).await
+        let (mark, model, probe) = (label.clone(), label.clone(), dir.probe.clone().map(Arc::new));
+        self.confirm(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 
     /// Compares the log-probabilities of the probe with the learner's.
-    async fn confirmed(&self, adopted: Adopted) -> Result<Adopted, PolicyError> {
-        let Some(probe) = adopted.probe.clone() else { return Ok(adopted) };
-        let (found, _) = self.score(&probe.tokens, 0, &adopted).await?;
-        let apart = |(a, b): (&f32, &f32)| (a - b).abs();
-        let apart: Vec<f32> = found.iter().zip(&probe.logprobs).map(apart).collect();
-        let mean = apart.iter().sum::<f32>() / apart.len().max(1) as f32;
-        let max = apart.iter().copied().fold(0.0, f32::max);
-        *lock(&self.difference) = Some(ProbeDifference { version: adopted.version, mean, max });
-        let most = self.options.tolerance;
-        if max > most || mean > most / 4.0 || !mean.is_finite() {
+    async fn confirm(&self, loaded: LoadedWeights) -> Result<LoadedWeights, PolicyError> {
+        let Some(probe) = loaded.probe.clone() else { return Ok(loaded) };
+        let (found, _) = self.score(&probe.tokens, 0, &loaded).await?;
+        let differences = |(a, b): (&f32, &f32)| (a - b).abs();
+        let differences: Vec<f32> = found.iter().zip(&probe.logprobs).map(differences).collect();
+        let mean = differences.iter().sum::<f32>() / differences.len().max(1) as f32;
+        let max = differences.iter().copied().fold(0.0, f32::max);
+        *lock(&self.difference) = Some(ProbeDifference { version: loaded.version, mean, max });
+        let max_difference = self.options.tolerance;
+        if max > max_difference || mean > max_difference / 4.0 || !mean.is_finite() {
             return Err(PolicyError::NotAdopted(format!(
                 "{} finds other log-probabilities than the learner for weights {}: {mean:.3} nats apart in the mean, {max:.3} \
-                 at most, more than the tolerance {most} allows; it has another model, was started with a lower precision \
+                 at most, more than the tolerance {max_difference} allows; it has another model, was started with a lower precision \
                  (--dtype), or computes otherwise",
-                self.http.name, adopted.label
+                self.http.name, loaded.label
             )));
         }
-        Ok(adopted)
+        Ok(loaded)
     }
 
     /// Returns the log-probabilities of a prompt.
-    pub async fn score(&self, prompt: &[u32], top: usize, under: &Adopted) -> Result<Scored, PolicyError> {
-        let asked = Under { model: &under.model, label: &under.label, seed: None };
-        let body = self.dialect.score(prompt, top, &asked);
-        let answer = self.http.post(self.dialect.route(), &body, self.patience()).await?;
-        self.dialect.scored(&answer, prompt, top).map_err(|why| self.http.gone(&why))
+    pub async fn score(
+        &self,
+        prompt: &[u32],
+        top: usize,
+        weights: &LoadedWeights,
+    ) -> Result<PromptScores, PolicyError> {
+        let target = RequestTarget { model: &weights.model, label: &weights.label, seed: None };
+        let body = self.dialect.score(prompt, top, &target);
+        let answer = self.http.post(self.dialect.route(), &body, self.silence_timeout()).await?;
+        self.dialect.parse_scores(&answer, prompt, top).map_err(|why| self.http.stopped_error(&why))
     }
 
     /// Returns the timeout for responses that require a forward pass.
-    fn patience(&self) -> Duration {
-        self.options.silence.max(self.options.answer)
+    fn silence_timeout(&self) -> Duration {
+        self.options.silence.max(self.options.response_timeout)
     }
 }
 

@@ -11,13 +11,13 @@ use crate::metrics::Metrics;
 const AGES: u32 = 4;
 
 /// First position of each class, in tokens of the sequence.
-const PLACES: [u32; 5] = [0, 64, 256, 1024, 4096];
+const POSITION_BOUNDS: [u32; 5] = [0, 64, 256, 1024, 4096];
 
 /// Absolute differences of log-probabilities, by class.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Apart {
+pub(crate) struct MismatchBreakdown {
     ages: [Class; AGES as usize + 1],
-    places: [Class; PLACES.len()],
+    by_position: [Class; POSITION_BOUNDS.len()],
 }
 
 /// Absolute differences of one class.
@@ -36,13 +36,13 @@ impl Class {
     }
 }
 
-impl Apart {
+impl MismatchBreakdown {
     /// Adds a token: its age in versions, its position in the sequence, and the difference
     /// |log p_proximal − log p_behaviour|.
-    pub(crate) fn add(&mut self, age: u32, place: u32, difference: f64) {
+    pub(crate) fn add(&mut self, age: u32, position: u32, difference: f64) {
         self.ages[age.min(AGES) as usize].add(difference);
-        let after = PLACES.partition_point(|&begin| begin <= place);
-        self.places[after - 1].add(difference);
+        let after = POSITION_BOUNDS.partition_point(|&start| start <= position);
+        self.by_position[after - 1].add(difference);
     }
 
     /// Adds the mean and maximum of every non-empty class to the metrics of a step.
@@ -51,8 +51,12 @@ impl Apart {
             let and_older = if age == AGES { "_up" } else { "" };
             (class, format!("age_{age}{and_older}"))
         });
-        let places = self.places.iter().zip(PLACES).map(|(class, begin)| (class, format!("from_{begin}")));
-        for (class, name) in ages.chain(places).filter(|(class, _)| class.count > 0) {
+        let by_position = self
+            .by_position
+            .iter()
+            .zip(POSITION_BOUNDS)
+            .map(|(class, start)| (class, format!("from_{start}")));
+        for (class, name) in ages.chain(by_position).filter(|(class, _)| class.count > 0) {
             metrics.add(format!("rollout_corr/log_diff_mean_{name}"), class.sum / class.count as f64);
             metrics.add(format!("rollout_corr/log_diff_max_{name}"), class.most);
         }
@@ -65,11 +69,11 @@ mod tests {
 
     #[test]
     fn mismatch_is_classified_by_age_and_position() {
-        let mut apart = Apart::default();
-        for (age, place, difference) in
+        let mut apart = MismatchBreakdown::default();
+        for (age, position, difference) in
             [(0, 0, 0.5), (0, 63, 1.5), (1, 64, 2.0), (4, 4095, 3.0), (9, 9000, 5.0)]
         {
-            apart.add(age, place, difference);
+            apart.add(age, position, difference);
         }
         let mut metrics = Metrics::default();
         apart.report(&mut metrics);

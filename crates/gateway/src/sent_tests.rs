@@ -46,23 +46,23 @@ fn request(path: &str, has_tools: bool) -> Value {
 /// Returns the parts of a completion as the client receives them, in order: `thought …`, `text …` or
 /// `call …`.
 async fn told(text: &str, path: &str, body: &Value, streams: bool) -> Vec<String> {
-    told_by(&Served::scripted(&[text]), path, body, streams).await
+    responses_from(&Served::scripted(&[text]), path, body, streams).await
 }
 
 /// Like [`told`], for the next completion of `served`.
-async fn told_by(served: &Served, path: &str, body: &Value, streams: bool) -> Vec<String> {
+async fn responses_from(served: &Served, path: &str, body: &Value, streams: bool) -> Vec<String> {
     let mut body = body.clone();
     body["stream"] = streams.into();
     let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
     assert!(answer.status.is_success(), "{}", answer.text);
     match (path, streams) {
-        (CHAT, false) => of_chat(&[answer.json()["choices"][0]["message"].clone()]),
+        (CHAT, false) => chat_texts(&[answer.json()["choices"][0]["message"].clone()]),
         (CHAT, true) => {
             let frames = answer.text.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
             let chunks = frames.filter_map(|data| serde_json::from_str::<Value>(data).ok());
-            of_chat(&chunks.map(|chunk| chunk["choices"][0]["delta"].clone()).collect::<Vec<_>>())
+            chat_texts(&chunks.map(|chunk| chunk["choices"][0]["delta"].clone()).collect::<Vec<_>>())
         }
-        (MESSAGES, false) => of_blocks(answer.json()["content"].as_array().unwrap()),
+        (MESSAGES, false) => block_texts(answer.json()["content"].as_array().unwrap()),
         (MESSAGES, true) => {
             let mut blocks: Vec<Value> = Vec::new();
             for event in answer.events() {
@@ -79,16 +79,16 @@ async fn told_by(served: &Served, path: &str, body: &Value, streams: bool) -> Ve
                     block["input"] = serde_json::from_str(json).unwrap();
                 }
             }
-            of_blocks(&blocks)
+            block_texts(&blocks)
         }
-        (_, false) => of_items(answer.json()["output"].as_array().unwrap()),
-        (_, true) => of_items(answer.events().last().unwrap()["response"]["output"].as_array().unwrap()),
+        (_, false) => item_texts(answer.json()["output"].as_array().unwrap()),
+        (_, true) => item_texts(answer.events().last().unwrap()["response"]["output"].as_array().unwrap()),
     }
 }
 
 /// Returns the parts of a chat's message, from deltas or a complete message: all text, then all
 /// calls.
-fn of_chat(deltas: &[Value]) -> Vec<String> {
+fn chat_texts(deltas: &[Value]) -> Vec<String> {
     let all = |field: &str| -> String { deltas.iter().filter_map(|delta| delta[field].as_str()).collect() };
     let texts = [("thought", all("reasoning_content")), ("text", all("content"))];
     let texts = texts.into_iter().filter(|(_, text)| !text.is_empty());
@@ -97,7 +97,7 @@ fn of_chat(deltas: &[Value]) -> Vec<String> {
     texts.chain(calls).map(|(kind, text)| format!("{kind} {text}")).collect()
 }
 
-fn of_blocks(blocks: &[Value]) -> Vec<String> {
+fn block_texts(blocks: &[Value]) -> Vec<String> {
     let part = |block: &Value| match block["type"].as_str().unwrap() {
         "thinking" => format!("thought {}", block["thinking"].as_str().unwrap()),
         "text" => format!("text {}", block["text"].as_str().unwrap()),
@@ -106,7 +106,7 @@ fn of_blocks(blocks: &[Value]) -> Vec<String> {
     blocks.iter().map(part).collect()
 }
 
-fn of_items(items: &[Value]) -> Vec<String> {
+fn item_texts(items: &[Value]) -> Vec<String> {
     let part = |item: &Value| match item["type"].as_str().unwrap() {
         "reasoning" => format!("thought {}", item["content"][0]["text"].as_str().unwrap()),
         "message" => format!("text {}", item["content"][0]["text"].as_str().unwrap()),
@@ -208,7 +208,7 @@ async fn calls_without_tags_are_parsed_in_streams() {
             let chat = family_chat(ToolProtocol::Hermes, options.clone()).unwrap();
             let format = Format::new(Arc::new(chat), History::default());
             let served = Served::in_format(&[text], format);
-            let found = told_by(&served, path, &request(path, true), streams).await;
+            let found = responses_from(&served, path, &request(path, true), streams).await;
             assert_eq!(found, ["thought Hm.", "text So:", r#"call {"a":"1"}"#], "{path} {streams}");
         }
     }
@@ -263,11 +263,11 @@ async fn text_keeps_surrounding_white_space() {
 #[tokio::test]
 async fn stop_strings_are_removed_from_all_parts() {
     let one = call(r#"{"a": "x STOP y"}"#);
-    let cut = one.split_once("STOP").unwrap().0;
+    let truncated = one.split_once("STOP").unwrap().0;
     for (text, stops, want) in [
         ("<think>Hm. STOP</think>So.", json!(["STOP"]), &["thought Hm. "][..]),
         ("<think>Hm. STOP</think>So.", json!(["never", "STOP"]), &["thought Hm. "]),
-        (&format!("So. {one}"), json!(["never", "STOP"]), &[&format!("text So.\n{cut}")]),
+        (&format!("So. {one}"), json!(["never", "STOP"]), &[&format!("text So.\n{truncated}")]),
         ("One.\n\nTwo.", json!(["never", "\n\n"]), &["text One."]),
         // The start of a possible stop string is kept before a call.
         (&format!("One ST{}", call("{}")), json!(["STOP"]), &["text One ST", "call {}"]),
