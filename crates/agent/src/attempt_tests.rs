@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use levade_conversation::{Format, History, Options};
 use levade_policy::{
     CallStreams, Learner, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
-    SamplingParams, Simulator, SimulatorConfig, within,
+    SamplingParams, Simulator, SimulatorConfig, with_sampler_timeout,
 };
 use levade_rl::Loss;
 use levade_tasks::Task;
@@ -393,7 +393,9 @@ impl Sampler for Training {
 async fn timeout_excludes_time_of_device_training() {
     let waits = async |millis| {
         let sampler = Training(Instant::now());
-        within(&sampler, Duration::from_millis(100), sleep(Duration::from_millis(millis))).await.is_some()
+        with_sampler_timeout(&sampler, Duration::from_millis(100), sleep(Duration::from_millis(millis)))
+            .await
+            .is_some()
     };
     assert!(waits(90).await && waits(1090).await);
     assert!(!waits(1110).await);

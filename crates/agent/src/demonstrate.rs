@@ -45,7 +45,7 @@ pub fn demonstrate(
     let mut leaf = Some(trajectory.push(Segment::given(None, chat.prompt(&messages[..first], tools)?, 0))?);
     let (mut at, mut turn) = (first, 0);
     loop {
-        let opened = chat.opened_thought(&messages[..at], tools)?;
+        let opened = chat.opened_reasoning(&messages[..at], tools)?;
         let completion_tokens = chat.assistant(&messages[at], opened)?;
         leaf = Some(trajectory.push(Segment::demonstrated(leaf, completion_tokens.clone(), turn))?);
         let Some(next) =

@@ -6,7 +6,7 @@ use std::time::Duration;
 use levade_call::{Backend, OpeningLimit, Truncation};
 use levade_conversation::Format;
 use levade_gateway::When;
-use levade_policy::{Sampler, SamplingParams, awake, within};
+use levade_policy::{Sampler, SamplingParams, process_time, with_sampler_timeout};
 use levade_tools::ToolSet;
 
 use crate::context::ContextPolicy;
@@ -125,8 +125,8 @@ impl Player {
     /// device trains. Returns `None` if `timeout` expires.
     pub(crate) async fn within<T>(&self, timeout: Duration, future: impl Future<Output = T>) -> Option<T> {
         match &self.backend {
-            Backend::Tokens(sampler) => within(&**sampler, timeout, future).await,
-            Backend::Messages(_) => awake::within(timeout, future).await,
+            Backend::Tokens(sampler) => with_sampler_timeout(&**sampler, timeout, future).await,
+            Backend::Messages(_) => process_time::with_timeout(timeout, future).await,
         }
     }
 }

@@ -60,7 +60,7 @@ pub(crate) fn taught<'a>(
         for Exchange { messages, tools, reply } in exchanges {
             let request = Request { agent, policy, format, messages: &messages, tools: &tools };
             let prepared = conversation.prepare(&request)?;
-            let opened = format.chat().opened_thought(&messages, &tools)?;
+            let opened = format.chat().opened_reasoning(&messages, &tools)?;
             let said = format.chat().assistant(&reply, opened)?;
             count += said.len();
             conversation.demonstrate(prepared, said)?;

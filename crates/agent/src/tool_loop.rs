@@ -2,7 +2,7 @@
 
 use levade_call::{ApiError, Cast, End, ErrorKind, Event, Input, OpeningLimit, Request, Token};
 use levade_policy::{FinishReason, PolicyError};
-use levade_text::{ContentPart, Message, Parsed, ToolSpec};
+use levade_text::{ContentPart, Message, ParsedCompletion, ToolSpec};
 use levade_tools::{Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolError};
 use levade_tree::{CallCounts, Finish, Outcome, TreeError};
 use tracing::debug;
@@ -183,7 +183,7 @@ struct AssistantTurn {
     /// Turn in the conversation. If the completion is not recorded as tokens, the number of earlier
     /// turns.
     turn: u32,
-    parsed: Parsed,
+    parsed: ParsedCompletion,
     reasoning: String,
     /// Message that continues the history, with the text exactly as the model wrote it.
     message: Message,
@@ -201,7 +201,8 @@ impl AssistantTurn {
             },
             None => {
                 let calls = message.tool_calls.iter().cloned().map(Ok).collect();
-                let parsed = Parsed { content: message.content.as_str().to_owned(), calls, bare: false };
+                let parsed =
+                    ParsedCompletion { content: message.content.as_str().to_owned(), calls, bare: false };
                 let reasoning = message.reasoning_content.clone().unwrap_or_default();
                 AssistantTurn { turn: index, parsed, reasoning, message }
             }

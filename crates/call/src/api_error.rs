@@ -96,7 +96,7 @@ impl From<PolicyError> for ApiError {
             PolicyError::Invalid(_) => ErrorKind::Invalid,
             PolicyError::PromptTooLong { .. } => ErrorKind::TooLong,
             PolicyError::Deadline(..) => ErrorKind::Deadline,
-            error if error.may_pass() => ErrorKind::Unavailable,
+            error if error.is_transient() => ErrorKind::Unavailable,
             _ => ErrorKind::Internal,
         };
         ApiError::new(kind, error.to_string())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use levade_conversation::RecordedCompletion;
 use levade_policy::FinishReason;
-use levade_text::{Chat, Message, Piece, ReplyStream, StreamDecoder, ToolCall, ToolSpec};
+use levade_text::{Chat, CompletionDelta, CompletionStream, Message, StreamDecoder, ToolCall, ToolSpec};
 
 use crate::transcript::{End, parts_of};
 
@@ -46,7 +46,7 @@ struct ClientOutput {
 }
 
 enum Source {
-    Chat(ReplyStream),
+    Chat(CompletionStream),
     Text(Arc<Chat>, StreamDecoder),
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct ChatParseOptions {
 }
 
 impl ChatParseOptions {
-    fn stream(&self) -> ReplyStream {
+    fn stream(&self) -> CompletionStream {
         let mut stream = self.chat.stream(self.in_thought, Arc::clone(&self.tools));
         if self.calls_are_text {
             stream.calls_are_text();
@@ -71,12 +71,12 @@ impl ChatParseOptions {
     }
 
     /// Returns the parts of a recorded completion in their order.
-    fn pieces(&self, reply: &RecordedCompletion) -> Vec<Piece> {
+    fn pieces(&self, reply: &RecordedCompletion) -> Vec<CompletionDelta> {
         if reply.parsed.bare && !self.calls_are_text {
             let thought = Some(reply.thought.clone()).filter(|thought| !thought.is_empty());
             return parts_of(&Message { reasoning_content: thought, ..reply.message() });
         }
-        self.chat.pieces(&reply.said, self.in_thought, &self.tools, self.calls_are_text)
+        self.chat.deltas(&reply.said, self.in_thought, &self.tools, self.calls_are_text)
     }
 }
 
@@ -116,13 +116,13 @@ impl CompletionParser {
     }
 
     /// Parses a token, and returns the pieces that the client can receive now.
-    pub(crate) fn push(&mut self, id: u32) -> Vec<Piece> {
+    pub(crate) fn push(&mut self, id: u32) -> Vec<CompletionDelta> {
         self.output.tokens += 1;
         let pieces = match &mut self.source {
             Source::Chat(stream) => stream.push(id),
-            Source::Text(chat, decoder) => vec![Piece::Speech(decoder.push(chat.tokenizer(), id))],
+            Source::Text(chat, decoder) => vec![CompletionDelta::Speech(decoder.push(chat.tokenizer(), id))],
         };
-        let thinks = pieces.iter().any(|piece| matches!(piece, Piece::Thought(_)));
+        let thinks = pieces.iter().any(|piece| matches!(piece, CompletionDelta::Reasoning(_)));
         self.output.reasoning_tokens += usize::from(thinks);
         self.output.emit(pieces)
     }
@@ -135,7 +135,7 @@ impl CompletionParser {
         reply: Option<RecordedCompletion>,
         turn: Option<&ChatParseOptions>,
         finish: FinishReason,
-    ) -> (Vec<Piece>, End) {
+    ) -> (Vec<CompletionDelta>, End) {
         let stopped = finish == FinishReason::StopString;
         let mut output = self.output;
         // A complete completion is parsed again: a tag at its end can turn the text before it into
@@ -150,7 +150,7 @@ impl CompletionParser {
         };
         let last = match self.source {
             Source::Chat(stream) => stream.finish(),
-            Source::Text(_, decoder) => vec![Piece::Speech(decoder.finish())],
+            Source::Text(_, decoder) => vec![CompletionDelta::Speech(decoder.finish())],
         };
         let mut rest = output.emit(last);
         let (held_text, mut stopped_by) = output.finish(stopped);
@@ -194,13 +194,15 @@ impl CompletionParser {
 }
 
 /// Joins adjacent pieces of one kind, and omits pieces that clients do not receive.
-fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut parts: Vec<Piece> = Vec::new();
+fn joined(pieces: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
+    let mut parts: Vec<CompletionDelta> = Vec::new();
     for piece in pieces {
         match (parts.last_mut(), piece) {
-            (_, Piece::Aside(_)) => {}
-            (Some(Piece::Speech(last)), Piece::Speech(text))
-            | (Some(Piece::Thought(last)), Piece::Thought(text)) => last.push_str(&text),
+            (_, CompletionDelta::Aside(_)) => {}
+            (Some(CompletionDelta::Speech(last)), CompletionDelta::Speech(text))
+            | (Some(CompletionDelta::Reasoning(last)), CompletionDelta::Reasoning(text)) => {
+                last.push_str(&text)
+            }
             (_, piece) => parts.push(piece),
         }
     }
@@ -208,14 +210,14 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
 }
 
 /// Creates the message that consists of `parts`.
-fn message_of(parts: &[Piece]) -> Message {
+fn message_of(parts: &[CompletionDelta]) -> Message {
     let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     for part in parts {
         match part {
-            Piece::Speech(text) => content.push_str(text),
-            Piece::Thought(text) => thought.push_str(text),
-            Piece::Call(Ok(call)) => calls.push(call.clone()),
-            Piece::Call(Err(_)) | Piece::Aside(_) => {}
+            CompletionDelta::Speech(text) => content.push_str(text),
+            CompletionDelta::Reasoning(text) => thought.push_str(text),
+            CompletionDelta::Call(Ok(call)) => calls.push(call.clone()),
+            CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => {}
         }
     }
     let thought = Some(thought).filter(|thought| !thought.trim().is_empty());
@@ -223,11 +225,11 @@ fn message_of(parts: &[Piece]) -> Message {
 }
 
 impl ClientOutput {
-    fn emit(&mut self, pieces: Vec<Piece>) -> Vec<Piece> {
+    fn emit(&mut self, pieces: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
         let mut output = Vec::with_capacity(pieces.len());
         for piece in pieces {
             match piece {
-                Piece::Speech(text) => {
+                CompletionDelta::Speech(text) => {
                     if self.is_text {
                         self.text.push_str(&text);
                     }
@@ -236,37 +238,37 @@ impl ClientOutput {
                     self.broken = false;
                     self.emit_text(&format!("{blank}{line}{text}"), &mut output);
                 }
-                Piece::Call(Ok(call)) => {
+                CompletionDelta::Call(Ok(call)) => {
                     self.flush(&mut output);
                     let id = format!("{}{}", self.prefix, self.calls);
                     self.calls += 1;
                     self.readable += 1;
                     if self.max_calls.is_none_or(|max| self.readable <= max) {
-                        output.push(Piece::Call(Ok(ToolCall { id, ..call })));
+                        output.push(CompletionDelta::Call(Ok(ToolCall { id, ..call })));
                     }
                 }
                 // A malformed tool call becomes text, on lines of its own.
-                Piece::Call(Err(malformed)) => {
+                CompletionDelta::Call(Err(malformed)) => {
                     self.blank = None;
                     self.calls += 1;
                     let line = if self.spoken { "\n" } else { "" };
                     self.broken = true;
                     self.emit_text(&format!("{line}{}", malformed.raw), &mut output);
                 }
-                Piece::Thought(text) => {
+                CompletionDelta::Reasoning(text) => {
                     self.blank = None;
-                    self.speech.flush(Piece::Speech, &mut output);
+                    self.speech.flush(CompletionDelta::Speech, &mut output);
                     let text = self.thought.push(&text, &self.stops);
-                    output.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Thought));
+                    output.extend(Some(text).filter(|text| !text.is_empty()).map(CompletionDelta::Reasoning));
                 }
-                Piece::Aside(text) => {
+                CompletionDelta::Aside(text) => {
                     match &mut self.blank {
                         Some(blank) if text.trim().is_empty() => blank.push_str(&text),
                         blank => *blank = None,
                     }
                     // Clients do not receive this piece, but it ends the part that earlier tokens can
                     // belong to.
-                    output.push(Piece::Aside(text));
+                    output.push(CompletionDelta::Aside(text));
                 }
             }
         }
@@ -274,30 +276,32 @@ impl ClientOutput {
     }
 
     /// Sends text of the message.
-    fn emit_text(&mut self, text: &str, output: &mut Vec<Piece>) {
-        self.thought.flush(Piece::Thought, output);
+    fn emit_text(&mut self, text: &str, output: &mut Vec<CompletionDelta>) {
+        self.thought.flush(CompletionDelta::Reasoning, output);
         self.spoken |= !text.is_empty();
         let text = self.speech.push(text, &self.stops);
-        output.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Speech));
+        output.extend(Some(text).filter(|text| !text.is_empty()).map(CompletionDelta::Speech));
     }
 
     /// Sends the text held back before a tool call.
-    fn flush(&mut self, output: &mut Vec<Piece>) {
+    fn flush(&mut self, output: &mut Vec<CompletionDelta>) {
         (self.blank, self.broken) = (None, false);
-        self.thought.flush(Piece::Thought, output);
-        self.speech.flush(Piece::Speech, output);
+        self.thought.flush(CompletionDelta::Reasoning, output);
+        self.speech.flush(CompletionDelta::Speech, output);
     }
 
     /// Ends the completion. Returns the text held back, and the stop string that ended the completion
     /// if it is in the message or in the reasoning.
-    fn finish(&mut self, stopped: bool) -> (Vec<Piece>, Option<String>) {
+    fn finish(&mut self, stopped: bool) -> (Vec<CompletionDelta>, Option<String>) {
         let mut rest = Vec::new();
         if let Some(blank) = self.blank.take().filter(|blank| !blank.is_empty()) {
             self.emit_text(&blank, &mut rest);
         }
         let mut stopped_by = None;
-        let held_text =
-            [(&mut self.thought, Piece::Thought as fn(String) -> Piece), (&mut self.speech, Piece::Speech)];
+        let held_text = [
+            (&mut self.thought, CompletionDelta::Reasoning as fn(String) -> CompletionDelta),
+            (&mut self.speech, CompletionDelta::Speech),
+        ];
         for (held_text, kind) in held_text {
             let (mut text, stop) = held_text.end(&self.stops, stopped);
             text += stop.as_deref().filter(|_| self.keeps_stop).unwrap_or_default();
@@ -352,7 +356,7 @@ impl HeldText {
     }
 
     /// Sends the rest, because text of another kind follows.
-    fn flush(&mut self, kind: fn(String) -> Piece, output: &mut Vec<Piece>) {
+    fn flush(&mut self, kind: fn(String) -> CompletionDelta, output: &mut Vec<CompletionDelta>) {
         output.extend(Some(std::mem::take(&mut self.0)).filter(|text| !text.is_empty()).map(kind));
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use levade_conversation::Format;
 use levade_policy::Grammar;
-use levade_text::{LeftOut, ToolSpec, followed_schema};
+use levade_text::{OmittedKeyword, ToolSpec, enforceable_schema};
 
 use crate::api_error::{ApiError, ErrorKind};
 use crate::blocking::blocking;
@@ -49,7 +49,7 @@ pub(crate) async fn grammar(
 
 /// Returns the grammar of a completion that matches a JSON schema.
 async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
-    let followed = blocking(move || followed_schema(&schema)).await?;
+    let followed = blocking(move || enforceable_schema(&schema)).await?;
     let (schema, ignored_keywords) = followed.map_err(|why| ApiError::new(ErrorKind::Internal, why))?;
     match ignored_keywords.first() {
         None => Ok(Grammar::JsonSchema(schema.to_string())),
@@ -85,7 +85,7 @@ async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> R
         ApiError::field("tool_choice", message)
     };
     let found = found.ok_or_else(unknown)?;
-    if let Some(strict) = found.left_out.iter().find(|found| call.strict.contains(&found.tool)) {
+    if let Some(strict) = found.omitted.iter().find(|found| call.strict.contains(&found.tool)) {
         let message = format!(
             "the parameters of the strict tool {:?} have {}, which no grammar can hold a call to; leave it out, or \
              leave out `strict`",
@@ -94,16 +94,16 @@ async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> R
         );
         return Err(ApiError::field("tools", message));
     }
-    for LeftOut { tool, path, keyword } in &found.left_out {
+    for OmittedKeyword { tool, path, keyword } in &found.omitted {
         tracing::debug!(tool, path, keyword, "left a keyword out of the grammar of calls");
         metrics.count_ignored_field("tools", &format!("parameters.{keyword}"));
     }
-    add(&metrics.keywords_left_out, found.left_out.len() as u64);
+    add(&metrics.keywords_left_out, found.omitted.len() as u64);
     Ok(Grammar::Lark(found.lark))
 }
 
 /// Describes a keyword and its position in the schema, for an error message.
-fn location_text(found: &LeftOut) -> String {
+fn location_text(found: &OmittedKeyword) -> String {
     let path = if found.path.is_empty() { "the top" } else { &found.path };
     match found.keyword.as_str() {
         "schema" => format!("something that is no schema, or none that a grammar can be made of, at {path}"),

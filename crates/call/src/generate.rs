@@ -12,9 +12,9 @@ use futures_util::{FutureExt, StreamExt};
 use levade_conversation::{Conversation, Format};
 use levade_policy::{
     Completion, FinishReason, Grammar, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
-    SamplingParams, TopLogprobs, crash_point, within,
+    SamplingParams, TopLogprobs, crash_point, with_sampler_timeout,
 };
-use levade_text::{Message, Piece, ToolSpec};
+use levade_text::{CompletionDelta, Message, ToolSpec};
 use levade_tree::TreeError;
 
 use crate::api_error::{ApiError, ErrorKind};
@@ -158,7 +158,8 @@ pub(crate) async fn start(
             prompt: ids.to_vec(),
             params: params.clone(),
         };
-        let accepted = within(&**backend.sampler, timeout, backend.sampler.sample(request)).await;
+        let accepted =
+            with_sampler_timeout(&**backend.sampler, timeout, backend.sampler.sample(request)).await;
         let late = || {
             let message = format!("waited {timeout:?} for the sampler to accept a request");
             ApiError::new(ErrorKind::Deadline, message)
@@ -242,14 +243,14 @@ async fn rejected(batch: Option<&Batch>) {
 /// Sampled tokens, in parts. A part either has text of the message, or has none.
 #[derive(Default)]
 struct Parts {
-    parts: Vec<(Vec<Piece>, Vec<Token>)>,
+    parts: Vec<(Vec<CompletionDelta>, Vec<Token>)>,
     /// Tokens whose text is incomplete.
     pending: Vec<Token>,
 }
 
 /// Returns whether `pieces` contain text of the message.
-fn has_text(pieces: &[Piece]) -> bool {
-    pieces.iter().any(|piece| matches!(piece, Piece::Speech(_)))
+fn has_text(pieces: &[CompletionDelta]) -> bool {
+    pieces.iter().any(|piece| matches!(piece, CompletionDelta::Speech(_)))
 }
 
 impl Parts {
@@ -280,7 +281,7 @@ impl Parts {
     }
 
     /// Returns the parts. Tokens whose text is incomplete form the last part, which has no pieces.
-    fn into_parts(mut self) -> Vec<(Vec<Piece>, Vec<Token>)> {
+    fn into_parts(mut self) -> Vec<(Vec<CompletionDelta>, Vec<Token>)> {
         if !self.pending.is_empty() {
             self.parts.push((Vec::new(), self.pending));
         }
@@ -347,7 +348,7 @@ impl Generation {
         let mut completion = Completion::default();
         let timeout = self.party.limits.timeout;
         let followed = self.follow(index, &mut stream, &mut parser, &mut completion, withholds);
-        let ended = within(&*self.sampler, timeout, followed).await;
+        let ended = with_sampler_timeout(&*self.sampler, timeout, followed).await;
         drop(stream);
         if let Some(batch) = &self.batch {
             // Calls of the batch that have not started may wait for this permit.
@@ -469,7 +470,7 @@ impl Generation {
         params: &SamplingParams,
         (parser, parsing): (CompletionParser, Option<&ChatParseOptions>),
         error: Option<&ApiError>,
-    ) -> Result<(Vec<Piece>, End), ApiError> {
+    ) -> Result<(Vec<CompletionDelta>, End), ApiError> {
         let (finish, tokens) = (completion.finish, completion.tokens.len());
         let version = completion.versions.last().map(|run| run.version);
         let (origin, prompt_tokens) = (prompt.origin(), prompt.ids().len());

@@ -12,7 +12,7 @@ use levade_policy::{
     SamplingParams,
 };
 use levade_text::testing::{ALWAYS_THINKS, IM_END, tiny_chat, tiny_tokenizer};
-use levade_text::{Chat, ChatOptions, Message, Piece, ToolSpec};
+use levade_text::{Chat, ChatOptions, CompletionDelta, Message, ToolSpec};
 
 use crate::{
     Backend, CallMetrics, Cast, Constraint, End, Event, Input, Party, PartyLimits, PromptRecording, Recorder,
@@ -127,7 +127,7 @@ impl Attempt {
     }
 
     /// Makes a call. Returns its end and all pieces that readers received.
-    async fn call(&self, request: Request) -> (End, Vec<Piece>) {
+    async fn call(&self, request: Request) -> (End, Vec<CompletionDelta>) {
         let mut told = Vec::new();
         let reader = self.cast.call("solver", request).await.unwrap();
         let observe = |event: &Event| {
@@ -230,7 +230,7 @@ async fn tool_call_ids_number_calls_of_completion() {
     // The third call is malformed.
     assert_eq!(ids, [0, 1, 3].map(|index| format!("{prefix}{index}")));
     let streamed = told.iter().filter_map(|piece| match piece {
-        Piece::Call(Ok(call)) => Some(call.id.as_str()),
+        CompletionDelta::Call(Ok(call)) => Some(call.id.as_str()),
         _ => None,
     });
     assert_eq!(streamed.collect::<Vec<_>>(), ids);
@@ -249,7 +249,7 @@ async fn message_includes_stop_string_on_request() {
         let streamed: String = told
             .iter()
             .filter_map(|piece| match piece {
-                Piece::Speech(text) => Some(text.as_str()),
+                CompletionDelta::Speech(text) => Some(text.as_str()),
                 _ => None,
             })
             .collect();
@@ -292,7 +292,7 @@ async fn tags_of_empty_reasoning_are_not_content() {
     for text in ["<think></think>So.", "\n<think>\n\n</think>\n\nSo.", " <think></think>So."] {
         let (end, told) = Attempt::of(text, FinishReason::StopId).call(question()).await;
         let streamed = told.iter().filter_map(|piece| match piece {
-            Piece::Speech(text) => Some(text.as_str()),
+            CompletionDelta::Speech(text) => Some(text.as_str()),
             _ => None,
         });
         assert_eq!((end.message.content.as_str(), streamed.collect::<String>().as_str()), ("So.", "So."));

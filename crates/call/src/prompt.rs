@@ -81,7 +81,7 @@ fn check_messages(messages: &[Message]) -> Result<(), ApiError> {
         return Err(ApiError::field("messages", "there are no messages; give at least one"));
     }
     for (index, message) in messages.iter().enumerate() {
-        if let Some(part) = message.content.others().next() {
+        if let Some(part) = message.content.non_text_parts().next() {
             let param = format!("messages[{index}].content");
             let kind = part.kind();
             let message =

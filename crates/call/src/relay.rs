@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use levade_policy::{FinishReason, awake};
-use levade_text::{Message, Piece, ToolSpec};
+use levade_policy::{FinishReason, process_time};
+use levade_text::{CompletionDelta, Message, ToolSpec};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::api_error::{ApiError, ErrorKind};
@@ -72,7 +72,7 @@ pub(crate) async fn start(
         timeout,
     };
     let mut deltas = api.respond(query);
-    let first = awake::within(timeout, deltas.recv()).await.ok_or_else(|| late(party))?;
+    let first = process_time::with_timeout(timeout, deltas.recv()).await.ok_or_else(|| late(party))?;
     let first = first.ok_or_else(|| interrupted(party))??;
 
     let metrics = &recorder.options.metrics;
@@ -125,7 +125,7 @@ impl Relay {
         add(&metrics.running, 1);
         metrics.first_token.observe(self.started.elapsed());
         let remaining = self.timeout.saturating_sub(self.started.elapsed());
-        let ended = awake::within(remaining, self.follow(first, &mut deltas)).await;
+        let ended = process_time::with_timeout(remaining, self.follow(first, &mut deltas)).await;
         drop(deltas);
         let ended = ended.unwrap_or_else(|| Err(late(&self.party)));
         metrics.running.fetch_sub(1, Ordering::Relaxed);
@@ -143,7 +143,7 @@ impl Relay {
         let ChatCompletion { message, finish, prompt_tokens, tokens, reasoning_tokens } = completion;
         let calls = !message.tool_calls.is_empty();
         if calls {
-            let pieces = message.tool_calls.iter().cloned().map(Ok).map(Piece::Call).collect();
+            let pieces = message.tool_calls.iter().cloned().map(Ok).map(CompletionDelta::Call).collect();
             self.transcript.push(Event::Delta { choice: 0, pieces, tokens: Vec::new() });
         }
         let text = message.content.as_str().to_owned();
@@ -178,11 +178,11 @@ impl Relay {
                 ChatDelta::Done(completion) => return Ok(*completion),
                 ChatDelta::Reasoning(text) => {
                     self.reply.reasoning_content.get_or_insert_default().push_str(&text);
-                    Piece::Thought(text)
+                    CompletionDelta::Reasoning(text)
                 }
                 ChatDelta::Text(text) => {
                     self.reply.content = format!("{}{text}", self.reply.content.as_str()).into();
-                    Piece::Speech(text)
+                    CompletionDelta::Speech(text)
                 }
             };
             self.transcript.push(Event::Delta { choice: 0, pieces: vec![piece], tokens: Vec::new() });

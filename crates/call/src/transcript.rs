@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use levade_conversation::{Origin, RecordedCompletion};
 use levade_policy::{FinishReason, TopLogprobs};
-use levade_text::{Message, Piece};
+use levade_text::{CompletionDelta, Message};
 use tokio::sync::watch;
 
 use crate::api_error::{ApiError, ErrorKind};
@@ -32,7 +32,7 @@ pub struct End {
     pub message: Message,
     /// Parts of `message` in the order in which the model wrote them: text, reasoning and tool calls.
     /// Adjacent parts of one kind are joined.
-    pub parts: Vec<Piece>,
+    pub parts: Vec<CompletionDelta>,
     /// Raw text of the completion, without the stop string that ended it unless the client keeps stop
     /// strings.
     pub text: String,
@@ -69,7 +69,7 @@ pub enum Event {
         /// The reply, from 0.
         choice: usize,
         /// Text, reasoning and tool calls that the tokens complete.
-        pieces: Vec<Piece>,
+        pieces: Vec<CompletionDelta>,
         /// Sampled tokens. Empty for a chat API.
         tokens: Vec<Token>,
     },
@@ -94,13 +94,13 @@ impl Event {
 }
 
 /// Splits a message into its parts, in the order in which APIs list them: reasoning, text, tool calls.
-pub fn parts_of(message: &Message) -> Vec<Piece> {
+pub fn parts_of(message: &Message) -> Vec<CompletionDelta> {
     let filled = |text: &&str| !text.is_empty();
     let thought = message.reasoning_content.as_deref().filter(filled);
     let said = Some(message.content.as_str()).filter(filled);
-    let texts = thought.map(|text| Piece::Thought(text.to_owned()));
-    let texts = texts.into_iter().chain(said.map(|text| Piece::Speech(text.to_owned())));
-    texts.chain(message.tool_calls.iter().cloned().map(|call| Piece::Call(Ok(call)))).collect()
+    let texts = thought.map(|text| CompletionDelta::Reasoning(text.to_owned()));
+    let texts = texts.into_iter().chain(said.map(|text| CompletionDelta::Speech(text.to_owned())));
+    texts.chain(message.tool_calls.iter().cloned().map(|call| CompletionDelta::Call(Ok(call)))).collect()
 }
 
 /// Tokens of the text that a client receives, one list for each uninterrupted part of the text. Tokens
@@ -116,9 +116,9 @@ pub struct MessageTokens {
 
 impl MessageTokens {
     /// Adds a part of a completion.
-    pub fn add(&mut self, pieces: &[Piece], tokens: &[Token]) {
+    pub fn add(&mut self, pieces: &[CompletionDelta], tokens: &[Token]) {
         self.pending.extend_from_slice(tokens);
-        if pieces.iter().any(|piece| matches!(piece, Piece::Speech(_))) {
+        if pieces.iter().any(|piece| matches!(piece, CompletionDelta::Speech(_))) {
             if !std::mem::replace(&mut self.open, true) {
                 self.parts.push(Vec::new());
             }
@@ -128,7 +128,10 @@ impl MessageTokens {
         } else if !pieces.is_empty() {
             self.pending.clear();
         }
-        if pieces.iter().any(|piece| matches!(piece, Piece::Thought(_) | Piece::Call(_))) {
+        if pieces
+            .iter()
+            .any(|piece| matches!(piece, CompletionDelta::Reasoning(_) | CompletionDelta::Call(_)))
+        {
             self.open = false;
         }
     }

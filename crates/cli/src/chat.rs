@@ -14,7 +14,7 @@ use levade_policy::{Precision, SamplingParams};
 use levade_recipe::{AgentKeys, QUESTION, Recipe};
 use levade_run::dir::{RECIPE, RunDir};
 use levade_run::model;
-use levade_text::{Chat, Message, Piece, ReplyStream};
+use levade_text::{Chat, CompletionDelta, CompletionStream, Message};
 use levade_tools::Observation;
 use levade_trainer::{Toolboxes, chat_options};
 use levade_tree::Finish;
@@ -284,7 +284,7 @@ impl Chatting {
 struct Screen {
     format: Arc<Format>,
     /// Parser of the completion in progress.
-    stream: Option<ReplyStream>,
+    stream: Option<CompletionStream>,
     /// Text of the completion in progress.
     text: String,
 }
@@ -318,10 +318,10 @@ impl LoopObserver for Screen {
 }
 
 /// Returns the text of a piece, or `None` if it is not part of the message's content.
-fn spoken(piece: &Piece) -> Option<&str> {
+fn spoken(piece: &CompletionDelta) -> Option<&str> {
     match piece {
-        Piece::Speech(text) => Some(text),
-        Piece::Thought(_) | Piece::Aside(_) | Piece::Call(_) => None,
+        CompletionDelta::Speech(text) => Some(text),
+        CompletionDelta::Reasoning(_) | CompletionDelta::Aside(_) | CompletionDelta::Call(_) => None,
     }
 }
 
@@ -330,11 +330,11 @@ fn note(text: &str) {
 }
 
 /// Formats pieces of a completion, with reasoning and tool calls dimmed.
-fn painted(pieces: Vec<Piece>, style: Style) -> String {
+fn painted(pieces: Vec<CompletionDelta>, style: Style) -> String {
     let paint = |piece| match piece {
-        Piece::Speech(text) => text,
-        Piece::Thought(text) | Piece::Aside(text) => style.dim(&text),
-        Piece::Call(_) => String::new(),
+        CompletionDelta::Speech(text) => text,
+        CompletionDelta::Reasoning(text) | CompletionDelta::Aside(text) => style.dim(&text),
+        CompletionDelta::Call(_) => String::new(),
     };
     pieces.into_iter().map(paint).collect()
 }

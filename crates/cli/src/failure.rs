@@ -85,10 +85,10 @@ fn ways_out(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
 fn less_for(purpose: Purpose) -> &'static [&'static str] {
     match purpose {
         Purpose::Weights => &["take a smaller model"],
-        Purpose::Optimiser => &["train an adapter (`model.lora`)", "take a smaller model"],
+        Purpose::Optimizer => &["train an adapter (`model.lora`)", "take a smaller model"],
         Purpose::Training => &["lower `engine.micro_batch_tokens`"],
         // The KV cache has room for one sequence of the length of the context.
-        Purpose::Path | Purpose::Cache => &["lower the context (`model.context`)"],
+        Purpose::Sequence | Purpose::Cache => &["lower the context (`model.context`)"],
         Purpose::Sampling => {
             &["lower the context (`model.context`)", "lower `engine.threads` or `engine.concurrency`"]
         }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn ways_out_removes_duplicates() {
-        let ways = ways_out([Purpose::Optimiser, Purpose::Weights, Purpose::Path, Purpose::Cache]);
+        let ways = ways_out([Purpose::Optimizer, Purpose::Weights, Purpose::Sequence, Purpose::Cache]);
         let named = [
             "train an adapter (`model.lora`)",
             "take a smaller model",

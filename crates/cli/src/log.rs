@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use levade_policy::environment::own;
+use levade_policy::environment::read_variable;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
@@ -72,7 +72,7 @@ impl Args {
     pub fn install(&self) -> anyhow::Result<()> {
         let filter = match &self.log {
             Some(text) => filter("--log", text)?,
-            None => match own(VARIABLE) {
+            None => match read_variable(VARIABLE) {
                 Some(text) => filter(VARIABLE, &text.to_string_lossy())?,
                 _ if self.log_file.is_some() => Targets::new().with_default(LevelFilter::INFO),
                 _ => quiet(),

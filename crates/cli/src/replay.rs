@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use levade_agent::environments::Environments;
-use levade_policy::awake::Clock;
+use levade_policy::process_time::Clock;
 use levade_run::dir::RunDir;
 use levade_run::numerics;
 use levade_run::policies::{self, StartedPolicies};

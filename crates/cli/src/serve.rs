@@ -11,7 +11,7 @@ use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as FormatOptions};
 use levade_engine::attention_shape;
 use levade_gateway::{Gateway, Model, Options, serve};
-use levade_policy::environment::own;
+use levade_policy::environment::read_variable;
 use levade_policy::{Precision, SamplingParams};
 use levade_recipe::ExternalKeys;
 use levade_run::dir::RunDir;
@@ -127,7 +127,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// Returns an error if there are no keys and other machines can reach the address `host`. The message
 /// names `what`, which every client could do then.
 pub fn keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
-    let value = own(name).unwrap_or_default().to_string_lossy().into_owned();
+    let value = read_variable(name).unwrap_or_default().to_string_lossy().into_owned();
     let keys = value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned);
     let keys: Vec<String> = keys.collect();
     if keys.is_empty() && !host.is_loopback() {
@@ -230,7 +230,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
         model::sampling_options(config, args.threads, args.context, args.running, args.precision);
     options.kv_memory_mb = args.kv_memory_mb.unwrap_or_else(|| {
         // Full-context completions for all concurrent calls, but at most half of the memory.
-        let one = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
+        let one = attention_shape(config).sequence_bytes(config.layers, options.precision, options.context);
         let all = (one as u64).saturating_mul(args.running as u64).min(options.budget() / 2) >> 20;
         options.kv_memory_mb.max(all as usize)
     });

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use levade_agent::environments::Environments;
-use levade_policy::awake::Clock;
+use levade_policy::process_time::Clock;
 use levade_run::dir::RunDir;
 use levade_run::policies::{self, StartedPolicies};
 use levade_store::Attempt;

@@ -11,7 +11,7 @@ use levade_process::Supervisor;
 use levade_recipe::Override;
 use levade_run::model;
 use levade_tasks::Task;
-use levade_text::{Parsed, ToolCall};
+use levade_text::{ParsedCompletion, ToolCall};
 use levade_tools::{ObservationKind, OpenTools, ToolContext};
 use levade_trainer::{Toolboxes, chat_options};
 use serde_json::{Map, Value};
@@ -108,7 +108,8 @@ async fn show(
 async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) -> ExitCode {
     let call = ToolCall { id: String::new(), name: name.to_owned(), arguments: arguments.into() };
     let begun = Instant::now();
-    let answers = tools.answer(&Parsed { calls: vec![Ok(call)], ..Parsed::default() }, true).await;
+    let answers =
+        tools.answer(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true).await;
     let style = Style::stderr();
     for answer in &answers {
         eprintln!("{} {:?} in {:.2?}", style.dim("answer"), answer.kind, begun.elapsed());

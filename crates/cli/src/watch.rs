@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use levade_policy::awake::Clock;
+use levade_policy::process_time::Clock;
 use levade_trainer::{Event, Metrics, Observer};
 use levade_tree::Purpose;
 
@@ -41,7 +41,7 @@ impl Bars {
         if let Some(activity) = self.activity.take() {
             activity.bar.finish_and_clear();
         }
-        self.since = self.clock.now();
+        self.since = self.clock.elapsed();
     }
 
     /// Writes a line to standard output, above the bar.
@@ -68,7 +68,7 @@ impl Bars {
         let Some(activity) = &mut self.activity else { return };
         activity.tokens += tokens;
         activity.bar.set_position(done as u64);
-        let elapsed = self.clock.now().saturating_sub(self.since);
+        let elapsed = self.clock.elapsed().saturating_sub(self.since);
         let mine = done.saturating_sub(activity.before).max(1);
         let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / mine as f64);
         let rate = activity.tokens as f64 / elapsed.as_secs_f64().max(1e-3);
@@ -114,7 +114,7 @@ pub struct Watch {
 impl Watch {
     /// Creates a display of a run that is about to start.
     pub fn new(clock: Clock) -> Self {
-        let (style, start) = (Style::stdout(), clock.now());
+        let (style, start) = (Style::stdout(), clock.elapsed());
         let bars = Bars { clock, since: start, activity: None };
         Watch { style, bars, done: 0, steps: 0, mine: 0, start }
     }
@@ -127,7 +127,7 @@ impl Watch {
     /// Formats the current step of the run and the remaining time, if the remaining steps take as
     /// long as those of this phase. Omits the time before the first step of the phase.
     fn whole(&self) -> String {
-        match self.bars.clock.now().saturating_sub(self.start).checked_div(self.mine) {
+        match self.bars.clock.elapsed().saturating_sub(self.start).checked_div(self.mine) {
             Some(a_step) => {
                 let left = screen::clock(a_step * self.steps.saturating_sub(self.done));
                 format!(" · step {}/{}, {left} left", self.done + 1, self.steps)
@@ -152,7 +152,7 @@ impl Observer for Watch {
                 let before = if *done > 0 { format!(", {done} of them done") } else { String::new() };
                 let steps = screen::plural(*steps, "step");
                 self.bars.say(&self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")));
-                (self.mine, self.start) = (0, self.bars.clock.now());
+                (self.mine, self.start) = (0, self.bars.clock.elapsed());
                 self.bars.wait();
             }
             Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.moved(event, ""),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
-use levade_policy::awake::{Stopwatch, sleep};
+use levade_policy::process_time::{Stopwatch, sleep};
 use levade_run::cluster_learner::order::{self, Order};
 use levade_run::cluster_learner::{SUBDIR, torchrun};
 use levade_run::{Host, display, unusable};

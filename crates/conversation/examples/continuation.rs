@@ -104,7 +104,7 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
             Origin::Forked(fork) => Some(format!("{:?}", fork.reason)),
             Origin::Began | Origin::Continued => None,
         };
-        let opened = chat.opened_thought(&sent, &case.tools)?;
+        let opened = chat.opened_reasoning(&sent, &case.tools)?;
         let sampled_tokens = chat.assistant(said, opened)?;
         let mut completion = Completion::default();
         completion.extend(&sampled_tokens, &vec![-0.5; sampled_tokens.len()], 0);

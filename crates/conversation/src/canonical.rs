@@ -44,7 +44,7 @@ impl Form {
         let thought = reasoning(message).map(str::to_owned);
         let mut form = Form::new(message.role, &message.content, &message.tool_calls, thought);
         // Parts other than text, such as images.
-        for part in message.content.others() {
+        for part in message.content.non_text_parts() {
             let part = serde_json::to_string(part).unwrap_or_default();
             let key = xxhash_rust::xxh3::xxh3_128(part.as_bytes());
             form.exact = form.exact.rotate_left(1) ^ key;
@@ -62,7 +62,7 @@ impl Form {
             return None;
         }
         let parsed = chat.parse(&message.content, false, tools);
-        let thought = chat.thought(&message.content, false);
+        let thought = chat.reasoning(&message.content, false);
         let content = shown_content(&parsed);
         if thought.is_empty() && content == message.content.trim() {
             return None;

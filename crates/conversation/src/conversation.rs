@@ -203,10 +203,10 @@ impl MatchedRequest {
     pub fn render_within(self, max_tokens: usize) -> Result<Prepared, ConversationError> {
         let MatchedRequest { from, format, mut origin, repeated, after, new, turn } = self;
         let chat = format.chat();
-        let shifted = chat.shifted_systems(&new, after.is_none());
+        let shifted = chat.count_shifted_systems(&new, after.is_none());
         let Some(after) = after else {
-            let prompt = chat.prompt_within(&new, &from.tools, max_tokens)?;
-            let in_thought = chat.opened_thought(&new, &from.tools)?.is_some();
+            let prompt = chat.prompt_with_limit(&new, &from.tools, max_tokens)?;
+            let in_thought = chat.opened_reasoning(&new, &from.tools)?.is_some();
             return Ok(Prepared {
                 prompt,
                 in_thought,
@@ -361,7 +361,7 @@ impl Conversation {
     pub fn match_request(&self, request: &Request<'_>) -> MatchedRequest {
         let Request { agent, policy, format, messages, tools } = *request;
         let key = tools_key(tools);
-        let merged = format.chat().merged_systems(messages);
+        let merged = format.chat().merge_systems(messages);
         let messages = merged.as_deref().unwrap_or(messages);
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned())).copied();
         let root = party.and_then(|party| self.index.root(party, key));
@@ -524,7 +524,7 @@ impl Conversation {
         let PromptTurn { node, turn, .. } = self.give_once(&mut prepared)?;
         let Prepared { from, format, in_thought, calls, .. } = prepared;
         let chat = format.chat();
-        let said = chat.said(&segment.tokens);
+        let said = chat.decode_completion(&segment.tokens);
         (segment.agent, segment.policy) = (from.agent, from.policy);
         let segment = self.trajectory.push(segment)?;
 
@@ -536,7 +536,7 @@ impl Conversation {
                 call.id = format!("{prefix}{position}");
             }
         }
-        let thought = chat.thought(&said, in_thought);
+        let thought = chat.reasoning(&said, in_thought);
         let reply = RecordedCompletion { segment, turn, said, thought, parsed, finish };
         let said = CompletionRecord {
             segment,

@@ -81,7 +81,7 @@ fn parse_message(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message 
     if message.role != Role::Assistant || !is_written {
         return message.clone();
     }
-    let thought = Some(chat.thought(&message.content, false)).filter(|thought| !thought.is_empty());
+    let thought = Some(chat.reasoning(&message.content, false)).filter(|thought| !thought.is_empty());
     Message { reasoning_content: thought, ..shown(&chat.parse(&message.content, false, tools)) }
 }
 

@@ -161,7 +161,7 @@ impl Format {
         // Only the existence of the completion matters here, not its text.
         let placeholder = [Message::assistant("")];
         let messages: Vec<Message> = past.iter().chain(&placeholder).chain(new).cloned().collect();
-        let in_thought = self.chat.opened_thought(&messages, tools)?.is_some();
+        let in_thought = self.chat.opened_reasoning(&messages, tools)?.is_some();
         Ok(FollowingTokens { tokens, in_thought })
     }
 

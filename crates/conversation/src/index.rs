@@ -449,7 +449,9 @@ impl Index {
         let root = self.node(hit.node).root;
         let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();
         let callers = if has_ids { self.callers(root, &form.ids) } else { Vec::new() };
-        let (&[caller], None) = (&callers[..], message.content.others().next()) else { return Vec::new() };
+        let (&[caller], None) = (&callers[..], message.content.non_text_parts().next()) else {
+            return Vec::new();
+        };
         let Some(completion) = self.said(caller).filter(|_| self.node(caller).parent == Some(hit.node))
         else {
             return Vec::new();
@@ -468,7 +470,7 @@ impl Index {
 
     /// Extends a match by a message that starts with a completion's text.
     fn appended(&self, hit: &Hit, message: &Message, form: &Form) -> Vec<Hit> {
-        let is_text = message.tool_calls.is_empty() && message.content.others().next().is_none();
+        let is_text = message.tool_calls.is_empty() && message.content.non_text_parts().next().is_none();
         if message.role != Role::Assistant || !is_text {
             return Vec::new();
         }
@@ -563,7 +565,7 @@ impl Index {
             return ReasoningMatch::Full;
         }
         let Node { message: Some(message), root, .. } = self.node(node) else { return ReasoningMatch::Other };
-        let full_message = self.roots[*root].format.chat().thought(&message.content, completion.in_thought);
+        let full_message = self.roots[*root].format.chat().reasoning(&message.content, completion.in_thought);
         // Clients truncate reasoning, but do not change it.
         if full_message.contains(sent.trim()) { ReasoningMatch::Part } else { ReasoningMatch::Other }
     }

@@ -70,7 +70,7 @@ fn parse_message(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message
         .collect();
     let calls =
         parsed.calls.iter().filter_map(|call| call.clone().ok()).chain(message.tool_calls.iter().cloned());
-    (Message::calls(content.join("\n"), calls.collect()), chat.thought(&message.content, false))
+    (Message::calls(content.join("\n"), calls.collect()), chat.reasoning(&message.content, false))
 }
 
 impl RecordedSequence {

@@ -1,7 +1,7 @@
 //! A parsed completion: reasoning, content and tool calls.
 
 use levade_policy::FinishReason;
-use levade_text::{Message, Parsed};
+use levade_text::{Message, ParsedCompletion};
 use levade_tree::SegmentId;
 
 /// A recorded completion.
@@ -16,7 +16,7 @@ pub struct RecordedCompletion {
     /// Reasoning, without its tags.
     pub thought: String,
     /// Content and tool calls. A truncated completion is parsed up to its end.
-    pub parsed: Parsed,
+    pub parsed: ParsedCompletion,
     /// Why the completion ended.
     pub finish: FinishReason,
 }
@@ -35,13 +35,13 @@ impl RecordedCompletion {
 }
 
 /// Returns content and calls of a completion as a message.
-pub(crate) fn shown(parsed: &Parsed) -> Message {
+pub(crate) fn shown(parsed: &ParsedCompletion) -> Message {
     let calls = parsed.calls.iter().filter_map(|call| call.clone().ok()).collect();
     Message::calls(shown_content(parsed), calls)
 }
 
 /// Returns the content of a completion, followed by the calls that cannot be parsed.
-pub(crate) fn shown_content(parsed: &Parsed) -> String {
+pub(crate) fn shown_content(parsed: &ParsedCompletion) -> String {
     let unread = parsed.calls.iter().filter_map(|call| call.as_ref().err()).map(|call| call.raw.as_str());
     let content = Some(parsed.content.as_str()).filter(|content| !content.is_empty());
     content.into_iter().chain(unread).collect::<Vec<_>>().join("\n")

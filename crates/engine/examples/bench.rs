@@ -51,7 +51,7 @@ async fn main() -> Result<()> {
     let mut engine = None;
     let mut version = 0;
     for line in std::io::stdin().lock().lines() {
-        let answer = match serde_json::from_str(&line?).context("a line is not a request")? {
+        let response = match serde_json::from_str(&line?).context("a line is not a request")? {
             Request::Load { model, options } => {
                 let files = ModelFiles::open(&model)?;
                 let started = engine.insert(Engine::start(&files, &options, None)?);
@@ -63,19 +63,19 @@ async fn main() -> Result<()> {
                 version += 1;
                 train(engine.as_ref().context("no model is loaded")?, tokens, version).await?
             }
-            Request::Group { prompt, rollouts, turns, new, given } => {
+            Request::Group { prompt, rollouts, turns, new, given: tool_tokens } => {
                 version += 1;
                 let engine = engine.as_ref().context("no model is loaded")?;
-                group(engine, &prompt, rollouts, turns, [new, given], version).await?
+                group(engine, &prompt, rollouts, turns, [new, tool_tokens], version).await?
             }
-            Request::Forest { paths, first } => {
-                forest(engine.as_ref().context("no model is loaded")?, paths, first).await?
+            Request::Forest { paths: sequences, first } => {
+                forest(engine.as_ref().context("no model is loaded")?, sequences, first).await?
             }
             Request::Generate { prompts, new_tokens } => {
                 generate(engine.as_ref().context("no model is loaded")?, prompts, new_tokens).await?
             }
         };
-        println!("{answer}");
+        println!("{response}");
         std::io::stdout().flush()?;
     }
     Ok(())
@@ -108,13 +108,13 @@ async fn group(
     prompt: &[u32],
     rollouts: u64,
     turns: usize,
-    [new, given]: [usize; 2],
+    [new, tool_tokens]: [usize; 2],
     version: u64,
 ) -> Result<Value> {
     let start = Instant::now();
     let tasks: Vec<_> = (0..rollouts)
         .map(|stream| {
-            let (engine, mut path) = (engine.clone(), prompt.to_vec());
+            let (engine, mut sequence) = (engine.clone(), prompt.to_vec());
             tokio::spawn(async move {
                 let mut targets = Vec::new();
                 let advantage = if stream % 2 == 0 { 1.0 } else { -1.0 };
@@ -123,38 +123,38 @@ async fn group(
                     let request = SampleRequest {
                         seed: version,
                         stream,
-                        prompt: path.clone(),
+                        prompt: sequence.clone(),
                         params,
                         ..SampleRequest::default()
                     };
-                    let reply = engine.sample(request).await?.collect(DEADLINE).await?;
-                    targets.extend(reply.logprobs.iter().enumerate().map(|(i, logprob)| {
+                    let completion = engine.sample(request).await?.collect(DEADLINE).await?;
+                    targets.extend(completion.logprobs.iter().enumerate().map(|(i, logprob)| {
                         let term = Term { advantage, behaviour: Some(*logprob), ..Term::default() };
-                        PathTarget { index: (path.len() + i) as u32, temperature: 1.0, term }
+                        PathTarget { index: (sequence.len() + i) as u32, temperature: 1.0, term }
                     }));
-                    path.extend(reply.tokens);
+                    sequence.extend(completion.tokens);
                     if turn + 1 < turns {
-                        path.extend((0..given as u64).map(|i| {
+                        sequence.extend((0..tool_tokens as u64).map(|i| {
                             (uniform(stream, turn as u64, i) * f64::from(engine.config().vocabulary as u32))
                                 as u32
                         }));
                     }
                 }
-                anyhow::Ok(PathInput { tokens: path.into(), targets })
+                anyhow::Ok(PathInput { tokens: sequence.into(), targets })
             })
         })
         .collect();
-    let mut paths = Vec::new();
+    let mut sequences = Vec::new();
     for task in tasks {
-        paths.push(task.await??);
+        sequences.push(task.await??);
     }
     let sampling = start.elapsed().as_secs_f64();
-    let count: usize = paths.iter().map(|path| path.targets.len()).sum();
-    for target in paths.iter_mut().flat_map(|path| &mut path.targets) {
+    let count: usize = sequences.iter().map(|sequence| sequence.targets.len()).sum();
+    for target in sequences.iter_mut().flat_map(|sequence| &mut sequence.targets) {
         target.term.weight = 1.0 / count as f32;
     }
     let loss = Loss::clip(0.2, 0.2);
-    let sums = engine.forward_backward(Arc::new(TreeBatch::merge(&paths)?), loss).await?;
+    let sums = engine.forward_backward(Arc::new(TreeBatch::merge(&sequences)?), loss).await?;
     engine.optim_step(OptimParams { learning_rate: 1e-6, max_grad_norm: 1.0, ..OPTIM }).await?;
     engine.publish(version).await?;
     let seconds = start.elapsed().as_secs_f64();
@@ -174,11 +174,11 @@ const OPTIM: OptimParams = OptimParams {
 
 /// Runs forward and backward passes over all sequences, merged into trees; targets are the tokens from
 /// `first` on.
-async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Value> {
-    let targets: usize = paths.iter().map(|tokens| tokens.len() - first as usize).sum();
+async fn forest(engine: &Engine, sequences: Vec<Vec<u32>>, first: u32) -> Result<Value> {
+    let targets: usize = sequences.iter().map(|tokens| tokens.len() - first as usize).sum();
     let weight = 1.0 / targets as f32;
     let target = |index| PathTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } };
-    let paths: Vec<PathInput> = paths
+    let sequences: Vec<PathInput> = sequences
         .into_iter()
         .map(|tokens| PathInput {
             targets: (first..tokens.len() as u32).map(target).collect(),
@@ -186,12 +186,12 @@ async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Val
         })
         .collect();
     let start = Instant::now();
-    let batch = Arc::new(TreeBatch::merge(&paths)?);
-    let (tokens, path_tokens) = (batch.tokens.len(), batch.path_tokens);
+    let batch = Arc::new(TreeBatch::merge(&sequences)?);
+    let (tokens, sequence_tokens) = (batch.tokens.len(), batch.path_tokens);
     let loss = Loss::of(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let seconds = start.elapsed().as_secs_f64();
-    Ok(json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": path_tokens }))
+    Ok(json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": sequence_tokens }))
 }
 
 /// Samples greedy completions of all prompts at once.
@@ -209,9 +209,9 @@ async fn generate(engine: &Engine, prompts: Vec<Vec<u32>>, new_tokens: usize) ->
         };
         streams.push(engine.sample(request).await?);
     }
-    let mut replies = Vec::new();
+    let mut completions = Vec::new();
     for stream in streams {
-        replies.push(stream.collect(DEADLINE).await?.tokens);
+        completions.push(stream.collect(DEADLINE).await?.tokens);
     }
-    Ok(json!({ "seconds": start.elapsed().as_secs_f64(), "tokens": replies }))
+    Ok(json!({ "seconds": start.elapsed().as_secs_f64(), "tokens": completions }))
 }

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use levade_engine::testing::{
-    Blocks, Buffer, Compute, Inference, Learning, Limits, Packing, Rows, Transformer, Unit, ValueHead,
+    Blocks, Buffer, Compute, Inference, Limits, Packing, Rows, TrainingState, Transformer, Unit, ValueHead,
     Weights, check,
 };
 use levade_engine::{Adapter, Engine, EngineOptions, Isa, attention_shape};
 use levade_model::{AdapterConfig, ModelFiles, write_json, write_safetensors, write_tokenizer_config};
 use levade_policy::{Learner, OptimParams, Precision};
 use levade_rl::Loss;
-use levade_text::{Chat, ChatOptions, Message, Rendering, Tokenizer};
+use levade_text::{Chat, ChatOptions, Message, TemplateInput, Tokenizer};
 use levade_tree::{PathInput, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -113,7 +113,7 @@ async fn main() -> Result<()> {
 }
 
 fn model(files: &ModelFiles, request: &Request) -> Result<Transformer> {
-    let compute = Compute::with(request.threads, Isa::detect(), request.precision);
+    let compute = Compute::with_isa(request.threads, Isa::detect(), request.precision);
     let weights = Weights::load(&compute, files)?;
     let mut model = Transformer::new(compute, weights, files.config.context);
     let policy = request.adapter.is_some().then_some(0);
@@ -149,13 +149,13 @@ async fn engine(files: &ModelFiles, request: &Request) -> Result<Engine> {
 /// Writes the logits after every token of every sequence, with the sequences merged into one tree.
 fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Value> {
     let config = &model.weights.config;
-    let paths: Vec<_> = sequences
+    let inputs: Vec<_> = sequences
         .iter()
         .map(|tokens| PathInput { tokens: tokens.clone().into(), targets: Vec::new() })
         .collect();
-    let batch = TreeBatch::merge(&paths)?;
+    let batch = TreeBatch::merge(&inputs)?;
     check(&batch, model.context, config.vocabulary)?;
-    let packing = Packing::new(&batch, &Unit::whole(&batch), 0, false);
+    let packing = Packing::new(&batch, &Unit::complete(&batch), 0, false);
     let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision());
     blocks.grow(packing.blocks);
     let adapters: Vec<_> = (0..model.adapters.len()).map(|i| (0..batch.tokens.len(), i)).collect();
@@ -205,11 +205,11 @@ fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
 /// Writes gradients of the loss over the merged batch, by name: of the base weights or of the adapter,
 /// and of the value head.
 fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) -> Result<Value> {
-    let mut learning = Learning::new(model, Limits::NONE);
+    let mut learning = TrainingState::new(model, Limits::NONE);
     let policy = (!model.adapters.is_empty()).then_some(0);
     let sums = learning.forward_backward(model, policy, &TreeBatch::merge(batch)?, loss)?;
     match policy {
-        None => model.weights.layout.tensors.write(&out.join(TENSORS), &learning.optimiser.gradient)?,
+        None => model.weights.layout.tensors.write(&out.join(TENSORS), &learning.optimizer.gradient)?,
         Some(index) => {
             model.adapters[index]
                 .layout
@@ -228,8 +228,8 @@ async fn train(engine: &Engine, steps: &[Step]) -> Result<Value> {
     let mut reports = Vec::new();
     for step in steps {
         let mut loss = 0.0;
-        for paths in &step.batches {
-            let batch = Arc::new(TreeBatch::merge(paths)?);
+        for inputs in &step.batches {
+            let batch = Arc::new(TreeBatch::merge(inputs)?);
             loss += engine.forward_backward(batch, step.loss).await?.loss;
         }
         let report = engine.optim_step(step.optim).await?;
@@ -283,7 +283,7 @@ fn conversation_ids(files: &ModelFiles, chat: &Chat, conversation: &Conversation
     }
     let names = files.special_tokens.by_name();
     let variables = names.map(|(name, text)| (name.to_owned(), Value::from(text))).collect();
-    let text = chat.template().render(Rendering {
+    let text = chat.template().render(TemplateInput {
         messages: &conversation.messages,
         tools: None,
         add_generation_prompt: false,

@@ -18,7 +18,7 @@ async fn main() -> anyhow::Result<()> {
     let dir = arguments.next().context("usage: encode FOLDER NAME < TEXTS")?;
     let name = arguments.next().unwrap_or_else(|| dir.clone());
     let files = EncoderFiles::open(Path::new(&dir), &name)?;
-    let tokenizer = EncoderTokenizer::new(&files.tokenizer, files.config.most_tokens)?;
+    let tokenizer = EncoderTokenizer::new(&files.tokenizer, files.config.max_tokens)?;
     let encoder = TextEncoder::new(&files, Arc::new(tokenizer), 2)?;
     let (mut queries, mut passages, mut roles) = (Vec::new(), Vec::new(), Vec::new());
     for line in std::io::stdin().lock().lines() {

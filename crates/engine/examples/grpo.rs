@@ -52,7 +52,7 @@ impl Task {
 }
 
 /// Sampled completion of one token, with its behavior log-probability.
-struct Sampled {
+struct Sample {
     task: usize,
     token: u32,
     logprob: f32,
@@ -66,7 +66,7 @@ async fn sample(
     tasks: &[Task],
     (seed, step): (u64, u64),
     (count, temperature): (usize, f32),
-) -> Result<Vec<Sampled>> {
+) -> Result<Vec<Sample>> {
     let mut waiting = Vec::new();
     for index in 0..tasks.len() * count {
         let request = SampleRequest {
@@ -82,15 +82,15 @@ async fn sample(
     for (task, stream) in waiting {
         let completion = stream.collect(Duration::from_secs(60)).await?;
         let (token, logprob) = (completion.tokens[0], completion.logprobs[0]);
-        sampled.push(Sampled { task, token, logprob, reward: tasks[task].reward(token) });
+        sampled.push(Sample { task, token, logprob, reward: tasks[task].reward(token) });
     }
     Ok(sampled)
 }
 
 /// Computes the advantage of each completion: its reward less the mean of its group, over the group's
 /// deviation.
-fn advantages(sampled: &[Sampled]) -> Result<Vec<f64>> {
-    let rollout = |one: &Sampled| Rollout {
+fn advantages(sampled: &[Sample]) -> Result<Vec<f64>> {
+    let rollout = |one: &Sample| Rollout {
         group: one.task as u64,
         score: one.reward,
         paths: vec![Path { turns: vec![1], rewards: vec![one.reward], ..Path::default() }],
@@ -103,11 +103,11 @@ fn advantages(sampled: &[Sampled]) -> Result<Vec<f64>> {
 
 /// Merges the sequences of a step into a batch. The normalizer is in the weights of the terms, so the loss of
 /// the batch is a plain sum.
-fn batch(tasks: &[Task], sampled: &[Sampled], advantages: &[f64]) -> Result<TreeBatch> {
+fn batch(tasks: &[Task], sampled: &[Sample], advantages: &[f64]) -> Result<TreeBatch> {
     let sizes: Vec<RolloutTokens> =
         sampled.iter().map(|one| RolloutTokens { group: one.task as u64, tokens: 1 }).collect();
     let weights = Normalizer::TokenMean.weights(&sizes);
-    let sequence = |(index, one): (usize, &Sampled)| {
+    let sequence = |(index, one): (usize, &Sample)| {
         let mut tokens = tasks[one.task].prompt();
         tokens.push(one.token);
         let term = Term {
@@ -123,7 +123,7 @@ fn batch(tasks: &[Task], sampled: &[Sampled], advantages: &[f64]) -> Result<Tree
     Ok(TreeBatch::merge(&sequences)?)
 }
 
-fn mean_reward(sampled: &[Sampled]) -> f64 {
+fn mean_reward(sampled: &[Sample]) -> f64 {
     sampled.iter().map(|one| one.reward).sum::<f64>() / sampled.len() as f64
 }
 

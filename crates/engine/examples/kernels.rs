@@ -11,14 +11,14 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use levade_engine::testing::{Buffer, Compute, Matrix, Mode, Packed, Right, Scratch, product};
+use levade_engine::testing::{Buffer, Compute, Matrix, Mode, PackedMatrix, Rhs, Scratch, gemm};
 use levade_engine::{Isa, Precision};
 
 const THREADS: usize = 2;
 /// Number of iterations of a loop over registers: some hundredths of a second, more with AMX.
 const REPEATS: usize = 10_000_000;
 /// Seconds for which a matmul is repeated between two measurements of the register limit.
-const BESIDE: f64 = 0.01;
+const MIN_ROUND_SECONDS: f64 = 0.01;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
         "{isa:?} is none of what this processor runs: {:?}",
         Isa::available()
     );
-    let compute = Compute::with(THREADS, isa, precision);
+    let compute = Compute::with_isa(THREADS, isa, precision);
     println!("{precision}, {isa:?}, {THREADS} threads");
     let limit = limits::multiply_adds(isa, precision);
     match limit {
@@ -51,13 +51,13 @@ fn main() -> Result<()> {
             let w = noise(outputs * inputs);
             let mut y = Buffer::zeroed(rows * outputs);
             let weights = Matrix::new(&w, outputs, inputs);
-            let packed = Packed::new(&compute, weights.transposed());
+            let packed = PackedMatrix::new(&compute, weights.transposed());
             let flops = 2.0 * (rows * inputs * outputs) as f64;
-            let mut run = |a: Matrix<'_>, b: Right<'_>, to: &mut Buffer, columns: usize, mode: Mode| {
-                speed(limit, flops, || product(&compute, &mut scratch, a, b, to, columns, mode))
+            let mut run = |a: Matrix<'_>, b: Rhs<'_>, to: &mut Buffer, columns: usize, mode: Mode| {
+                speed(limit, flops, || gemm(&compute, &mut scratch, a, b, to, columns, mode))
             };
             let forward =
-                run(Matrix::new(&x, rows, inputs), Right::Packed(&packed), &mut y, outputs, Mode::Set);
+                run(Matrix::new(&x, rows, inputs), Rhs::Packed(&packed), &mut y, outputs, Mode::Set);
             print!("{what:7}{rows:5} x {inputs:5} x {outputs:5}: forward {forward}");
             if what == "decode" {
                 let bytes = packed.columns() * compute.kernel().words(inputs) * 4;
@@ -66,9 +66,9 @@ fn main() -> Result<()> {
             }
             let dy = Matrix::new(&y, rows, outputs);
             let mut dx = Buffer::zeroed(rows * inputs);
-            let backward = run(dy, Right::Plain(weights), &mut dx, inputs, Mode::Set);
+            let backward = run(dy, Rhs::Plain(weights), &mut dx, inputs, Mode::Set);
             let mut dw = Buffer::zeroed(outputs * inputs);
-            let x = Right::Plain(Matrix::new(&x, rows, inputs));
+            let x = Rhs::Plain(Matrix::new(&x, rows, inputs));
             let long = run(dy.transposed(), x, &mut dw, inputs, Mode::Add);
             println!(", of activations {backward}, of weights {long}");
         }
@@ -188,11 +188,11 @@ mod limits {
             const OPERATIONS: usize = 4 * 2 * 16 * 16 * 32;
             #[repr(align(64))]
             struct Configuration([u8; 64]);
-            let mut whole = Configuration([0; 64]);
-            whole.0[0] = 1;
+            let mut configuration = Configuration([0; 64]);
+            configuration.0[0] = 1;
             for register in 0..8 {
-                whole.0[16 + 2 * register] = 64;
-                whole.0[48 + register] = 16;
+                configuration.0[16 + 2 * register] = 64;
+                configuration.0[48 + register] = 16;
             }
             // SAFETY: the configuration is valid; only these registers are modified.
             unsafe {
@@ -204,7 +204,7 @@ mod limits {
                     "dec {n}",
                     "jnz 2b",
                     "tilerelease",
-                    whole = in(reg) &raw const whole, n = inout(reg) n => _,
+                    whole = in(reg) &raw const configuration, n = inout(reg) n => _,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, options(nostack)
                 );
             }
@@ -225,33 +225,33 @@ struct Speed {
     /// Operations per second.
     rate: f64,
     /// Fraction of the register limit, if that limit is known.
-    share: Option<f64>,
+    fraction: Option<f64>,
 }
 
 impl std::fmt::Display for Speed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:7.0} GF/s", self.rate * 1e-9)?;
-        self.share.map_or(Ok(()), |share| write!(f, " ({:3.0} %)", 100.0 * share))
+        self.fraction.map_or(Ok(()), |fraction| write!(f, " ({:3.0} %)", 100.0 * fraction))
     }
 }
 
 /// Measures medians over rounds of calls with `flops` operations each; each round first measures
 /// `limit`.
 fn speed(limit: Option<fn(usize) -> f64>, flops: f64, mut call: impl FnMut()) -> Speed {
-    let (mut rates, mut shares) = (Vec::new(), Vec::new());
-    let begin = Instant::now();
-    while rates.len() < 5 || (begin.elapsed().as_secs_f64() < 0.5 && rates.len() < 50) {
-        let most = limit.map(|run| at_once(|| run(REPEATS / 10)));
+    let (mut rates, mut fractions) = (Vec::new(), Vec::new());
+    let started = Instant::now();
+    while rates.len() < 5 || (started.elapsed().as_secs_f64() < 0.5 && rates.len() < 50) {
+        let peak = limit.map(|run| at_once(|| run(REPEATS / 10)));
         let (start, mut calls) = (Instant::now(), 0);
-        while calls == 0 || start.elapsed().as_secs_f64() < BESIDE {
+        while calls == 0 || start.elapsed().as_secs_f64() < MIN_ROUND_SECONDS {
             call();
             calls += 1;
         }
         let rate = flops * f64::from(calls) / start.elapsed().as_secs_f64();
         rates.push(rate);
-        shares.extend(most.map(|most| rate / most));
+        fractions.extend(peak.map(|peak| rate / peak));
     }
-    Speed { rate: median(rates).unwrap_or(0.0), share: median(shares) }
+    Speed { rate: median(rates).unwrap_or(0.0), fraction: median(fractions) }
 }
 
 fn median(mut values: Vec<f64>) -> Option<f64> {

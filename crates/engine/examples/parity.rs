@@ -16,14 +16,14 @@ async fn main() -> Result<()> {
     for case in 0..cases {
         let outcome = parity::run(seed, case).await.with_context(|| format!("case {case} of seed {seed}"))?;
         if outcome.different > 0 {
-            println!("{} of {} differ: {}", outcome.different, outcome.compared, outcome.what);
+            println!("{} of {} differ: {}", outcome.different, outcome.compared, outcome.description);
         }
         compared += outcome.compared;
         different += outcome.different;
         resumed += outcome.resumed;
         updated += outcome.updated;
         hits += outcome.prefix_hits;
-        let kind = outcome.what.split(';').nth(1).unwrap_or_default();
+        let kind = outcome.description.split(';').nth(1).unwrap_or_default();
         *kinds.entry(kind.split(',').take(3).collect::<Vec<_>>().join(",")).or_default() += 1;
         if (case + 1) % 1000 == 0 {
             println!("{} cases, {compared} log-probabilities, {different} differ", case + 1);

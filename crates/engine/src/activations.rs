@@ -5,15 +5,15 @@
 //! which gives the same bits and costs another forward pass of the layer.
 
 use crate::buffer::Buffer;
-use crate::ops::kv::{KeyValues, Places};
-use crate::transformer::{LayerState, Rows, Temporary, Transformer};
+use crate::ops::kv::{KeyValues, KvBlocks};
+use crate::transformer::{LayerState, Rows, TemporaryRows, Transformer};
 
 /// Activations of a forward pass, for the backward pass.
 pub struct Activations {
     /// States of the layers whose activations are stored.
     states: Vec<LayerState>,
     /// State of the layer that was computed last, if it is not stored.
-    shared: LayerState,
+    recomputed: LayerState,
     /// Residual stream before every layer, and after the last.
     stream: Vec<Buffer>,
 }
@@ -24,7 +24,7 @@ impl Activations {
     pub fn new(layers: usize, kept: usize) -> Self {
         Activations {
             states: (0..kept.min(layers)).map(|_| LayerState::default()).collect(),
-            shared: LayerState::default(),
+            recomputed: LayerState::default(),
             stream: (0..=layers).map(|_| Buffer::default()).collect(),
         }
     }
@@ -34,16 +34,16 @@ impl Activations {
         &mut self,
         model: &Transformer,
         rows: Rows<'_>,
-        temporary: &mut Temporary,
-        places: &mut Places<'_>,
+        temporary: &mut TemporaryRows,
+        kv_blocks: &mut KvBlocks<'_>,
     ) {
         let size = rows.tokens.len() * model.weights.config.hidden;
         model.embed(rows.tokens, self.stream[0].reserve(size));
         for layer in 0..model.weights.config.layers {
             let (before, after) = self.stream.split_at_mut(layer + 1);
             let (input, out) = (&before[layer][..size], &mut after[0]);
-            let state = self.states.get_mut(layer).unwrap_or(&mut self.shared);
-            model.forward_layer(layer, rows, &places.layer(layer), input, state, temporary, out);
+            let state = self.states.get_mut(layer).unwrap_or(&mut self.recomputed);
+            model.forward_layer(layer, rows, &kv_blocks.layer(layer), input, state, temporary, out);
         }
     }
 
@@ -52,11 +52,11 @@ impl Activations {
         &mut self,
         model: &Transformer,
         rows: Rows<'_>,
-        temporary: &mut Temporary,
-        places: &mut Places<'_>,
+        temporary: &mut TemporaryRows,
+        kv_blocks: &mut KvBlocks<'_>,
     ) {
         let [first, .., last] = &mut self.stream[..] else { return };
-        model.forward(rows, places, &mut self.shared, temporary, last, first);
+        model.forward(rows, kv_blocks, &mut self.recomputed, temporary, last, first);
     }
 
     /// Returns the residual stream after the last layer, `size` values.
@@ -66,12 +66,12 @@ impl Activations {
 
     /// Returns input and state of a layer for its backward pass. Recomputes the state if it is not
     /// stored. The layer's keys and values are in their blocks afterwards.
-    pub fn recall(
+    pub fn restore(
         &mut self,
         model: &Transformer,
         layer: usize,
         rows: Rows<'_>,
-        temporary: &mut Temporary,
+        temporary: &mut TemporaryRows,
         keys_values: &KeyValues<'_>,
     ) -> (&[f32], &mut LayerState) {
         let input = &self.stream[layer][..rows.tokens.len() * model.weights.config.hidden];
@@ -81,8 +81,8 @@ impl Activations {
                 state
             }
             None => {
-                model.forward_state(layer, rows, keys_values, input, &mut self.shared, temporary);
-                &mut self.shared
+                model.forward_state(layer, rows, keys_values, input, &mut self.recomputed, temporary);
+                &mut self.recomputed
             }
         };
         (input, state)

@@ -17,11 +17,11 @@ use levade_policy::{LoraOptions, uniform};
 use serde_json::json;
 
 use crate::buffer::Buffer;
+use crate::gemm::{Matrix, Mode, NR, PackedMatrix, Rhs, Scratch, gemm};
 use crate::layout::{Layout, Map, Site};
 use crate::ops::{for_rows, softmax};
 use crate::parameters::Parameters;
 use crate::precision::{Precision, words};
-use crate::product::{Matrix, Mode, NR, Packed, Right, Scratch, product};
 use crate::scratch::MapScratch;
 use crate::tensors::Tensors;
 use crate::{Compute, EngineError};
@@ -78,33 +78,33 @@ impl Part {
         compute: &Compute,
         scratch: &mut Scratch,
         inner: &'a mut Buffer,
-        packed: &[Packed; 2],
+        packed: &[PackedMatrix; 2],
         x: &[f32],
     ) -> Matrix<'a> {
         let rows = x.len() / self.inputs;
         let inner = inner.reserve(rows * self.rank);
         let x = Matrix::new(x, rows, self.inputs);
-        product(compute, scratch, x, Right::Packed(&packed[0]), inner, self.rank, Mode::Set);
+        gemm(compute, scratch, x, Rhs::Packed(&packed[0]), inner, self.rank, Mode::Set);
         scale_rows(compute, self.rank, self.scale, inner);
         Matrix::new(inner, rows, self.rank)
     }
 
     /// Computes dy B, scaled, from the adapted columns of `dy`; `master` holds the parameters.
-    fn slope<'a>(
+    fn inner_gradient<'a>(
         &self,
         compute: &Compute,
         scratch: &mut Scratch,
-        slope: &'a mut Buffer,
+        buffer: &'a mut Buffer,
         master: &[f32],
         dy: &[f32],
     ) -> Matrix<'a> {
         let rows = dy.len() / self.width;
-        let slope = slope.reserve(rows * self.rank);
+        let buffer = buffer.reserve(rows * self.rank);
         let dy = self.columns(dy);
         let b = Matrix::new(&master[self.b.clone()], self.outputs.len(), self.rank);
-        product(compute, scratch, dy, Right::Plain(b), slope, self.rank, Mode::Set);
-        scale_rows(compute, self.rank, self.scale, slope);
-        Matrix::new(slope, rows, self.rank)
+        gemm(compute, scratch, dy, Rhs::Plain(b), buffer, self.rank, Mode::Set);
+        scale_rows(compute, self.rank, self.scale, buffer);
+        Matrix::new(buffer, rows, self.rank)
     }
 }
 
@@ -114,18 +114,18 @@ impl AdapterLayout {
     /// # Errors
     /// Returns an error if an option is out of range, or if a target does not exist.
     pub fn new(base: &Layout, options: &LoraOptions) -> Result<Self, EngineError> {
-        let refuse = |what: String| Err(EngineError::Options(what));
+        let reject = |what: String| Err(EngineError::Options(what));
         let hidden = base.norm.len();
         let ranks = options.ranks.iter().map(|(name, rank)| (format!("lora.ranks.{name}"), *rank));
         for (key, rank) in [("lora.rank".to_owned(), options.rank)].into_iter().chain(ranks) {
             if rank == 0 || rank > hidden {
-                return refuse(format!("{key} = {rank}; it must be 1 to {hidden}, the model's width"));
+                return reject(format!("{key} = {rank}; it must be 1 to {hidden}, the model's width"));
             }
         }
         let alphas = options.alphas.iter().map(|(name, alpha)| (format!("lora.alphas.{name}"), *alpha));
         for (key, alpha) in [("lora.alpha".to_owned(), options.alpha)].into_iter().chain(alphas) {
             if !(alpha > 0.0 && alpha.is_finite()) {
-                return refuse(format!("{key} = {alpha}; it must be more than 0"));
+                return reject(format!("{key} = {alpha}; it must be more than 0"));
             }
         }
         let name_of = |map: Map, module: &str| format!("model.layers.{}.{module}", map.layer);
@@ -137,28 +137,28 @@ impl AdapterLayout {
             .into_iter()
             .chain([("ranks", options.ranks.keys().collect()), ("alphas", options.alphas.keys().collect())]);
         for (key, name) in names.flat_map(|(key, names)| names.into_iter().map(move |name| (key, name))) {
-            if !modules.iter().any(|module| LoraOptions::names(name, module)) {
+            if !modules.iter().any(|module| LoraOptions::matches_module(name, module)) {
                 let modules = Site::ALL.iter().flat_map(|site| site.modules());
                 let known: Vec<&str> = modules.filter_map(|module| module.rsplit('.').next()).collect();
-                return refuse(format!("lora.{key} has {name:?}; there are {}", known.join(", ")));
+                return reject(format!("lora.{key} has {name:?}; there are {}", known.join(", ")));
             }
         }
         if options.targets.is_empty() {
-            return refuse("lora.targets is empty; name some, such as q_proj".into());
+            return reject("lora.targets is empty; name some, such as q_proj".into());
         }
         let mut tensors = Tensors::default();
         let mut part = |map: Map, module: &str| {
             let name = name_of(map, module);
-            let (rank, alpha) = options.on(&name)?;
-            let place = base.tensors.find(&format!("{name}.weight"))?;
-            let (at, inputs) = (base.linear(map), place.parameter.shape[1]);
-            let [start, end] = [place.range.start, place.range.end].map(|i| (i - at.weight.start) / inputs);
+            let (rank, alpha) = options.rank_and_alpha(&name)?;
+            let entry = base.tensors.find(&format!("{name}.weight"))?;
+            let (at, inputs) = (base.linear(map), entry.parameter.shape[1]);
+            let [start, end] = [entry.range.start, entry.range.end].map(|i| (i - at.weight.start) / inputs);
             let mut lay = |matrix: &str, shape: [usize; 2]| {
                 let name = format!("base_model.model.{name}.{matrix}.weight");
                 tensors.lay([Parameter { name, shape: shape.to_vec() }])
             };
             let (a, b) = (lay("lora_A", [rank, inputs]), lay("lora_B", [end - start, rank]));
-            let (base, outputs, scale) = (place.range.clone(), start..end, options.scale(rank, alpha));
+            let (base, outputs, scale) = (entry.range.clone(), start..end, options.scale(rank, alpha));
             Some(Part { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
         };
         let maps = Map::all(base.layers.len())
@@ -178,7 +178,7 @@ pub struct Adapter {
     /// Parameters: A and B of every part.
     pub master: Buffer,
     /// A and B of every part, in the order of the layout, packed for `x · Aᵀ` and `t · Bᵀ`.
-    packed: Vec<Vec<[Packed; 2]>>,
+    packed: Vec<Vec<[PackedMatrix; 2]>>,
 }
 
 impl Adapter {
@@ -204,7 +204,7 @@ impl Adapter {
         }
         let packed = |part: &Part| {
             [(part.inputs, part.rank), (part.rank, part.outputs.len())]
-                .map(|(depth, columns)| Packed::empty(compute.precision, depth, columns))
+                .map(|(depth, columns)| PackedMatrix::empty(compute.precision, depth, columns))
         };
         let packed = layout.maps.iter().map(|parts| parts.iter().map(packed).collect()).collect();
         let mut adapter = Adapter { options, base, layout, master, packed };
@@ -220,18 +220,18 @@ impl Adapter {
         Parameters { tensors: &layout.tensors, master, packed }
     }
 
-    fn parts(&self, map: Map) -> impl Iterator<Item = (&Part, &[Packed; 2])> {
+    fn parts(&self, map: Map) -> impl Iterator<Item = (&Part, &[PackedMatrix; 2])> {
         let index = map.index();
         self.layout.maps[index].iter().zip(&self.packed[index])
     }
 
     /// Adds the adapter's part of a linear map's output to `out`, given the map's input `x`.
     pub fn forward(&self, compute: &Compute, scratch: &mut MapScratch, map: Map, x: &[f32], out: &mut [f32]) {
-        let MapScratch { product: scratch, low } = scratch;
+        let MapScratch { gemm: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
             let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
             let to = &mut out[part.outputs.start..];
-            product(compute, scratch, inner, Right::Packed(&packed[1]), to, part.width, Mode::Add);
+            gemm(compute, scratch, inner, Rhs::Packed(&packed[1]), to, part.width, Mode::Add);
         }
     }
 
@@ -248,22 +248,15 @@ impl Adapter {
         gradient: &mut [f32],
         mode: Mode,
     ) {
-        let MapScratch { product: scratch, low } = scratch;
+        let MapScratch { gemm: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
-            let slope = part.slope(compute, scratch, &mut low.slope, &self.master, dy).transposed();
-            let right = Right::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
-            product(compute, scratch, slope, right, &mut gradient[part.a.clone()], part.inputs, mode);
+            let inner_gradient =
+                part.inner_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy).transposed();
+            let rhs = Rhs::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
+            gemm(compute, scratch, inner_gradient, rhs, &mut gradient[part.a.clone()], part.inputs, mode);
             let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
             let to = &mut gradient[part.b.clone()];
-            product(
-                compute,
-                scratch,
-                part.columns(dy).transposed(),
-                Right::Plain(inner),
-                to,
-                part.rank,
-                mode,
-            );
+            gemm(compute, scratch, part.columns(dy).transposed(), Rhs::Plain(inner), to, part.rank, mode);
         }
     }
 
@@ -276,23 +269,24 @@ impl Adapter {
         dy: &[f32],
         dx: &mut [f32],
     ) {
-        let MapScratch { product: scratch, low } = scratch;
+        let MapScratch { gemm: scratch, low } = scratch;
         for (part, _) in self.parts(map) {
-            let slope = part.slope(compute, scratch, &mut low.slope, &self.master, dy);
-            let a = Right::Plain(Matrix::new(&self.master[part.a.clone()], part.rank, part.inputs));
-            product(compute, scratch, slope, a, dx, part.inputs, Mode::Add);
+            let inner_gradient =
+                part.inner_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy);
+            let a = Rhs::Plain(Matrix::new(&self.master[part.a.clone()], part.rank, part.inputs));
+            gemm(compute, scratch, inner_gradient, a, dx, part.inputs, Mode::Add);
         }
     }
 
     /// Returns whether the adapter changes the matrix at `place` among the base's weights.
-    pub fn adapts(&self, place: &Range<usize>) -> bool {
-        self.layout.maps.iter().flatten().any(|part| part.base == *place)
+    pub fn adapts(&self, range: &Range<usize>) -> bool {
+        self.layout.maps.iter().flatten().any(|part| part.base == *range)
     }
 
     /// Adds B A, scaled, to `matrix`, a copy of the matrix at `place` among the base's weights. `array`
     /// holds the parameters of an adapter with this layout.
-    pub fn merge_into(&self, array: &[f64], place: &Range<usize>, matrix: &mut [f64]) {
-        for part in self.layout.maps.iter().flatten().filter(|part| part.base == *place) {
+    pub fn merge_into(&self, array: &[f64], range: &Range<usize>, matrix: &mut [f64]) {
+        for part in self.layout.maps.iter().flatten().filter(|part| part.base == *range) {
             let scale = f64::from(part.scale);
             let (a, b) = (&array[part.a.clone()], &array[part.b.clone()]);
             for (row, b) in matrix.chunks_exact_mut(part.inputs).zip(b.chunks_exact(part.rank)) {
@@ -346,7 +340,7 @@ impl Adapter {
         let mut options = LoraOptions {
             rank: config.rank,
             alpha: config.alpha,
-            rank_stabilised: config.rank_stabilised,
+            rank_stabilised: config.rank_stabilized,
             targets: modules.iter().map(|module| module.name.clone()).collect(),
             ..LoraOptions::default()
         };
@@ -372,26 +366,27 @@ impl Adapter {
         let found = Self::options_of(&config, base)?;
         let all =
             || base.parameters().into_iter().filter_map(|p| Some(p.name.strip_suffix(".weight")?.to_owned()));
-        let on = |options: &LoraOptions| -> Vec<(String, (usize, f32))> {
-            let on = all().filter_map(|name| options.on(&name).map(|on| (name, on)));
-            on.map(|(name, (rank, alpha))| (name, (rank, options.scale(rank, alpha)))).collect()
+        let adapted = |options: &LoraOptions| -> Vec<(String, (usize, f32))> {
+            let adapted =
+                all().filter_map(|name| options.rank_and_alpha(&name).map(|adapted| (name, adapted)));
+            adapted.map(|(name, (rank, alpha))| (name, (rank, options.scale(rank, alpha)))).collect()
         };
-        if on(&found) != on(&self.options) {
-            let words = |options: &LoraOptions| {
-                let on = on(options);
+        if adapted(&found) != adapted(&self.options) {
+            let describe = |options: &LoraOptions| {
+                let adapted = adapted(options);
                 let kinds: BTreeSet<&str> =
-                    on.iter().filter_map(|(name, _)| name.rsplit('.').next()).collect();
-                let stabilised = if options.rank_stabilised { ", use_rslora" } else { "" };
+                    adapted.iter().filter_map(|(name, _)| name.rsplit('.').next()).collect();
+                let stabilized = if options.rank_stabilised { ", use_rslora" } else { "" };
                 format!(
-                    "r = {}, lora_alpha = {}{stabilised}, {} target_modules of the kinds {kinds:?}",
+                    "r = {}, lora_alpha = {}{stabilized}, {} target_modules of the kinds {kinds:?}",
                     options.rank,
                     options.alpha,
-                    on.len()
+                    adapted.len()
                 )
             };
             return Err(ModelError::Unsupported {
                 path: config.path().to_owned(),
-                what: format!("it has {}; the policy has {}", words(&found), words(&self.options)),
+                what: format!("it has {}; the policy has {}", describe(&found), describe(&self.options)),
                 way_out: "load it into a policy that was made with its options".into(),
             });
         }

@@ -8,19 +8,19 @@ use std::ops::Range;
 
 use crate::activations::Activations;
 use crate::adapter::Adapter;
-use crate::buffer::{Buffer, Shared};
-use crate::layout::{Map, Site, attention_shape, sight};
-use crate::ops::attention_backward::{self, PathRows, Saved};
+use crate::buffer::{Buffer, SharedSlice};
+use crate::gemm::{Matrix, Mode, Rhs, gemm};
+use crate::layout::{Map, Site, attention_shape, attention_window};
+use crate::ops::attention_backward::{self, ForwardValues, SequenceRows};
 use crate::ops::kv::KeyValues;
 use crate::ops::{add_column_sums, gated, norm};
-use crate::product::{Matrix, Mode, Right, product};
 use crate::scratch::MapScratch;
-use crate::transformer::{LayerState, Rows, Temporary, Transformer};
-use crate::turned::Turned;
+use crate::transformer::{LayerState, Rows, TemporaryRows, Transformer};
+use crate::transposed::TransposedWeights;
 
 /// Gradients of rows during the backward pass.
 #[derive(Default)]
-pub struct Backward {
+pub struct RowGradients {
     /// Gradient of the residual stream.
     pub dx: Buffer,
     dnormed: Buffer,
@@ -28,12 +28,12 @@ pub struct Backward {
     dhidden: Buffer,
     dattended: Buffer,
     dqkv: Buffer,
-    shares: Buffer,
+    partial_sums: Buffer,
     inverses: Buffer,
 }
 
 /// Gradients of one layer's keys and values on the sequence above a unit.
-pub struct Above<'a> {
+pub struct AncestorGradients<'a> {
     /// Gradient of the keys and values of the positions above, to which the layer adds: for each
     /// position its keys, then its values.
     pub positions: &'a mut [f32],
@@ -51,7 +51,7 @@ pub struct Gradients<'a> {
     /// Whether gradients of matrices are added to or overwritten.
     pub mode: Mode,
     /// Matrices packed for the backward pass.
-    pub turned: &'a mut Turned,
+    pub transposed: &'a mut TransposedWeights,
 }
 
 impl Gradients<'_> {
@@ -69,10 +69,10 @@ impl Gradients<'_> {
         let rows = x.len() / at.inputs;
         let (compute, mode) = (&model.compute, self.mode);
         if let Some(gradient) = &mut self.base {
-            let slope = Matrix::new(dy, rows, at.outputs).transposed();
-            let right = Right::Plain(Matrix::new(x, rows, at.inputs));
+            let lhs = Matrix::new(dy, rows, at.outputs).transposed();
+            let rhs = Rhs::Plain(Matrix::new(x, rows, at.inputs));
             let to = &mut gradient[at.weight.clone()];
-            product(compute, &mut scratch.product, slope, right, to, at.inputs, mode);
+            gemm(compute, &mut scratch.gemm, lhs, rhs, to, at.inputs, mode);
             add_column_sums(compute, rows, dy, &mut gradient[at.bias.clone()]);
         }
         if let Some((adapter, gradient)) = &mut self.adapter {
@@ -90,9 +90,9 @@ impl Gradients<'_> {
         dx: &mut [f32],
     ) {
         let at = model.weights.layout.linear(map);
-        let weight = self.turned.map(&model.compute, &model.weights, map);
-        let slope = Matrix::new(dy, dy.len() / at.outputs, at.outputs);
-        product(&model.compute, &mut scratch.product, slope, weight, dx, at.inputs, Mode::Set);
+        let weight = self.transposed.map(&model.compute, &model.weights, map);
+        let lhs = Matrix::new(dy, dy.len() / at.outputs, at.outputs);
+        gemm(&model.compute, &mut scratch.gemm, lhs, weight, dx, at.inputs, Mode::Set);
         if let Some((adapter, _)) = &self.adapter {
             adapter.add_input_gradient(&model.compute, scratch, map, dy, dx);
         }
@@ -101,7 +101,7 @@ impl Gradients<'_> {
 
 /// Adds the gradient of a norm's input `x` to `dx`, and that of its weight to `gradients`, given the
 /// gradient `dy` of its output. `inverses` is scratch with one value per row.
-fn through_norm(
+fn backward_norm(
     model: &Transformer,
     gradients: &mut Gradients<'_>,
     norm: &Range<usize>,
@@ -116,7 +116,7 @@ fn through_norm(
     norm::backward(&model.compute, rows, x, &weights.norm(norm), epsilon, dy, inverses, dx, to);
 }
 
-impl Backward {
+impl RowGradients {
     /// Converts the gradient of a layer's output, in `dx`, to the gradient of its input, and adds the
     /// gradients of parameters.
     #[allow(clippy::too_many_arguments)]
@@ -125,12 +125,12 @@ impl Backward {
         model: &Transformer,
         layer: usize,
         rows: Rows<'_>,
-        paths: &[PathRows],
+        sequences: &[SequenceRows],
         keys_values: &KeyValues<'_>,
         activations: &mut Activations,
-        temporary: &mut Temporary,
+        temporary: &mut TemporaryRows,
         gradients: &mut Gradients<'_>,
-        above: Above<'_>,
+        ancestor_gradients: AncestorGradients<'_>,
     ) {
         let config = &model.weights.config;
         let shape = attention_shape(config);
@@ -138,9 +138,9 @@ impl Backward {
         let at = &weights.layout.layers[layer];
         let count = rows.tokens.len();
         let (hidden, wide, epsilon) = (config.hidden, config.intermediate, config.norm_epsilon);
-        let (input, state) = activations.recall(model, layer, rows, temporary, keys_values);
+        let (input, state) = activations.restore(model, layer, rows, temporary, keys_values);
         let LayerState { raw, qkv, stats, attended, before_norms, middle, gate_up } = state;
-        let Temporary { normed, scratch, .. } = temporary;
+        let TemporaryRows { normed, scratch, .. } = temporary;
         let map = |site| Map { layer, site };
         let normed = normed.reserve(count * hidden);
         let dx = &mut self.dx[..count * hidden];
@@ -158,7 +158,7 @@ impl Backward {
         let dout: &[f32] = if post_norms {
             dprojected.fill(0.0);
             let fed = &before_norms[1][..count * hidden];
-            through_norm(model, gradients, &at.mlp_post_norm, fed, dx, inverses, dprojected);
+            backward_norm(model, gradients, &at.mlp_post_norm, fed, dx, inverses, dprojected);
             dprojected
         } else {
             dx
@@ -171,14 +171,14 @@ impl Backward {
         norm::forward(compute, count, middle, &weights.norm(&at.mlp_norm), epsilon, normed);
         gradients.add_linear(model, scratch, map(Site::GateUp), normed, gate_up);
         gradients.linear_input(model, scratch, map(Site::GateUp), gate_up, dnormed);
-        through_norm(model, gradients, &at.mlp_norm, middle, dnormed, inverses, dx);
+        backward_norm(model, gradients, &at.mlp_norm, middle, dnormed, inverses, dx);
 
         // Attention: middle = input + output(attend(qkv)), or input + the norm of the latter.
         let attended = &attended[..count * shape.query()];
         let dout: &[f32] = if post_norms {
             dprojected.fill(0.0);
             let projected = &before_norms[0][..count * hidden];
-            through_norm(model, gradients, &at.attention_post_norm, projected, dx, inverses, dprojected);
+            backward_norm(model, gradients, &at.attention_post_norm, projected, dx, inverses, dprojected);
             dprojected
         } else {
             dx
@@ -188,18 +188,21 @@ impl Backward {
         gradients.linear_input(model, scratch, map(Site::Output), dout, dattended);
 
         let dqkv = self.dqkv.reserve(count * shape.qkv());
-        let saved =
-            Saved { qkv: &qkv[..dqkv.len()], out: attended, stats: &stats[..count * shape.heads * 2] };
-        let Above { positions, own } = above;
+        let saved = ForwardValues {
+            qkv: &qkv[..dqkv.len()],
+            out: attended,
+            stats: &stats[..count * shape.heads * 2],
+        };
+        let AncestorGradients { positions, own } = ancestor_gradients;
         attention_backward::backward(
             compute,
             keys_values,
-            sight(config, layer),
+            attention_window(config, layer),
             rows.spans,
-            paths,
+            sequences,
             saved,
             dattended,
-            &mut self.shares,
+            &mut self.partial_sums,
             positions,
             dqkv,
         );
@@ -220,7 +223,7 @@ impl Backward {
         norm::forward(compute, count, input, &weights.norm(&at.attention_norm), epsilon, normed);
         gradients.add_linear(model, scratch, map(Site::Qkv), normed, dqkv);
         gradients.linear_input(model, scratch, map(Site::Qkv), dqkv, dnormed);
-        through_norm(model, gradients, &at.attention_norm, input, dnormed, inverses, dx);
+        backward_norm(model, gradients, &at.attention_norm, input, dnormed, inverses, dx);
     }
 
     /// Adds each row's gradient to its token's embedding, in the order of rows.
@@ -229,7 +232,7 @@ impl Backward {
         const COLUMNS: usize = 64;
         let width = model.weights.config.hidden;
         let range = model.weights.layout.embedding.clone();
-        let table = Shared::new(&mut gradient[range]);
+        let table = SharedSlice::new(&mut gradient[range]);
         let (dx, scale) = (&self.dx, model.weights.config.embedding_scale());
         model.compute.pool.run(width.div_ceil(COLUMNS), |task| {
             let first = task * COLUMNS;

@@ -127,30 +127,30 @@ impl DerefMut for Buffer {
 ///
 /// Kernels split their output by rows and columns; a column split cannot be expressed with
 /// `split_at_mut`.
-pub struct Shared<'a, T = f32> {
+pub struct SharedSlice<'a, T = f32> {
     start: *mut T,
     len: usize,
     lifetime: std::marker::PhantomData<&'a mut [T]>,
 }
 
-impl<T> Clone for Shared<'_, T> {
+impl<T> Clone for SharedSlice<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Shared<'_, T> {}
+impl<T> Copy for SharedSlice<'_, T> {}
 
 // SAFETY: access goes through `slice`, whose caller guarantees that parts in use at the same time do
 // not overlap.
-unsafe impl<T: Send> Send for Shared<'_, T> {}
+unsafe impl<T: Send> Send for SharedSlice<'_, T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<'_, T> {}
+unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
 
-impl<'a, T> Shared<'a, T> {
+impl<'a, T> SharedSlice<'a, T> {
     /// Shares `slice` for the duration of a parallel region.
     pub fn new(slice: &'a mut [T]) -> Self {
-        Shared { start: slice.as_mut_ptr(), len: slice.len(), lifetime: std::marker::PhantomData }
+        SharedSlice { start: slice.as_mut_ptr(), len: slice.len(), lifetime: std::marker::PhantomData }
     }
 
     /// Returns the part `[at, at + len)`.

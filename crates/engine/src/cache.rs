@@ -53,8 +53,8 @@ impl Cache {
     /// Returns the fraction of the capacity that running sequences use, and the fraction that holds any
     /// keys and values.
     pub fn occupancy(&self) -> [f64; 2] {
-        let held = self.blocks.len() - self.free.len();
-        [self.in_use, held].map(|blocks| blocks as f64 / self.limit as f64)
+        let filled = self.blocks.len() - self.free.len();
+        [self.in_use, filled].map(|blocks| blocks as f64 / self.limit as f64)
     }
 
     /// Returns how many of `blocks` no running sequence uses.
@@ -63,19 +63,19 @@ impl Cache {
     }
 
     /// Returns the longest prefix of `tokens`, of at most `most` tokens, that `policy` has computed.
-    pub fn longest(&mut self, policy: u32, tokens: &[u32], most: usize) -> Prefix {
-        self.tree.longest(policy, tokens, most)
+    pub fn longest_prefix(&mut self, policy: u32, tokens: &[u32], max_len: usize) -> Prefix {
+        self.tree.longest_prefix(policy, tokens, max_len)
     }
 
     /// Allocates the blocks of a running sequence that starts from `prefix`. If the prefix ends inside
     /// a block, the last block is a copy. The caller ensures that enough blocks are available.
     pub fn fork(&mut self, prefix: &Prefix) -> Vec<u32> {
-        let whole = prefix.len / BLOCK;
-        let mut blocks = prefix.blocks[..whole].to_vec();
+        let full_blocks = prefix.len / BLOCK;
+        let mut blocks = prefix.blocks[..full_blocks].to_vec();
         blocks.iter().for_each(|b| self.hold(*b));
         if !prefix.len.is_multiple_of(BLOCK) {
             // Referenced while a block for the copy is allocated, so that the source is not evicted.
-            let from = prefix.blocks[whole];
+            let from = prefix.blocks[full_blocks];
             self.hold(from);
             let to = self.take();
             self.blocks.copy(from, to);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     /// Runs and finishes a sequence; returns its blocks.
-    fn finished(cache: &mut Cache, tokens: &[u32]) -> Vec<u32> {
+    fn finish_sequence(cache: &mut Cache, tokens: &[u32]) -> Vec<u32> {
         let blocks = sequence(cache, tokens.len());
         cache.keep(0, tokens, &blocks);
         cache.release(&blocks);
@@ -184,10 +184,10 @@ mod tests {
     fn fork_shares_full_blocks_and_copies_one() {
         let mut cache = cache(8);
         let tokens: Vec<u32> = (0..70).collect();
-        let blocks = finished(&mut cache, &tokens);
+        let blocks = finish_sequence(&mut cache, &tokens);
         assert_eq!(cache.available(), 8, "what nobody runs on is available");
         assert_eq!(cache.occupancy(), [0.0, 3.0 / 8.0]);
-        let prefix = cache.longest(0, &[&tokens[..66], &[7; 10]].concat(), 75);
+        let prefix = cache.longest_prefix(0, &[&tokens[..66], &[7; 10]].concat(), 75);
         assert_eq!(prefix, Prefix { len: 66, blocks: blocks.clone() });
         assert_eq!(cache.unused_among(&prefix.blocks), 3);
         let fork = cache.fork(&prefix);
@@ -195,23 +195,23 @@ mod tests {
         assert_ne!(fork[2], blocks[2]);
         assert_eq!(cache.available(), 5);
         cache.release(&fork);
-        assert_eq!(cache.longest(0, &[5, 6], 2), Prefix::default());
-        assert_eq!(cache.longest(1, &tokens, 70), Prefix::default(), "another policy");
+        assert_eq!(cache.longest_prefix(0, &[5, 6], 2), Prefix::default());
+        assert_eq!(cache.longest_prefix(1, &tokens, 70), Prefix::default(), "another policy");
     }
 
     #[test]
     fn least_recently_used_prefix_is_evicted() {
         let mut cache = cache(4);
         let [old, new] = [100, 200].map(|first| (first..first + 64).collect::<Vec<u32>>());
-        finished(&mut cache, &old);
-        finished(&mut cache, &new);
-        assert_eq!(cache.longest(0, &old, 64).len, 64);
+        finish_sequence(&mut cache, &old);
+        finish_sequence(&mut cache, &new);
+        assert_eq!(cache.longest_prefix(0, &old, 64).len, 64);
         let taken = sequence(&mut cache, 33);
-        assert_eq!(cache.longest(0, &new, 64).len, 0, "evicted: used before the other");
-        assert_eq!(cache.longest(0, &old, 64).len, 64);
+        assert_eq!(cache.longest_prefix(0, &new, 64).len, 0, "evicted: used before the other");
+        assert_eq!(cache.longest_prefix(0, &old, 64).len, 64);
         cache.release(&taken);
         cache.forget(0);
-        assert_eq!(cache.longest(0, &old, 64).len, 0);
+        assert_eq!(cache.longest_prefix(0, &old, 64).len, 0);
         assert_eq!((cache.available(), cache.free.len()), (4, 4));
     }
 
@@ -221,8 +221,8 @@ mod tests {
     fn every_unused_block_can_be_allocated() {
         let mut cache = cache(4);
         let tokens: Vec<u32> = (0..70).collect();
-        finished(&mut cache, &tokens[..40]);
-        let fork = cache.longest(0, &tokens, 69);
+        finish_sequence(&mut cache, &tokens[..40]);
+        let fork = cache.longest_prefix(0, &tokens, 69);
         let mut blocks = cache.fork(&fork);
         blocks.push(cache.take());
         cache.keep(0, &tokens, &blocks);
@@ -240,7 +240,7 @@ mod tests {
         let tokens: Vec<u32> = (0..80).collect();
         let mut blocks = sequence(&mut cache, 40);
         cache.keep(0, &tokens[..40], &blocks);
-        let fork = cache.longest(0, &tokens, 79);
+        let fork = cache.longest_prefix(0, &tokens, 79);
         assert_eq!(fork.len, 40);
         let other = cache.fork(&fork);
         assert_eq!((other[0], other.len(), cache.available()), (blocks[0], 2, 5));
@@ -248,7 +248,7 @@ mod tests {
         blocks.push(cache.take());
         cache.keep(0, &tokens, &blocks);
         cache.release(&blocks);
-        assert_eq!(cache.longest(0, &tokens, 80), Prefix { len: 80, blocks });
+        assert_eq!(cache.longest_prefix(0, &tokens, 80), Prefix { len: 80, blocks });
         cache.forget(0);
         assert_eq!(cache.free.len(), cache.blocks.len());
     }

@@ -10,8 +10,8 @@ use std::path::Path;
 use levade_model::{ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
 use levade_policy::{Content, crash_point};
 
-use crate::learning::Learning;
-use crate::optimiser::Optimiser;
+use crate::learning::TrainingState;
+use crate::optimizer::Optimizer;
 use crate::tensors::Tensors;
 use crate::transformer::Transformer;
 use crate::value_head;
@@ -29,17 +29,17 @@ const VALUE_MOMENTS: [&str; 2] = ["value_head.first.safetensors", "value_head.se
 /// Returns an error if a file cannot be written.
 pub fn save(
     model: &Transformer,
-    learning: &Learning,
+    learning: &TrainingState,
     adapter: Option<usize>,
     dir: &Path,
-    with_optimiser: bool,
+    with_optimizer: bool,
 ) -> Result<(Content, Vec<String>), ModelError> {
     let weights = &model.weights;
     let (optimizer, tensors, content, mut names) = match adapter {
         None => {
             write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
             weights.layout.tensors.write(&dir.join(WEIGHTS), &weights.master)?;
-            (Some(&learning.optimiser), &weights.layout.tensors, Content::Whole, vec![CONFIG, WEIGHTS])
+            (Some(&learning.optimizer), &weights.layout.tensors, Content::Whole, vec![CONFIG, WEIGHTS])
         }
         Some(index) => {
             let adapter = &model.adapters[index];
@@ -48,21 +48,21 @@ pub fn save(
             (learning.adapters.get(index), &adapter.layout.tensors, content, names)
         }
     };
-    let write_moments = |tensors: &Tensors, names: [&str; 2], optimizer: &Optimiser| {
+    let write_moments = |tensors: &Tensors, names: [&str; 2], optimizer: &Optimizer| {
         let moments = names.into_iter().zip([&optimizer.first, &optimizer.second]);
         moments.into_iter().try_for_each(|(name, moment)| tensors.write(&dir.join(name), moment))
     };
     if let Some(head) = model.values.get(&adapter) {
         head.tensors.write(&dir.join(value_head::FILE), &head.master)?;
         names.push(value_head::FILE);
-        let moments = learning.value_heads.get(&adapter).filter(|o| with_optimiser && !o.first.is_empty());
+        let moments = learning.value_heads.get(&adapter).filter(|o| with_optimizer && !o.first.is_empty());
         if let Some(optimizer) = moments {
             write_moments(&head.tensors, VALUE_MOMENTS, optimizer)?;
             names.extend(VALUE_MOMENTS);
         }
     }
     crash_point("checkpoint_file");
-    if let Some(optimizer) = optimizer.filter(|o| with_optimiser && !o.first.is_empty()) {
+    if let Some(optimizer) = optimizer.filter(|o| with_optimizer && !o.first.is_empty()) {
         write_moments(tensors, MOMENTS, optimizer)?;
         let steps = serde_json::json!({ "schema": 1, "steps": optimizer.steps });
         write_json(&dir.join(STEPS), &steps)?;
@@ -80,12 +80,12 @@ pub fn save_merged(model: &Transformer, adapter: Option<usize>, dir: &Path) -> R
     let wide = |array: &[f32]| -> Vec<f64> { array.iter().map(|v| f64::from(*v)).collect() };
     let adapter = adapter.map(|index| &model.adapters[index]).map(|adapter| (adapter, wide(&adapter.master)));
     write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
-    weights.layout.tensors.write_with(&dir.join(WEIGHTS), |place| {
-        let base = weights.part(&place.range);
+    weights.layout.tensors.write_with(&dir.join(WEIGHTS), |entry| {
+        let base = weights.part(&entry.range);
         match &adapter {
-            Some((adapter, array)) if adapter.adapts(&place.range) => {
+            Some((adapter, array)) if adapter.adapts(&entry.range) => {
                 let mut merged = wide(base);
-                adapter.merge_into(array, &place.range, &mut merged);
+                adapter.merge_into(array, &entry.range, &mut merged);
                 Cow::Owned(merged.into_iter().map(|v| v as f32).collect())
             }
             _ => Cow::Borrowed(base),
@@ -94,14 +94,14 @@ pub fn save_merged(model: &Transformer, adapter: Option<usize>, dir: &Path) -> R
 }
 
 /// Files of a policy that [`save`] wrote, opened and checked against the policy.
-pub struct Saved {
+pub struct OpenedFiles {
     adapter: Option<usize>,
-    weights: SavedWeights,
+    weights: OpenedWeights,
     value_head: Option<SafetensorsFile>,
     moments: Option<Moments>,
 }
 
-enum SavedWeights {
+enum OpenedWeights {
     Base(Box<ModelFiles>),
     Adapter(usize, SafetensorsFile),
 }
@@ -121,24 +121,27 @@ pub fn open(
     model: &Transformer,
     adapter: Option<usize>,
     dir: &Path,
-    with_optimiser: bool,
-) -> Result<Saved, ModelError> {
+    with_optimizer: bool,
+) -> Result<OpenedFiles, ModelError> {
     let (weights, tensors) = match adapter {
         None => {
             let files = ModelFiles::open(dir)?;
             check_same(files.path(), &model.weights.config, &files.config)?;
-            (SavedWeights::Base(Box::new(files)), &model.weights.layout.tensors)
+            (OpenedWeights::Base(Box::new(files)), &model.weights.layout.tensors)
         }
         Some(index) => {
             let adapter = &model.adapters[index];
-            (SavedWeights::Adapter(index, adapter.open(dir, &model.weights.config)?), &adapter.layout.tensors)
+            (
+                OpenedWeights::Adapter(index, adapter.open(dir, &model.weights.config)?),
+                &adapter.layout.tensors,
+            )
         }
     };
     let head = model.values.get(&adapter).filter(|_| dir.join(value_head::FILE).exists());
     let value_head = head.map(|head| head.tensors.open(&dir.join(value_head::FILE))).transpose()?;
     let steps = dir.join(STEPS);
-    if !with_optimiser || !steps.exists() {
-        return Ok(Saved { adapter, weights, value_head, moments: None });
+    if !with_optimizer || !steps.exists() {
+        return Ok(OpenedFiles { adapter, weights, value_head, moments: None });
     }
     let damaged = |what: String| ModelError::Damaged { path: steps.clone(), what };
     let text = std::fs::read_to_string(&steps).map_err(|error| damaged(error.to_string()))?;
@@ -147,20 +150,20 @@ pub fn open(
     let open = |tensors: &Tensors, [first, second]: [&str; 2]| {
         Ok([tensors.open(&dir.join(first))?, tensors.open(&dir.join(second))?])
     };
-    let of_weights = open(tensors, MOMENTS)?;
+    let weight_moments = open(tensors, MOMENTS)?;
     let head = head.filter(|_| dir.join(VALUE_MOMENTS[0]).exists());
-    let of_head = head.map(|head| open(&head.tensors, VALUE_MOMENTS)).transpose()?;
-    let moments = Some(Moments { steps, weights: of_weights, value_head: of_head });
-    Ok(Saved { adapter, weights, value_head, moments })
+    let head_moments = head.map(|head| open(&head.tensors, VALUE_MOMENTS)).transpose()?;
+    let moments = Some(Moments { steps, weights: weight_moments, value_head: head_moments });
+    Ok(OpenedFiles { adapter, weights, value_head, moments })
 }
 
 /// Configuration keys that do not affect the computation, if the families have the same blocks.
-const FREE: [&str; 5] = ["family", "context", "bos", "eos", "pad"];
+const IGNORED_KEYS: [&str; 5] = ["family", "context", "bos", "eos", "pad"];
 
 /// Checks that weights of a model `found` compute the same in a model `expected`.
 fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Result<(), ModelError> {
     let is_alike = expected.family.traits().blocks == found.family.traits().blocks;
-    let free = |key: &str| FREE.contains(&key) && (key != "family" || is_alike);
+    let free = |key: &str| IGNORED_KEYS.contains(&key) && (key != "family" || is_alike);
     let [expected, found] = [expected, found].map(|config| serde_json::json!(config));
     let mut keys = expected.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
     match keys.find(|key| !free(key) && expected[*key] != found[*key]) {
@@ -179,25 +182,29 @@ fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Resul
 /// # Errors
 /// Returns an error if a file was opened for another policy; some of the weights may then have been
 /// replaced.
-pub fn load(model: &mut Transformer, learning: &mut Learning, saved: Saved) -> Result<(), ModelError> {
-    let Saved { adapter, weights: files, value_head, moments } = saved;
+pub fn load(
+    model: &mut Transformer,
+    learning: &mut TrainingState,
+    saved: OpenedFiles,
+) -> Result<(), ModelError> {
+    let OpenedFiles { adapter, weights: files, value_head, moments } = saved;
     let Transformer { compute, weights, adapters, values, .. } = model;
     let optimizer = match adapter {
-        None => &mut learning.optimiser,
+        None => &mut learning.optimizer,
         Some(index) => {
             learning.ensure_adapter(index);
             &mut learning.adapters[index]
         }
     };
     // The accumulated gradient belongs to the replaced weights.
-    *optimizer = Optimiser::default();
+    *optimizer = Optimizer::default();
     learning.value_heads.remove(&adapter);
     let tensors = match &files {
-        SavedWeights::Base(files) => {
+        OpenedWeights::Base(files) => {
             weights.read(compute, files)?;
             &weights.layout.tensors
         }
-        SavedWeights::Adapter(index, file) => {
+        OpenedWeights::Adapter(index, file) => {
             adapters[*index].load(compute, file)?;
             &adapters[*index].layout.tensors
         }
@@ -206,17 +213,19 @@ pub fn load(model: &mut Transformer, learning: &mut Learning, saved: Saved) -> R
     if let (Some(head), Some(file)) = (&mut head, &value_head) {
         head.tensors.read(file, &mut head.master)?;
     }
-    let Some(Moments { steps, weights: of_weights, value_head: of_head }) = moments else { return Ok(()) };
+    let Some(Moments { steps, weights: weight_moments, value_head: head_moments }) = moments else {
+        return Ok(());
+    };
     let read = |tensors: &Tensors, files: &[SafetensorsFile; 2]| {
-        let mut optimizer = Optimiser::default();
+        let mut optimizer = Optimizer::default();
         optimizer.steps = steps;
         optimizer.ensure(tensors.len);
         tensors.read(&files[0], &mut optimizer.first)?;
         tensors.read(&files[1], &mut optimizer.second)?;
         Ok(optimizer)
     };
-    *optimizer = read(tensors, &of_weights)?;
-    if let (Some(head), Some(files)) = (head, &of_head) {
+    *optimizer = read(tensors, &weight_moments)?;
+    if let (Some(head), Some(files)) = (head, &head_moments) {
         learning.value_heads.insert(adapter, read(&head.tensors, files)?);
     }
     Ok(())

@@ -17,14 +17,14 @@ pub struct Compute {
 impl Compute {
     /// Creates a pool of `threads` threads with the best available instruction set, in f32.
     pub fn new(threads: usize) -> Self {
-        Self::with(threads, Isa::detect(), Precision::F32)
+        Self::with_isa(threads, Isa::detect(), Precision::F32)
     }
 
     /// Creates a pool of `threads` threads with the given instruction set and precision.
     ///
     /// # Panics
     /// Panics if the processor does not support the instruction set ([`Isa::available`]).
-    pub fn with(threads: usize, isa: Isa, precision: Precision) -> Self {
+    pub fn with_isa(threads: usize, isa: Isa, precision: Precision) -> Self {
         // The safety of all functions compiled for an instruction set rests on this check.
         assert!(Isa::available().contains(&isa), "this processor does not run {isa:?}");
         Compute { pool: Pool::new(threads), isa, precision }

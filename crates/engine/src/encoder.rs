@@ -14,16 +14,16 @@ use levade_policy::{Embedder, PolicyError, TextIds, TextRole};
 
 use crate::Compute;
 use crate::buffer::Buffer;
+use crate::gemm::{Matrix, Mode, PackedMatrix, Rhs, Scratch, gemm};
 use crate::ops::attention_full::{self, FullHeads};
 use crate::ops::{fill_rows, for_rows, gelu, layer_norm};
-use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
 
 /// Maximum number of rows that go through the model together, but at least one text.
 const ROWS: usize = 4096;
 
 /// Weight and bias of a linear map.
 struct Linear {
-    weight: Packed,
+    weight: PackedMatrix,
     bias: Vec<f32>,
 }
 
@@ -56,19 +56,19 @@ pub struct Encoder {
     intermediate: usize,
     epsilon: f32,
     pooling: Pooling,
-    most: usize,
+    max_tokens: usize,
     vocabulary: usize,
     tokens: Vec<f32>,
     /// Position and type embeddings, added: all tokens have type 0.
-    places: Vec<f32>,
+    position_embeddings: Vec<f32>,
     embedding_norm: Norm,
     blocks: Vec<Block>,
-    room: Room,
+    buffers: Buffers,
 }
 
 /// Buffers between operations.
 #[derive(Default)]
-struct Room {
+struct Buffers {
     stream: Buffer,
     qkv: Buffer,
     attended: Buffer,
@@ -95,7 +95,7 @@ impl Reader<'_> {
             bias.extend(self.0.tensor(&format!("{name}.bias"), &[outputs])?);
         }
         let columns = Matrix::new(&weight, outputs * names.len(), inputs).transposed();
-        Ok(Linear { weight: Packed::new(self.1, columns), bias })
+        Ok(Linear { weight: PackedMatrix::new(self.1, columns), bias })
     }
 }
 
@@ -111,10 +111,10 @@ impl Encoder {
         let read = Reader(files, &compute);
         let tokens = files.tensor("embeddings.word_embeddings.weight", &[config.vocabulary, hidden])?;
         let positions = &[config.positions, hidden];
-        let mut places = files.tensor("embeddings.position_embeddings.weight", positions)?;
+        let mut position_embeddings = files.tensor("embeddings.position_embeddings.weight", positions)?;
         let types = files.tensor("embeddings.token_type_embeddings.weight", &[config.types, hidden])?;
-        for row in places.chunks_exact_mut(hidden) {
-            row.iter_mut().zip(&types).for_each(|(place, of_type)| *place += of_type);
+        for row in position_embeddings.chunks_exact_mut(hidden) {
+            row.iter_mut().zip(&types).for_each(|(value, of_type)| *value += of_type);
         }
         let embedding_norm = read.norm("embeddings.LayerNorm", hidden)?;
         let block = |layer: usize| {
@@ -137,13 +137,13 @@ impl Encoder {
             intermediate: wide,
             epsilon: config.norm_epsilon,
             pooling: config.pooling,
-            most: config.most_tokens,
+            max_tokens: config.max_tokens,
             vocabulary: config.vocabulary,
             tokens,
-            places,
+            position_embeddings,
             embedding_norm,
             blocks,
-            room: Room::default(),
+            buffers: Buffers::default(),
             compute,
         })
     }
@@ -160,11 +160,11 @@ impl Encoder {
     /// is outside the vocabulary, or if a vector is not finite.
     pub fn encode(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, PolicyError> {
         for ids in texts {
-            if ids.is_empty() || ids.len() > self.most {
+            if ids.is_empty() || ids.len() > self.max_tokens {
                 return Err(PolicyError::Invalid(format!(
                     "a text has {} tokens, but the encoder takes 1 to {}",
                     ids.len(),
-                    self.most
+                    self.max_tokens
                 )));
             }
             if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
@@ -201,9 +201,10 @@ impl Encoder {
         let (compute, hidden, wide) = (&*compute, *hidden, *intermediate);
         let rows = runs.last().map_or(0, |run| run.end);
         let ids: Vec<u32> = texts.iter().flatten().copied().collect();
-        let places: Vec<usize> = runs.iter().flat_map(|run| 0..run.len()).collect();
-        let Room { stream, qkv, attended, scores, projected, wide: wide_rows, scratch } = &mut self.room;
-        let (tokens, of_place) = (&self.tokens, &self.places);
+        let positions: Vec<usize> = runs.iter().flat_map(|run| 0..run.len()).collect();
+        let Buffers { stream, qkv, attended, scores, projected, wide: wide_rows, scratch } =
+            &mut self.buffers;
+        let (tokens, position_embeddings) = (&self.tokens, &self.position_embeddings);
 
         let stream = stream.reserve(rows * hidden);
         for_rows(compute, rows, hidden, stream, |row, out| {
@@ -211,7 +212,7 @@ impl Encoder {
         });
         let projected = projected.reserve(rows * hidden);
         for_rows(compute, rows, hidden, projected, |row, out| {
-            out.copy_from_slice(&of_place[places[row] * hidden..][..hidden]);
+            out.copy_from_slice(&position_embeddings[positions[row] * hidden..][..hidden]);
         });
         layer_norm::forward(compute, rows, self.embedding_norm.parts(), self.epsilon, projected, stream);
 
@@ -228,7 +229,7 @@ impl Encoder {
 
             // The bias is added with the activation, which saves a pass over the widest rows.
             let x = Matrix::new(stream, rows, hidden);
-            product(compute, scratch, x, Right::Packed(&block.up.weight), wide_rows, wide, Mode::Set);
+            gemm(compute, scratch, x, Rhs::Packed(&block.up.weight), wide_rows, wide, Mode::Set);
             gelu::forward(compute, rows, &block.up.bias, wide_rows);
             apply(compute, scratch, &block.down, rows, wide_rows, projected);
             layer_norm::forward(compute, rows, block.norm.parts(), self.epsilon, projected, stream);
@@ -244,7 +245,7 @@ impl Encoder {
 fn apply(compute: &Compute, scratch: &mut Scratch, map: &Linear, rows: usize, x: &[f32], out: &mut [f32]) {
     fill_rows(compute, rows, &map.bias, out);
     let x = Matrix::new(x, rows, x.len() / rows);
-    product(compute, scratch, x, Right::Packed(&map.weight), out, map.bias.len(), Mode::Add);
+    gemm(compute, scratch, x, Rhs::Packed(&map.weight), out, map.bias.len(), Mode::Add);
 }
 
 /// Encoder with its tokenizer, which embeds texts as vectors. Concurrent calls run one after the other.

@@ -9,7 +9,7 @@ use crate::ops::testing::{close, noise};
 const HIDDEN: usize = 24;
 
 /// Writes a small encoder with random weights to `folder`.
-fn made(dir: &Path) -> EncoderFiles {
+fn write_encoder(dir: &Path) -> EncoderFiles {
     let config = json!({
         "model_type": "bert", "hidden_size": HIDDEN, "intermediate_size": 40, "num_hidden_layers": 2,
         "num_attention_heads": 3, "vocab_size": 50, "max_position_embeddings": 32, "type_vocab_size": 2,
@@ -30,7 +30,7 @@ fn made(dir: &Path) -> EncoderFiles {
         types: 2,
         norm_epsilon: 1e-12,
         pooling: Pooling::Mean,
-        most_tokens: 32,
+        max_tokens: 32,
         query_prefix: String::new(),
         passage_prefix: String::new(),
     };
@@ -76,12 +76,14 @@ impl Naive<'_> {
     }
 
     fn vector(&self, ids: &[u32]) -> Vec<f64> {
-        let [tokens, places, types] = ["word", "position", "token_type"]
+        let [tokens, position_embeddings, types] = ["word", "position", "token_type"]
             .map(|kind| self.tensor(&format!("embeddings.{kind}_embeddings.weight")));
-        let embed = |(place, id): (usize, &u32)| {
+        let embed = |(position, id): (usize, &u32)| {
             let at = |table: &[f64], row: usize, i: usize| table[row * HIDDEN + i];
             let sum: Vec<f64> = (0..HIDDEN)
-                .map(|i| at(&tokens, *id as usize, i) + at(&places, place, i) + at(&types, 0, i))
+                .map(|i| {
+                    at(&tokens, *id as usize, i) + at(&position_embeddings, position, i) + at(&types, 0, i)
+                })
                 .collect();
             self.norm("embeddings.LayerNorm", &sum)
         };
@@ -139,7 +141,7 @@ fn texts() -> Vec<Vec<u32>> {
 #[test]
 fn encode_matches_f64_reference() {
     let dir = tempfile::tempdir().unwrap();
-    let mut files = made(dir.path());
+    let mut files = write_encoder(dir.path());
     for pooling in [Pooling::Mean, Pooling::Cls] {
         files.config.pooling = pooling;
         let found = Encoder::new(&files, 2).unwrap().encode(&texts()).unwrap();
@@ -152,23 +154,24 @@ fn encode_matches_f64_reference() {
 #[test]
 fn encode_is_independent_of_batch_and_threads() {
     let dir = tempfile::tempdir().unwrap();
-    let files = made(dir.path());
+    let files = write_encoder(dir.path());
     let mut one = Encoder::new(&files, 1).unwrap();
-    let alone: Vec<Vec<f32>> = texts().into_iter().map(|ids| one.encode(&[ids]).unwrap().remove(0)).collect();
+    let separate: Vec<Vec<f32>> =
+        texts().into_iter().map(|ids| one.encode(&[ids]).unwrap().remove(0)).collect();
     for threads in [1, 3] {
         let mut encoder = Encoder::new(&files, threads).unwrap();
-        assert_eq!(encoder.encode(&texts()).unwrap(), alone);
+        assert_eq!(encoder.encode(&texts()).unwrap(), separate);
         // More rows than go through the model together.
         let many: Vec<Vec<u32>> = texts().into_iter().cycle().take(400).collect();
         let found = encoder.encode(&many).unwrap();
-        assert!(found.iter().zip(alone.iter().cycle()).all(|(a, b)| a == b));
+        assert!(found.iter().zip(separate.iter().cycle()).all(|(a, b)| a == b));
     }
 }
 
 #[test]
 fn encode_rejects_invalid_texts() {
     let dir = tempfile::tempdir().unwrap();
-    let mut encoder = Encoder::new(&made(dir.path()), 1).unwrap();
+    let mut encoder = Encoder::new(&write_encoder(dir.path()), 1).unwrap();
     for (ids, why) in [
         (vec![], "a text has 0 tokens"),
         (vec![1; 33], "has 33 tokens, but the encoder takes 1 to 32"),
@@ -190,7 +193,7 @@ async fn embed_prepends_prefix_of_role() {
         }
     }
     let dir = tempfile::tempdir().unwrap();
-    let mut files = made(dir.path());
+    let mut files = write_encoder(dir.path());
     let plain = TextEncoder::new(&files, Arc::new(Bytes), 1).unwrap();
     (files.config.query_prefix, files.config.passage_prefix) = ("query: ".into(), "passage: ".into());
     let prefixed = TextEncoder::new(&files, Arc::new(Bytes), 1).unwrap();

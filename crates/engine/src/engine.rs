@@ -24,12 +24,14 @@ use tokio::sync::{oneshot, watch};
 use crate::adapter::AdapterLayout;
 use crate::cache::Cache;
 use crate::layout::{Layout, attention_shape};
-use crate::learning::{self, Learning};
+use crate::learning::{self, TrainingState};
 use crate::memory::MemoryPlan;
 use crate::options::{EngineOptions, PlannedAdapter};
 use crate::precision::{Order, Precision};
 use crate::scheduler::{Limits, Scheduler};
-use crate::service::{Answer, BASE, Command, Condition, LearnerCommand, Learns, Service};
+use crate::service::{
+    BASE, Command, CommandInProgress, EngineStatus, LearnerCommand, ResponseSender, Service,
+};
 use crate::simd::Isa;
 use crate::transformer::Transformer;
 use crate::weights::Weights;
@@ -58,7 +60,7 @@ pub struct Fingerprint {
 #[derive(Clone)]
 pub struct Engine {
     commands: Sender<Command>,
-    learns: watch::Receiver<Option<Learns>>,
+    command_in_progress: watch::Receiver<Option<CommandInProgress>>,
     policy: u32,
     config: Arc<ModelConfig>,
     plan: MemoryPlan,
@@ -128,15 +130,24 @@ impl Engine {
         let limits = learning::Limits { rows: options.batch_tokens.max(1), kept: plan.kept };
         let admission = Limits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
-        let (learns_now, learns) = watch::channel(None);
-        let learning = Learning::new(&model, limits);
+        let (command_sender, command_in_progress) = watch::channel(None);
+        let learning = TrainingState::new(&model, limits);
         let scheduler = Scheduler::new(cache, admission, token_bytes);
         let EngineOptions { trains, keep_cache, .. } = *options;
-        let service = Service::new(model, scheduler, learning, inbox, learns_now, trains, keep_cache);
+        let service = Service::new(model, scheduler, learning, inbox, command_sender, trains, keep_cache);
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
             |error| EngineError::Options(format!("the engine's thread could not be started: {error}")),
         )?;
-        Ok(Engine { commands, learns, policy: BASE, config, plan, fingerprint, context, grammars: None })
+        Ok(Engine {
+            commands,
+            command_in_progress,
+            policy: BASE,
+            config,
+            plan,
+            fingerprint,
+            context,
+            grammars: None,
+        })
     }
 
     /// Computes the memory that an engine with these options will need.
@@ -195,28 +206,34 @@ impl Engine {
         &self.fingerprint
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, PolicyError> {
-        let (answer, wait) = oneshot::channel();
-        self.commands.send(command(answer)).map_err(|_| PolicyError::Stopped("the engine".into()))?;
+    async fn send_command<T>(
+        &self,
+        command: impl FnOnce(ResponseSender<T>) -> Command,
+    ) -> Result<T, PolicyError> {
+        let (response, wait) = oneshot::channel();
+        self.commands.send(command(response)).map_err(|_| PolicyError::Stopped("the engine".into()))?;
         wait.await.map_err(|_| PolicyError::Stopped("the engine".into()))?
     }
 
     /// Returns load and counters, including while the engine's thread is learning: the thread then
     /// responds to nothing for the duration of a micro-batch.
-    async fn condition(&self) -> Result<Condition, PolicyError> {
-        let mut learns = self.learns.clone();
+    async fn status(&self) -> Result<EngineStatus, PolicyError> {
+        let mut command_in_progress = self.command_in_progress.clone();
         tokio::select! {
             biased;
-            condition = self.ask(Command::Condition) => condition,
-            learns = learns.wait_for(Option::is_some) => {
-                let learns = learns.ok().and_then(|learns| learns.as_ref().map(Learns::condition));
+            condition = self.send_command(Command::Status) => condition,
+            learns = command_in_progress.wait_for(Option::is_some) => {
+                let learns = learns.ok().and_then(|learns| learns.as_ref().map(CommandInProgress::status));
                 learns.ok_or(PolicyError::Stopped("the engine".into()))
             }
         }
     }
 
-    async fn learn<T>(&self, command: impl FnOnce(Answer<T>) -> LearnerCommand) -> Result<T, PolicyError> {
-        self.ask(|answer| Command::Learn(self.policy, command(answer))).await
+    async fn learn<T>(
+        &self,
+        command: impl FnOnce(ResponseSender<T>) -> LearnerCommand,
+    ) -> Result<T, PolicyError> {
+        self.send_command(|response| Command::Learn(self.policy, command(response))).await
     }
 
     /// Creates an adapter over the base weights, which are frozen from now on. The adapter is a policy
@@ -229,7 +246,7 @@ impl Engine {
     /// engine has stopped.
     pub async fn lora(&self, options: LoraOptions, seed: u64, base: &str) -> Result<Engine, PolicyError> {
         let base = base.to_owned();
-        let policy = self.ask(|answer| Command::Lora(options, seed, base, answer)).await?;
+        let policy = self.send_command(|response| Command::Lora(options, seed, base, response)).await?;
         Ok(Engine { policy, ..self.clone() })
     }
 
@@ -253,7 +270,7 @@ impl Engine {
     /// # Errors
     /// Returns an error if a file cannot be written, or if the engine has stopped.
     pub async fn save_merged(&self, dir: &Path) -> Result<(), PolicyError> {
-        self.learn(|answer| LearnerCommand::Merge(dir.to_path_buf(), answer)).await
+        self.learn(|response| LearnerCommand::Merge(dir.to_path_buf(), response)).await
     }
 }
 
@@ -263,30 +280,31 @@ impl Sampler for Engine {
         request.validate(self.config.vocabulary)?;
         let constraint = constrain(self.grammars.as_ref(), &request).await?;
         let (events, stream) = SampleStream::channel();
-        self.ask(|answer| Command::Sample(self.policy, request, constraint, events, answer)).await?;
+        self.send_command(|response| Command::Sample(self.policy, request, constraint, events, response))
+            .await?;
         Ok(stream)
     }
 
     async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
-        self.ask(|answer| Command::Abort(self.policy, stream, answer)).await
+        self.send_command(|response| Command::Abort(self.policy, stream, response)).await
     }
 
     async fn workload(&self) -> Result<Load, PolicyError> {
-        Ok(self.condition().await?.load)
+        Ok(self.status().await?.load)
     }
 
     async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
-        Ok(Some(self.condition().await?.device))
+        Ok(Some(self.status().await?.device))
     }
 
     async fn paused(&self) -> Result<Duration, PolicyError> {
-        Ok(self.condition().await?.learnt)
+        Ok(self.status().await?.learning_time)
     }
 
     /// Replaces this policy's weights with weights from files, after checking that every file is as it
     /// was written and fits the policy; if one does not, nothing changes. The accumulated gradient and
     /// the optimizer state are dropped. Requests in flight continue with the new weights.
-    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let WeightsAt::Manifest(manifest) = &weights.at else {
             return weights.check_shared(self.version().await?);
         };
@@ -294,30 +312,30 @@ impl Sampler for Engine {
         let verified = tokio::task::spawn_blocking(move || manifest.verify().map(Path::to_owned)).await;
         let dir = verified.map_err(|_| PolicyError::Stopped("the check of weights".into()))??;
         let version = weights.version;
-        let adopted = self.learn(|answer| LearnerCommand::Adopt(dir, version, answer)).await;
-        adopted.map_err(|error| match error {
+        let result = self.learn(|response| LearnerCommand::UpdateWeights(dir, version, response)).await;
+        result.map_err(|error| match error {
             PolicyError::Storage(why) | PolicyError::Invalid(why) => PolicyError::NotAdopted(why),
             other => other,
         })
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
-        self.ask(|answer| Command::Version(self.policy, answer)).await
+        self.send_command(|response| Command::Version(self.policy, response)).await
     }
 }
 
 #[async_trait]
 impl Learner for Engine {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.learn(|answer| LearnerCommand::Logprobs(batch, answer)).await
+        self.learn(|response| LearnerCommand::Logprobs(batch, response)).await
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
-        self.learn(|answer| LearnerCommand::Predictions(batch, answer)).await
+        self.learn(|response| LearnerCommand::Predictions(batch, response)).await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.learn(|answer| LearnerCommand::Values(batch, answer)).await
+        self.learn(|response| LearnerCommand::Values(batch, response)).await
     }
 
     async fn forward_backward(
@@ -325,7 +343,7 @@ impl Learner for Engine {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        self.learn(|answer| LearnerCommand::ForwardBackward(batch, loss, answer)).await
+        self.learn(|response| LearnerCommand::ForwardBackward(batch, loss, response)).await
     }
 
     async fn forward_backward_terms(
@@ -333,23 +351,23 @@ impl Learner for Engine {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
-        self.learn(|answer| LearnerCommand::ForwardBackwardTerms(batch, loss, answer)).await
+        self.learn(|response| LearnerCommand::ForwardBackwardTerms(batch, loss, response)).await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.learn(|answer| LearnerCommand::OptimStep(params, answer)).await
+        self.learn(|response| LearnerCommand::OptimStep(params, response)).await
     }
 
-    async fn save(&self, dir: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        self.learn(|answer| LearnerCommand::Save(dir.to_path_buf(), with_optimiser, answer)).await
+    async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
+        self.learn(|response| LearnerCommand::Save(dir.to_path_buf(), with_optimizer, response)).await
     }
 
-    async fn load(&self, dir: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        self.learn(|answer| LearnerCommand::Load(dir.to_path_buf(), with_optimiser, answer)).await
+    async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
+        self.learn(|response| LearnerCommand::Load(dir.to_path_buf(), with_optimizer, response)).await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        self.learn(|answer| LearnerCommand::Publish(version, answer)).await?;
+        self.learn(|response| LearnerCommand::Publish(version, response)).await?;
         Ok(WeightsRef { version, at: WeightsAt::Memory })
     }
 }

@@ -9,12 +9,12 @@ use levade_policy::{ForwardBackward, LossRow};
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
 
-use crate::buffer::{Buffer, Shared};
+use crate::buffer::{Buffer, SharedSlice};
+use crate::gemm::{Matrix, Mode, Rhs, Scratch, gemm};
 use crate::ops::{for_rows, norm, softmax};
 use crate::packing::Unit;
-use crate::product::{Matrix, Mode, Right, Scratch, product};
 use crate::transformer::{Transformer, gather_rows};
-use crate::turned::Turned;
+use crate::transposed::TransposedWeights;
 
 /// Maximum number of rows whose logits exist at the same time.
 pub const CHUNK: usize = 512;
@@ -56,7 +56,7 @@ pub struct Head {
 }
 
 /// Destination of per-target results: slices with one value for each target of the batch.
-pub struct Found<'a> {
+pub struct TargetResults<'a> {
     /// Log-probabilities.
     pub logprobs: &'a mut [f32],
     /// Entropy and Σ p² of the distribution that predicts each target, if requested.
@@ -76,7 +76,7 @@ pub struct HeadGradient<'a> {
     /// Whether the gradient of the head matrix is added to or overwritten.
     pub mode: Mode,
     /// Matrices packed for the backward pass.
-    pub turned: &'a mut Turned,
+    pub transposed: &'a mut TransposedWeights,
 }
 
 impl Head {
@@ -92,7 +92,7 @@ impl Head {
         x: &[f32],
         scratch: &mut Scratch,
         mut gradient: Option<HeadGradient<'_>>,
-        into: &mut Found<'_>,
+        target_results: &mut TargetResults<'_>,
     ) -> ForwardBackward {
         let config = &model.weights.config;
         let (width, vocabulary) = (config.hidden, config.vocabulary);
@@ -106,10 +106,10 @@ impl Head {
             let selected = &self.rows[..chunk.len() * width];
             model.head(selected, &mut self.normed, scratch, &mut self.logits);
 
-            let logits = Shared::new(&mut self.logits[..chunk.len() * vocabulary]);
-            let spread = into.spread.is_some();
+            let logits = SharedSlice::new(&mut self.logits[..chunk.len() * vocabulary]);
+            let spread = target_results.spread.is_some();
             let mut found: Vec<RowResult> = vec![RowResult::default(); chunk.len()];
-            let results = Shared::new(&mut found);
+            let results = SharedSlice::new(&mut found);
             let loss = gradient.as_ref().map(|g| g.loss);
             compute.pool.run(chunk.len(), |index| {
                 // SAFETY: each row belongs to one task.
@@ -119,13 +119,13 @@ impl Head {
             });
             for (row, result) in chunk.iter().zip(&found) {
                 for (target, value) in row.targets.iter().zip(&result.logprobs) {
-                    into.logprobs[*target] = *value;
-                    if let Some((entropies, concentrations)) = &mut into.spread {
+                    target_results.logprobs[*target] = *value;
+                    if let Some((entropies, concentrations)) = &mut target_results.spread {
                         entropies[*target] = result.entropy as f32;
                         concentrations[*target] = result.concentration as f32;
                     }
                 }
-                if let (Some(rows), Some(loss)) = (&mut into.terms, loss) {
+                if let (Some(rows), Some(loss)) = (&mut target_results.terms, loss) {
                     let targets = row.targets.iter().copied().zip(result.logprobs.iter().copied());
                     rows.push(LossRow::new(batch, loss, targets, result.entropy));
                 }
@@ -135,8 +135,8 @@ impl Head {
             if let Some(gradient) = gradient.as_mut() {
                 let dlogits = Matrix::new(&self.logits[..chunk.len() * vocabulary], chunk.len(), vocabulary);
                 let dnormed = self.dnormed.reserve(chunk.len() * width);
-                let head = gradient.turned.head(compute, &model.weights);
-                product(compute, scratch, dlogits, head, dnormed, width, Mode::Set);
+                let head = gradient.transposed.head(compute, &model.weights);
+                gemm(compute, scratch, dlogits, head, dnormed, width, Mode::Set);
                 for rows in [&mut *dnormed, &mut self.normed[..chunk.len() * width]] {
                     for_rows(compute, chunk.len(), width, rows, |row, values| {
                         softmax::multiply(compute.isa, values, found[row].factor);
@@ -146,7 +146,7 @@ impl Head {
                     let normed = Matrix::new(&self.normed[..chunk.len() * width], chunk.len(), width);
                     let dhead = &mut base[layout.head.clone()];
                     let transposed = dlogits.transposed();
-                    product(compute, scratch, transposed, Right::Plain(normed), dhead, width, gradient.mode);
+                    gemm(compute, scratch, transposed, Rhs::Plain(normed), dhead, width, gradient.mode);
                     gradient.mode = Mode::Add;
                 }
 
@@ -178,7 +178,7 @@ impl Head {
 }
 
 /// Returns the total weight of a target's terms.
-fn weight_of(batch: &TreeBatch, target: usize) -> f64 {
+fn total_weight(batch: &TreeBatch, target: usize) -> f64 {
     batch.terms_of(&batch.targets[target]).iter().map(|term| f64::from(term.weight)).sum()
 }
 
@@ -215,47 +215,47 @@ fn evaluate_row(
     let scaled: Vec<f32> = row.targets.iter().map(|t| z[token_of(*t)]).collect();
     let bonus = loss.map_or(0.0, |loss| loss.entropy);
     let before = if bonus == 0.0 { Vec::new() } else { z.to_vec() };
-    let (normaliser, entropy) = softmax::exponentiate(isa, z);
-    let logprobs: Vec<f32> = scaled.iter().map(|z| normaliser.log_probability(*z)).collect();
+    let (normalizer, entropy) = softmax::exponentiate(isa, z);
+    let logprobs: Vec<f32> = scaled.iter().map(|z| normalizer.log_probability(*z)).collect();
     let concentration =
-        if spread { f64::from(softmax::squares(isa, z)) / (normaliser.sum * normaliser.sum) } else { 0.0 };
+        if spread { f64::from(softmax::squares(isa, z)) / (normalizer.sum * normalizer.sum) } else { 0.0 };
     let sums = ForwardBackward::default();
     let mut result = RowResult { logprobs, entropy, concentration, sums, factor: 1.0 };
     let Some(loss) = loss else { return result };
 
-    let mut slopes = Vec::with_capacity(row.targets.len());
+    let mut derivatives = Vec::with_capacity(row.targets.len());
     for (&target, &logp) in row.targets.iter().zip(&result.logprobs) {
-        let mut slope = 0.0;
+        let mut derivative = 0.0;
         for term in batch.terms_of(&batch.targets[target]) {
             let evaluated = loss.evaluate(logp, term);
-            slope += f64::from(term.weight) * evaluated.slope;
+            derivative += f64::from(term.weight) * evaluated.slope;
             result.sums.add_term(term, logp, entropy, &evaluated);
         }
         result.sums.targets += 1;
-        slopes.push(slope / f64::from(row.temperature));
+        derivatives.push(derivative / f64::from(row.temperature));
     }
-    let total: f64 = slopes.iter().sum();
-    let mut factor = -total / normaliser.sum;
+    let total: f64 = derivatives.iter().sum();
+    let mut factor = -total / normalizer.sum;
     if bonus != 0.0 {
-        let weights: f64 = row.targets.iter().map(|t| weight_of(batch, *t)).sum();
+        let weights: f64 = row.targets.iter().map(|t| total_weight(batch, *t)).sum();
         result.sums.loss -= weights * bonus * entropy;
-        let slope = weights * bonus / f64::from(row.temperature) / normaliser.sum;
-        let shift = f64::from(normaliser.max) + f64::from(normaliser.log_sum) - entropy;
-        softmax::add_entropy(isa, z, &before, factor as f32, slope as f32, shift as f32);
-        for (&target, slope) in row.targets.iter().zip(&slopes) {
-            z[token_of(target)] += *slope as f32;
+        let derivative = weights * bonus / f64::from(row.temperature) / normalizer.sum;
+        let shift = f64::from(normalizer.max) + f64::from(normalizer.log_sum) - entropy;
+        softmax::add_entropy(isa, z, &before, factor as f32, derivative as f32, shift as f32);
+        for (&target, derivative) in row.targets.iter().zip(&derivatives) {
+            z[token_of(target)] += *derivative as f32;
         }
         return result;
     }
     // The factor is applied later to the rows of the matmuls, which are far narrower than the
     // vocabulary. An exception are gradients that nearly cancel, because the factor is then much
     // smaller than they are.
-    if total.abs() <= 1e-3 * slopes.iter().map(|s| s.abs()).sum::<f64>() {
+    if total.abs() <= 1e-3 * derivatives.iter().map(|s| s.abs()).sum::<f64>() {
         softmax::multiply(isa, z, factor as f32);
         factor = 1.0;
     }
-    for (&target, slope) in row.targets.iter().zip(&slopes) {
-        z[token_of(target)] += (slope / factor) as f32;
+    for (&target, derivative) in row.targets.iter().zip(&derivatives) {
+        z[token_of(target)] += (derivative / factor) as f32;
     }
     result.factor = factor as f32;
     result

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use levade_model::ModelConfig;
 
-use crate::ops::kv::{Shape, Sight};
+use crate::ops::kv::{AttentionWindow, Shape};
 use crate::tensors::Tensors;
 
 /// Returns the shape of a model's attention.
@@ -17,8 +17,8 @@ pub fn attention_shape(config: &ModelConfig) -> Shape {
 }
 
 /// Returns the attention scale and window of a layer. Without a window, it is `usize::MAX`.
-pub fn sight(config: &ModelConfig, layer: usize) -> Sight {
-    Sight { scale: config.attention_scale(), window: config.window(layer).unwrap_or(usize::MAX) }
+pub fn attention_window(config: &ModelConfig, layer: usize) -> AttentionWindow {
+    AttentionWindow { scale: config.attention_scale(), window: config.window(layer).unwrap_or(usize::MAX) }
 }
 
 /// Linear maps of a layer. Projections that read the same input are one map.
@@ -119,12 +119,12 @@ pub struct Layout {
 impl Layout {
     /// Creates the layout of a model.
     pub fn new(config: &ModelConfig) -> Self {
-        let mut left: HashMap<_, _> =
+        let mut remaining: HashMap<_, _> =
             config.parameters().into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
         let mut tensors = Tensors::default();
         // Places the parameters whose names are `prefix` + one of `names` next to each other.
         let mut lay = |prefix: &str, names: &[String]| {
-            tensors.lay(names.iter().filter_map(|name| left.remove(&format!("{prefix}{name}"))))
+            tensors.lay(names.iter().filter_map(|name| remaining.remove(&format!("{prefix}{name}"))))
         };
         let one = |name: &str| [name.to_owned()];
         let embedding = lay("model.embed_tokens", &one(".weight"));
@@ -180,7 +180,7 @@ mod tests {
             let config =
                 ModelConfig { qkv_bias, qk_norm, tied, output_bias: true, mlp_bias: true, ..tiny_config() };
             let layout = Layout::new(&config);
-            let mut ranges: Vec<_> = layout.tensors.places.iter().map(|p| p.range.clone()).collect();
+            let mut ranges: Vec<_> = layout.tensors.entries.iter().map(|p| p.range.clone()).collect();
             assert_eq!(ranges.len(), config.parameters().len());
             ranges.sort_by_key(|r| r.start);
             assert!(ranges.iter().all(|r| !r.is_empty()));

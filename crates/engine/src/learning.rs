@@ -18,16 +18,16 @@ use levade_rl::Loss;
 use levade_tree::TreeBatch;
 
 use crate::activations::Activations;
-use crate::backward::{Above, Backward, Gradients};
+use crate::backward::{AncestorGradients, Gradients, RowGradients};
 use crate::buffer::Buffer;
-use crate::head::{Found, Head, HeadGradient};
+use crate::gemm::Mode;
+use crate::head::{Head, HeadGradient, TargetResults};
 use crate::layout::{Layout, attention_shape};
-use crate::ops::kv::{BLOCK, Blocks, Places};
-use crate::optimiser::{self, Optimiser};
+use crate::ops::kv::{BLOCK, Blocks, KvBlocks};
+use crate::optimizer::{self, Optimizer};
 use crate::packing::{self, Packing, Step, Unit, schedule};
-use crate::product::Mode;
-use crate::transformer::{Rows, Temporary, Transformer};
-use crate::turned::Turned;
+use crate::transformer::{Rows, TemporaryRows, Transformer};
+use crate::transposed::TransposedWeights;
 use crate::value::Values;
 use crate::value_head::ValueHead;
 
@@ -48,23 +48,23 @@ impl Limits {
 }
 
 /// Training state and buffers, without the model.
-pub struct Learning {
+pub struct TrainingState {
     /// Gradient and optimizer state of the base weights.
-    pub optimiser: Optimiser,
+    pub optimizer: Optimizer,
     /// Optimizer state of the adapters, by index.
-    pub adapters: Vec<Optimiser>,
+    pub adapters: Vec<Optimizer>,
     /// Optimizer state of the value heads, by adapter; `None` is the base.
-    pub value_heads: BTreeMap<Option<usize>, Optimiser>,
+    pub value_heads: BTreeMap<Option<usize>, Optimizer>,
     limits: Limits,
     activations: Activations,
     /// Keys and values of the current unit, for one layer at a time.
     blocks: Blocks,
     stack: Stack,
-    temporary: Temporary,
+    temporary: TemporaryRows,
     head: Head,
     values: Values,
-    backward: Backward,
-    turned: Turned,
+    backward: RowGradients,
+    transposed: TransposedWeights,
 }
 
 /// The sequence above the current unit, for batches that exceed the limit of rows.
@@ -90,14 +90,14 @@ impl Stack {
 }
 
 /// A unit with its packing.
-struct Laid<'a> {
+struct PackedUnit<'a> {
     tokens: &'a [u32],
     packing: Packing,
     /// All rows with the index of the adapter that is trained or evaluated; empty for the base weights.
     adapters: Vec<(Range<usize>, usize)>,
 }
 
-impl Laid<'_> {
+impl PackedUnit<'_> {
     fn rows(&self) -> Rows<'_> {
         Rows {
             tokens: self.tokens,
@@ -108,13 +108,13 @@ impl Laid<'_> {
     }
 }
 
-impl Learning {
+impl TrainingState {
     /// Creates the training state for `model`. Buffers are allocated at first use.
     pub fn new(model: &Transformer, limits: Limits) -> Self {
         let config = &model.weights.config;
         let blocks = |layers| Blocks::new(attention_shape(config), layers, model.compute.precision);
-        Learning {
-            optimiser: Optimiser::default(),
+        TrainingState {
+            optimizer: Optimizer::default(),
             adapters: Vec::new(),
             value_heads: BTreeMap::new(),
             limits,
@@ -124,11 +124,11 @@ impl Learning {
                 blocks: blocks(config.layers),
                 gradients: (0..config.layers).map(|_| Buffer::default()).collect(),
             },
-            temporary: Temporary::default(),
+            temporary: TemporaryRows::default(),
             head: Head::default(),
             values: Values::default(),
-            backward: Backward::default(),
-            turned: Turned::default(),
+            backward: RowGradients::default(),
+            transposed: TransposedWeights::default(),
         }
     }
 
@@ -148,7 +148,7 @@ impl Learning {
             adapter,
             batch,
             None,
-            Found { logprobs: &mut found, spread: None, terms: None },
+            TargetResults { logprobs: &mut found, spread: None, terms: None },
         )?;
         Ok(found)
     }
@@ -167,8 +167,9 @@ impl Learning {
         let zeros = || vec![0.0; batch.targets.len()];
         let mut found = Predictions { logprobs: zeros(), entropies: zeros(), concentrations: zeros() };
         let Predictions { logprobs, entropies, concentrations } = &mut found;
-        let into = Found { logprobs, spread: Some((entropies, concentrations)), terms: None };
-        self.evaluate(model, adapter, batch, None, into)?;
+        let target_results =
+            TargetResults { logprobs, spread: Some((entropies, concentrations)), terms: None };
+        self.evaluate(model, adapter, batch, None, target_results)?;
         Ok(found)
     }
 
@@ -190,7 +191,7 @@ impl Learning {
             adapter,
             batch,
             Some(head),
-            Found { logprobs: &mut found, spread: None, terms: None },
+            TargetResults { logprobs: &mut found, spread: None, terms: None },
         )?;
         Ok(found)
     }
@@ -202,7 +203,7 @@ impl Learning {
         adapter: Option<usize>,
         batch: &TreeBatch,
         critic: Option<&ValueHead>,
-        mut into: Found<'_>,
+        mut target_results: TargetResults<'_>,
     ) -> Result<(), PolicyError> {
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
         for step in schedule(batch, self.limits.rows) {
@@ -211,14 +212,16 @@ impl Learning {
                 Step::Train(unit) => (unit, false),
                 Step::Pop(_) => continue,
             };
-            let laid = self.lay(adapter, batch, &unit, push);
-            let Learning { activations, temporary, stack, blocks, head, values, .. } = self;
-            let mut places = Places { stack: &mut stack.blocks, passing: Some(blocks) };
-            activations.forward_only(model, laid.rows(), temporary, &mut places);
+            let packed_unit = self.pack_unit(adapter, batch, &unit, push);
+            let TrainingState { activations, temporary, stack, blocks, head, values, .. } = self;
+            let mut kv_blocks = KvBlocks { stack: &mut stack.blocks, passing: Some(blocks) };
+            activations.forward_only(model, packed_unit.rows(), temporary, &mut kv_blocks);
             let x = activations.output(unit.tokens.len() * model.weights.config.hidden);
             match critic {
-                None => head.run(model, batch, &unit, x, &mut temporary.scratch.product, None, &mut into),
-                Some(critic) => values.run(model, critic, batch, &unit, x, None, into.logprobs),
+                None => {
+                    head.run(model, batch, &unit, x, &mut temporary.scratch.gemm, None, &mut target_results)
+                }
+                Some(critic) => values.run(model, critic, batch, &unit, x, None, target_results.logprobs),
             };
         }
         Ok(())
@@ -256,7 +259,7 @@ impl Learning {
         loss.check(batch).map_err(|error| PolicyError::Invalid(error.to_string()))?;
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
         match adapter {
-            None => self.optimiser.ensure(model.weights.layout.tensors.len),
+            None => self.optimizer.ensure(model.weights.layout.tensors.len),
             Some(index) => {
                 self.ensure_adapter(index);
                 self.adapters[index].ensure(model.adapters[index].layout.tensors.len);
@@ -266,7 +269,7 @@ impl Learning {
             let critic = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
             let optimizer = self.value_heads.entry(adapter).or_default();
             optimizer.ensure(critic.master.len());
-            if optimizer.begin() == Mode::Set {
+            if optimizer.start_pass() == Mode::Set {
                 optimizer.gradient.fill(0.0);
             }
         }
@@ -282,8 +285,8 @@ impl Learning {
                 Step::Pop(unit) => (unit, true),
             };
             let mut rows = terms.as_ref().map(|_| Vec::new());
-            let into = Found { logprobs: &mut found, spread: None, terms: rows.as_mut() };
-            sums.merge(&self.train(model, adapter, batch, &unit, on_stack, loss, into));
+            let target_results = TargetResults { logprobs: &mut found, spread: None, terms: rows.as_mut() };
+            sums.merge(&self.train(model, adapter, batch, &unit, on_stack, loss, target_results));
             if let (Some(terms), Some(rows)) = (&mut terms, rows) {
                 terms.units.push(rows);
             }
@@ -304,50 +307,50 @@ impl Learning {
         }
         let Transformer { compute, weights, adapters, values, .. } = model;
         let mut trained = vec![match adapter {
-            None => (&mut self.optimiser, weights.parameters()),
+            None => (&mut self.optimizer, weights.parameters()),
             Some(index) => (&mut self.adapters[index], adapters[index].parameters()),
         }];
         if let Some(head) = values.get_mut(&adapter) {
             trained.push((self.value_heads.entry(adapter).or_default(), head.parameters()));
         }
-        optimiser::step(compute, params, trained)
+        optimizer::step(compute, params, trained)
     }
 
     /// Creates the optimizer of an adapter if it does not exist yet.
     pub fn ensure_adapter(&mut self, index: usize) {
         if self.adapters.len() <= index {
-            self.adapters.resize_with(index + 1, Optimiser::default);
+            self.adapters.resize_with(index + 1, Optimizer::default);
         }
     }
 
     /// Packs a unit and allocates its key-value blocks.
-    fn lay<'a>(
+    fn pack_unit<'a>(
         &mut self,
         adapter: Option<usize>,
         batch: &'a TreeBatch,
         unit: &Unit,
         on_stack: bool,
-    ) -> Laid<'a> {
+    ) -> PackedUnit<'a> {
         if on_stack {
             self.stack.blocks.grow((unit.above + unit.tokens.len()).div_ceil(BLOCK));
         }
         let packing = Packing::new(batch, unit, self.stack.blocks.len(), on_stack);
         self.blocks.grow(packing.blocks);
         let adapters = adapter.map(|index| (0..unit.tokens.len(), index)).into_iter().collect();
-        Laid { tokens: &batch.tokens[unit.tokens.clone()], packing, adapters }
+        PackedUnit { tokens: &batch.tokens[unit.tokens.clone()], packing, adapters }
     }
 
     /// Runs a unit forward and pushes its keys and values onto the stack, with zeroed gradients.
     fn push(&mut self, model: &Transformer, adapter: Option<usize>, batch: &TreeBatch, unit: &Unit) {
-        let laid = self.lay(adapter, batch, unit, true);
+        let packed_unit = self.pack_unit(adapter, batch, unit, true);
         let width = 2 * attention_shape(&model.weights.config).key();
         self.stack.grow_gradients(unit.above + unit.tokens.len(), width);
         for gradient in &mut self.stack.gradients {
             gradient[unit.above * width..][..unit.tokens.len() * width].fill(0.0);
         }
-        let Learning { activations, temporary, stack, blocks, .. } = self;
-        let mut places = Places { stack: &mut stack.blocks, passing: Some(blocks) };
-        activations.forward_only(model, laid.rows(), temporary, &mut places);
+        let TrainingState { activations, temporary, stack, blocks, .. } = self;
+        let mut kv_blocks = KvBlocks { stack: &mut stack.blocks, passing: Some(blocks) };
+        activations.forward_only(model, packed_unit.rows(), temporary, &mut kv_blocks);
     }
 
     /// Runs a unit forward and backward.
@@ -360,14 +363,14 @@ impl Learning {
         unit: &Unit,
         on_stack: bool,
         loss: &Loss,
-        mut found: Found<'_>,
+        mut found: TargetResults<'_>,
     ) -> ForwardBackward {
         let config = &model.weights.config;
-        let laid = self.lay(adapter, batch, unit, on_stack);
-        let rows = laid.rows();
+        let packed_unit = self.pack_unit(adapter, batch, unit, on_stack);
+        let rows = packed_unit.rows();
         let size = rows.tokens.len() * config.hidden;
-        let Learning {
-            optimiser: optimizer,
+        let TrainingState {
+            optimizer,
             adapters,
             value_heads,
             activations,
@@ -377,43 +380,48 @@ impl Learning {
             head,
             values,
             backward,
-            turned,
+            transposed,
             ..
         } = self;
-        let mut places = Places { stack: &mut stack.blocks, passing: Some(blocks) };
-        activations.forward(model, rows, temporary, &mut places);
+        let mut kv_blocks = KvBlocks { stack: &mut stack.blocks, passing: Some(blocks) };
+        activations.forward(model, rows, temporary, &mut kv_blocks);
 
         let dx = backward.dx.reserve(size);
         dx.fill(0.0);
         let mut gradients = match adapter {
             None => {
-                let mode = optimizer.begin();
+                let mode = optimizer.start_pass();
                 if mode == Mode::Set {
-                    clear_what_products_leave(&model.weights.layout, &mut optimizer.gradient);
+                    clear_unwritten_gradients(&model.weights.layout, &mut optimizer.gradient);
                 }
-                Gradients { base: Some(&mut optimizer.gradient), adapter: None, mode, turned }
+                Gradients { base: Some(&mut optimizer.gradient), adapter: None, mode, transposed }
             }
             Some(index) => {
                 let optimizer = &mut adapters[index];
-                let mode = optimizer.begin();
+                let mode = optimizer.start_pass();
                 Gradients {
                     base: None,
                     adapter: Some((&model.adapters[index], &mut optimizer.gradient)),
                     mode,
-                    turned,
+                    transposed,
                 }
             }
         };
         let mode = gradients.mode;
-        let gradient =
-            HeadGradient { loss, dx, base: gradients.base.as_deref_mut(), mode, turned: gradients.turned };
+        let gradient = HeadGradient {
+            loss,
+            dx,
+            base: gradients.base.as_deref_mut(),
+            mode,
+            transposed: gradients.transposed,
+        };
         let x = activations.output(size);
         let sums = match (model.values.get(&adapter), value_heads.get_mut(&adapter)) {
             (Some(critic), Some(optimizer)) if loss.is_of_values() => {
                 let gradient = Some((gradient, &mut optimizer.gradient[..]));
                 values.run(model, critic, batch, unit, x, gradient, found.logprobs)
             }
-            _ => head.run(model, batch, unit, x, &mut temporary.scratch.product, Some(gradient), &mut found),
+            _ => head.run(model, batch, unit, x, &mut temporary.scratch.gemm, Some(gradient), &mut found),
         };
 
         let width = 2 * attention_shape(config).key();
@@ -424,12 +432,12 @@ impl Learning {
                 model,
                 layer,
                 rows,
-                &laid.packing.paths,
-                &places.layer(layer),
+                &packed_unit.packing.sequences,
+                &kv_blocks.layer(layer),
                 activations,
                 temporary,
                 &mut gradients,
-                Above { positions, own },
+                AncestorGradients { positions, own },
             );
         }
         backward.embedding(model, rows.tokens, &mut gradients);
@@ -439,9 +447,9 @@ impl Learning {
 
 /// Zeroes the parts of a gradient that no matmul overwrites: norms, biases, and the embedding unless it
 /// is also the output head.
-fn clear_what_products_leave(layout: &Layout, gradient: &mut [f32]) {
+fn clear_unwritten_gradients(layout: &Layout, gradient: &mut [f32]) {
     let norms_and_biases =
-        layout.tensors.places.iter().filter(|place| !place.is_matrix()).map(|place| place.range.clone());
+        layout.tensors.entries.iter().filter(|entry| !entry.is_matrix()).map(|entry| entry.range.clone());
     let table = Some(layout.embedding.clone()).filter(|table| *table != layout.head);
     for range in norms_and_biases.chain(table) {
         gradient[range].fill(0.0);

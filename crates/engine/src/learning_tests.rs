@@ -8,33 +8,33 @@ use levade_tree::{PathInput, PathTarget, Term};
 use super::*;
 use crate::adapter::Adapter;
 use crate::reference::Reference;
-use crate::tensors::Place;
+use crate::tensors::TensorEntry;
 use crate::testing::{family_configs, random_weights, tiny_config};
 use crate::{Compute, Precision};
 
 /// Returns sequences that share a prompt and fork. Several sequences train the shared tokens, each with
 /// its own terms, and the third at other temperatures.
-fn paths(vocabulary: usize) -> Vec<PathInput> {
+fn test_sequences(vocabulary: usize) -> Vec<PathInput> {
     let token = |stream, i| (uniform(3, stream, i) * vocabulary as f64) as u32;
     (0..5u64)
-        .map(|path| {
-            let shared = [40, 40, 40, 21, 0][path as usize];
-            let own = 9 + 7 * path;
+        .map(|sequence| {
+            let shared = [40, 40, 40, 21, 0][sequence as usize];
+            let own = 9 + 7 * sequence;
             let mut tokens: Vec<u32> = (0..shared).map(|i| token(0, i)).collect();
-            tokens.extend((0..own).map(|i| token(1 + path, i)));
-            let first = [1, 28, 28, 9, 1][path as usize];
+            tokens.extend((0..own).map(|i| token(1 + sequence, i)));
+            let first = [1, 28, 28, 9, 1][sequence as usize];
             let targets = (first..tokens.len() as u32)
                 .filter(|index| index % 3 > 0)
                 .map(|index| {
-                    let draw = |k: u64| uniform(11, path, u64::from(index) * 8 + k) as f32;
+                    let random = |k: u64| uniform(11, sequence, u64::from(index) * 8 + k) as f32;
                     let term = Term {
-                        weight: draw(0) * 0.2,
-                        advantage: draw(1) * 4.0 - 2.0,
-                        behaviour: Some(-5.0 - draw(2)),
-                        reference: Some(-5.0 - draw(3)),
+                        weight: random(0) * 0.2,
+                        advantage: random(1) * 4.0 - 2.0,
+                        behaviour: Some(-5.0 - random(2)),
+                        reference: Some(-5.0 - random(3)),
                         ..Term::default()
                     };
-                    let warm = index % 2 == 0 || path == 2;
+                    let warm = index % 2 == 0 || sequence == 2;
                     PathTarget { index, temperature: if warm { 1.0 } else { 0.7 }, term }
                 })
                 .collect();
@@ -64,13 +64,13 @@ fn losses() -> [Loss; 3] {
 }
 
 /// Computes the sums of −log p and of the entropy over the terms of all sequences, in f64.
-fn exact_counts(reference: &Reference, paths: &[PathInput]) -> (f64, f64) {
+fn exact_counts(reference: &Reference, sequences: &[PathInput]) -> (f64, f64) {
     let (mut nll, mut entropy) = (0.0, 0.0);
-    for path in paths {
-        let logits = reference.logits(&path.tokens.to_vec());
-        for t in path.targets.iter().filter(|t| t.term.weight != 0.0) {
+    for sequence in sequences {
+        let logits = reference.logits(&sequence.tokens.to_vec());
+        for t in sequence.targets.iter().filter(|t| t.term.weight != 0.0) {
             let (index, temperature) = (t.index as usize, f64::from(t.temperature));
-            nll -= Reference::logprob(&logits, &path.tokens.to_vec(), index, temperature);
+            nll -= Reference::logprob(&logits, &sequence.tokens.to_vec(), index, temperature);
             entropy += Reference::entropy(&logits, index, temperature);
         }
     }
@@ -78,14 +78,14 @@ fn exact_counts(reference: &Reference, paths: &[PathInput]) -> (f64, f64) {
 }
 
 /// Computes the loss of all sequences, each separately in f64.
-fn exact_loss(reference: &Reference, paths: &[PathInput], loss: &Loss) -> f64 {
+fn exact_loss(reference: &Reference, sequences: &[PathInput], loss: &Loss) -> f64 {
     let mut sum = 0.0;
-    for path in paths {
-        let logits = reference.logits(&path.tokens.to_vec());
-        for t in &path.targets {
+    for sequence in sequences {
+        let logits = reference.logits(&sequence.tokens.to_vec());
+        for t in &sequence.targets {
             let logp = Reference::logprob(
                 &logits,
-                &path.tokens.to_vec(),
+                &sequence.tokens.to_vec(),
                 t.index as usize,
                 f64::from(t.temperature),
             );
@@ -104,25 +104,25 @@ fn exact_loss(reference: &Reference, paths: &[PathInput], loss: &Loss) -> f64 {
 fn loss_and_gradient_match_f64_for_every_family() {
     for config in family_configs() {
         let model = model(&config, 2);
-        let paths = paths(config.vocabulary);
-        let batch = TreeBatch::merge(&paths).unwrap();
+        let sequences = test_sequences(config.vocabulary);
+        let batch = TreeBatch::merge(&sequences).unwrap();
         assert!((batch.tokens.len() as u64) < batch.path_tokens);
-        let shared = |terms: u32| batch.targets.iter().filter(|target| target.terms == terms).count();
-        assert!(shared(3) > 2 && shared(2) > 2 && shared(1) > 2);
+        let num_shared = |terms: u32| batch.targets.iter().filter(|target| target.terms == terms).count();
+        assert!(num_shared(3) > 2 && num_shared(2) > 2 && num_shared(1) > 2);
         assert!(batch.targets.windows(2).any(|pair| pair[0].token == pair[1].token), "at two temperatures");
         for loss in losses() {
-            let mut learning = Learning::new(&model, Limits::NONE);
+            let mut learning = TrainingState::new(&model, Limits::NONE);
             let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
             let mut reference = Reference::new(&model.weights);
-            let (nll, entropy) = exact_counts(&reference, &paths);
+            let (nll, entropy) = exact_counts(&reference, &sequences);
             assert_eq!(sums.terms as usize, batch.terms.len());
             assert!((sums.nll - nll).abs() < 1e-5 * nll, "{} {nll}", sums.nll);
             assert!((sums.entropy - entropy).abs() < 1e-5 * entropy, "{} {entropy}", sums.entropy);
-            let exact = exact_loss(&reference, &paths, &loss);
+            let exact = exact_loss(&reference, &sequences, &loss);
             assert!((sums.loss - exact).abs() < 1e-5 * (1.0 + exact.abs()), "{} {exact}", sums.loss);
-            for (stream, place) in model.weights.layout.tensors.places.iter().enumerate() {
+            for (stream, entry) in model.weights.layout.tensors.entries.iter().enumerate() {
                 // Derivative along a random direction within one tensor.
-                let name = &place.parameter.name;
+                let name = &entry.parameter.name;
                 let start = reference.parameters[name].clone();
                 let direction: Vec<f64> =
                     (0..start.len()).map(|i| uniform(17, stream as u64, i as u64) - 0.5).collect();
@@ -130,11 +130,11 @@ fn loss_and_gradient_match_f64_for_every_family() {
                 let mut along = |t: f64| {
                     let moved = start.iter().zip(&direction).map(|(x, d)| x + t * d).collect();
                     reference.parameters.insert(name.clone(), moved);
-                    exact_loss(&reference, &paths, &loss)
+                    exact_loss(&reference, &sequences, &loss)
                 };
                 let expected = (along(step) - along(-step)) / (2.0 * step);
                 reference.parameters.insert(name.clone(), start);
-                let gradient = &learning.optimiser.gradient[place.range.clone()];
+                let gradient = &learning.optimizer.gradient[entry.range.clone()];
                 let found: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * d).sum();
                 let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
                 assert!((found - expected).abs() < 1e-3 * size, "{name}: {found} {expected}, norm {size}");
@@ -148,35 +148,35 @@ fn loss_and_gradient_match_f64_for_every_family() {
 #[test]
 fn gradient_is_independent_of_merging_and_threads() {
     let config = tiny_config();
-    let paths = paths(config.vocabulary);
+    let sequences = test_sequences(config.vocabulary);
     let loss = losses()[1];
-    let whole = TreeBatch::merge(&paths).unwrap();
+    let merged = TreeBatch::merge(&sequences).unwrap();
     let gradients: Vec<Vec<f32>> = [1, 2]
         .iter()
         .map(|threads| {
             let model = model(&config, *threads);
-            let mut learning = Learning::new(&model, Limits::NONE);
-            learning.forward_backward(&model, None, &whole, &loss).unwrap();
-            learning.optimiser.gradient.to_vec()
+            let mut learning = TrainingState::new(&model, Limits::NONE);
+            learning.forward_backward(&model, None, &merged, &loss).unwrap();
+            learning.optimizer.gradient.to_vec()
         })
         .collect();
     assert!(gradients[0].iter().zip(&gradients[1]).all(|(a, b)| a.to_bits() == b.to_bits()));
 
     let model = model(&config, 1);
-    let mut learning = Learning::new(&model, Limits::NONE);
-    for path in &paths {
-        let alone = TreeBatch::merge(std::slice::from_ref(path)).unwrap();
-        learning.forward_backward(&model, None, &alone, &loss).unwrap();
+    let mut learning = TrainingState::new(&model, Limits::NONE);
+    for sequence in &sequences {
+        let separate = TreeBatch::merge(std::slice::from_ref(sequence)).unwrap();
+        learning.forward_backward(&model, None, &separate, &loss).unwrap();
     }
-    for place in &model.weights.layout.tensors.places {
+    for entry in &model.weights.layout.tensors.entries {
         let pairs =
-            gradients[0][place.range.clone()].iter().zip(&learning.optimiser.gradient[place.range.clone()]);
+            gradients[0][entry.range.clone()].iter().zip(&learning.optimizer.gradient[entry.range.clone()]);
         let (mut error, mut size) = (0.0, 0.0);
         for (a, b) in pairs {
             error += f64::from(a - b).powi(2);
             size += f64::from(*b).powi(2);
         }
-        assert!(error.sqrt() <= 1e-5 * size.sqrt(), "{}: {error} of {size}", place.parameter.name);
+        assert!(error.sqrt() <= 1e-5 * size.sqrt(), "{}: {error} of {size}", entry.parameter.name);
     }
 }
 
@@ -186,18 +186,18 @@ fn gradient_is_independent_of_merging_and_threads() {
 fn gradient_is_independent_of_units_and_recomputation() {
     for config in family_configs() {
         for precision in [Precision::F32, Precision::Bf16] {
-            let compute = Compute::with(2, crate::Isa::detect(), precision);
+            let compute = Compute::with_isa(2, crate::Isa::detect(), precision);
             let weights = random_weights(&compute, &config, 5);
             let model = Transformer::new(compute, weights, config.context);
-            let paths = paths(config.vocabulary);
-            let batch = TreeBatch::merge(&paths).unwrap();
+            let sequences = test_sequences(config.vocabulary);
+            let batch = TreeBatch::merge(&sequences).unwrap();
             let run = |limits: Limits| {
-                let mut learning = Learning::new(&model, limits);
+                let mut learning = TrainingState::new(&model, limits);
                 let logprobs = learning.logprobs(&model, None, &batch).unwrap();
                 let sums = learning.forward_backward(&model, None, &batch, &losses()[1]).unwrap();
                 assert_eq!(sums.tokens, batch.tokens.len() as u64);
                 let bits: Vec<u32> = logprobs.iter().map(|p| p.to_bits()).collect();
-                (bits, sums, learning.optimiser.gradient.to_vec())
+                (bits, sums, learning.optimizer.gradient.to_vec())
             };
             let (logprobs, sums, gradient) = run(Limits::NONE);
             for kept in [0, 1] {
@@ -209,16 +209,16 @@ fn gradient_is_independent_of_units_and_recomputation() {
                 let parts = run(Limits { rows, kept: 1 });
                 assert_eq!(parts.0, logprobs);
                 assert!((parts.1.loss - sums.loss).abs() < 1e-9 * sums.loss.abs().max(1.0));
-                for place in &model.weights.layout.tensors.places {
+                for entry in &model.weights.layout.tensors.entries {
                     let (mut error, mut size) = (0.0, 0.0);
-                    for (a, b) in parts.2[place.range.clone()].iter().zip(&gradient[place.range.clone()]) {
+                    for (a, b) in parts.2[entry.range.clone()].iter().zip(&gradient[entry.range.clone()]) {
                         error += f64::from(a - b).powi(2);
                         size += f64::from(*b).powi(2);
                     }
                     // In bf16, sums over rows are rounded once more when keys and values pass on their
                     // gradient.
                     let tolerance = if precision == Precision::F32 { 1e-5 } else { 1e-2 };
-                    let name = &place.parameter.name;
+                    let name = &entry.parameter.name;
                     assert!(error.sqrt() <= tolerance * size.sqrt(), "{rows} {name}: {error} of {size}");
                 }
             }
@@ -231,27 +231,27 @@ fn gradient_is_independent_of_units_and_recomputation() {
 #[test]
 fn bf16_gradient_is_close_to_f32() {
     for config in family_configs() {
-        let paths = paths(config.vocabulary);
-        let whole = TreeBatch::merge(&paths).unwrap();
+        let sequences = test_sequences(config.vocabulary);
+        let merged = TreeBatch::merge(&sequences).unwrap();
         let gradient = |threads, precision| {
-            let compute = Compute::with(threads, crate::Isa::detect(), precision);
+            let compute = Compute::with_isa(threads, crate::Isa::detect(), precision);
             let weights = random_weights(&compute, &config, 5);
             let model = Transformer::new(compute, weights, config.context);
-            let mut learning = Learning::new(&model, Limits::NONE);
-            learning.forward_backward(&model, None, &whole, &losses()[0]).unwrap();
-            (model, learning.optimiser.gradient.to_vec())
+            let mut learning = TrainingState::new(&model, Limits::NONE);
+            learning.forward_backward(&model, None, &merged, &losses()[0]).unwrap();
+            (model, learning.optimizer.gradient.to_vec())
         };
         let (model, exact) = gradient(1, Precision::F32);
         let (_, found) = gradient(1, Precision::Bf16);
         let (_, again) = gradient(2, Precision::Bf16);
         assert!(found.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()));
-        for place in &model.weights.layout.tensors.places {
+        for entry in &model.weights.layout.tensors.entries {
             let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-            let (a, b) = (&found[place.range.clone()], &exact[place.range.clone()]);
+            let (a, b) = (&found[entry.range.clone()], &exact[entry.range.clone()]);
             let (error, size) =
                 (norm(&mut a.iter().zip(b).map(|(a, b)| a - b)), norm(&mut b.iter().copied()));
-            assert!(error < 0.03 * size, "{}: {error} of {size}", place.parameter.name);
-            assert!(error > 0.0, "{}", place.parameter.name);
+            assert!(error < 0.03 * size, "{}: {error} of {size}", entry.parameter.name);
+            assert!(error > 0.0, "{}", entry.parameter.name);
         }
     }
 }
@@ -273,10 +273,10 @@ fn adapter_gradients_match_f64() {
         };
         let mut adapter =
             Adapter::new(&model.compute, &model.weights.layout, options, 1, String::new()).unwrap();
-        let paths = paths(config.vocabulary);
-        let batch = TreeBatch::merge(&paths).unwrap();
+        let sequences = test_sequences(config.vocabulary);
+        let batch = TreeBatch::merge(&sequences).unwrap();
         let loss = losses()[1];
-        let mut learning = Learning::new(&model, Limits::NONE);
+        let mut learning = TrainingState::new(&model, Limits::NONE);
         let base = learning.logprobs(&model, None, &batch).unwrap();
         model.adapters.push(adapter);
         assert_eq!(learning.logprobs(&model, Some(0), &batch).unwrap(), base, "a new one changes nothing");
@@ -288,21 +288,21 @@ fn adapter_gradients_match_f64() {
         model.adapters.push(adapter);
 
         let sums = learning.forward_backward(&model, Some(0), &batch, &loss).unwrap();
-        assert!(learning.optimiser.gradient.is_empty(), "the weights are frozen");
+        assert!(learning.optimizer.gradient.is_empty(), "the weights are frozen");
         let gradient = learning.adapters[0].gradient.to_vec();
-        let mut parts = Learning::new(&model, Limits { rows: 13, kept: 1 });
+        let mut parts = TrainingState::new(&model, Limits { rows: 13, kept: 1 });
         parts.forward_backward(&model, Some(0), &batch, &loss).unwrap();
         let layout = &model.weights.layout;
         let exact_at = |moved: &[f64]| {
             let mut merged: Vec<f64> = model.weights.master.iter().map(|w| f64::from(*w)).collect();
-            for Place { range, .. } in &layout.tensors.places {
+            for TensorEntry { range, .. } in &layout.tensors.entries {
                 model.adapters[0].merge_into(moved, range, &mut merged[range.clone()]);
             }
-            exact_loss(&Reference::of(&config, layout, &merged), &paths, &loss)
+            exact_loss(&Reference::from_weights(&config, layout, &merged), &sequences, &loss)
         };
         let start: Vec<f64> = model.adapters[0].master.iter().map(|v| f64::from(*v)).collect();
         assert!((sums.loss - exact_at(&start)).abs() < 1e-5 * (1.0 + sums.loss.abs()));
-        for Place { parameter, range } in &model.adapters[0].layout.tensors.places {
+        for TensorEntry { parameter, range } in &model.adapters[0].layout.tensors.entries {
             let direction = |i: usize| uniform(29, range.start as u64, i as u64) - 0.5;
             let step = 1e-5 / (range.len() as f64).sqrt();
             let along = |t: f64| {
@@ -330,29 +330,29 @@ fn values_and_gradients_match_f64() {
         for i in 0..=config.hidden {
             head.master[i] = (uniform(31, 0, i as u64) - 0.5) as f32 * 0.3;
         }
-        let mut paths = paths(config.vocabulary);
-        for (i, target) in paths.iter_mut().flat_map(|path| &mut path.targets).enumerate() {
+        let mut sequences = test_sequences(config.vocabulary);
+        for (i, target) in sequences.iter_mut().flat_map(|sequence| &mut sequence.targets).enumerate() {
             target.term.returns = (uniform(37, 0, i as u64) * 2.0 - 1.0) as f32;
             target.term.value = Some((uniform(37, 1, i as u64) * 2.0 - 1.0) as f32);
         }
-        let batch = TreeBatch::merge(&paths).unwrap();
+        let batch = TreeBatch::merge(&sequences).unwrap();
         let loss = Loss::of(PolicyLoss::Value { clip: Some(0.2) });
-        let mut learning = Learning::new(&model, Limits::NONE);
+        let mut learning = TrainingState::new(&model, Limits::NONE);
         let none = learning.values(&model, None, &batch);
         assert!(matches!(none, Err(PolicyError::NoValueHead)));
         model.values.insert(None, head);
         let values = learning.values(&model, None, &batch).unwrap();
         let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
         assert!(sums.clipped > 5 && sums.terms > 20);
-        let mut parts = Learning::new(&model, Limits { rows: 13, kept: 1 });
+        let mut parts = TrainingState::new(&model, Limits { rows: 13, kept: 1 });
         assert_eq!(parts.values(&model, None, &batch).unwrap(), values);
 
         let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|v| f64::from(*v)).collect() };
         let exact = |reference: &Reference, head: &[f64]| {
             let mut sum = 0.0;
-            for path in &paths {
-                let states = reference.states(&path.tokens.to_vec());
-                for target in &path.targets {
+            for sequence in &sequences {
+                let states = reference.states(&sequence.tokens.to_vec());
+                for target in &sequence.targets {
                     let x = &states[target.index as usize - 1];
                     let value: f64 = x.iter().zip(head).map(|(x, w)| x * w).sum();
                     let value = value + head[config.hidden];
@@ -381,8 +381,8 @@ fn values_and_gradients_match_f64() {
         let along = |t| exact(&reference, &moved(&own, &direction, t));
         let expected = (along(1e-6) - along(-1e-6)) / 2e-6;
         compare("head", expected, &learning.value_heads[&None].gradient, &direction);
-        for (stream, place) in model.weights.layout.tensors.places.iter().enumerate() {
-            let name = &place.parameter.name;
+        for (stream, entry) in model.weights.layout.tensors.entries.iter().enumerate() {
+            let name = &entry.parameter.name;
             let start = reference.parameters[name].clone();
             let direction = directions(1 + stream as u64, start.len());
             let step = 1e-5 / (start.len() as f64).sqrt();
@@ -392,7 +392,7 @@ fn values_and_gradients_match_f64() {
             };
             let expected = (along(step) - along(-step)) / (2.0 * step);
             reference.parameters.insert(name.clone(), start);
-            compare(name, expected, &learning.optimiser.gradient[place.range.clone()], &direction);
+            compare(name, expected, &learning.optimizer.gradient[entry.range.clone()], &direction);
         }
     }
 }
@@ -410,32 +410,34 @@ fn next_step_overwrites_old_gradient() {
             weight_decay: 0.0,
             max_grad_norm: 1.0,
         };
-        let paths = paths(config.vocabulary);
-        let [first, second] = [&paths[..2], &paths[2..]].map(|paths| TreeBatch::merge(paths).unwrap());
+        let sequences = test_sequences(config.vocabulary);
+        let [first, second] =
+            [&sequences[..2], &sequences[2..]].map(|sequences| TreeBatch::merge(sequences).unwrap());
         let loss = losses()[1];
-        let (mut new, mut used) = (Learning::new(&model, Limits::NONE), Learning::new(&model, Limits::NONE));
+        let (mut new, mut used) =
+            (TrainingState::new(&model, Limits::NONE), TrainingState::new(&model, Limits::NONE));
         used.forward_backward(&model, None, &second, &loss).unwrap();
         used.optim_step(&mut model, None, &still);
         for learning in [&mut new, &mut used] {
             learning.forward_backward(&model, None, &first, &loss).unwrap();
             learning.forward_backward(&model, None, &second, &loss).unwrap();
         }
-        assert_eq!(new.optimiser.gradient.to_vec(), used.optimiser.gradient.to_vec());
+        assert_eq!(new.optimizer.gradient.to_vec(), used.optimizer.gradient.to_vec());
         // A batch without targets overwrites the complete gradient with zeros.
         used.optim_step(&mut model, None, &still);
-        let silent = PathInput { tokens: paths[0].tokens.clone(), targets: vec![] };
+        let silent = PathInput { tokens: sequences[0].tokens.clone(), targets: vec![] };
         used.forward_backward(&model, None, &TreeBatch::merge(&[silent]).unwrap(), &loss).unwrap();
-        assert!(used.optimiser.gradient.iter().all(|g| *g == 0.0));
+        assert!(used.optimizer.gradient.iter().all(|g| *g == 0.0));
     }
 }
 
 #[test]
 fn nonfinite_gradient_changes_nothing() {
     let mut model = model(&tiny_config(), 1);
-    let mut learning = Learning::new(&model, Limits::NONE);
-    learning.optimiser.ensure(model.weights.layout.tensors.len);
-    learning.optimiser.begin();
-    learning.optimiser.gradient[7] = f32::NAN;
+    let mut learning = TrainingState::new(&model, Limits::NONE);
+    learning.optimizer.ensure(model.weights.layout.tensors.len);
+    learning.optimizer.start_pass();
+    learning.optimizer.gradient[7] = f32::NAN;
     let before = model.weights.master.to_vec();
     let params = OptimParams {
         learning_rate: 0.1,
@@ -456,10 +458,10 @@ fn nonfinite_gradient_changes_nothing() {
 #[test]
 fn forward_backward_rejects_untrainable_batches() {
     let model = model(&tiny_config(), 1);
-    let mut learning = Learning::new(&model, Limits::NONE);
+    let mut learning = TrainingState::new(&model, Limits::NONE);
     let loss = losses()[0];
-    let message = |path: PathInput, learning: &mut Learning| {
-        let batch = TreeBatch::merge(&[path]).unwrap();
+    let message = |sequence: PathInput, learning: &mut TrainingState| {
+        let batch = TreeBatch::merge(&[sequence]).unwrap();
         learning.forward_backward(&model, None, &batch, &loss).unwrap_err().to_string()
     };
     let target = |temperature| PathTarget { index: 1, temperature, term: Term::default() };
@@ -475,14 +477,14 @@ fn forward_backward_rejects_untrainable_batches() {
 fn predictions_match_f64() {
     for config in family_configs() {
         let model = model(&config, 2);
-        let mut learning = Learning::new(&model, Limits::NONE);
+        let mut learning = TrainingState::new(&model, Limits::NONE);
         let reference = Reference::new(&model.weights);
-        let paths = paths(config.vocabulary);
-        for path in &paths {
-            let alone = TreeBatch::merge(std::slice::from_ref(path)).unwrap();
-            let found = learning.predictions(&model, None, &alone).unwrap();
-            let logits = reference.logits(&path.tokens.to_vec());
-            for (i, target) in path.targets.iter().enumerate() {
+        let sequences = test_sequences(config.vocabulary);
+        for sequence in &sequences {
+            let separate = TreeBatch::merge(std::slice::from_ref(sequence)).unwrap();
+            let found = learning.predictions(&model, None, &separate).unwrap();
+            let logits = reference.logits(&sequence.tokens.to_vec());
+            for (i, target) in sequence.targets.iter().enumerate() {
                 let (index, temperature) = (target.index as usize, f64::from(target.temperature));
                 let entropy = Reference::entropy(&logits, index, temperature);
                 assert!(
@@ -497,15 +499,15 @@ fn predictions_match_f64() {
                 assert!((concentration / squares - 1.0).abs() < 1e-4, "{concentration} {squares}");
             }
         }
-        let batch = TreeBatch::merge(&paths).unwrap();
-        let whole = learning.predictions(&model, None, &batch).unwrap();
-        assert_eq!(whole.logprobs, learning.logprobs(&model, None, &batch).unwrap());
-        let mut parts = Learning::new(&model, Limits { rows: 13, kept: 1 });
-        assert_eq!(parts.predictions(&model, None, &batch).unwrap(), whole);
+        let batch = TreeBatch::merge(&sequences).unwrap();
+        let merged = learning.predictions(&model, None, &batch).unwrap();
+        assert_eq!(merged.logprobs, learning.logprobs(&model, None, &batch).unwrap());
+        let mut parts = TrainingState::new(&model, Limits { rows: 13, kept: 1 });
+        assert_eq!(parts.predictions(&model, None, &batch).unwrap(), merged);
     }
 }
 
-/// Returns losses of every kind whose terms need only what [`paths`] sets.
+/// Returns losses of every kind whose terms need only what [`test_sequences`] sets.
 fn every_loss() -> Vec<Loss> {
     let trust = levade_rl::TrustRegion::default();
     let policies = [
@@ -526,19 +528,19 @@ fn every_loss() -> Vec<Loss> {
 fn terms_sum_to_loss_bitwise() {
     let config = tiny_config();
     let model = model(&config, 2);
-    let mut paths = paths(config.vocabulary);
+    let mut sequences = test_sequences(config.vocabulary);
     // Some terms have weight 0, some have a correction, and some are stale.
-    for (index, target) in paths.iter_mut().flat_map(|path| &mut path.targets).enumerate() {
+    for (index, target) in sequences.iter_mut().flat_map(|sequence| &mut sequence.targets).enumerate() {
         let term = &mut target.term;
         term.weight = if index % 7 == 0 { 0.0 } else { term.weight };
         term.correction = (index % 3 == 0).then_some(0.75);
         (term.age, term.marked) = (index as u32 % 2, index % 5 == 0);
     }
-    let batch = TreeBatch::merge(&paths).unwrap();
+    let batch = TreeBatch::merge(&sequences).unwrap();
     for loss in every_loss() {
         // As one unit, and in several.
         for rows in [usize::MAX, 24] {
-            let mut learning = Learning::new(&model, Limits { rows, ..Limits::NONE });
+            let mut learning = TrainingState::new(&model, Limits { rows, ..Limits::NONE });
             let mut terms = LossTerms::default();
             let sums =
                 learning.forward_backward_terms(&model, None, &batch, &loss, Some(&mut terms)).unwrap();
@@ -546,8 +548,8 @@ fn terms_sum_to_loss_bitwise() {
             assert_eq!(terms.units.len() > 1, rows == 24);
             let found: usize = terms.units.iter().flatten().map(|row| row.terms.len()).sum();
             assert_eq!(found, batch.terms.len());
-            let mut alone = Learning::new(&model, Limits { rows, ..Limits::NONE });
-            let plain = alone.forward_backward(&model, None, &batch, &loss).unwrap();
+            let mut separate = TrainingState::new(&model, Limits { rows, ..Limits::NONE });
+            let plain = separate.forward_backward(&model, None, &batch, &loss).unwrap();
             assert_eq!(plain, sums);
         }
     }

@@ -53,7 +53,7 @@
 //!   same bits on any number of threads, which a bit-exact resume needs.
 //! - **Memory** is planned before the start ([`MemoryPlan`]), and the engine stays within the plan.
 //!
-//! Modules from the bottom up: `simd` (instruction sets), `product` (matmul), `ops` (other operations
+//! Modules from the bottom up: `simd` (instruction sets), `gemm` (matmul), `ops` (other operations
 //! of a transformer, and how to add one), `transformer` (forward pass), `head` and `learning` (loss,
 //! backward pass, optimizer), `cache` and `scheduler` (sampling), `engine` and `service` (the handle
 //! and its thread). All are private; the feature `testing` exposes some of them to tests and examples.
@@ -71,27 +71,26 @@ mod backward;
 mod buffer;
 mod cache;
 mod checkpoint;
-mod choose;
 mod compute;
-mod draw;
 mod encoder;
 mod engine;
+mod gemm;
 mod head;
 mod layout;
 mod learning;
 mod limits;
 mod memory;
 mod ops;
-mod optimiser;
+mod optimizer;
 mod options;
 mod packing;
 mod parameters;
 mod pool;
 mod precision;
-mod product;
 mod radix;
 #[cfg(test)]
 mod reference;
+mod row_sampling;
 mod scheduler;
 mod scratch;
 mod sequence;
@@ -100,8 +99,9 @@ mod simd;
 mod tensors;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod token_sampling;
 mod transformer;
-mod turned;
+mod transposed;
 mod value;
 mod value_head;
 mod weights;

@@ -39,35 +39,35 @@ impl System<'_> {
     fn available(&self) -> Option<u64> {
         let machine = kilobytes(&self.read("/proc/meminfo"), "MemAvailable:")?;
         let hierarchies = hierarchies(&self.read("/proc/self/cgroup"), &self.read("/proc/self/mountinfo"));
-        let groups = hierarchies.iter().filter_map(|hierarchy| self.left_in(hierarchy));
-        let own = left_by_limits(&self.read("/proc/self/limits"), &self.read("/proc/self/status"));
+        let groups = hierarchies.iter().filter_map(|hierarchy| self.free_in_hierarchy(hierarchy));
+        let own = free_by_limits(&self.read("/proc/self/limits"), &self.read("/proc/self/status"));
         groups.chain(own).chain([machine]).min()
     }
 
     /// Returns the minimum of what the cgroup of the process and its ancestors leave, in bytes.
-    fn left_in(&self, Hierarchy { unified, mount, group }: &Hierarchy) -> Option<u64> {
-        let of_group = |group: &Path| {
+    fn free_in_hierarchy(&self, Hierarchy { unified, mount, group }: &Hierarchy) -> Option<u64> {
+        let free_in = |group: &Path| {
             let file = |name: &str| self.read(mount.join(group).join(name));
             let stat = file("memory.stat");
             if *unified {
                 // Above `memory.high` the kernel throttles the group until it uses less.
                 let limits = [file("memory.max"), file("memory.high")];
-                left_in_group(&limits, &file("memory.current"), &stat, "inactive_file")
+                free_in_group(&limits, &file("memory.current"), &stat, "inactive_file")
             } else {
                 // Includes limits of ancestors that are not visible from inside the container.
-                let around = number_after(&stat, "hierarchical_memory_limit").unwrap_or_default();
-                let limits = [file("memory.limit_in_bytes"), around];
-                left_in_group(&limits, &file("memory.usage_in_bytes"), &stat, "total_inactive_file")
+                let ancestor_limit = number_after(&stat, "hierarchical_memory_limit").unwrap_or_default();
+                let limits = [file("memory.limit_in_bytes"), ancestor_limit];
+                free_in_group(&limits, &file("memory.usage_in_bytes"), &stat, "total_inactive_file")
             }
         };
-        group.ancestors().filter_map(of_group).min()
+        group.ancestors().filter_map(free_in).min()
     }
 }
 
 /// Returns the bytes that a cgroup leaves, given its files: the lowest of its limits, minus the usage.
 /// File pages that were not accessed lately count as usage, but the kernel drops them when memory is
 /// needed. Returns `None` if there is no limit.
-fn left_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
+fn free_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
     let number = |text: &str| text.trim().parse::<u64>().ok();
     let dropped = number_after(stat, dropped).and_then(|text| number(&text)).unwrap_or(0);
     let used = number(used).unwrap_or(0).saturating_sub(dropped);
@@ -108,37 +108,37 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
 /// Returns the mounts of cgroup hierarchies for memory: the group at the root of the mount, and the
 /// mount point.
 fn mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
-    let of_line = |line: &str| {
+    let parse_line = |line: &str| {
         // 35 31 0:32 /root /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-        let (place, kind) = line.split_once(" - ")?;
+        let (mount_info, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
         let (name, options) = (kind.next()?, kind.nth(1).unwrap_or_default());
-        let wanted = match unified {
+        let is_match = match unified {
             true => name == "cgroup2",
             false => name == "cgroup" && options.split(',').any(|option| option == "memory"),
         };
-        let mut place = place.split(' ').skip(3);
-        let (root, mount) = (place.next()?, place.next()?);
-        wanted.then(|| (unescaped(root).into(), unescaped(mount).into()))
+        let mut mount_fields = mount_info.split(' ').skip(3);
+        let (root, mount) = (mount_fields.next()?, mount_fields.next()?);
+        is_match.then(|| (unescape(root).into(), unescape(mount).into()))
     };
-    mountinfo.lines().filter_map(of_line).collect()
+    mountinfo.lines().filter_map(parse_line).collect()
 }
 
 /// Decodes a path from `mountinfo`, which writes spaces, tabs, line breaks and backslashes as octal
 /// escapes.
-fn unescaped(text: &str) -> String {
+fn unescape(text: &str) -> String {
     let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     codes.iter().fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
 /// Returns the bytes that the limits on address space and on data leave.
-fn left_by_limits(limits: &str, status: &str) -> Option<u64> {
-    let left = |name: &str, used: &str| {
+fn free_by_limits(limits: &str, status: &str) -> Option<u64> {
+    let free = |name: &str, used: &str| {
         // Max address space         307200000            unlimited            bytes
         let soft = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
         Some(soft.parse::<u64>().ok()?.saturating_sub(kilobytes(status, used).unwrap_or(0)))
     };
-    [left("Max address space", "VmSize:"), left("Max data size", "VmData:")].into_iter().flatten().min()
+    [free("Max address space", "VmSize:"), free("Max data size", "VmData:")].into_iter().flatten().min()
 }
 
 /// Parses the number of bytes from a line such as `MemAvailable:   123 kB`.
@@ -155,7 +155,7 @@ mod tests {
     const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
 
     /// Returns the memory left, in MiB, on a machine with 8000 MiB free and these files.
-    fn left(files: &[(&str, &str)]) -> u64 {
+    fn available_mib(files: &[(&str, &str)]) -> u64 {
         let dir = tempfile::tempdir().unwrap();
         let meminfo = format!("MemTotal: 9999999 kB\nMemAvailable:  {} kB\n", 8000 << 10);
         for (path, contents) in [("proc/meminfo", meminfo.as_str())].iter().chain(files) {
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn available_memory_is_free_memory_without_limits() {
-        assert_eq!(left(&[]), 8000);
+        assert_eq!(available_mib(&[]), 8000);
         let unlimited = [
             ("proc/self/cgroup", "0::/init.scope\n"),
             ("proc/self/mountinfo", UNIFIED),
@@ -183,7 +183,7 @@ mod tests {
                 "Max address space         unlimited            unlimited            bytes\n",
             ),
         ];
-        assert_eq!(left(&unlimited), 8000);
+        assert_eq!(available_mib(&unlimited), 8000);
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(System { root: dir.path() }.available(), None);
     }
@@ -204,8 +204,8 @@ mod tests {
             ("sys/fs/cgroup/user.slice/user-1000.slice/memory.high", &*slice),
             ("sys/fs/cgroup/user.slice/user-1000.slice/memory.current", &*more),
         ];
-        assert_eq!(left(&files[..5]), 3000 - (900 - 400));
-        assert_eq!(left(&files), 2500 - 1000);
+        assert_eq!(available_mib(&files[..5]), 3000 - (900 - 400));
+        assert_eq!(available_mib(&files), 2500 - 1000);
     }
 
     /// Slurm, version 1: steps within jobs within users; the job has the limit. The hybrid hierarchy of
@@ -227,7 +227,7 @@ mod tests {
             ("sys/fs/cgroup/memory/slurm/uid_5/job_7/memory.usage_in_bytes", &*used),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", none),
         ];
-        assert_eq!(left(&files), 2500);
+        assert_eq!(available_mib(&files), 2500);
     }
 
     /// Docker: with a cgroup namespace, the group is the root; without one, its path is the host's
@@ -237,10 +237,10 @@ mod tests {
         let (limit, used) = (mib(1000), mib(250));
         let own = [("sys/fs/cgroup/memory.max", &*limit), ("sys/fs/cgroup/memory.current", &*used)];
         let namespace = [("proc/self/cgroup", "0::/\n"), ("proc/self/mountinfo", UNIFIED)];
-        assert_eq!(left(&[&own[..], &namespace].concat()), 750);
+        assert_eq!(available_mib(&[&own[..], &namespace].concat()), 750);
         // The path of the group lies outside of what the container sees.
         let outside = [("proc/self/cgroup", "0::/../other\n"), ("proc/self/mountinfo", UNIFIED)];
-        assert_eq!(left(&[&own[..], &outside].concat()), 750);
+        assert_eq!(available_mib(&[&own[..], &outside].concat()), 750);
         let host = [
             ("proc/self/cgroup", "0::/system.slice/docker-ab.scope\n"),
             (
@@ -248,7 +248,7 @@ mod tests {
                 "30 23 0:26 /system.slice/docker-ab.scope /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
             ),
         ];
-        assert_eq!(left(&[&own[..], &host].concat()), 750);
+        assert_eq!(available_mib(&[&own[..], &host].concat()), 750);
     }
 
     /// Kubernetes, version 1: the container sees only its own directory; the pod's limit is in its
@@ -267,7 +267,7 @@ mod tests {
             ("odd place/memory/memory.usage_in_bytes", &*used),
             ("odd place/memory/memory.stat", &*stat),
         ];
-        assert_eq!(left(&files), 2000 - (500 - 100));
+        assert_eq!(available_mib(&files), 2000 - (500 - 100));
     }
 
     #[test]
@@ -281,7 +281,7 @@ mod tests {
         );
         let status = format!("VmSize:\t  {} kB\nVmData:\t  {} kB\n", 200 << 10, 50 << 10);
         let files = [("proc/self/limits", &*limits), ("proc/self/status", &*status)];
-        assert_eq!(left(&files), 650);
-        assert_eq!(left(&files[..1]), 700);
+        assert_eq!(available_mib(&files), 650);
+        assert_eq!(available_mib(&files[..1]), 700);
     }
 }

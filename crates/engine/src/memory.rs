@@ -7,13 +7,13 @@
 use levade_model::ModelConfig;
 
 use crate::adapter::AdapterLayout;
+use crate::gemm::{MAX_ROWS, NR, SLAB, SLAB_A};
 use crate::layout::{Layout, Map, attention_shape};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
 use crate::options::{EngineOptions, PlannedAdapter};
 use crate::precision::words;
-use crate::product::{MAX_ROWS, NR, SLAB, SLAB_A};
-use crate::{EngineError, draw, head, turned};
+use crate::{EngineError, head, row_sampling, transposed};
 
 /// Memory of an engine, in bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +22,11 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// Gradient and both moments of the optimizer, and adapter weights; 0 for an engine that never
     /// trains.
-    pub optimiser: u64,
+    pub optimizer: u64,
     /// Activations of one training batch and its logits; 0 for an engine without training batches.
     pub training: u64,
     /// Maximum for keys and values of a sequence that is longer than a batch, with their gradients.
-    pub path: u64,
+    pub sequence: u64,
     /// Maximum for keys and values of sampling.
     pub cache: u64,
     /// Rows of one sampling step and their logits.
@@ -42,9 +42,9 @@ pub struct MemoryPlan {
 #[allow(missing_docs, reason = "they are explained there")]
 pub enum Purpose {
     Weights,
-    Optimiser,
+    Optimizer,
     Training,
-    Path,
+    Sequence,
     Cache,
     Sampling,
 }
@@ -54,9 +54,9 @@ impl Purpose {
     fn way_out(self) -> &'static str {
         match self {
             Purpose::Weights => "use a smaller model",
-            Purpose::Optimiser => "train an adapter or a smaller model",
+            Purpose::Optimizer => "train an adapter or a smaller model",
             Purpose::Training => "lower batch_tokens",
-            Purpose::Path => "lower context",
+            Purpose::Sequence => "lower context",
             Purpose::Cache => "lower kv_memory_mb",
             Purpose::Sampling => "lower context, threads or running",
         }
@@ -92,9 +92,9 @@ impl MemoryPlan {
     pub fn new(config: &ModelConfig, options: &EngineOptions, threads: usize, budget: u64) -> Self {
         let layout = Layout::new(config);
         let plan = |kept| Self::keeping(config, &layout, options, threads, kept);
-        let whole = plan(config.layers);
-        if whole.total() <= budget || options.batch_tokens == 0 || !options.trains {
-            return whole;
+        let full = plan(config.layers);
+        if full.total() <= budget || options.batch_tokens == 0 || !options.trains {
+            return full;
         }
         // Memory grows with the number of layers that store their activations.
         let fitting = (0..config.layers).rev().map(plan).find(|plan| plan.total() <= budget);
@@ -125,7 +125,7 @@ impl MemoryPlan {
 
         // Weights packed for the backward pass.
         if rows > 0 && options.trains {
-            for (depth, columns) in turned::shapes(layout, layers, precision) {
+            for (depth, columns) in transposed::shapes(layout, layers, precision) {
                 weights = weights.plus(packed(depth, columns));
             }
         }
@@ -144,7 +144,7 @@ impl MemoryPlan {
         if rows > 0 && options.trains {
             let states = kept + usize::from(kept < layers);
             let back = 2 * hidden + wide + shape.query() + shape.qkv() + post_norms / 2;
-            let longest = rows.min(context);
+            let max_len = rows.min(context);
             let row = states.saturating_mul(state) + (layers + 1) * hidden + temporary + back;
             let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
             // Rows of a value head, which are not divided into chunks; a copy of a row of logits for an
@@ -154,8 +154,8 @@ impl MemoryPlan {
                 .times(row)
                 .plus(chunk)
                 .plus(Values::new(threads).times(config.vocabulary))
-                .plus(Values::new(attention_backward::shares_at_most(shape, rows, longest)))
-                .plus(attention(longest, attention_backward::QUERIES).times(threads));
+                .plus(Values::new(attention_backward::max_partial_sums(shape, rows, max_len)))
+                .plus(attention(max_len, attention_backward::QUERIES).times(threads));
         } else if rows > 0 {
             let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 2 * hidden);
             training = Values::new(rows).times(state + 2 * hidden + temporary).plus(chunk);
@@ -165,35 +165,35 @@ impl MemoryPlan {
             let blocks = Values::new(2 * shape.block(precision) / BLOCK).times(rows);
             training = training.plus(blocks).plus(scratch(config, rows, options.trains));
         }
-        let path = if rows > 0 && context > rows {
+        let sequence = if rows > 0 && context > rows {
             let gradient = if options.trains { 2 * shape.key() } else { 0 };
             Values::new(context).times(layers).times(shape.block(precision) / BLOCK + gradient)
         } else {
             Values(0)
         };
-        let logits = draw::logits_at_most(options.running, options.step_rows);
+        let logits = row_sampling::max_logits_rows(options.running, options.step_rows);
         let sampling = Values::new(options.step_rows)
             .times(state + temporary + 2 * hidden)
             .plus(Values::new(logits).times(config.vocabulary + 2 * hidden))
             .plus(attention(context, MAX_ROWS).times(threads));
         MemoryPlan {
             weights: weights.bytes(),
-            optimiser: match &options.adapters[..] {
+            optimizer: match &options.adapters[..] {
                 _ if !options.trains => 0,
                 [] => Values::new(layout.tensors.len).times(3).bytes(),
                 adapters => {
-                    let of = |PlannedAdapter { lora, learns }: &PlannedAdapter| {
+                    let adapter_bytes = |PlannedAdapter { lora, learns }: &PlannedAdapter| {
                         // An invalid adapter is rejected when it is created.
                         let Ok(adapter) = AdapterLayout::new(layout, lora) else { return 0 };
                         let own = Values::new(adapter.tensors.len);
-                        let learnt = own.times(if *learns { 3 } else { 0 });
-                        own.plus(Values::new(adapter.packed_words(precision))).plus(learnt).bytes()
+                        let trained = own.times(if *learns { 3 } else { 0 });
+                        own.plus(Values::new(adapter.packed_words(precision))).plus(trained).bytes()
                     };
-                    adapters.iter().map(of).fold(0, u64::saturating_add)
+                    adapters.iter().map(adapter_bytes).fold(0, u64::saturating_add)
                 }
             },
             training: training.bytes(),
-            path: path.bytes(),
+            sequence: sequence.bytes(),
             cache: (options.kv_memory_mb as u64).saturating_mul(1 << 20),
             sampling: sampling.bytes(),
             kept,
@@ -205,9 +205,9 @@ impl MemoryPlan {
     fn parts(&self) -> [(Purpose, u64); 6] {
         [
             (Purpose::Weights, self.weights),
-            (Purpose::Optimiser, self.optimiser),
+            (Purpose::Optimizer, self.optimizer),
             (Purpose::Training, self.training),
-            (Purpose::Path, self.path),
+            (Purpose::Sequence, self.sequence),
             (Purpose::Cache, self.cache),
             (Purpose::Sampling, self.sampling),
         ]
@@ -223,8 +223,12 @@ impl MemoryPlan {
     pub fn largest(&self) -> Vec<Purpose> {
         let mut parts = self.parts();
         parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        let most = parts[0].1;
-        parts.into_iter().take_while(|(_, bytes)| *bytes > most / 3).map(|(purpose, _)| purpose).collect()
+        let largest_bytes = parts[0].1;
+        parts
+            .into_iter()
+            .take_while(|(_, bytes)| *bytes > largest_bytes / 3)
+            .map(|(purpose, _)| purpose)
+            .collect()
     }
 
     /// Returns advice for reducing the memory if the plan does not fit.
@@ -250,9 +254,9 @@ impl std::fmt::Display for MemoryPlan {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         write!(f, "{} MiB (weights {}", mib(self.total()), mib(self.weights))?;
         for (name, bytes) in [
-            ("optimiser", self.optimiser),
+            ("optimiser", self.optimizer),
             ("training", self.training),
-            ("long paths up to", self.path),
+            ("long paths up to", self.sequence),
             ("key-value cache up to", self.cache),
             ("sampling", self.sampling),
         ] {
@@ -278,11 +282,11 @@ fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
     let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query());
     // Operands are packed slab by slab. The rhs of dX is a weight matrix; the rhs of dW has as many
     // rows as there are activations.
-    let right = match trains {
+    let rhs = match trains {
         true => Values::new(rows.max(2 * config.intermediate).min(SLAB)).times(widest),
         false => Values(0),
     };
-    Values::new(SLAB_A).plus(right)
+    Values::new(SLAB_A).plus(rhs)
 }
 
 #[cfg(test)]
@@ -298,7 +302,7 @@ mod tests {
     fn check_rejects_plan_over_budget() {
         let options = EngineOptions { batch_tokens: 100, kv_memory_mb: 1, ..EngineOptions::default() };
         assert!(plan(&tiny_config(), &options, 1 << 30).check(1 << 30).is_ok());
-        assert_eq!(plan(&tiny_config(), &EngineOptions { trains: false, ..options.clone() }, 0).optimiser, 0);
+        assert_eq!(plan(&tiny_config(), &EngineOptions { trains: false, ..options.clone() }, 0).optimizer, 0);
         let absurd = EngineOptions { batch_tokens: usize::MAX / 2, ..options.clone() };
         assert!(plan(&tiny_config(), &absurd, 1 << 40).check(1 << 40).is_err());
         let giant = ModelConfig { layers: 2000, hidden: 8192, intermediate: 65536, ..tiny_config() };
@@ -316,7 +320,7 @@ mod tests {
             EngineOptions { batch_tokens: 100, kv_memory_mb: 1, context: 256, ..EngineOptions::default() };
         for (large, purpose, way_out) in [
             (EngineOptions { batch_tokens: 1 << 22, ..options.clone() }, Purpose::Training, "batch_tokens"),
-            (EngineOptions { context: 1 << 24, ..options.clone() }, Purpose::Path, "context"),
+            (EngineOptions { context: 1 << 24, ..options.clone() }, Purpose::Sequence, "context"),
             (EngineOptions { kv_memory_mb: 1 << 14, ..options.clone() }, Purpose::Cache, "kv_memory_mb"),
             (
                 EngineOptions { running: 1 << 22, step_rows: 1 << 22, ..options.clone() },
@@ -346,12 +350,12 @@ mod tests {
     fn kept_layers_shrink_with_budget() {
         let config = ModelConfig { layers: 10, ..tiny_config() };
         let options = EngineOptions { batch_tokens: 4000, kv_memory_mb: 1, ..EngineOptions::default() };
-        let whole = plan(&config, &options, u64::MAX);
-        assert_eq!((whole.kept, whole.to_string().contains("again")), (10, false));
-        let least = plan(&config, &options, 0);
-        assert_eq!(least.kept, 0);
-        assert!(least.to_string().contains("activations of 10 of 10 blocks computed again"));
-        let budget = (whole.total() + least.total()) / 2;
+        let full = plan(&config, &options, u64::MAX);
+        assert_eq!((full.kept, full.to_string().contains("again")), (10, false));
+        let minimal = plan(&config, &options, 0);
+        assert_eq!(minimal.kept, 0);
+        assert!(minimal.to_string().contains("activations of 10 of 10 blocks computed again"));
+        let budget = (full.total() + minimal.total()) / 2;
         let some = plan(&config, &options, budget);
         assert!(some.kept > 2 && some.kept < 9 && some.total() <= budget && budget < some.total() * 11 / 10);
     }

@@ -47,12 +47,12 @@ pub mod kv;
 pub mod layer_norm;
 pub mod norm;
 pub mod rope;
+mod score_gradients;
 mod scores;
-mod slopes;
 pub mod softmax;
 
 use crate::Compute;
-use crate::buffer::Shared;
+use crate::buffer::SharedSlice;
 
 /// Number of rows in one task of an elementwise operation.
 const ROWS_PER_TASK: usize = 16;
@@ -77,7 +77,7 @@ pub(crate) fn for_groups(
     out: &mut [f32],
     body: impl Fn(usize, &mut [f32]) + Sync,
 ) {
-    let out = Shared::new(out);
+    let out = SharedSlice::new(out);
     compute.pool.run(rows.div_ceil(group), |task| {
         for row in task * group..rows.min((task + 1) * group) {
             // SAFETY: each row belongs to one task.
@@ -103,7 +103,7 @@ pub fn add_rows(compute: &Compute, rows: usize, width: usize, x: &[f32], out: &m
 pub(crate) fn for_columns(compute: &Compute, sums: &mut [f32], body: impl Fn(usize, &mut [f32]) + Sync) {
     const COLUMNS: usize = 64;
     let width = sums.len();
-    let shared = Shared::new(sums);
+    let shared = SharedSlice::new(sums);
     compute.pool.run(width.div_ceil(COLUMNS), |task| {
         let first = task * COLUMNS;
         // SAFETY: each range of columns belongs to one task.

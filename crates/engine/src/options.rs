@@ -101,6 +101,6 @@ impl EngineOptions {
                 Isa::available()
             )));
         }
-        Ok(Compute::with(self.threads(), isa, self.precision))
+        Ok(Compute::with_isa(self.threads(), isa, self.precision))
     }
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use levade_policy::PolicyError;
 use levade_tree::TreeBatch;
 
-use crate::ops::attention_backward::PathRows;
+use crate::ops::attention_backward::SequenceRows;
 use crate::ops::kv::{BLOCK, Span};
 
 /// A contiguous part of a batch whose tokens are on one sequence, or below it.
@@ -27,7 +27,7 @@ pub struct Unit {
 #[cfg(any(test, feature = "testing"))]
 impl Unit {
     /// Returns a unit of the complete batch.
-    pub fn whole(batch: &TreeBatch) -> Self {
+    pub fn complete(batch: &TreeBatch) -> Self {
         Unit { tokens: 0..batch.tokens.len(), above: 0 }
     }
 }
@@ -44,8 +44,8 @@ pub enum Step {
     Pop(Unit),
 }
 
-/// Returns the order in which a batch is trained with at most `most` tokens at a time.
-pub fn schedule(batch: &TreeBatch, most: usize) -> Vec<Step> {
+/// Returns the order in which a batch is trained with at most `max_tokens` tokens at a time.
+pub fn schedule(batch: &TreeBatch, max_tokens: usize) -> Vec<Step> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); batch.nodes.len()];
     let mut roots = Vec::new();
     for (index, node) in batch.nodes.iter().enumerate() {
@@ -63,7 +63,8 @@ pub fn schedule(batch: &TreeBatch, most: usize) -> Vec<Step> {
         }
     }
     let mut steps = Vec::new();
-    Schedule { batch, children, ends, most: most.max(1), steps: &mut steps }.siblings(&roots);
+    Schedule { batch, children, ends, max_tokens: max_tokens.max(1), steps: &mut steps }
+        .schedule_siblings(&roots);
     steps
 }
 
@@ -71,43 +72,43 @@ struct Schedule<'a> {
     batch: &'a TreeBatch,
     children: Vec<Vec<usize>>,
     ends: Vec<usize>,
-    most: usize,
+    max_tokens: usize,
     steps: &'a mut Vec<Step>,
 }
 
 impl Schedule<'_> {
-    fn siblings(&mut self, nodes: &[usize]) {
+    fn schedule_siblings(&mut self, nodes: &[usize]) {
         let mut rest = nodes;
         while let [first, ..] = rest {
             let start = self.batch.nodes[*first].start as usize;
-            let fitting = rest.iter().take_while(|node| self.ends[**node] - start <= self.most).count();
+            let fitting = rest.iter().take_while(|node| self.ends[**node] - start <= self.max_tokens).count();
             if fitting > 0 {
                 let tokens = start..self.ends[rest[fitting - 1]];
                 let above = self.batch.nodes[*first].depth as usize;
                 self.steps.push(Step::Train(Unit { tokens, above }));
             } else {
-                self.large(*first);
+                self.schedule_large(*first);
             }
             rest = &rest[fitting.max(1)..];
         }
     }
 
     /// Schedules a node whose subtree does not fit.
-    fn large(&mut self, index: usize) {
+    fn schedule_large(&mut self, index: usize) {
         let node = self.batch.nodes[index];
         let (start, len, depth) = (node.start as usize, node.len as usize, node.depth as usize);
         // Pieces of about equal size, so that no small piece remains.
-        let size = len.div_ceil(len.div_ceil(self.most));
-        let mut pieces: Vec<Unit> = (0..len)
+        let size = len.div_ceil(len.div_ceil(self.max_tokens));
+        let mut chunks: Vec<Unit> = (0..len)
             .step_by(size)
             .map(|at| Unit { tokens: start + at..start + len.min(at + size), above: depth + at })
             .collect();
         let children = std::mem::take(&mut self.children[index]);
-        let last = if children.is_empty() { pieces.pop() } else { None };
-        self.steps.extend(pieces.iter().cloned().map(Step::Push));
+        let last = if children.is_empty() { chunks.pop() } else { None };
+        self.steps.extend(chunks.iter().cloned().map(Step::Push));
         self.steps.extend(last.map(Step::Train));
-        self.siblings(&children);
-        self.steps.extend(pieces.into_iter().rev().map(Step::Pop));
+        self.schedule_siblings(&children);
+        self.steps.extend(chunks.into_iter().rev().map(Step::Pop));
     }
 }
 
@@ -120,7 +121,7 @@ pub struct Packing {
     /// One span for every node.
     pub spans: Vec<Span>,
     /// Rows of each span's sequence, including its own.
-    pub paths: Vec<PathRows>,
+    pub sequences: Vec<SequenceRows>,
     /// Number of key-value blocks that the unit needs in addition to those of the stack.
     pub blocks: usize,
 }
@@ -144,17 +145,21 @@ impl Packing {
 
             let parent =
                 node.parent.and_then(|p| (p as usize).checked_sub(first)).filter(|_| tokens.start == start);
-            let whole = position / BLOCK;
+            let full_blocks = position / BLOCK;
             // Full blocks of the ancestors are read in place; a block that the node starts inside is
             // copied.
             let (mut blocks, inherits) = match parent {
                 Some(parent) => {
                     let above = &packing.spans[parent].blocks;
-                    (above[..whole].to_vec(), (!position.is_multiple_of(BLOCK)).then(|| above[whole]))
+                    (
+                        above[..full_blocks].to_vec(),
+                        (!position.is_multiple_of(BLOCK)).then(|| above[full_blocks]),
+                    )
                 }
-                None => {
-                    ((0..whole as u32).collect(), (!position.is_multiple_of(BLOCK)).then_some(whole as u32))
-                }
+                None => (
+                    (0..full_blocks as u32).collect(),
+                    (!position.is_multiple_of(BLOCK)).then_some(full_blocks as u32),
+                ),
             };
             while blocks.len() * BLOCK < position + len {
                 if on_stack {
@@ -164,11 +169,11 @@ impl Packing {
                     packing.blocks += 1;
                 }
             }
-            let mut path = parent.map_or(Vec::new(), |p| packing.paths[p].clone());
-            path.push((row, len));
+            let mut sequence = parent.map_or(Vec::new(), |p| packing.sequences[p].clone());
+            sequence.push((row, len));
             let inherits = inherits.filter(|_| !on_stack);
             packing.spans.push(Span { row, len, position, blocks, inherits });
-            packing.paths.push(path);
+            packing.sequences.push(sequence);
         }
         packing
     }
@@ -180,23 +185,23 @@ impl Packing {
 /// Returns an error if the batch is malformed, a sequence is longer than the context, a token is
 /// outside the vocabulary, or a target has no finite temperature above 0.
 pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(), PolicyError> {
-    let refuse = |message: String| Err(PolicyError::Invalid(message));
+    let reject = |message: String| Err(PolicyError::Invalid(message));
     if let Err(error) = batch.check() {
-        return refuse(error.to_string());
+        return reject(error.to_string());
     }
     if let Some(token) = batch.tokens.iter().find(|t| **t as usize >= vocabulary) {
-        return refuse(format!(
+        return reject(format!(
             "token {token} is outside the model's vocabulary of {vocabulary}; was the batch made with another tokenizer?"
         ));
     }
     if let Some(len) = batch.nodes.iter().map(|n| (n.depth + n.len) as usize).find(|len| *len > context) {
-        return refuse(format!(
+        return reject(format!(
             "a path of {len} tokens does not fit the context of {context}; raise the context or shorten the rollouts"
         ));
     }
     match batch.targets.iter().find(|t| !(t.temperature > 0.0 && t.temperature.is_finite())) {
         None => Ok(()),
-        Some(target) => refuse(format!(
+        Some(target) => reject(format!(
             "a target has temperature {}, but training needs one above 0; segments sampled greedily cannot be trained on",
             target.temperature
         )),
@@ -209,12 +214,12 @@ mod tests {
 
     use super::*;
 
-    fn batch(paths: &[&[u32]]) -> TreeBatch {
-        let paths: Vec<PathInput> = paths
+    fn batch(sequences: &[&[u32]]) -> TreeBatch {
+        let sequences: Vec<PathInput> = sequences
             .iter()
             .map(|tokens| PathInput { tokens: tokens.to_vec().into(), targets: vec![] })
             .collect();
-        TreeBatch::merge(&paths).unwrap_or_default()
+        TreeBatch::merge(&sequences).unwrap_or_default()
     }
 
     /// Every token is trained once, units do not exceed the limit, and the sequence above a unit is on
@@ -225,34 +230,35 @@ mod tests {
         let other: Vec<u32> = (0..30).chain(100..125).collect();
         let third: Vec<u32> = (0..30).chain(100..110).chain(200..203).collect();
         let batch = batch(&[&long, &other, &third, &[7, 8, 9], &[7, 8, 10]]);
-        for most in [1, 2, 3, 5, 8, 20, 40, 64, 1000] {
+        for max_tokens in [1, 2, 3, 5, 8, 20, 40, 64, 1000] {
             let mut trained = vec![0; batch.tokens.len()];
             // (first token, number of tokens) of the units on the stack.
             let mut stack: Vec<(usize, usize)> = Vec::new();
             let depth = |stack: &[(usize, usize)]| stack.iter().map(|(_, len)| len).sum::<usize>();
-            for step in schedule(&batch, most) {
+            for step in schedule(&batch, max_tokens) {
                 let (Step::Push(unit) | Step::Train(unit) | Step::Pop(unit)) = &step;
-                assert!(unit.tokens.len() <= most);
-                let piece = (unit.tokens.start, unit.tokens.len());
+                assert!(unit.tokens.len() <= max_tokens);
+                let unit_range = (unit.tokens.start, unit.tokens.len());
                 if matches!(step, Step::Pop(_)) {
-                    assert_eq!(stack.pop(), Some(piece));
+                    assert_eq!(stack.pop(), Some(unit_range));
                 }
                 assert_eq!(depth(&stack), unit.above);
                 if matches!(step, Step::Push(_)) {
-                    stack.push(piece);
+                    stack.push(unit_range);
                 } else {
                     trained[unit.tokens.clone()].iter_mut().for_each(|count| *count += 1);
                     let packing = Packing::new(&batch, unit, 9, matches!(step, Step::Pop(_)));
-                    for (span, path) in packing.spans.iter().zip(&packing.paths) {
-                        let rows: Vec<usize> = path.iter().flat_map(|(row, len)| *row..row + len).collect();
+                    for (span, sequence) in packing.spans.iter().zip(&packing.sequences) {
+                        let rows: Vec<usize> =
+                            sequence.iter().flat_map(|(row, len)| *row..row + len).collect();
                         assert_eq!(unit.above + rows.len(), span.position + span.len);
                         assert_eq!(rows[rows.len() - 1], span.row + span.len - 1);
                         assert_eq!(span.blocks.len(), (span.position + span.len).div_ceil(BLOCK));
                     }
                 }
             }
-            assert!(stack.is_empty() && trained.iter().all(|count| *count == 1), "{most}: {trained:?}");
+            assert!(stack.is_empty() && trained.iter().all(|count| *count == 1), "{max_tokens}: {trained:?}");
         }
-        assert_eq!(schedule(&batch, 1000), [Step::Train(Unit::whole(&batch))]);
+        assert_eq!(schedule(&batch, 1000), [Step::Train(Unit::complete(&batch))]);
     }
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::Compute;
-use crate::buffer::Shared;
-use crate::product::{Packed, Panels};
+use crate::buffer::SharedSlice;
+use crate::gemm::{PackedMatrix, Panels};
 use crate::tensors::Tensors;
 
 /// Maximum number of values in a piece that is not a panel.
@@ -17,13 +17,13 @@ pub struct Parameters<'a> {
     /// Values of the parameters.
     pub master: &'a mut [f32],
     /// Range of each matrix that kernels read packed, with its transpose, packed.
-    pub packed: Vec<(Range<usize>, &'a mut Packed)>,
+    pub packed: Vec<(Range<usize>, &'a mut PackedMatrix)>,
 }
 
 /// Contiguous values of an array, for one task: the source of one panel, or a block of a tensor that is
 /// not packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct Chunk {
     /// Range in the array.
     pub range: Range<usize>,
     /// Whether the values belong to a matrix, as opposed to a norm or a bias.
@@ -42,18 +42,18 @@ impl Parameters<'_> {
 
     /// Calls `change` with every piece and its values, on all threads, and packs the changed values
     /// while they are in the cache.
-    pub fn change(self, compute: &Compute, change: impl Fn(&Piece, &mut [f32]) + Sync) {
+    pub fn change(self, compute: &Compute, change: impl Fn(&Chunk, &mut [f32]) + Sync) {
         let Parameters { tensors, master, packed } = self;
         let panels: Vec<_> =
             packed.into_iter().map(|(range, packed)| (range.start, packed.panels())).collect();
-        let pieces = pieces(tensors, &panels);
-        let master = Shared::new(master);
-        compute.pool.run(pieces.len(), |task| {
-            let piece = &pieces[task];
+        let chunks = split_into_chunks(tensors, &panels);
+        let master = SharedSlice::new(master);
+        compute.pool.run(chunks.len(), |task| {
+            let chunk = &chunks[task];
             // SAFETY: pieces do not overlap, and each belongs to one task.
-            let values = unsafe { master.slice(piece.range.start, piece.range.len()) };
-            change(piece, values);
-            if let Some((matrix, panel)) = piece.panel {
+            let values = unsafe { master.slice(chunk.range.start, chunk.range.len()) };
+            change(chunk, values);
+            if let Some((matrix, panel)) = chunk.panel {
                 // SAFETY: each panel belongs to one piece.
                 unsafe { panels[matrix].1.pack(compute.kernel(), panel, values) };
             }
@@ -63,12 +63,12 @@ impl Parameters<'_> {
 
 /// Divides tensors into pieces, given the start of each packed matrix. Every value of a tensor is in
 /// one piece.
-fn pieces(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<Piece> {
-    let mut pieces = Vec::new();
+fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
     for (matrix, (start, panels)) in panels.iter().enumerate() {
-        pieces.extend((0..panels.count()).map(|panel| {
+        chunks.extend((0..panels.count()).map(|panel| {
             let rows = panels.rows(panel);
-            Piece {
+            Chunk {
                 range: start + rows.start..start + rows.end,
                 is_matrix: true,
                 panel: Some((matrix, panel)),
@@ -77,20 +77,20 @@ fn pieces(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<Piece> {
     }
     let is_packed =
         |at: usize| panels.iter().any(|(start, panels)| (*start..start + panels.values()).contains(&at));
-    for place in tensors.places.iter().filter(|place| !is_packed(place.range.start)) {
-        let Range { start, end } = place.range;
-        let block = |at| Piece { range: at..end.min(at + BLOCK), is_matrix: place.is_matrix(), panel: None };
-        pieces.extend((start..end).step_by(BLOCK).map(block));
+    for entry in tensors.entries.iter().filter(|entry| !is_packed(entry.range.start)) {
+        let Range { start, end } = entry.range;
+        let block = |at| Chunk { range: at..end.min(at + BLOCK), is_matrix: entry.is_matrix(), panel: None };
+        chunks.extend((start..end).step_by(BLOCK).map(block));
     }
-    pieces
+    chunks
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Isa;
+    use crate::gemm::NR;
     use crate::precision::Precision;
-    use crate::product::NR;
     use crate::testing::tiny_config;
     use crate::weights::Weights;
 
@@ -99,19 +99,19 @@ mod tests {
     fn change_updates_parameters_and_packed_copies() {
         for (tied, precision) in [(true, Precision::F32), (false, Precision::Bf16)] {
             let config = levade_model::ModelConfig { tied, qkv_bias: true, ..tiny_config() };
-            let compute = Compute::with(2, Isa::detect(), precision);
+            let compute = Compute::with_isa(2, Isa::detect(), precision);
             let mut weights = Weights::zeroed(&config, precision);
-            let places = weights.layout.tensors.places.clone();
-            let in_matrix = |at: usize| places.iter().any(|p| p.is_matrix() && p.range.contains(&at));
-            weights.parameters().change(&compute, |piece, values| {
-                for (at, value) in piece.range.clone().zip(values) {
-                    assert_eq!(piece.is_matrix, in_matrix(at), "{at}");
+            let entries = weights.layout.tensors.entries.clone();
+            let in_matrix = |at: usize| entries.iter().any(|p| p.is_matrix() && p.range.contains(&at));
+            weights.parameters().change(&compute, |chunk, values| {
+                for (at, value) in chunk.range.clone().zip(values) {
+                    assert_eq!(chunk.is_matrix, in_matrix(at), "{at}");
                     *value += 1.0 + (at % 251) as f32;
                 }
             });
             for at in 0..weights.master.len() {
                 let expected =
-                    if places.iter().any(|p| p.range.contains(&at)) { 1.0 + (at % 251) as f32 } else { 0.0 };
+                    if entries.iter().any(|p| p.range.contains(&at)) { 1.0 + (at % 251) as f32 } else { 0.0 };
                 assert_eq!(weights.master[at], expected, "{at}");
             }
             let copies = |weights: &mut Weights| -> Vec<u32> {

@@ -225,12 +225,12 @@ mod tests {
     #[test]
     fn nested_region_panics_and_pool_recovers() {
         let pool = Pool::new(2);
-        let refused = AtomicUsize::new(0);
+        let num_rejected = AtomicUsize::new(0);
         pool.run(2, |_| {
-            let within = std::panic::AssertUnwindSafe(|| pool.run(2, |_| ()));
-            refused.fetch_add(usize::from(std::panic::catch_unwind(within).is_err()), Ordering::Relaxed);
+            let nested = std::panic::AssertUnwindSafe(|| pool.run(2, |_| ()));
+            num_rejected.fetch_add(usize::from(std::panic::catch_unwind(nested).is_err()), Ordering::Relaxed);
         });
-        assert_eq!(refused.load(Ordering::Relaxed), 2);
+        assert_eq!(num_rejected.load(Ordering::Relaxed), 2);
         pool.run(10, |_| ());
     }
 

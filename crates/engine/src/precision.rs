@@ -95,7 +95,7 @@ fn round(x: f32) -> u32 {
 
 /// Returns the nearest bf16.
 #[inline(always)]
-pub fn rounded(x: f32) -> f32 {
+pub fn round_to_bf16(x: f32) -> f32 {
     f32::from_bits(round(x))
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn halves(word: f32) -> [f32; 2] {
 /// Packs 16 words of two steps each.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(crate) fn words_of(
+pub(crate) fn pack_words(
     earlier: std::arch::x86_64::__m512,
     later: std::arch::x86_64::__m512,
 ) -> std::arch::x86_64::__m512i {
@@ -161,10 +161,10 @@ mod tests {
             (1e-40, 0.0),
             (f32::MIN_POSITIVE, f32::MIN_POSITIVE),
         ] {
-            assert_eq!(rounded(from).to_bits(), f32::to_bits(to), "{from}");
+            assert_eq!(round_to_bf16(from).to_bits(), f32::to_bits(to), "{from}");
         }
-        assert!(rounded(f32::NAN).is_nan());
-        assert!(rounded(f32::from_bits(0x7f80_0001)).is_nan());
+        assert!(round_to_bf16(f32::NAN).is_nan());
+        assert!(round_to_bf16(f32::from_bits(0x7f80_0001)).is_nan());
         let word = pair(1.5, -2.0);
         assert_eq!(halves(word), [1.5, -2.0]);
         assert_eq!(halves(with_later(word, 0.25)), [1.5, 0.25]);

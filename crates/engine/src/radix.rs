@@ -45,15 +45,15 @@ pub struct Radix {
 impl Radix {
     /// Returns the longest cached prefix of `tokens` under `root`, of at most `most` tokens, and marks
     /// it as used.
-    pub fn longest(&mut self, root: u32, tokens: &[u32], most: usize) -> Prefix {
+    pub fn longest_prefix(&mut self, root: u32, tokens: &[u32], max_len: usize) -> Prefix {
         self.clock += 1;
         let mut prefix = Prefix::default();
-        let tokens = &tokens[..most.min(tokens.len())];
+        let tokens = &tokens[..max_len.min(tokens.len())];
         let mut children = self.roots.get(&root);
         while let Some(id) = tokens.get(prefix.len).and_then(|token| children?.get(token)).copied() {
             let Some(node) = self.nodes.get_mut(&id) else { break };
             node.last_use = self.clock;
-            let shared = shared_prefix(&node.tokens, &tokens[prefix.len..]);
+            let shared = shared_prefix_len(&node.tokens, &tokens[prefix.len..]);
             prefix.len += shared;
             prefix.blocks.truncate(node.start / BLOCK);
             let needed = prefix.len.div_ceil(BLOCK) - node.start / BLOCK;
@@ -94,7 +94,7 @@ impl Radix {
             };
             let Some(node) = self.nodes.get_mut(&id) else { return };
             node.last_use = self.clock;
-            let shared = shared_prefix(&node.tokens, &tokens[done..]);
+            let shared = shared_prefix_len(&node.tokens, &tokens[done..]);
             done += shared;
             if shared < node.tokens.len() && done < tokens.len() {
                 self.split(id, shared, &mut kept);
@@ -138,11 +138,12 @@ impl Radix {
     /// Removes all prefixes under `root`; calls `dropped` for every reference to a block that the tree
     /// gives up.
     pub fn forget(&mut self, root: u32, mut dropped: impl FnMut(u32)) {
-        let mut left: Vec<Id> = self.roots.remove(&root).into_iter().flat_map(HashMap::into_values).collect();
-        while let Some(id) = left.pop() {
+        let mut pending: Vec<Id> =
+            self.roots.remove(&root).into_iter().flat_map(HashMap::into_values).collect();
+        while let Some(id) = pending.pop() {
             if let Some(node) = self.nodes.remove(&id) {
                 node.blocks.into_iter().for_each(&mut dropped);
-                left.extend(node.children.into_values());
+                pending.extend(node.children.into_values());
             }
         }
     }
@@ -167,7 +168,7 @@ impl Radix {
 }
 
 /// Returns the number of leading tokens that two sequences share.
-pub fn shared_prefix(a: &[u32], b: &[u32]) -> usize {
+pub fn shared_prefix_len(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
@@ -216,8 +217,8 @@ mod tests {
                 .collect();
             let (mut radix, mut model) = (Radix::default(), Model::default());
             for (i, path) in paths.iter().enumerate() {
-                let found = radix.longest(1, path, path.len());
-                let expected = paths[..i].iter().map(|p| shared_prefix(p, path)).max().unwrap_or(0);
+                let found = radix.longest_prefix(1, path, path.len());
+                let expected = paths[..i].iter().map(|p| shared_prefix_len(p, path)).max().unwrap_or(0);
                 prop_assert_eq!(found.len, expected);
                 prop_assert_eq!(found.blocks.len(), expected.div_ceil(BLOCK));
                 for (index, block) in found.blocks.iter().enumerate() {
@@ -229,7 +230,7 @@ mod tests {
                 let kept = &mut model.kept;
                 radix.insert(1, path, &blocks, |block| *kept.entry(block).or_default() += 1);
             }
-            prop_assert_eq!(radix.longest(2, &paths[0], 100).len, 0);
+            prop_assert_eq!(radix.longest_prefix(2, &paths[0], 100).len, 0);
             for _ in 0..evictions {
                 for block in radix.evict(|_| true).unwrap_or_default() {
                     *model.kept.entry(block).or_default() -= 1;

@@ -32,13 +32,16 @@ impl Reference {
     /// Creates a reference with the parameters of `weights`.
     pub fn new(weights: &Weights) -> Self {
         let wide: Vec<f64> = weights.master.iter().map(|v| f64::from(*v)).collect();
-        Reference::of(&weights.config, &weights.layout, &wide)
+        Reference::from_weights(&weights.config, &weights.layout, &wide)
     }
 
     /// Creates a reference with the parameters that `array` holds in `layout`.
-    pub fn of(config: &ModelConfig, layout: &Layout, array: &[f64]) -> Self {
-        let named =
-            layout.tensors.places.iter().map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
+    pub fn from_weights(config: &ModelConfig, layout: &Layout, array: &[f64]) -> Self {
+        let named = layout
+            .tensors
+            .entries
+            .iter()
+            .map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
         Reference { config: config.clone(), parameters: named.collect() }
     }
 
@@ -60,7 +63,7 @@ impl Reference {
 
     /// Applies norms to one kind of heads, if the model has them, and rotates the heads by `position`,
     /// if the layer has a rotary embedding.
-    fn place(&self, layer: usize, norm: &str, position: usize, x: &mut [f64]) {
+    fn normalize_and_rotate(&self, layer: usize, norm: &str, position: usize, x: &mut [f64]) {
         let (dim, pattern) = (self.config.head_dim, &self.config.pattern);
         let local = pattern.local_rope.as_ref().filter(|_| self.config.window(layer).is_some());
         let theta = f64::from(local.unwrap_or(&self.config.rope).theta);
@@ -110,8 +113,8 @@ impl Reference {
                 let n = self.norm(&before_attention, x);
                 let mut q = self.project(&name("self_attn.q_proj"), &n);
                 let mut k = self.project(&name("self_attn.k_proj"), &n);
-                self.place(layer, &name("self_attn.q_norm.weight"), position, &mut q);
-                self.place(layer, &name("self_attn.k_norm.weight"), position, &mut k);
+                self.normalize_and_rotate(layer, &name("self_attn.q_norm.weight"), position, &mut q);
+                self.normalize_and_rotate(layer, &name("self_attn.k_norm.weight"), position, &mut k);
                 keys.push(k);
                 values.push(self.project(&name("self_attn.v_proj"), &n));
                 let first = keys.len() - config.window(layer).unwrap_or(keys.len()).min(keys.len());

@@ -23,16 +23,16 @@ use levade_policy::{
 
 use crate::buffer::Buffer;
 use crate::cache::Cache;
-use crate::choose::Chosen;
-use crate::draw::{Wanted, logits_at_most, read};
 use crate::ops::kv::{BLOCK, Span};
 use crate::radix::Prefix;
+use crate::row_sampling::{LogitsRow, max_logits_rows, sample_or_score};
 use crate::sequence::{Events, Sequence};
+use crate::token_sampling::SampledToken;
 use crate::transformer::{Inference, Rows, Transformer};
 
 /// The weights that a policy samples with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Published {
+pub struct PublishedWeights {
     /// Version of the weights.
     pub version: u64,
     /// Whether these are the policy's current weights. If not, the policy samples nothing until it
@@ -40,17 +40,17 @@ pub struct Published {
     pub current: bool,
 }
 
-impl Published {
+impl PublishedWeights {
     /// Returns whether these weights can sample for `sequence`: they are current, and recent enough for
     /// the request.
-    fn serve(&self, sequence: &Sequence) -> bool {
-        self.current && self.version >= sequence.least_version
+    fn can_serve(&self, sequence: &Sequence) -> bool {
+        self.current && self.version >= sequence.min_version
     }
 }
 
-impl Default for Published {
+impl Default for PublishedWeights {
     fn default() -> Self {
-        Published { version: 0, current: true }
+        PublishedWeights { version: 0, current: true }
     }
 }
 
@@ -76,7 +76,7 @@ pub struct Scheduler {
     logits: Buffer,
     prefix_hits: u64,
     prefilled: u64,
-    drawn: u64,
+    sampled: u64,
     busy: Duration,
     /// Integrals over the duration of batches: running sequences × seconds, and fraction of the cache
     /// in use × seconds.
@@ -97,7 +97,7 @@ impl Scheduler {
             logits: Buffer::default(),
             prefix_hits: 0,
             prefilled: 0,
-            drawn: 0,
+            sampled: 0,
             busy: Duration::ZERO,
             running_seconds: 0.0,
             cache_in_use_seconds: 0.0,
@@ -130,10 +130,10 @@ impl Scheduler {
         }
         let sequence =
             Sequence::new(policy, request, constraint, model.context, self.token_bytes.as_deref(), events);
-        if sequence.longest > self.cache.capacity() {
+        if sequence.max_len > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
                 "prompt and reply may take {} tokens, but the memory for keys and values holds {}; lower max_tokens, or start the engine with a larger kv_memory_mb",
-                sequence.longest,
+                sequence.max_len,
                 self.cache.capacity()
             )));
         }
@@ -142,8 +142,8 @@ impl Scheduler {
     }
 
     /// Returns the number of running and waiting sequences whose policies can sample now.
-    pub fn drawing(&self, published: &[Published]) -> usize {
-        let current = |sequence: &&Sequence| published[sequence.policy as usize].serve(sequence);
+    pub fn count_ready(&self, published: &[PublishedWeights]) -> usize {
+        let current = |sequence: &&Sequence| published[sequence.policy as usize].can_serve(sequence);
         self.running.iter().chain(&self.waiting).filter(current).count()
     }
 
@@ -161,7 +161,7 @@ impl Scheduler {
         DeviceStats {
             prefix_hits: self.prefix_hits,
             prefilled: self.prefilled,
-            drawn: self.drawn,
+            drawn: self.sampled,
             busy_seconds: self.busy.as_secs_f64(),
             running_seconds: self.running_seconds,
             cache_in_use_seconds: self.cache_in_use_seconds,
@@ -178,13 +178,13 @@ impl Scheduler {
         self.cache.forget(policy);
         let starts_over = |sequence: &mut Sequence| {
             let of_policy = sequence.policy == policy;
-            let goes_on = keep && !sequence.is_scored();
-            sequence.is_stale |= of_policy && goes_on;
-            of_policy && !goes_on
+            let continues = keep && !sequence.is_scored();
+            sequence.is_stale |= of_policy && continues;
+            of_policy && !continues
         };
         let stopped: Vec<Sequence> = self.running.extract_if(.., starts_over).collect();
         for mut sequence in stopped.into_iter().rev() {
-            self.cache.release(&sequence.start_over());
+            self.cache.release(&sequence.restart());
             self.waiting.push_front(sequence);
         }
     }
@@ -193,14 +193,14 @@ impl Scheduler {
     /// many. Their sampled tokens have been sent and stay in the cache: a new request whose prompt
     /// includes these tokens continues as if nothing had happened.
     pub fn abort(&mut self, policy: u32, stream: Option<u64>) -> usize {
-        let meant = |s: &Sequence| s.policy == policy && stream.is_none_or(|stream| stream == s.stream);
-        self.end_where(meant, |sequence| {
+        let matches = |s: &Sequence| s.policy == policy && stream.is_none_or(|stream| stream == s.stream);
+        self.end_where(matches, |sequence| {
             let _ = sequence.events.send(Ok(SampleEvent::Finished(FinishReason::Aborted)));
         })
     }
 
     /// Runs one batch. `published` holds the weights that each policy samples with, by policy.
-    pub fn step(&mut self, model: &Transformer, published: &[Published]) {
+    pub fn step(&mut self, model: &Transformer, published: &[PublishedWeights]) {
         self.drop_abandoned();
         self.admit(published);
         let mut batch = self.next_batch(published);
@@ -211,7 +211,7 @@ impl Scheduler {
         }
         crash_point("decode_step");
         let start = Instant::now();
-        let (mut tokens, mut positions, mut spans, mut wanted) = (vec![], vec![], vec![], vec![]);
+        let (mut tokens, mut positions, mut spans, mut needed) = (vec![], vec![], vec![], vec![]);
         let mut adapters: Vec<(Range<usize>, usize)> = Vec::new();
         for &(index, len) in &batch {
             let sequence = &mut self.running[index];
@@ -220,11 +220,13 @@ impl Scheduler {
                 sequence.blocks.push(self.cache.take());
             }
             let first = tokens.len();
-            wanted.extend((from..to).filter(|position| sequence.wants(*position)).map(|position| Wanted {
-                sequence: index,
-                row: first + position - from,
-                position,
-            }));
+            needed.extend(
+                (from..to).filter(|position| sequence.needs_logits(*position)).map(|position| LogitsRow {
+                    sequence: index,
+                    row: first + position - from,
+                    position,
+                }),
+            );
             if let Some(adapter) = (sequence.policy as usize).checked_sub(1) {
                 let rows = tokens.len()..tokens.len() + len;
                 match adapters.last_mut() {
@@ -245,17 +247,17 @@ impl Scheduler {
             let sequence = &self.running[index];
             let at = sequence.computed - len..sequence.computed;
             if at.contains(&(sequence.prompt - 1)) && !sequence.is_stale {
-                let whole = &sequence.tokens[..sequence.prompt];
-                self.cache.keep(sequence.policy, whole, &sequence.blocks);
+                let prompt_tokens = &sequence.tokens[..sequence.prompt];
+                self.cache.keep(sequence.policy, prompt_tokens, &sequence.blocks);
             }
         }
         let (running, cache_in_use) = (batch.len() as f64, self.cache.occupancy()[0]);
-        let mut done = self.draw(model, published, &wanted);
-        let is_empty = |index: &usize| self.running[*index].is_empty_reply();
+        let mut done = self.sample_rows(model, published, &needed);
+        let is_empty = |index: &usize| self.running[*index].is_done_without_completion();
         let empty: Vec<usize> =
             batch.iter().map(|(index, _)| *index).filter(is_empty).filter(|i| !done.contains(i)).collect();
         for index in empty {
-            self.running[index].tell_scores();
+            self.running[index].send_scores();
             let _ = self.running[index].events.send(Ok(SampleEvent::Finished(FinishReason::Length)));
             done.push(index);
         }
@@ -271,19 +273,24 @@ impl Scheduler {
 
     /// Samples or scores a token for every wanted row and sends it; returns the indices of the
     /// sequences that are done.
-    fn draw(&mut self, model: &Transformer, published: &[Published], wanted: &[Wanted]) -> Vec<usize> {
+    fn sample_rows(
+        &mut self,
+        model: &Transformer,
+        published: &[PublishedWeights],
+        needed: &[LogitsRow],
+    ) -> Vec<usize> {
         let mut done = Vec::new();
-        for chunk in wanted.chunks(logits_at_most(self.limits.running, self.limits.rows)) {
-            self.inference.logits(model, chunk.iter().map(|wanted| wanted.row), &mut self.logits);
-            let found = read(model, &self.running, chunk, &mut self.logits);
-            for (&Wanted { sequence: index, position, .. }, found) in chunk.iter().zip(found) {
+        for chunk in needed.chunks(max_logits_rows(self.limits.running, self.limits.rows)) {
+            self.inference.logits(model, chunk.iter().map(|needed| needed.row), &mut self.logits);
+            let found = sample_or_score(model, &self.running, chunk, &mut self.logits);
+            for (&LogitsRow { sequence: index, position, .. }, found) in chunk.iter().zip(found) {
                 let sequence = &mut self.running[index];
                 match found {
                     _ if done.contains(&index) => {}
                     Ok(scored) if position + 1 < sequence.tokens.len() => sequence.add_score(scored),
-                    Ok(Chosen { token, logprob, top }) => {
-                        self.drawn += 1;
-                        sequence.tell_scores();
+                    Ok(SampledToken { token, logprob, top }) => {
+                        self.sampled += 1;
+                        sequence.send_scores();
                         sequence.tokens.push(token);
                         let version = published[sequence.policy as usize].version;
                         let top = if sequence.params.top_logprobs > 0 { vec![top] } else { Vec::new() };
@@ -292,7 +299,7 @@ impl Scheduler {
                         let _ =
                             sequence.events.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version }));
                         let bytes = self.token_bytes.as_deref();
-                        if let Some(reason) = sequence.finished(token, model.context, bytes) {
+                        if let Some(reason) = sequence.check_finished(token, model.context, bytes) {
                             let _ = sequence.events.send(Ok(SampleEvent::Finished(reason)));
                             done.push(index);
                         }
@@ -315,18 +322,18 @@ impl Scheduler {
     }
 
     /// Ends all sequences that match `meant`, after calling `goodbye`; returns how many there were.
-    fn end_where(&mut self, meant: impl Fn(&Sequence) -> bool, goodbye: impl Fn(&Sequence)) -> usize {
+    fn end_where(&mut self, matches: impl Fn(&Sequence) -> bool, on_end: impl Fn(&Sequence)) -> usize {
         let before = self.waiting.len() + self.running.len();
         let Scheduler { waiting, running, cache, .. } = self;
         waiting.retain(|sequence| {
-            let ends = meant(sequence);
+            let ends = matches(sequence);
             if ends {
-                goodbye(sequence);
+                on_end(sequence);
             }
             !ends
         });
-        for sequence in running.extract_if(.., |sequence| meant(sequence)) {
-            goodbye(&sequence);
+        for sequence in running.extract_if(.., |sequence| matches(sequence)) {
+            on_end(&sequence);
             retire(cache, sequence);
         }
         before - self.waiting.len() - self.running.len()
@@ -334,29 +341,32 @@ impl Scheduler {
 
     /// Admits waiting sequences in order while there is room. Sequences of policies that cannot sample
     /// now are skipped and use no room.
-    fn admit(&mut self, published: &[Published]) {
-        let mut held = VecDeque::new();
+    fn admit(&mut self, published: &[PublishedWeights]) {
+        let mut deferred = VecDeque::new();
         // Whether a sequence that has sampled before has to wait. No sequence that has not sampled yet
         // may take its room.
         let mut is_owed = false;
         while let Some(mut sequence) = self.waiting.pop_front() {
             if self.running.len() >= self.limits.running {
-                held.push_back(sequence);
+                deferred.push_back(sequence);
                 break;
             }
-            if !published[sequence.policy as usize].serve(&sequence) || (is_owed && !sequence.has_begun()) {
-                held.push_back(sequence);
+            if !published[sequence.policy as usize].can_serve(&sequence)
+                || (is_owed && !sequence.has_sampled())
+            {
+                deferred.push_back(sequence);
                 continue;
             }
-            let mut prefix = self.cache.longest(sequence.policy, &sequence.tokens, sequence.most_shared());
+            let mut prefix =
+                self.cache.longest_prefix(sequence.policy, &sequence.tokens, sequence.max_shared());
             if self.running.iter().any(|other| sequence.gains_from(other, &prefix)) {
-                is_owed |= sequence.has_begun();
-                held.push_back(sequence);
+                is_owed |= sequence.has_sampled();
+                deferred.push_back(sequence);
                 continue;
             }
             if !self.has_room_for(&sequence, &prefix) {
                 if !self.running.is_empty() {
-                    held.push_back(sequence);
+                    deferred.push_back(sequence);
                     break;
                 }
                 // The only sequence, and still too large: without the prefix it fits, as `submit`
@@ -368,33 +378,33 @@ impl Scheduler {
             sequence.computed = prefix.len;
             self.running.push(sequence);
         }
-        held.append(&mut self.waiting);
-        self.waiting = held;
+        deferred.append(&mut self.waiting);
+        self.waiting = deferred;
     }
 
     /// Returns whether a sequence that starts from `prefix` fits alongside the running ones, even if
     /// all of them reach their maximum length.
     fn has_room_for(&self, sequence: &Sequence, prefix: &Prefix) -> bool {
-        let whole = &prefix.blocks[..prefix.len / BLOCK];
-        let shared_blocks = whole.len() - self.cache.unused_among(whole);
+        let full_blocks = &prefix.blocks[..prefix.len / BLOCK];
+        let shared_blocks = full_blocks.len() - self.cache.unused_among(full_blocks);
         // A partly shared block is copied while its source is referenced.
         let transient = usize::from(!prefix.len.is_multiple_of(BLOCK));
-        let promised: usize = self.running.iter().map(|s| s.blocks_at_most() - s.blocks.len()).sum();
-        sequence.blocks_at_most() - shared_blocks + transient + promised <= self.cache.available()
+        let promised: usize = self.running.iter().map(|s| s.max_blocks() - s.blocks.len()).sum();
+        sequence.max_blocks() - shared_blocks + transient + promised <= self.cache.available()
     }
 
     /// Selects the sequences of the next batch, each with its number of rows: decoding sequences first,
     /// then prefill chunks in the remaining rows.
-    fn next_batch(&self, published: &[Published]) -> Vec<(usize, usize)> {
-        let mut left = self.limits.rows;
+    fn next_batch(&self, published: &[PublishedWeights]) -> Vec<(usize, usize)> {
+        let mut remaining_rows = self.limits.rows;
         let mut batch = Vec::new();
         for decoding in [true, false] {
             for (index, sequence) in self.running.iter().enumerate() {
                 let missing = sequence.tokens.len() - sequence.computed;
                 let current = published[sequence.policy as usize].current;
-                if current && (missing == 1) == decoding && left > 0 {
-                    let len = missing.min(left);
-                    left -= len;
+                if current && (missing == 1) == decoding && remaining_rows > 0 {
+                    let len = missing.min(remaining_rows);
+                    remaining_rows -= len;
                     batch.push((index, len));
                 }
             }

@@ -1,4 +1,4 @@
-use levade_policy::{Allowed, Grammar, SampleStream, SamplingParams, TopLogprobs, uniform};
+use levade_policy::{AllowedTokens, Grammar, SampleStream, SamplingParams, TopLogprobs, uniform};
 
 use super::*;
 use crate::Compute;
@@ -45,24 +45,24 @@ fn submit_with(
     prompt: Vec<u32>,
     params: SamplingParams,
 ) -> SampleStream {
-    let (events, reply) = SampleStream::channel();
+    let (events, completion) = SampleStream::channel();
     let request = SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() };
     scheduler.submit(model, 0, request, None, events).expect("it fits");
-    reply
+    completion
 }
 
-const FIRST: [Published; 1] = [Published { version: 0, current: true }];
-const SECOND: [Published; 1] = [Published { version: 1, current: true }];
+const FIRST: [PublishedWeights; 1] = [PublishedWeights { version: 0, current: true }];
+const SECOND: [PublishedWeights; 1] = [PublishedWeights { version: 1, current: true }];
 
 /// Runs batches until `until` returns true or no sequence can sample.
 fn run(
     scheduler: &mut Scheduler,
     model: &Transformer,
-    published: &[Published],
+    published: &[PublishedWeights],
     until: impl Fn(&Scheduler) -> bool,
 ) {
     for _ in 0..PATIENCE {
-        if until(scheduler) || scheduler.drawing(published) == 0 {
+        if until(scheduler) || scheduler.count_ready(published) == 0 {
             return;
         }
         scheduler.step(model, published);
@@ -74,7 +74,7 @@ fn run(
 /// Events of a stream: tokens, the bits of their log-probabilities and of the prompt's
 /// log-probabilities, versions, and the finish reason.
 #[derive(Debug, Default, PartialEq)]
-struct Got {
+struct Collected {
     tokens: Vec<u32>,
     logprobs: Vec<u32>,
     top: Vec<TopLogprobs>,
@@ -84,25 +84,25 @@ struct Got {
     end: Option<FinishReason>,
 }
 
-async fn got(mut stream: SampleStream) -> Got {
-    let mut got = Got::default();
+async fn collect(mut stream: SampleStream) -> Collected {
+    let mut collected = Collected::default();
     while let Some(event) = stream.next().await {
         match event.expect("no errors") {
             SampleEvent::Tokens { tokens, logprobs, top, version } => {
-                got.top.extend(top);
-                got.versions.extend(tokens.iter().map(|_| version));
-                got.tokens.extend(tokens);
-                got.logprobs.extend(logprobs.iter().map(|p| p.to_bits()));
+                collected.top.extend(top);
+                collected.versions.extend(tokens.iter().map(|_| version));
+                collected.tokens.extend(tokens);
+                collected.logprobs.extend(logprobs.iter().map(|p| p.to_bits()));
             }
             SampleEvent::Prompt { logprobs, top } => {
-                assert!(got.tokens.is_empty(), "the prompt comes first");
-                got.prompt.extend(logprobs.iter().map(|p| p.to_bits()));
-                got.prompt_top.extend(top);
+                assert!(collected.tokens.is_empty(), "the prompt comes first");
+                collected.prompt.extend(logprobs.iter().map(|p| p.to_bits()));
+                collected.prompt_top.extend(top);
             }
-            SampleEvent::Finished(reason) => got.end = Some(reason),
+            SampleEvent::Finished(reason) => collected.end = Some(reason),
         }
     }
-    got
+    collected
 }
 
 /// An update during many attempts at one task. With memory for a few attempts they sample the same
@@ -118,7 +118,7 @@ async fn update_respects_memory_and_recomputes_prompt_once() {
         let mut scheduler = scheduler(&model, blocks, 16);
         let streams: Vec<SampleStream> =
             (0..12).map(|i| submit(&mut scheduler, &model, i, tokens(1, PROMPT), 30)).collect();
-        run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 40);
+        run(&mut scheduler, &model, &FIRST, |s| s.sampled >= 40);
         let (running, order): (usize, Vec<u64>) =
             (scheduler.running.len(), scheduler.running.iter().map(|s| s.stream).collect());
         assert!(running == if blocks == 15 { 4 } else { 12 }, "{running}");
@@ -138,11 +138,11 @@ async fn update_respects_memory_and_recomputes_prompt_once() {
 
         let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
         for stream in streams {
-            let got = got(stream).await;
-            assert_eq!(got.end, Some(FinishReason::Length));
-            assert!(got.versions.is_sorted() && got.versions.contains(&1));
-            tokens.push(got.tokens);
-            logprobs.push(got.logprobs);
+            let collected = collect(stream).await;
+            assert_eq!(collected.end, Some(FinishReason::Length));
+            assert!(collected.versions.is_sorted() && collected.versions.contains(&1));
+            tokens.push(collected.tokens);
+            logprobs.push(collected.logprobs);
         }
         found.push((tokens, logprobs));
     }
@@ -156,28 +156,28 @@ async fn requeued_sequences_finish_or_abort() {
     let model = model();
     let mut scheduler = scheduler(&model, 8, 16);
     let large = submit(&mut scheduler, &model, 0, tokens(1, 40), 216);
-    run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 3);
+    run(&mut scheduler, &model, &FIRST, |s| s.sampled >= 3);
     let small = submit(&mut scheduler, &model, 1, tokens(1, 40), 9);
     scheduler.weights_changed(0, false);
-    run(&mut scheduler, &model, &SECOND, |s| s.drawn >= 6);
+    run(&mut scheduler, &model, &SECOND, |s| s.sampled >= 6);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 1));
     scheduler.weights_changed(0, false);
     run(&mut scheduler, &model, &SECOND, |_| false);
     for (stream, len) in [(large, 216), (small, 9)] {
-        let got = got(stream).await;
-        assert_eq!((got.end, got.tokens.len()), (Some(FinishReason::Length), len));
+        let collected = collect(stream).await;
+        assert_eq!((collected.end, collected.tokens.len()), (Some(FinishReason::Length), len));
     }
 
     let [first, second, dropped] =
         [2, 3, 4].map(|stream| submit(&mut scheduler, &model, stream, tokens(3, 50), 30));
-    let before = scheduler.drawn;
-    run(&mut scheduler, &model, &SECOND, |s| s.drawn >= before + 9);
+    let before = scheduler.sampled;
+    run(&mut scheduler, &model, &SECOND, |s| s.sampled >= before + 9);
     assert_eq!(scheduler.running.len(), 3);
     scheduler.weights_changed(0, false);
     assert_eq!(scheduler.abort(0, Some(2)), 1);
     drop(dropped);
     run(&mut scheduler, &model, &SECOND, |_| false);
-    let [first, second] = [got(first).await, got(second).await];
+    let [first, second] = [collect(first).await, collect(second).await];
     assert_eq!((first.end, first.tokens.len() < 30), (Some(FinishReason::Aborted), true));
     assert_eq!((second.end, second.tokens.len()), (Some(FinishReason::Length), 30));
     assert_eq!(scheduler.cache.available(), 8);
@@ -190,15 +190,15 @@ async fn nonfinite_logits_end_only_their_sequence() {
     const BAD: u32 = 299;
     let config = levade_model::ModelConfig { tied: false, ..tiny_config() };
     for precision in [Precision::F32, Precision::Bf16] {
-        let compute = Compute::with(2, crate::Isa::detect(), precision);
+        let compute = Compute::with_isa(2, crate::Isa::detect(), precision);
         let mut weights = random_weights(&compute, &config, 3);
         let row = weights.layout.embedding.start + BAD as usize * config.hidden;
         weights.master[row..row + config.hidden].fill(f32::NAN);
         let model = Transformer::new(compute, weights, 256);
-        let mut alone = scheduler(&model, 8, 16);
-        let expected = submit(&mut alone, &model, 1, tokens(1, 40), 20);
-        run(&mut alone, &model, &FIRST, |_| false);
-        let expected = got(expected).await;
+        let mut separate = scheduler(&model, 8, 16);
+        let expected = submit(&mut separate, &model, 1, tokens(1, 40), 20);
+        run(&mut separate, &model, &FIRST, |_| false);
+        let expected = collect(expected).await;
 
         let mut scheduler = scheduler(&model, 8, 16);
         let mut bad = [0, 8].map(|stream| submit(&mut scheduler, &model, stream, vec![5, 6, BAD, 7], 90));
@@ -214,10 +214,10 @@ async fn nonfinite_logits_end_only_their_sequence() {
             assert!(error.to_string().contains(problem), "{error}");
             assert!(stream.next().await.is_none(), "it says so once");
         }
-        assert_eq!(got(good).await, expected);
+        assert_eq!(collect(good).await, expected);
         let again = submit(&mut scheduler, &model, 1, tokens(1, 40), 20);
         run(&mut scheduler, &model, &FIRST, |_| false);
-        assert_eq!(got(again).await, expected);
+        assert_eq!(collect(again).await, expected);
         assert_eq!(scheduler.cache.available(), 8);
     }
 }
@@ -227,8 +227,8 @@ async fn nonfinite_logits_end_only_their_sequence() {
 fn unpublished_policy_is_not_admitted() {
     let model = model();
     let mut scheduler = scheduler(&model, 8, 16);
-    let _reply = submit(&mut scheduler, &model, 0, tokens(1, 40), 30);
-    scheduler.step(&model, &[Published { version: 0, current: false }]);
+    let _completion = submit(&mut scheduler, &model, 0, tokens(1, 40), 30);
+    scheduler.step(&model, &[PublishedWeights { version: 0, current: false }]);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (0, 1));
     scheduler.step(&model, &FIRST);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 0));
@@ -241,30 +241,32 @@ async fn stale_cache_is_not_shared() {
     let model = model();
     let mut scheduler = scheduler(&model, 200, 16);
     let streams = [0, 1].map(|i| submit(&mut scheduler, &model, i, tokens(1, PROMPT), 20));
-    run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 6);
+    run(&mut scheduler, &model, &FIRST, |s| s.sampled >= 6);
     let before = scheduler.prefilled;
     scheduler.weights_changed(0, true);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (2, 0));
     // One sequence during the old ones, and one after their end.
-    let beside = submit(&mut scheduler, &model, 2, tokens(1, PROMPT), 5);
+    let concurrent = submit(&mut scheduler, &model, 2, tokens(1, PROMPT), 5);
     run(&mut scheduler, &model, &SECOND, |_| false);
     assert_eq!(scheduler.prefilled, before + PROMPT as u64, "the others were not computed again");
     let mut longer = tokens(1, PROMPT);
     for stream in streams {
-        let got = got(stream).await;
-        assert_eq!((got.end, got.tokens.len()), (Some(FinishReason::Length), 20));
+        let collected = collect(stream).await;
+        assert_eq!((collected.end, collected.tokens.len()), (Some(FinishReason::Length), 20));
         assert!(
-            got.versions.is_sorted() && got.versions.first() == Some(&0) && got.versions.last() == Some(&1)
+            collected.versions.is_sorted()
+                && collected.versions.first() == Some(&0)
+                && collected.versions.last() == Some(&1)
         );
         longer.truncate(PROMPT);
-        longer.extend(got.tokens);
+        longer.extend(collected.tokens);
     }
     let prefilled = scheduler.prefilled;
     let after = submit(&mut scheduler, &model, 3, longer, 5);
     run(&mut scheduler, &model, &SECOND, |_| false);
     assert_eq!(scheduler.prefilled, prefilled + 20, "the prompt alone is known under these weights");
-    for stream in [beside, after] {
-        assert_eq!(got(stream).await.tokens.len(), 5);
+    for stream in [concurrent, after] {
+        assert_eq!(collect(stream).await.tokens.len(), 5);
     }
 }
 
@@ -291,54 +293,61 @@ async fn adjusted_completions_are_independent_of_batch_and_aborts() {
     const STREAMS: u64 = 9;
     let model = model();
     let prompt = |stream: u64| tokens(stream / 3, 20 + 9 * (stream as usize / 3));
-    let mut alone = Vec::new();
+    let mut separate = Vec::new();
     for stream in 0..STREAMS {
         let mut scheduler = scheduler(&model, 200, 1);
-        let reply = submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream));
+        let completion = submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream));
         run(&mut scheduler, &model, &FIRST, |_| false);
-        alone.push(got(reply).await);
+        separate.push(collect(completion).await);
     }
-    assert!(alone.iter().any(|reply| reply.end == Some(FinishReason::StopId)));
-    assert!(alone.iter().all(|reply| reply.tokens[..12].iter().all(|token| *token >= 20)));
-    for (stream, reply) in alone.iter().enumerate() {
-        assert!(reply.top.len() == reply.tokens.len() && reply.top.iter().all(|t| t.len() == 1 + stream % 3));
+    assert!(separate.iter().any(|reply| reply.end == Some(FinishReason::StopId)));
+    assert!(separate.iter().all(|reply| reply.tokens[..12].iter().all(|token| *token >= 20)));
+    for (stream, completion) in separate.iter().enumerate() {
+        assert!(
+            completion.top.len() == completion.tokens.len()
+                && completion.top.iter().all(|t| t.len() == 1 + stream % 3)
+        );
     }
 
     // Half of the requests are aborted midway and continue as new requests.
     let mut scheduler = scheduler(&model, 14, 6);
-    let begun: Vec<SampleStream> = (0..STREAMS)
+    let streams: Vec<SampleStream> = (0..STREAMS)
         .map(|stream| submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream)))
         .collect();
-    run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 30);
+    run(&mut scheduler, &model, &FIRST, |s| s.sampled >= 30);
     for stream in (0..STREAMS).step_by(2) {
         scheduler.abort(0, Some(stream));
     }
-    let mut cut = 0;
-    for (stream, reply) in (0..STREAMS).zip(begun) {
+    let mut num_aborted = 0;
+    for (stream, completion) in (0..STREAMS).zip(streams) {
         let mut rest = None;
         if stream % 2 == 1 {
             run(&mut scheduler, &model, &FIRST, |_| false);
         }
-        let mut reply = got(reply).await;
-        if reply.end == Some(FinishReason::Aborted) {
-            cut += usize::from(!reply.tokens.is_empty());
-            let drawn = reply.tokens.len();
-            let params = SamplingParams { max_tokens: 30 - drawn, drawn_before: drawn, ..adjusting(stream) };
-            let path = [prompt(stream), reply.tokens.clone()].concat();
-            rest = Some(submit_with(&mut scheduler, &model, stream, path, params));
+        let mut completion = collect(completion).await;
+        if completion.end == Some(FinishReason::Aborted) {
+            num_aborted += usize::from(!completion.tokens.is_empty());
+            let num_sampled = completion.tokens.len();
+            let params = SamplingParams {
+                max_tokens: 30 - num_sampled,
+                drawn_before: num_sampled,
+                ..adjusting(stream)
+            };
+            let prompt_tokens = [prompt(stream), completion.tokens.clone()].concat();
+            rest = Some(submit_with(&mut scheduler, &model, stream, prompt_tokens, params));
         }
         if let Some(rest) = rest {
             run(&mut scheduler, &model, &FIRST, |_| false);
-            let rest = got(rest).await;
-            reply.tokens.extend(rest.tokens);
-            reply.logprobs.extend(rest.logprobs);
-            reply.top.extend(rest.top);
-            reply.versions.extend(rest.versions);
-            reply.end = rest.end;
+            let rest = collect(rest).await;
+            completion.tokens.extend(rest.tokens);
+            completion.logprobs.extend(rest.logprobs);
+            completion.top.extend(rest.top);
+            completion.versions.extend(rest.versions);
+            completion.end = rest.end;
         }
-        assert_eq!(reply, alone[stream as usize], "stream {stream}");
+        assert_eq!(completion, separate[stream as usize], "stream {stream}");
     }
-    assert!(cut > 1, "{cut}");
+    assert!(num_aborted > 1, "{num_aborted}");
 }
 
 /// Returns parameters, by stream, that request log-probabilities of the prompt.
@@ -358,23 +367,23 @@ async fn prompt_scores_are_independent_of_batch() {
     const STREAMS: u64 = 6;
     let model = model();
     let prompt = |stream: u64| tokens(stream / 3, [150, 40][stream as usize / 3]);
-    let mut alone = Vec::new();
+    let mut separate = Vec::new();
     for stream in 0..STREAMS {
         let mut scheduler = scheduler(&model, 200, 1);
-        let reply = submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream));
+        let completion = submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream));
         run(&mut scheduler, &model, &FIRST, |_| false);
-        let reply = got(reply).await;
-        assert_eq!(reply.prompt.len(), prompt(stream).len() - 1);
-        let top = if stream % 2 == 1 { reply.prompt.len() } else { 0 };
-        assert!(reply.prompt_top.len() == top && reply.prompt_top.iter().all(|top| top.len() == 3));
-        assert_eq!(reply.end, Some(FinishReason::Length));
-        alone.push(reply);
+        let completion = collect(completion).await;
+        assert_eq!(completion.prompt.len(), prompt(stream).len() - 1);
+        let top = if stream % 2 == 1 { completion.prompt.len() } else { 0 };
+        assert!(completion.prompt_top.len() == top && completion.prompt_top.iter().all(|top| top.len() == 3));
+        assert_eq!(completion.end, Some(FinishReason::Length));
+        separate.push(completion);
     }
     let mut scheduler = scheduler(&model, 14, 6);
     // The prompt is cached, but scored prompts are computed completely all the same.
     let known = submit(&mut scheduler, &model, 0, prompt(0), 12);
     run(&mut scheduler, &model, &FIRST, |_| false);
-    let drawn: Vec<SampleStream> =
+    let sampled: Vec<SampleStream> =
         (10..14).map(|stream| submit(&mut scheduler, &model, stream, prompt(1), 50)).collect();
     let scored: Vec<SampleStream> = (0..STREAMS)
         .map(|stream| submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream)))
@@ -383,17 +392,21 @@ async fn prompt_scores_are_independent_of_batch() {
     run(&mut scheduler, &model, &FIRST, |_| false);
     let prefilled = (scheduler.prefilled - before) as usize;
     assert!(prefilled >= (0..STREAMS).map(|stream| prompt(stream).len()).sum(), "{prefilled}");
-    for (reply, alone) in scored.into_iter().zip(alone) {
-        assert_eq!(got(reply).await, alone);
+    for (completion, separate) in scored.into_iter().zip(separate) {
+        assert_eq!(collect(completion).await, separate);
     }
-    for reply in drawn.into_iter().chain([known]) {
-        let reply = got(reply).await;
-        assert!(reply.end == Some(FinishReason::Length) && reply.prompt.is_empty());
+    for completion in sampled.into_iter().chain([known]) {
+        let completion = collect(completion).await;
+        assert!(completion.end == Some(FinishReason::Length) && completion.prompt.is_empty());
     }
     let before = scheduler.prefilled;
     let after = submit(&mut scheduler, &model, 20, prompt(5), 1);
     run(&mut scheduler, &model, &FIRST, |_| false);
-    assert_eq!((got(after).await.tokens.len(), scheduler.prefilled), (1, before + 1), "its prompt is known");
+    assert_eq!(
+        (collect(after).await.tokens.len(), scheduler.prefilled),
+        (1, before + 1),
+        "its prompt is known"
+    );
     assert!(scheduler.logits.len() <= 64 * model.weights.config.vocabulary, "{}", scheduler.logits.len());
     assert_eq!(scheduler.cache.available(), 14);
 }
@@ -410,23 +423,23 @@ async fn prompt_scores_use_one_version() {
     let params = SamplingParams { max_tokens: 9, ..scoring(1) };
     for keep in [false, true] {
         let [old, new] = &mut models;
-        let mut alone = scheduler(new, 200, 1);
-        let expected = submit_with(&mut alone, new, 0, tokens(1, 150), params.clone());
-        run(&mut alone, new, &FIRST, |_| false);
-        let expected = got(expected).await;
+        let mut separate = scheduler(new, 200, 1);
+        let expected = submit_with(&mut separate, new, 0, tokens(1, 150), params.clone());
+        run(&mut separate, new, &FIRST, |_| false);
+        let expected = collect(expected).await;
 
         let mut scheduler = scheduler(old, 200, 16);
         let early = submit_with(&mut scheduler, old, 1, tokens(2, 20), params.clone());
-        run(&mut scheduler, old, &FIRST, |s| s.drawn > 1);
+        run(&mut scheduler, old, &FIRST, |s| s.sampled > 1);
         let late = submit_with(&mut scheduler, old, 0, tokens(1, 150), params.clone());
         run(&mut scheduler, old, &FIRST, |s| s.running.last().is_some_and(|last| last.computed > 60));
         scheduler.weights_changed(0, keep);
         assert_eq!(scheduler.running.len(), usize::from(keep));
         run(&mut scheduler, new, &SECOND, |_| false);
-        let late = got(late).await;
+        let late = collect(late).await;
         assert!(late.prompt == expected.prompt && late.prompt_top == expected.prompt_top);
         assert_eq!((late.tokens, late.logprobs), (expected.tokens, expected.logprobs));
-        let early = got(early).await;
+        let early = collect(early).await;
         assert_eq!((early.prompt.len(), early.tokens.len()), (19, 9));
         assert!(early.versions.contains(&0) && early.versions.contains(&1));
     }
@@ -437,26 +450,29 @@ async fn prompt_scores_use_one_version() {
 async fn prompt_of_context_length_is_scored() {
     let model = model();
     let mut scheduler = scheduler(&model, 200, 1);
-    let whole = submit_with(&mut scheduler, &model, 0, tokens(1, 256), scoring(0));
+    let full = submit_with(&mut scheduler, &model, 0, tokens(1, 256), scoring(0));
     let single = submit_with(&mut scheduler, &model, 0, tokens(1, 1), scoring(0));
     run(&mut scheduler, &model, &FIRST, |_| false);
-    for (stream, scores) in [(whole, 255), (single, 0)] {
-        let got = got(stream).await;
-        assert_eq!((got.prompt.len(), got.tokens.len(), got.end), (scores, 0, Some(FinishReason::Length)));
+    for (stream, scores) in [(full, 255), (single, 0)] {
+        let collected = collect(stream).await;
+        assert_eq!(
+            (collected.prompt.len(), collected.tokens.len(), collected.end),
+            (scores, 0, Some(FinishReason::Length))
+        );
     }
-    let (events, _reply) = SampleStream::channel();
+    let (events, _completion) = SampleStream::channel();
     let request = SampleRequest { prompt: tokens(1, 256), params: scoring(1), ..SampleRequest::default() };
-    let refused = scheduler.submit(&model, 0, request, None, events);
-    assert_eq!(refused, Err(PolicyError::PromptTooLong { prompt: 256, context: 256 }));
+    let rejected = scheduler.submit(&model, 0, request, None, events);
+    assert_eq!(rejected, Err(PolicyError::PromptTooLong { prompt: 256, context: 256 }));
 }
 
 /// Constraint that counts up from 20 by one or two, and ends at 40.
 struct Climb(u32);
 
 impl Constraint for Climb {
-    fn allowed(&mut self) -> Result<Allowed, PolicyError> {
+    fn allowed(&mut self) -> Result<AllowedTokens, PolicyError> {
         let tokens = (self.0 + 1..=(self.0 + 2).min(40)).collect();
-        Ok(Allowed { tokens, may_end: self.0 == 40 })
+        Ok(AllowedTokens { tokens, may_end: self.0 == 40 })
     }
 
     fn push(&mut self, token: u32) -> Result<(), PolicyError> {
@@ -473,9 +489,9 @@ async fn grammar_constraint_survives_update() {
     let model = model();
     for keep in [false, true] {
         let mut scheduler = scheduler(&model, 40, 4);
-        let replies: Vec<SampleStream> = (0..6)
+        let completions: Vec<SampleStream> = (0..6)
             .map(|stream| {
-                let (events, reply) = SampleStream::channel();
+                let (events, completion) = SampleStream::channel();
                 let params = SamplingParams {
                     grammar: Some(Grammar::JsonObject),
                     stop_ids: vec![7],
@@ -485,19 +501,19 @@ async fn grammar_constraint_survives_update() {
                 let request = SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() };
                 let constraint: Box<dyn Constraint> = Box::new(Climb(20));
                 scheduler.submit(&model, 0, request, Some(constraint), events).expect("it fits");
-                reply
+                completion
             })
             .collect();
-        run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 20);
+        run(&mut scheduler, &model, &FIRST, |s| s.sampled >= 20);
         scheduler.weights_changed(0, keep);
         run(&mut scheduler, &model, &SECOND, |_| false);
         let mut over = 0;
-        for reply in replies {
-            let got = got(reply).await;
-            let (last, climb) = got.tokens.split_last().expect("a reply");
-            assert_eq!((*last, climb.last(), got.end), (7, Some(&40), Some(FinishReason::StopId)));
+        for completion in completions {
+            let collected = collect(completion).await;
+            let (last, climb) = collected.tokens.split_last().expect("a reply");
+            assert_eq!((*last, climb.last(), collected.end), (7, Some(&40), Some(FinishReason::StopId)));
             assert!([&[20], climb].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2), "{climb:?}");
-            over += usize::from(got.versions.first() != got.versions.last());
+            over += usize::from(collected.versions.first() != collected.versions.last());
         }
         assert!(over > 1, "{over} were in the middle");
     }

@@ -1,22 +1,22 @@
 //! Scratch of linear maps and of the adapters over them, reused between calls.
 
 use crate::buffer::Buffer;
-use crate::product::Scratch;
+use crate::gemm::Scratch;
 
 /// Scratch of linear maps.
 #[derive(Default)]
 pub struct MapScratch {
     /// Scratch of matmul.
-    pub product: Scratch,
+    pub gemm: Scratch,
     /// Low-rank rows of adapters.
-    pub low: Low,
+    pub low: LowRankScratch,
 }
 
 /// Low-rank rows of adapters, reused between calls.
 #[derive(Default)]
-pub struct Low {
+pub struct LowRankScratch {
     /// x Aᵀ, scaled.
     pub inner: Buffer,
     /// dy B, scaled.
-    pub slope: Buffer,
+    pub inner_gradient: Buffer,
 }

@@ -9,9 +9,9 @@ use levade_policy::{
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::debug;
 
-use crate::choose::Chosen;
 use crate::ops::kv::BLOCK;
-use crate::radix::{Prefix, shared_prefix};
+use crate::radix::{Prefix, shared_prefix_len};
+use crate::token_sampling::SampledToken;
 
 /// Minimum number of tokens that a request must gain to wait until another sequence has computed a
 /// shared prompt.
@@ -31,13 +31,13 @@ pub struct Sequence {
     /// Whether some of these keys and values belong to weights that no longer sample.
     pub is_stale: bool,
     /// Maximum length in tokens: prompt plus `max_tokens`, limited by the context.
-    pub longest: usize,
+    pub max_len: usize,
     /// Number of tokens in the prompt.
     pub prompt: usize,
     /// Last bytes of the completion, in which stop strings are searched.
     tail: Vec<u8>,
     /// Minimum version of the weights that may sample.
-    pub least_version: u64,
+    pub min_version: u64,
     pub seed: u64,
     pub stream: u64,
     pub params: SamplingParams,
@@ -66,18 +66,18 @@ impl Sequence {
         token_bytes: Option<&dyn TokenBytes>,
         events: Events,
     ) -> Self {
-        let SampleRequest { least_version, seed, stream, prompt, params, .. } = request;
-        let drawn = prompt[prompt.len() - params.drawn_before..].to_vec();
+        let SampleRequest { least_version: min_version, seed, stream, prompt, params, .. } = request;
+        let sampled = prompt[prompt.len() - params.drawn_before..].to_vec();
         let mut sequence = Sequence {
             policy,
-            longest: prompt.len().saturating_add(params.max_tokens).min(context),
+            max_len: prompt.len().saturating_add(params.max_tokens).min(context),
             prompt: prompt.len(),
             tokens: prompt,
             computed: 0,
             blocks: Vec::new(),
             is_stale: false,
             tail: Vec::new(),
-            least_version,
+            min_version,
             seed,
             stream,
             scores: params.prompt_logprobs.map(|_| Scores::default()),
@@ -86,7 +86,7 @@ impl Sequence {
             events,
         };
         // A stop string may have started in tokens that an earlier request sampled.
-        for token in drawn {
+        for token in sampled {
             sequence.completes_stop(token, token_bytes);
         }
         sequence
@@ -94,24 +94,24 @@ impl Sequence {
 
     /// Returns the number of tokens in the completion, including those of an earlier request that it
     /// continues.
-    pub fn reply(&self) -> usize {
+    pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt + self.params.drawn_before
     }
 
     /// Returns the number of blocks at maximum length.
-    pub fn blocks_at_most(&self) -> usize {
-        self.longest.div_ceil(BLOCK)
+    pub fn max_blocks(&self) -> usize {
+        self.max_len.div_ceil(BLOCK)
     }
 
     /// Returns whether a token has been sampled for this request.
-    pub fn has_begun(&self) -> bool {
+    pub fn has_sampled(&self) -> bool {
         self.tokens.len() > self.prompt
     }
 
     /// Returns the maximum number of tokens that can be shared with another sequence: all except the
     /// last, because its row computes the next logits. Returns 0 if the prompt is scored, because every
     /// row's logits are needed.
-    pub fn most_shared(&self) -> usize {
+    pub fn max_shared(&self) -> usize {
         if self.is_scored() { 0 } else { self.tokens.len() - 1 }
     }
 
@@ -122,14 +122,14 @@ impl Sequence {
 
     /// Returns whether the logits after `position` are needed: to sample, or to score the next token of
     /// the prompt.
-    pub fn wants(&self, position: usize) -> bool {
+    pub fn needs_logits(&self, position: usize) -> bool {
         let next = position + 1;
-        let draws = next == self.tokens.len() && self.params.max_tokens > 0;
-        draws || (self.is_scored() && next < self.prompt)
+        let samples = next == self.tokens.len() && self.params.max_tokens > 0;
+        samples || (self.is_scored() && next < self.prompt)
     }
 
     /// Stores the log-probability of the next token of the prompt.
-    pub fn add_score(&mut self, scored: Chosen) {
+    pub fn add_score(&mut self, scored: SampledToken) {
         if let Some(scores) = &mut self.scores {
             scores.logprobs.push(scored.logprob);
             scores.top.extend(self.params.prompt_logprobs.filter(|top| *top > 0).map(|_| scored.top));
@@ -137,7 +137,7 @@ impl Sequence {
     }
 
     /// Sends the log-probabilities of the prompt, all of which has been computed.
-    pub fn tell_scores(&mut self) {
+    pub fn send_scores(&mut self) {
         if let Some(Scores { logprobs, top }) = self.scores.take()
             && !logprobs.is_empty()
         {
@@ -147,7 +147,7 @@ impl Sequence {
     }
 
     /// Discards computed keys and values, but keeps sampled tokens; returns the blocks to release.
-    pub fn start_over(&mut self) -> Vec<u32> {
+    pub fn restart(&mut self) -> Vec<u32> {
         self.computed = 0;
         if let Some(scores) = &mut self.scores {
             *scores = Scores::default();
@@ -158,36 +158,36 @@ impl Sequence {
     /// Returns whether `other` is computing a prompt that is worth waiting for, given that `prefix` is
     /// already in the cache.
     pub fn gains_from(&self, other: &Sequence, prefix: &Prefix) -> bool {
-        let shared = shared_prefix(&other.tokens[..other.prompt], &self.tokens).min(self.most_shared());
+        let shared = shared_prefix_len(&other.tokens[..other.prompt], &self.tokens).min(self.max_shared());
         let is_computing = other.policy == self.policy && other.computed < other.prompt && !other.is_stale;
         is_computing && shared >= prefix.len + WORTH_WAITING
     }
 
     /// Returns whether the sequence is done without a completion: the request was for prompt
     /// log-probabilities only.
-    pub fn is_empty_reply(&self) -> bool {
+    pub fn is_done_without_completion(&self) -> bool {
         self.params.max_tokens == 0 && self.computed == self.prompt
     }
 
     /// Returns the finish reason if `token`, which was sampled last, ends the sequence.
-    pub fn finished(
+    pub fn check_finished(
         &mut self,
         token: u32,
         context: usize,
         token_bytes: Option<&dyn TokenBytes>,
     ) -> Option<FinishReason> {
-        let (policy, stream, drawn) = (self.policy, self.stream, self.tokens.len() - self.prompt);
-        if drawn == 1 {
+        let (policy, stream, sampled) = (self.policy, self.stream, self.tokens.len() - self.prompt);
+        if sampled == 1 {
             debug!(policy, stream, "first token");
         }
-        let reason = self.ends(token, context, token_bytes);
+        let reason = self.find_finish_reason(token, context, token_bytes);
         if let Some(reason) = reason {
-            debug!(policy, stream, drawn, ?reason, "request finished");
+            debug!(policy, stream, sampled, ?reason, "request finished");
         }
         reason
     }
 
-    fn ends(
+    fn find_finish_reason(
         &mut self,
         token: u32,
         context: usize,
@@ -196,7 +196,7 @@ impl Sequence {
         if self.params.stop_ids.contains(&token) {
             return Some(FinishReason::StopId);
         }
-        if self.completes_stop(token, token_bytes) && self.reply() > self.params.min_tokens {
+        if self.completes_stop(token, token_bytes) && self.completion_len() > self.params.min_tokens {
             return Some(FinishReason::StopString);
         }
         let params = &self.params;
@@ -211,8 +211,8 @@ impl Sequence {
 
     /// Returns whether the completion's next token completes a stop string.
     fn completes_stop(&mut self, token: u32, token_bytes: Option<&dyn TokenBytes>) -> bool {
-        let longest_stop = self.params.stop_strings.iter().map(String::len).max().unwrap_or(0);
-        if longest_stop == 0 {
+        let max_stop_len = self.params.stop_strings.iter().map(String::len).max().unwrap_or(0);
+        if max_stop_len == 0 {
             return false;
         }
         let new = token_bytes.and_then(|bytes| bytes.token_bytes(token)).unwrap_or_default();
@@ -220,7 +220,7 @@ impl Sequence {
         let stops = |stop: &String| self.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes());
         let completes = self.params.stop_strings.iter().any(stops);
         // A stop string before `min_tokens` does not end the completion, and its bytes are dropped.
-        let kept = if completes { 0 } else { longest_stop - 1 };
+        let kept = if completes { 0 } else { max_stop_len - 1 };
         let surplus = self.tail.len().saturating_sub(kept);
         self.tail.drain(..surplus);
         completes

@@ -3,7 +3,7 @@
 //! One thread owns the model and receives commands; one pool of threads computes. Async code never
 //! computes: it sends a command and waits. Between two commands the thread runs the scheduler's
 //! batches. A learner's command waits while more than a few sequences are running, because a batch of a
-//! few rows would read all weights for them. Its wait is bounded by `PATIENCE`. Changed weights sample
+//! few rows would read all weights for them. Its wait is bounded by `MAX_BATCHES_BEFORE_COMMAND`. Changed weights sample
 //! nothing until they are published: requests wait for that.
 
 use std::collections::VecDeque;
@@ -24,8 +24,8 @@ use tracing::debug;
 
 use crate::adapter::Adapter;
 use crate::checkpoint;
-use crate::learning::Learning;
-use crate::scheduler::{Published, Scheduler};
+use crate::learning::TrainingState;
+use crate::scheduler::{PublishedWeights, Scheduler};
 use crate::sequence::Events;
 use crate::transformer::Transformer;
 use crate::value_head::ValueHead;
@@ -34,29 +34,29 @@ use crate::value_head::ValueHead;
 pub const BASE: u32 = 0;
 
 /// Maximum number of batches that running sequences take while a learner's command waits.
-const PATIENCE: usize = 256;
+const MAX_BATCHES_BEFORE_COMMAND: usize = 256;
 
 /// If fewer sequences than this are running, a learner's command waits for one batch only. Reading the
 /// weights takes longer than computing so few rows, and during the command other sequences join, when
 /// their tool calls have finished.
-const FEW: usize = 12;
+const MIN_RUNNING_TO_WAIT: usize = 12;
 
 /// Channel for the response to a command.
-pub type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
+pub type ResponseSender<T> = oneshot::Sender<Result<T, PolicyError>>;
 
 /// Command of a handle to the engine's thread. The number in a variant is the policy.
 pub enum Command {
     /// Samples a completion.
-    Sample(u32, SampleRequest, Option<Box<dyn Constraint>>, Events, Answer<()>),
+    Sample(u32, SampleRequest, Option<Box<dyn Constraint>>, Events, ResponseSender<()>),
     /// Aborts the requests of a stream, or all of them; the response is their number.
-    Abort(u32, Option<u64>, Answer<usize>),
+    Abort(u32, Option<u64>, ResponseSender<usize>),
     /// Requests load and counters.
-    Condition(Answer<Condition>),
+    Status(ResponseSender<EngineStatus>),
     /// Requests the published version.
-    Version(u32, Answer<u64>),
+    Version(u32, ResponseSender<u64>),
     /// Creates an adapter with options, a seed and the name of the base model; the response is its
     /// policy.
-    Lora(LoraOptions, u64, String, Answer<u32>),
+    Lora(LoraOptions, u64, String, ResponseSender<u32>),
     /// Uses or changes the weights of a policy.
     Learn(u32, LearnerCommand),
 }
@@ -64,29 +64,29 @@ pub enum Command {
 /// Commands that use or change the weights of a policy.
 pub enum LearnerCommand {
     /// Computes the log-probabilities of all targets.
-    Logprobs(Arc<TreeBatch>, Answer<Vec<f32>>),
+    Logprobs(Arc<TreeBatch>, ResponseSender<Vec<f32>>),
     /// Computes log-probabilities, entropies and concentrations of all targets.
-    Predictions(Arc<TreeBatch>, Answer<Predictions>),
+    Predictions(Arc<TreeBatch>, ResponseSender<Predictions>),
     /// Computes the critic's values of all targets.
-    Values(Arc<TreeBatch>, Answer<Vec<f32>>),
+    Values(Arc<TreeBatch>, ResponseSender<Vec<f32>>),
     /// Adds a value head to the policy.
-    AddValueHead(Answer<()>),
+    AddValueHead(ResponseSender<()>),
     /// Accumulates a gradient.
-    ForwardBackward(Arc<TreeBatch>, Loss, Answer<ForwardBackward>),
+    ForwardBackward(Arc<TreeBatch>, Loss, ResponseSender<ForwardBackward>),
     /// Accumulates a gradient and returns the losses of the terms.
-    ForwardBackwardTerms(Arc<TreeBatch>, Loss, Answer<(ForwardBackward, LossTerms)>),
+    ForwardBackwardTerms(Arc<TreeBatch>, Loss, ResponseSender<(ForwardBackward, LossTerms)>),
     /// Runs an optimizer step with the accumulated gradient.
-    OptimStep(OptimParams, Answer<OptimReport>),
+    OptimStep(OptimParams, ResponseSender<OptimReport>),
     /// Saves to a directory; the flag includes the optimizer state.
-    Save(PathBuf, bool, Answer<Manifest>),
+    Save(PathBuf, bool, ResponseSender<Manifest>),
     /// Loads from a directory; the flag includes the optimizer state.
-    Load(PathBuf, bool, Answer<()>),
+    Load(PathBuf, bool, ResponseSender<()>),
     /// Saves base and adapter merged into one model.
-    Merge(PathBuf, Answer<()>),
+    Merge(PathBuf, ResponseSender<()>),
     /// Publishes the weights under a version: requests are sampled with them from now on.
-    Publish(u64, Answer<()>),
+    Publish(u64, ResponseSender<()>),
     /// Loads weights from a directory and publishes them under a version.
-    Adopt(PathBuf, u64, Answer<()>),
+    UpdateWeights(PathBuf, u64, ResponseSender<()>),
 }
 
 impl LearnerCommand {
@@ -104,36 +104,36 @@ impl LearnerCommand {
             LearnerCommand::Load(..) => "load",
             LearnerCommand::Merge(..) => "merge",
             LearnerCommand::Publish(..) => "publish",
-            LearnerCommand::Adopt(..) => "adopt",
+            LearnerCommand::UpdateWeights(..) => "adopt",
         }
     }
 }
 
 /// A learner's command in progress, during which the engine's thread responds to nothing.
 #[derive(Debug, Clone)]
-pub struct Learns {
+pub struct CommandInProgress {
     since: Instant,
     /// Load and counters before the command.
-    condition: Condition,
+    status: EngineStatus,
 }
 
 /// Load and counters of an engine.
 #[derive(Debug, Clone)]
-pub struct Condition {
+pub struct EngineStatus {
     /// Running and waiting requests.
     pub load: Load,
     /// Counters since the start.
     pub device: DeviceStats,
     /// Time spent on commands that use or change weights, since the start.
-    pub learnt: Duration,
+    pub learning_time: Duration,
 }
 
-impl Learns {
+impl CommandInProgress {
     /// Returns load and counters, including the time of the command so far.
-    pub fn condition(&self) -> Condition {
-        let mut condition = self.condition.clone();
-        condition.learnt += self.since.elapsed();
-        condition
+    pub fn status(&self) -> EngineStatus {
+        let mut status = self.status.clone();
+        status.learning_time += self.since.elapsed();
+        status
     }
 }
 
@@ -141,13 +141,13 @@ impl Learns {
 pub struct Service {
     model: Transformer,
     scheduler: Scheduler,
-    learning: Learning,
+    learning: TrainingState,
     inbox: Receiver<Command>,
-    learns: watch::Sender<Option<Learns>>,
+    command_in_progress: watch::Sender<Option<CommandInProgress>>,
     pending: VecDeque<(u32, LearnerCommand)>,
     learning_time: Duration,
     /// Published weights, by policy.
-    published: Vec<Published>,
+    published: Vec<PublishedWeights>,
     /// Whether the base weights have been trained, which rules out adapters over them.
     base_trained: bool,
     /// Whether memory was planned for training.
@@ -157,14 +157,14 @@ pub struct Service {
 }
 
 impl Service {
-    /// Creates a service for `model`, with its weights published as version 0. `learns` publishes the
+    /// Creates a service for `model`, with its weights published as version 0. `command_in_progress` publishes the
     /// learner's command in progress.
     pub fn new(
         model: Transformer,
         scheduler: Scheduler,
-        learning: Learning,
+        learning: TrainingState,
         inbox: Receiver<Command>,
-        learns: watch::Sender<Option<Learns>>,
+        command_in_progress: watch::Sender<Option<CommandInProgress>>,
         trains: bool,
         keeps_cache: bool,
     ) -> Self {
@@ -173,10 +173,10 @@ impl Service {
             scheduler,
             learning,
             inbox,
-            learns,
+            command_in_progress: command_in_progress,
             pending: VecDeque::new(),
             learning_time: Duration::ZERO,
-            published: vec![Published::default()],
+            published: vec![PublishedWeights::default()],
             base_trained: false,
             trains,
             keeps_cache,
@@ -188,7 +188,7 @@ impl Service {
         let mut waited = 0;
         loop {
             // Blocks only if there is nothing to do.
-            if self.pending.is_empty() && self.scheduler.drawing(&self.published) == 0 {
+            if self.pending.is_empty() && self.scheduler.count_ready(&self.published) == 0 {
                 match self.inbox.recv() {
                     Ok(command) => self.take(command),
                     Err(_) => return,
@@ -201,18 +201,19 @@ impl Service {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            let drawing = self.scheduler.drawing(&self.published);
-            let patience = if drawing < FEW { 1 } else { PATIENCE };
-            if waited >= patience || drawing == 0 {
+            let ready = self.scheduler.count_ready(&self.published);
+            let max_wait = if ready < MIN_RUNNING_TO_WAIT { 1 } else { MAX_BATCHES_BEFORE_COMMAND };
+            if waited >= max_wait || ready == 0 {
                 if let Some((policy, command)) = self.pending.pop_front() {
                     let (since, name) = (Instant::now(), command.name());
-                    self.learns.send_replace(Some(Learns { since, condition: self.condition() }));
+                    self.command_in_progress
+                        .send_replace(Some(CommandInProgress { since, status: self.status() }));
                     debug!(policy, command = name, "learner begins");
                     self.learn(policy, command);
                     let took = since.elapsed();
                     debug!(policy, command = name, seconds = took.as_secs_f64(), "learner is done");
                     self.learning_time += took;
-                    self.learns.send_replace(None);
+                    self.command_in_progress.send_replace(None);
                 }
                 waited = 0;
             } else {
@@ -222,15 +223,15 @@ impl Service {
         }
     }
 
-    fn condition(&self) -> Condition {
+    fn status(&self) -> EngineStatus {
         let (load, device) = (self.scheduler.load(), self.scheduler.stats());
-        Condition { load, device, learnt: self.learning_time }
+        EngineStatus { load, device, learning_time: self.learning_time }
     }
 
     fn take(&mut self, command: Command) {
         // A response that no caller waits for is dropped.
         match command {
-            Command::Sample(policy, request, constraint, events, answer) => {
+            Command::Sample(policy, request, constraint, events, response) => {
                 let (id, name) = (request.id.clone(), request.policy.clone());
                 let (stream, prompt) = (request.stream, request.prompt.len());
                 let submitted = self.scheduler.submit(&self.model, policy, request, constraint, events);
@@ -238,18 +239,20 @@ impl Service {
                     Ok(()) => debug!(id, name, policy, stream, prompt, "request accepted"),
                     Err(error) => debug!(id, name, policy, stream, prompt, %error, "request refused"),
                 }
-                let _ = answer.send(submitted);
+                let _ = response.send(submitted);
             }
-            Command::Abort(policy, stream, answer) => {
+            Command::Abort(policy, stream, response) => {
                 let ended = self.scheduler.abort(policy, stream);
                 debug!(policy, stream, ended, "requests aborted");
-                let _ = answer.send(Ok(ended));
+                let _ = response.send(Ok(ended));
             }
-            Command::Condition(answer) => drop(answer.send(Ok(self.condition()))),
-            Command::Version(policy, answer) => {
-                drop(answer.send(Ok(self.published[policy as usize].version)));
+            Command::Status(response) => drop(response.send(Ok(self.status()))),
+            Command::Version(policy, response) => {
+                drop(response.send(Ok(self.published[policy as usize].version)));
             }
-            Command::Lora(options, seed, base, answer) => drop(answer.send(self.lora(options, seed, base))),
+            Command::Lora(options, seed, base, response) => {
+                drop(response.send(self.lora(options, seed, base)))
+            }
             Command::Learn(policy, command) => self.pending.push_back((policy, command)),
         }
     }
@@ -264,7 +267,7 @@ impl Service {
         let Transformer { compute, weights, adapters, .. } = &mut self.model;
         let adapter = Adapter::new(compute, &weights.layout, options, seed, base);
         adapters.push(adapter.map_err(|error| PolicyError::Invalid(error.to_string()))?);
-        self.published.push(Published::default());
+        self.published.push(PublishedWeights::default());
         Ok(adapters.len() as u32)
     }
 
@@ -287,73 +290,74 @@ impl Service {
         };
         let Service { model, learning, .. } = self;
         match command {
-            LearnerCommand::Logprobs(batch, answer) => {
-                drop(answer.send(learning.logprobs(model, adapter, &batch)));
+            LearnerCommand::Logprobs(batch, response) => {
+                drop(response.send(learning.logprobs(model, adapter, &batch)));
             }
-            LearnerCommand::Predictions(batch, answer) => {
-                drop(answer.send(learning.predictions(model, adapter, &batch)));
+            LearnerCommand::Predictions(batch, response) => {
+                drop(response.send(learning.predictions(model, adapter, &batch)));
             }
-            LearnerCommand::Values(batch, answer) => {
-                drop(answer.send(learning.values(model, adapter, &batch)));
+            LearnerCommand::Values(batch, response) => {
+                drop(response.send(learning.values(model, adapter, &batch)));
             }
-            LearnerCommand::AddValueHead(answer) => {
+            LearnerCommand::AddValueHead(response) => {
                 let hidden = model.weights.config.hidden;
                 model.values.entry(adapter).or_insert_with(|| ValueHead::new(hidden));
-                drop(answer.send(Ok(())));
+                drop(response.send(Ok(())));
             }
-            LearnerCommand::ForwardBackward(batch, loss, answer) => {
+            LearnerCommand::ForwardBackward(batch, loss, response) => {
                 let sums =
                     trainable().and_then(|()| learning.forward_backward(model, adapter, &batch, &loss));
-                drop(answer.send(sums));
+                drop(response.send(sums));
             }
-            LearnerCommand::ForwardBackwardTerms(batch, loss, answer) => {
+            LearnerCommand::ForwardBackwardTerms(batch, loss, response) => {
                 let mut terms = LossTerms::default();
                 let sums = trainable().and_then(|()| {
                     learning.forward_backward_terms(model, adapter, &batch, &loss, Some(&mut terms))
                 });
-                drop(answer.send(sums.map(|sums| (sums, terms))));
+                drop(response.send(sums.map(|sums| (sums, terms))));
             }
-            LearnerCommand::OptimStep(params, answer) => {
+            LearnerCommand::OptimStep(params, response) => {
                 let report = trainable().map(|()| learning.optim_step(model, adapter, &params));
                 if report.as_ref().is_ok_and(|report| report.applied) {
                     self.base_trained |= policy == BASE;
                     self.weights_changed(policy, self.keeps_cache);
                 }
-                drop(answer.send(report));
+                drop(response.send(report));
             }
-            LearnerCommand::Save(dir, with_optimiser, answer) => {
-                let saved = checkpoint::save(model, learning, adapter, &dir, with_optimiser);
-                let saved =
-                    saved.map_err(storage).and_then(|(content, names)| Manifest::of(&dir, content, &names));
-                drop(answer.send(saved));
+            LearnerCommand::Save(dir, with_optimizer, response) => {
+                let saved = checkpoint::save(model, learning, adapter, &dir, with_optimizer);
+                let saved = saved
+                    .map_err(storage)
+                    .and_then(|(content, names)| Manifest::from_files(&dir, content, &names));
+                drop(response.send(saved));
             }
-            LearnerCommand::Load(dir, with_optimiser, answer) => {
+            LearnerCommand::Load(dir, with_optimizer, response) => {
                 let opened = frozen()
-                    .and_then(|()| checkpoint::open(model, adapter, &dir, with_optimiser).map_err(storage));
+                    .and_then(|()| checkpoint::open(model, adapter, &dir, with_optimizer).map_err(storage));
                 let replaced = opened.and_then(|saved| self.replace(policy, saved));
-                drop(answer.send(replaced));
+                drop(response.send(replaced));
             }
-            LearnerCommand::Adopt(dir, version, answer) => {
+            LearnerCommand::UpdateWeights(dir, version, response) => {
                 let opened =
                     frozen().and_then(|()| checkpoint::open(model, adapter, &dir, false).map_err(storage));
                 let replaced = opened.and_then(|saved| self.replace(policy, saved));
                 if replaced.is_ok() {
-                    self.published[policy as usize] = Published { version, current: true };
+                    self.published[policy as usize] = PublishedWeights { version, current: true };
                 }
-                drop(answer.send(replaced));
+                drop(response.send(replaced));
             }
-            LearnerCommand::Merge(dir, answer) => {
-                drop(answer.send(checkpoint::save_merged(model, adapter, &dir).map_err(storage)));
+            LearnerCommand::Merge(dir, response) => {
+                drop(response.send(checkpoint::save_merged(model, adapter, &dir).map_err(storage)));
             }
-            LearnerCommand::Publish(version, answer) => {
-                self.published[policy as usize] = Published { version, current: true };
-                drop(answer.send(Ok(())));
+            LearnerCommand::Publish(version, response) => {
+                self.published[policy as usize] = PublishedWeights { version, current: true };
+                drop(response.send(Ok(())));
             }
         }
     }
 
     /// Replaces the weights of a policy with opened files.
-    fn replace(&mut self, policy: u32, saved: checkpoint::Saved) -> Result<(), PolicyError> {
+    fn replace(&mut self, policy: u32, saved: checkpoint::OpenedFiles) -> Result<(), PolicyError> {
         let loaded = checkpoint::load(&mut self.model, &mut self.learning, saved);
         self.weights_changed(policy, false);
         loaded.map_err(|error| {

@@ -9,14 +9,14 @@ use levade_model::{ModelError, Parameter, SafetensorsFile, write_safetensors_wit
 
 /// A tensor's range in the array.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct TensorEntry {
     /// Name and shape in files.
     pub parameter: Parameter,
     /// Range in the array.
     pub range: Range<usize>,
 }
 
-impl Place {
+impl TensorEntry {
     /// Returns whether the tensor is a matrix, as opposed to a norm or a bias.
     pub fn is_matrix(&self) -> bool {
         self.parameter.shape.len() > 1
@@ -27,7 +27,7 @@ impl Place {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tensors {
     /// Tensors, in the order of the file.
-    pub places: Vec<Place>,
+    pub entries: Vec<TensorEntry>,
     /// Length of the array, including padding.
     pub len: usize,
 }
@@ -40,20 +40,20 @@ impl Tensors {
         for parameter in parameters {
             let range = end..end + parameter.shape.iter().product::<usize>();
             end = range.end;
-            self.places.push(Place { parameter, range });
+            self.entries.push(TensorEntry { parameter, range });
         }
         self.len = end.next_multiple_of(64);
         start..end
     }
 
     /// Returns the tensor with this name.
-    pub fn find(&self, name: &str) -> Option<&Place> {
-        self.places.iter().find(|place| place.parameter.name == name)
+    pub fn find(&self, name: &str) -> Option<&TensorEntry> {
+        self.entries.iter().find(|entry| entry.parameter.name == name)
     }
 
     /// Returns the number of parameters, without padding.
     pub fn parameters(&self) -> usize {
-        self.places.iter().map(|place| place.range.len()).sum()
+        self.entries.iter().map(|entry| entry.range.len()).sum()
     }
 
     /// Writes an array with this layout as safetensors.
@@ -61,7 +61,7 @@ impl Tensors {
     /// # Errors
     /// Returns an error if the file cannot be written.
     pub fn write(&self, path: &Path, array: &[f32]) -> Result<(), ModelError> {
-        self.write_with(path, |place| Cow::Borrowed(&array[place.range.clone()]))
+        self.write_with(path, |entry| Cow::Borrowed(&array[entry.range.clone()]))
     }
 
     /// Writes tensors whose values `values` computes while they are written.
@@ -72,11 +72,12 @@ impl Tensors {
     pub fn write_with<'a>(
         &self,
         path: &Path,
-        mut values: impl FnMut(&Place) -> Cow<'a, [f32]>,
+        mut values: impl FnMut(&TensorEntry) -> Cow<'a, [f32]>,
     ) -> Result<(), ModelError> {
-        let named = |Place { parameter, .. }: &Place| (parameter.name.clone(), parameter.shape.clone());
-        let tensors: Vec<_> = self.places.iter().map(named).collect();
-        write_safetensors_with(path, &tensors, |index| values(&self.places[index]))
+        let named =
+            |TensorEntry { parameter, .. }: &TensorEntry| (parameter.name.clone(), parameter.shape.clone());
+        let tensors: Vec<_> = self.entries.iter().map(named).collect();
+        write_safetensors_with(path, &tensors, |index| values(&self.entries[index]))
     }
 
     /// Opens a file that [`Tensors::write`], or another program with the same names, wrote, and checks
@@ -87,7 +88,7 @@ impl Tensors {
     /// are other tensors.
     pub fn open(&self, path: &Path) -> Result<SafetensorsFile, ModelError> {
         let file = SafetensorsFile::open(path)?;
-        for Place { parameter, .. } in &self.places {
+        for TensorEntry { parameter, .. } in &self.entries {
             file.check_shaped(&parameter.name, &parameter.shape)?;
         }
         match file.tensors().filter(|(name, _)| self.find(name).is_none()).min() {
@@ -105,8 +106,8 @@ impl Tensors {
     /// # Errors
     /// Returns an error if the file was opened for another layout.
     pub fn read(&self, file: &SafetensorsFile, array: &mut [f32]) -> Result<(), ModelError> {
-        self.places
+        self.entries
             .iter()
-            .try_for_each(|place| file.read(&place.parameter.name, &mut array[place.range.clone()]))
+            .try_for_each(|entry| file.read(&entry.parameter.name, &mut array[entry.range.clone()]))
     }
 }

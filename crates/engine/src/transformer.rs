@@ -14,12 +14,12 @@ use std::ops::Range;
 use crate::Compute;
 use crate::adapter::Adapter;
 use crate::buffer::Buffer;
-use crate::layout::{Map, Site, attention_shape, sight};
-use crate::ops::kv::{Blocks, KeyValues, Places, Span};
+use crate::gemm::{Matrix, Mode, Rhs, Scratch, gemm};
+use crate::layout::{Map, Site, attention_shape, attention_window};
+use crate::ops::kv::{Blocks, KeyValues, KvBlocks, Span};
 use crate::ops::norm::Heads;
 use crate::ops::rope::RopeTable;
 use crate::ops::{add_rows, attention, fill_rows, for_rows, gated, norm, softmax};
-use crate::product::{Matrix, Mode, Right, Scratch, product};
 use crate::scratch::MapScratch;
 use crate::value_head::ValueHead;
 use crate::weights::Weights;
@@ -59,7 +59,7 @@ pub struct LayerState {
 
 /// Temporary rows shared by all layers.
 #[derive(Default)]
-pub struct Temporary {
+pub struct TemporaryRows {
     /// Normalized rows, as wide as the residual stream.
     pub normed: Buffer,
     /// Rows of the feed-forward part, as wide as its activation.
@@ -159,16 +159,8 @@ impl Transformer {
                 Mode::Add
             }
         };
-        let weight = Right::Packed(self.weights.packed(map));
-        product(
-            &self.compute,
-            &mut scratch.product,
-            Matrix::new(x, rows, at.inputs),
-            weight,
-            out,
-            width,
-            mode,
-        );
+        let weight = Rhs::Packed(self.weights.packed(map));
+        gemm(&self.compute, &mut scratch.gemm, Matrix::new(x, rows, at.inputs), weight, out, width, mode);
         for (rows, adapter) in adapters {
             let x = &x[rows.start * at.inputs..rows.end * at.inputs];
             let out = &mut out[rows.start * width..rows.end * width];
@@ -181,9 +173,9 @@ impl Transformer {
     pub fn forward(
         &self,
         rows: Rows<'_>,
-        places: &mut Places<'_>,
+        kv_blocks: &mut KvBlocks<'_>,
         state: &mut LayerState,
-        temporary: &mut Temporary,
+        temporary: &mut TemporaryRows,
         stream: &mut Buffer,
         next: &mut Buffer,
     ) {
@@ -191,7 +183,7 @@ impl Transformer {
         self.embed(rows.tokens, stream.reserve(size));
         for layer in 0..self.weights.config.layers {
             let input = &stream[..size];
-            self.forward_layer(layer, rows, &places.layer(layer), input, state, temporary, next);
+            self.forward_layer(layer, rows, &kv_blocks.layer(layer), input, state, temporary, next);
             std::mem::swap(stream, next);
         }
     }
@@ -205,7 +197,7 @@ impl Transformer {
         keys_values: &KeyValues<'_>,
         input: &[f32],
         state: &mut LayerState,
-        temporary: &mut Temporary,
+        temporary: &mut TemporaryRows,
         out: &mut Buffer,
     ) {
         self.forward_state(layer, rows, keys_values, input, state, temporary);
@@ -227,12 +219,12 @@ impl Transformer {
         rows: Rows<'_>,
         gate_up: &[f32],
         residual: Option<&[f32]>,
-        temporary: &mut Temporary,
+        temporary: &mut TemporaryRows,
         out: &mut [f32],
     ) {
         let config = &self.weights.config;
         let (count, wide) = (rows.tokens.len(), config.intermediate);
-        let Temporary { hidden, scratch, .. } = temporary;
+        let TemporaryRows { hidden, scratch, .. } = temporary;
         let activated = hidden.reserve(count * wide);
         gated::forward(
             &self.compute,
@@ -262,14 +254,14 @@ impl Transformer {
         keys_values: &KeyValues<'_>,
         input: &[f32],
         state: &mut LayerState,
-        temporary: &mut Temporary,
+        temporary: &mut TemporaryRows,
     ) {
         let config = &self.weights.config;
         let shape = attention_shape(config);
         let at = &self.weights.layout.layers[layer];
         let count = rows.tokens.len();
         let (compute, epsilon) = (&self.compute, config.norm_epsilon);
-        let Temporary { normed, scratch, .. } = temporary;
+        let TemporaryRows { normed, scratch, .. } = temporary;
         let map = |site| Map { layer, site };
         let adapters = rows.adapters;
 
@@ -280,14 +272,14 @@ impl Transformer {
         if config.qk_norm {
             state.raw.reserve(qkv.len()).copy_from_slice(qkv);
         }
-        self.place_heads(layer, rows.positions, qkv);
+        self.prepare_heads(layer, rows.positions, qkv);
 
         let attended = state.attended.reserve(count * shape.query());
         let stats = state.stats.reserve(count * shape.heads * 2);
         attention::forward(
             compute,
             keys_values,
-            sight(config, layer),
+            attention_window(config, layer),
             rows.spans,
             qkv,
             attended,
@@ -313,7 +305,7 @@ impl Transformer {
     }
 
     /// Applies norms (if the model has them) and rotary embedding to queries and keys, in place.
-    fn place_heads(&self, layer: usize, positions: &[u32], qkv: &mut [f32]) {
+    fn prepare_heads(&self, layer: usize, positions: &[u32], qkv: &mut [f32]) {
         let config = &self.weights.config;
         let at = &self.weights.layout.layers[layer];
         for (heads, weight) in [(self.query_heads(), &at.query_norm), (self.key_heads(), &at.key_norm)] {
@@ -337,15 +329,15 @@ impl Transformer {
         norm::forward(&self.compute, rows, x, &weight, config.norm_epsilon, normed);
         let logits = logits.reserve(rows * config.vocabulary);
         let a = Matrix::new(normed, rows, config.hidden);
-        let head = Right::Packed(&self.weights.head);
-        product(&self.compute, scratch, a, head, logits, config.vocabulary, Mode::Set);
+        let head = Rhs::Packed(&self.weights.head);
+        gemm(&self.compute, scratch, a, head, logits, config.vocabulary, Mode::Set);
     }
 }
 
 /// Copies the `wanted` rows of `x` (`width` values each) to the front of `out`.
-pub fn gather_rows(x: &[f32], width: usize, wanted: impl ExactSizeIterator<Item = usize>, out: &mut Buffer) {
-    let out = out.reserve(wanted.len() * width);
-    for (to, row) in out.chunks_exact_mut(width).zip(wanted) {
+pub fn gather_rows(x: &[f32], width: usize, needed: impl ExactSizeIterator<Item = usize>, out: &mut Buffer) {
+    let out = out.reserve(needed.len() * width);
+    for (to, row) in out.chunks_exact_mut(width).zip(needed) {
         to.copy_from_slice(&x[row * width..][..width]);
     }
 }
@@ -354,7 +346,7 @@ pub fn gather_rows(x: &[f32], width: usize, wanted: impl ExactSizeIterator<Item 
 #[derive(Default)]
 pub struct Inference {
     state: LayerState,
-    temporary: Temporary,
+    temporary: TemporaryRows,
     /// Residual stream before and after a layer.
     stream: Buffer,
     next: Buffer,
@@ -365,21 +357,21 @@ pub struct Inference {
 impl Inference {
     /// Runs `rows` through `model`, storing keys and values in `blocks`.
     pub fn run(&mut self, model: &Transformer, rows: Rows<'_>, blocks: &mut Blocks) {
-        let mut places = Places { stack: blocks, passing: None };
+        let mut kv_blocks = KvBlocks { stack: blocks, passing: None };
         let Inference { state, temporary, stream, next, .. } = self;
-        model.forward(rows, &mut places, state, temporary, stream, next);
+        model.forward(rows, &mut kv_blocks, state, temporary, stream, next);
     }
 
     /// Computes `logits`, one row of the vocabulary for each of the `wanted` rows of the last run.
     pub fn logits(
         &mut self,
         model: &Transformer,
-        wanted: impl ExactSizeIterator<Item = usize> + Clone,
+        needed: impl ExactSizeIterator<Item = usize> + Clone,
         logits: &mut Buffer,
     ) {
         let width = model.weights.config.hidden;
-        gather_rows(&self.stream, width, wanted.clone(), &mut self.selected);
-        let selected = &self.selected[..wanted.len() * width];
-        model.head(selected, &mut self.normed, &mut self.temporary.scratch.product, logits);
+        gather_rows(&self.stream, width, needed.clone(), &mut self.selected);
+        let selected = &self.selected[..needed.len() * width];
+        model.head(selected, &mut self.normed, &mut self.temporary.scratch.gemm, logits);
     }
 }

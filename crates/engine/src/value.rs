@@ -5,10 +5,10 @@ use levade_policy::ForwardBackward;
 use levade_tree::TreeBatch;
 
 use crate::buffer::Buffer;
+use crate::gemm::Mode;
 use crate::head::HeadGradient;
 use crate::ops::norm;
 use crate::packing::Unit;
-use crate::product::Mode;
 use crate::simd::{dot, simd};
 use crate::transformer::{Transformer, gather_rows};
 use crate::value_head::ValueHead;
@@ -81,17 +81,17 @@ impl Values {
         for ((&target, normed), dnormed) in
             targets.iter().zip(normed.chunks_exact(width)).zip(dnormed.chunks_exact_mut(width))
         {
-            let mut slope = 0.0;
+            let mut derivative = 0.0;
             for term in batch.terms_of(&batch.targets[target]) {
                 let evaluated = loss.evaluate(values[target], term);
-                slope += f64::from(term.weight) * evaluated.slope;
+                derivative += f64::from(term.weight) * evaluated.slope;
                 sums.add_value(term, &evaluated);
             }
             sums.targets += 1;
-            let slope = slope as f32;
-            add_scaled(compute.isa, normed, slope, &mut own[..width]);
-            own[width] += slope;
-            dnormed.iter_mut().zip(w).for_each(|(to, w)| *to = slope * w);
+            let derivative = derivative as f32;
+            add_scaled(compute.isa, normed, derivative, &mut own[..width]);
+            own[width] += derivative;
+            dnormed.iter_mut().zip(w).for_each(|(to, w)| *to = derivative * w);
         }
         let drows = self.drows.reserve(count * width);
         drows.fill(0.0);

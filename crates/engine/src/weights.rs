@@ -8,11 +8,11 @@ use levade_model::{ModelConfig, ModelError, ModelFiles};
 
 use crate::Compute;
 use crate::buffer::Buffer;
+use crate::gemm::PackedMatrix;
 use crate::layout::{Layout, Map};
 use crate::parameters::Parameters;
 use crate::precision::Precision;
-use crate::product::Packed;
-use crate::tensors::Place;
+use crate::tensors::TensorEntry;
 
 /// All weights of a model.
 pub struct Weights {
@@ -23,9 +23,9 @@ pub struct Weights {
     /// Parameters in f32.
     pub master: Buffer,
     /// Matrices of all linear maps, in the order of [`Map::all`], packed for `x · Wᵀ`.
-    maps: Vec<Packed>,
+    maps: Vec<PackedMatrix>,
     /// Output head, packed for `x · Wᵀ`.
-    pub head: Packed,
+    pub head: PackedMatrix,
     changes: u64,
 }
 
@@ -41,8 +41,8 @@ impl Weights {
         Weights {
             config: config.clone(),
             master: Buffer::zeroed(layout.tensors.len),
-            maps: Packed::together(precision, &shapes),
-            head: Packed::empty(precision, config.hidden, config.vocabulary),
+            maps: PackedMatrix::together(precision, &shapes),
+            head: PackedMatrix::empty(precision, config.hidden, config.vocabulary),
             changes: 0,
             layout,
         }
@@ -66,7 +66,7 @@ impl Weights {
     /// replaced; the packed copies match the master copy in any case.
     pub fn read(&mut self, compute: &Compute, files: &ModelFiles) -> Result<(), ModelError> {
         let Weights { layout, master, .. } = self;
-        let read = layout.tensors.places.iter().try_for_each(|Place { parameter, range }| {
+        let read = layout.tensors.entries.iter().try_for_each(|TensorEntry { parameter, range }| {
             files.tensor_into(&parameter.name, &parameter.shape, &mut master[range.clone()])
         });
         self.parameters().pack(compute);
@@ -88,7 +88,7 @@ impl Weights {
     }
 
     /// Returns the packed matrix of a linear map.
-    pub fn packed(&self, map: Map) -> &Packed {
+    pub fn packed(&self, map: Map) -> &PackedMatrix {
         &self.maps[map.index()]
     }
 

@@ -13,12 +13,12 @@ mod common;
 #[path = "../../rl/tests/verl/fixture.rs"]
 #[allow(dead_code)]
 mod fixture;
-#[path = "../../rl/tests/asynchronous/losses.rs"]
-mod losses_of_others;
 #[path = "../../rl/tests/verl/losses.rs"]
 mod losses_of_verl;
+#[path = "../../rl/tests/asynchronous/losses.rs"]
+mod reference_losses;
 
-use levade_engine::testing::{Compute, Learning, Limits, Transformer, ValueHead, Weights, tiny_config};
+use levade_engine::testing::{Compute, Limits, TrainingState, Transformer, ValueHead, Weights, tiny_config};
 use levade_engine::{Isa, Precision};
 use levade_model::ModelConfig;
 use levade_rl::{Loss, Point};
@@ -36,12 +36,12 @@ struct Step {
 fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
     let mut next = 0;
     let mut steps = Vec::new();
-    let mut paths = Vec::new();
+    let mut sequences = Vec::new();
     for (row, weights) in rows.iter().zip(weights) {
         let start = next;
         next += 1 + row.len();
-        let place = |t: usize| Step { before: start + t, token: start + t + 1 };
-        steps.push((0..row.len()).map(place).collect::<Vec<_>>());
+        let make_step = |t: usize| Step { before: start + t, token: start + t + 1 };
+        steps.push((0..row.len()).map(make_step).collect::<Vec<_>>());
         let target = |(t, (point, weight)): (usize, (&Point, &f64))| PathTarget {
             index: t as u32 + 1,
             temperature: 1.0,
@@ -58,7 +58,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
                 ..Term::default()
             },
         };
-        paths.push(PathInput {
+        sequences.push(PathInput {
             tokens: (start..next).map(|token| token as u32).collect(),
             targets: row.iter().zip(weights).enumerate().map(target).collect(),
         });
@@ -67,7 +67,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     let config = ModelConfig { hidden: 48, tied: false, norm_epsilon: 1e-12, ..tiny_config() };
     let (width, vocabulary) = (config.hidden, config.vocabulary);
     assert!(next <= width, "{next} tokens have no room in {width} states");
-    let compute = Compute::with(2, Isa::detect(), Precision::F32);
+    let compute = Compute::with_isa(2, Isa::detect(), Precision::F32);
     let mut model_weights = Weights::zeroed(&config, compute.precision());
     let layout = model_weights.layout.clone();
     for token in 0..next {
@@ -82,8 +82,8 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
             if loss.is_of_values() {
                 head.master[step.before] = (point.logp / size) as f32;
             } else {
-                let others = (vocabulary as f64 - 1.0).ln();
-                let logit = point.logp + others - (1.0 - point.logp.exp()).ln();
+                let log_remaining = (vocabulary as f64 - 1.0).ln();
+                let logit = point.logp + log_remaining - (1.0 - point.logp.exp()).ln();
                 let at = layout.head.start + step.token * width + step.before;
                 model_weights.master[at] = (logit / size) as f32;
             }
@@ -92,16 +92,17 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     model_weights.parameters().pack(&compute);
     let mut model = Transformer::new(compute, model_weights, 64);
     model.values.insert(None, head);
-    let mut learning = Learning::new(&model, Limits::NONE);
-    let batch = TreeBatch::merge(&paths).unwrap();
+    let mut learning = TrainingState::new(&model, Limits::NONE);
+    let batch = TreeBatch::merge(&sequences).unwrap();
     let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
-    let slope = |(step, point): (&Step, &Point)| {
+    let derivative = |(step, point): (&Step, &Point)| {
         if loss.is_of_values() {
             return f64::from(learning.value_heads[&None].gradient[step.before]) / size;
         }
         let at = layout.head.start + step.token * width + step.before;
-        f64::from(learning.optimiser.gradient[at]) / size / (1.0 - point.logp.exp())
+        f64::from(learning.optimizer.gradient[at]) / size / (1.0 - point.logp.exp())
     };
-    let slopes = steps.iter().zip(rows).map(|(steps, row)| steps.iter().zip(row).map(slope).collect());
-    (sums.loss, slopes.collect())
+    let derivatives =
+        steps.iter().zip(rows).map(|(steps, row)| steps.iter().zip(row).map(derivative).collect());
+    (sums.loss, derivatives.collect())
 }

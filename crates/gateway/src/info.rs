@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use levade_policy::{SampleRequest, SamplingParams, within};
+use levade_policy::{SampleRequest, SamplingParams, with_sampler_timeout};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -154,7 +154,7 @@ fn model(gateway: &Gateway, incoming: IncomingRequest, asked: &Asked) -> Result<
 /// Returns the version of the weights that a model currently samples with.
 async fn weights(model: &Model) -> Result<String, ApiError> {
     let sampler = &**model.party.tokens()?.sampler;
-    let found = within(sampler, PROBE, sampler.version()).await;
+    let found = with_sampler_timeout(sampler, PROBE, sampler.version()).await;
     let late = || {
         let message = format!("waited {PROBE:?} for the version of the weights of {:?}", model.party.model);
         ApiError::new(ErrorKind::Deadline, message)
@@ -178,6 +178,6 @@ async fn probe(model: &Model) -> Result<(), ApiError> {
             format!("{:?} sampled no token within {PROBE:?}", model.party.model),
         )
     };
-    within(&**sampler, PROBE, probed).await.ok_or_else(late)??;
+    with_sampler_timeout(&**sampler, PROBE, probed).await.ok_or_else(late)??;
     Ok(())
 }

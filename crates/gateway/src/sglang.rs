@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use levade_policy::FinishReason;
-use levade_text::{Chat, Piece};
+use levade_text::{Chat, CompletionDelta};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -350,9 +350,9 @@ impl Writer {
     }
 }
 
-fn speech(piece: &Piece) -> Option<&str> {
+fn speech(piece: &CompletionDelta) -> Option<&str> {
     match piece {
-        Piece::Speech(text) => Some(text),
+        CompletionDelta::Speech(text) => Some(text),
         _ => None,
     }
 }

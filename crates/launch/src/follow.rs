@@ -7,7 +7,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use levade_policy::awake::{Clock, sleep, within};
+use levade_policy::process_time::{Clock, sleep, with_timeout};
 use levade_run::Host;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -106,7 +106,7 @@ pub async fn follow(
     tokio::select! {
         code = watch(job, GrowingLog::new(log, output), &host, &stop_requested, &clock, TIMEOUTS) => Ok(LaunchOutcome::Code(code?)),
         () = twice => Ok(LaunchOutcome::Code(INTERRUPTED)),
-        () = clock.clone().keep(|_| {}) => unreachable!("the clock does not end"),
+        () = clock.clone().track_pauses(|_| {}) => unreachable!("the clock does not end"),
     }
 }
 
@@ -137,7 +137,7 @@ async fn watch<J: SchedulerJob>(
             match within_timeout(job.end(), timeouts.response_timeout).await {
                 Ok(()) => {
                     report_status::<J>(host, &format!("{} is asked to end", job.name()));
-                    ending = Some(clock.now());
+                    ending = Some(clock.elapsed());
                 }
                 Err(error) if !rejected => {
                     report_status::<J>(
@@ -169,9 +169,9 @@ async fn watch<J: SchedulerJob>(
                         host,
                         &format!("says nothing of {}, asked again: {error:#}", job.name()),
                     );
-                    clock.now()
+                    clock.elapsed()
                 });
-                if clock.now() - since > timeouts.silence {
+                if clock.elapsed() - since > timeouts.silence {
                     anyhow::bail!(
                         "waited {:?} for {} to say how {} is, which may go on: {error:#}\nwatch it  {}\nend it    {}",
                         timeouts.silence,
@@ -183,10 +183,10 @@ async fn watch<J: SchedulerJob>(
                 }
             }
         }
-        if let Some(since) = ending.filter(|since| clock.now() - *since > timeouts.ending) {
+        if let Some(since) = ending.filter(|since| clock.elapsed() - *since > timeouts.ending) {
             anyhow::bail!(
                 "waited {:?} for {} to end; it was last said to be: {last}\nwatch it  {}\nend it    {}",
-                clock.now() - since,
+                clock.elapsed() - since,
                 job.name(),
                 job.to_watch(),
                 job.to_end()
@@ -199,7 +199,7 @@ async fn within_timeout<T>(
     response: impl Future<Output = anyhow::Result<T>>,
     timeout: Duration,
 ) -> anyhow::Result<T> {
-    within(timeout, response).await.unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for an answer"))
+    with_timeout(timeout, response).await.unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for an answer"))
 }
 
 /// A log that another process appends to.

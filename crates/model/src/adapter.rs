@@ -48,7 +48,7 @@ pub struct AdapterConfig {
     /// [`AdaptedModule::alpha`].
     pub alpha: f32,
     /// Whether the scale is alpha / √rank (rsLoRA) instead of alpha / rank.
-    pub rank_stabilised: bool,
+    pub rank_stabilized: bool,
     /// Notes for the user about the file's contents.
     pub notes: Vec<String>,
     targets: Selection,
@@ -89,17 +89,17 @@ impl AdapterConfig {
     ///
     /// # Errors
     /// Returns an error if the file is missing or damaged, or if it sets more than plain LoRA.
-    pub fn open(folder: &Path) -> Result<Self, ModelError> {
-        let path = folder.join(Self::FILE);
+    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+        let path = dir.join(Self::FILE);
         let contents = std::fs::read(&path).map_err(ModelError::io("read", &path))?;
-        placeholder::refuse(&path, &contents)?;
+        placeholder::reject_placeholder(&path, &contents)?;
         let object: Map<String, Value> = serde_json::from_slice(&contents)
             .map_err(|error| ModelError::damaged(&path, format!("it is not a JSON object: {error}")))?;
         let keys = Keys::new(&path, "", &object);
-        if keys.need("peft_type", keys.text("peft_type")?)? != "LORA" {
+        if keys.require("peft_type", keys.text("peft_type")?)? != "LORA" {
             return Err(keys.unsupported("peft_type", MERGE));
         }
-        keys.refuse("bias", MERGE)?;
+        keys.reject("bias", MERGE)?;
         if let Some(way) = keys.get("init_lora_weights") {
             let leaves_the_base = |way: &str| BEGINNINGS.iter().any(|known| way.eq_ignore_ascii_case(known));
             if !way.is_boolean() && !way.as_str().is_some_and(leaves_the_base) {
@@ -125,18 +125,18 @@ impl AdapterConfig {
         });
         let config = Self {
             base,
-            rank: keys.needed_size("r")?,
-            alpha: keys.needed_float("lora_alpha")?,
-            rank_stabilised: keys.flag("use_rslora", false)?,
-            targets: keys.need("target_modules", targets)?,
+            rank: keys.required_size("r")?,
+            alpha: keys.required_float("lora_alpha")?,
+            rank_stabilized: keys.flag("use_rslora", false)?,
+            targets: keys.require("target_modules", targets)?,
             exclude: selection(&keys, "exclude_modules")?,
             layers: layers.filter(|layers| !layers.is_empty()),
             layer_patterns: layer_patterns.collect::<Result<_, _>>()?,
-            ranks: patterned(&keys, "rank_pattern", "a whole number", index)?,
-            alphas: patterned(&keys, "alpha_pattern", "a number", |value| {
+            ranks: compile_patterns(&keys, "rank_pattern", "a whole number", index)?,
+            alphas: compile_patterns(&keys, "alpha_pattern", "a number", |value| {
                 value.as_f64().map(|alpha| alpha as f32)
             })?,
-            notes: keys.settle_rest(
+            notes: keys.check_unread(
                 |key| WITHOUT_EFFECT.contains(&key) || key.starts_with(['_']) || key.starts_with("unsloth"),
                 MERGE,
             )?,
@@ -160,16 +160,16 @@ impl AdapterConfig {
     /// - a rank is 0 or exceeds the hidden size, or an alpha is not positive and finite.
     pub fn modules(&self, base: &ModelConfig) -> Result<Vec<AdaptedModule>, ModelError> {
         let unsupported = |what: String| Err(ModelError::unsupported(&self.path, what, MERGE));
-        let others = ["model.embed_tokens", "lm_head"];
+        let outer_modules = ["model.embed_tokens", "lm_head"];
         let is_all = matches!(self.targets, Selection::AllLinear);
-        if let Some(other) = others.iter().find(|name| !is_all && self.is_on(name)) {
+        if let Some(other) = outer_modules.iter().find(|name| !is_all && self.is_on(name)) {
             return unsupported(format!("target_modules takes in {other}"));
         }
         let parameters = base.parameters();
         let names = parameters.iter().filter(|parameter| parameter.shape.len() == 2);
         let names = names.filter_map(|parameter| parameter.name.strip_suffix(".weight"));
         let mut modules = Vec::new();
-        for name in names.filter(|name| !others.contains(name) && self.is_on(name)) {
+        for name in names.filter(|name| !outer_modules.contains(name) && self.is_on(name)) {
             let rank = own(&self.ranks, name).unwrap_or(self.rank);
             let alpha = own(&self.alphas, name).unwrap_or(self.alpha);
             if rank == 0 || rank > base.hidden {
@@ -276,7 +276,7 @@ fn index(value: &Value) -> Option<usize> {
 
 /// Parses `rank_pattern` or `alpha_pattern`. Each pattern must match a full name or a suffix of it that
 /// follows a dot.
-fn patterned<T>(
+fn compile_patterns<T>(
     keys: &Keys,
     key: &str,
     wanted: &str,

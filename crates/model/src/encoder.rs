@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::fetch::sha256;
-use crate::files::{read_if_there, read_json};
+use crate::files::{read_if_exists, read_json};
 use crate::keys::Keys;
 use crate::{ModelError, Parameter, SafetensorsFile};
 
@@ -53,7 +53,7 @@ pub struct EncoderConfig {
     /// Pooling method.
     pub pooling: Pooling,
     /// Maximum number of tokens of a text, special tokens included; `positions` by default.
-    pub most_tokens: usize,
+    pub max_tokens: usize,
     /// Prefix of queries; may be empty.
     pub query_prefix: String,
     /// Prefix of passages; may be empty.
@@ -101,7 +101,7 @@ impl EncoderFiles {
         pooling(path, &mut config)?;
         length(path, &mut config)?;
         prefixes(path, name, &object, &mut config)?;
-        let tokenizer = read_if_there(&path.join("tokenizer.json"))?;
+        let tokenizer = read_if_exists(&path.join("tokenizer.json"))?;
         let tokenizer = tokenizer.ok_or_else(|| missing("has no tokenizer.json"))?;
         let weights_path = path.join("model.safetensors");
         if !weights_path.exists() {
@@ -171,11 +171,11 @@ impl EncoderFiles {
     pub fn fingerprint(&self) -> Result<String, ModelError> {
         let mut hasher = Sha256::new();
         hasher.update(sha256(&self.weights_path, &mut |_| ())?);
-        let EncoderConfig { pooling, most_tokens, query_prefix, passage_prefix, norm_epsilon, heads, .. } =
+        let EncoderConfig { pooling, max_tokens, query_prefix, passage_prefix, norm_epsilon, heads, .. } =
             &self.config;
         hasher.update(&self.tokenizer);
         hasher.update(format!(
-            "{pooling:?}|{most_tokens}|{query_prefix:?}|{passage_prefix:?}|{norm_epsilon:e}|{heads}"
+            "{pooling:?}|{max_tokens}|{query_prefix:?}|{passage_prefix:?}|{norm_epsilon:e}|{heads}"
         ));
         Ok(hasher.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect())
     }
@@ -246,12 +246,12 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
         "max_position_embeddings",
     ];
     for key in sizes {
-        if keys.needed_size(key)? == 0 {
+        if keys.required_size(key)? == 0 {
             return Err(ModelError::config(path, format!("{key} is 0")));
         }
     }
     let [hidden, intermediate, layers, heads, vocabulary, positions] =
-        sizes.map(|key| keys.needed_size(key).unwrap_or_default());
+        sizes.map(|key| keys.required_size(key).unwrap_or_default());
     if positions < 3 {
         let what = format!("max_position_embeddings is {positions}, but a text takes at least 3 positions");
         return Err(ModelError::config(path, what));
@@ -271,24 +271,24 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
         types,
         norm_epsilon: keys.float("layer_norm_eps")?.unwrap_or(1e-12),
         pooling: Pooling::Mean,
-        most_tokens: positions,
+        max_tokens: positions,
         query_prefix: String::new(),
         passage_prefix: String::new(),
     })
 }
 
 /// Sets the pooling method from `modules.json` and the pooling module's `config.json`.
-fn pooling(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
-    let path = folder.join("modules.json");
-    let mut place = "1_Pooling".to_owned();
-    if let Some(text) = read_if_there(&path)? {
+fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
+    let path = dir.join("modules.json");
+    let mut pooling_dir = "1_Pooling".to_owned();
+    if let Some(text) = read_if_exists(&path)? {
         let modules: Value =
             serde_json::from_slice(&text).map_err(|error| ModelError::damaged(&path, error.to_string()))?;
         for module in modules.as_array().into_iter().flatten() {
             let text = |key: &str| module.get(key).and_then(Value::as_str).unwrap_or_default();
             match text("type").rsplit('.').next().unwrap_or_default() {
                 "Transformer" | "Normalize" => {}
-                "Pooling" => text("path").clone_into(&mut place),
+                "Pooling" => text("path").clone_into(&mut pooling_dir),
                 other => {
                     return Err(ModelError::unsupported(
                         &path,
@@ -300,8 +300,9 @@ fn pooling(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> 
         }
     }
     // Only the last component of the path, so that the file cannot refer outside the encoder's directory.
-    let place = Path::new(&place).file_name().map_or_else(|| "1_Pooling".into(), std::ffi::OsStr::to_owned);
-    let path = folder.join(place).join("config.json");
+    let pooling_dir =
+        Path::new(&pooling_dir).file_name().map_or_else(|| "1_Pooling".into(), std::ffi::OsStr::to_owned);
+    let path = dir.join(pooling_dir).join("config.json");
     let Some(object) = read_json(&path)? else {
         return Err(ModelError::Missing {
             path,
@@ -312,8 +313,8 @@ fn pooling(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> 
     let keys = Keys::new(&path, "", &object);
     let mode = keys.text("pooling_mode")?;
     let on = |name: &str| keys.flag(&format!("pooling_mode_{name}"), false);
-    let others = ["max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
-    let other = others.into_iter().map(on).collect::<Result<Vec<_>, _>>()?.contains(&true);
+    let unsupported_modes = ["max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
+    let other = unsupported_modes.into_iter().map(on).collect::<Result<Vec<_>, _>>()?.contains(&true);
     config.pooling = match (mode, on("cls_token")?, on("mean_tokens")?, other) {
         (Some("mean"), ..) | (None, false, true, false) => Pooling::Mean,
         (Some("cls"), ..) | (None, true, false, false) => Pooling::Cls,
@@ -330,11 +331,11 @@ fn pooling(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> 
 
 /// Sets the maximum number of tokens from `sentence_bert_config.json`, if that exists. The value is
 /// limited to the number of position embeddings, and is at least 3.
-fn length(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
-    let path = folder.join("sentence_bert_config.json");
+fn length(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
+    let path = dir.join("sentence_bert_config.json");
     if let Some(object) = read_json(&path)? {
-        let most = Keys::new(&path, "", &object).size("max_seq_length")?;
-        config.most_tokens = most.unwrap_or(config.positions).clamp(3, config.positions);
+        let max_tokens = Keys::new(&path, "", &object).size("max_seq_length")?;
+        config.max_tokens = max_tokens.unwrap_or(config.positions).clamp(3, config.positions);
     }
     Ok(())
 }
@@ -342,12 +343,12 @@ fn length(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
 /// Sets the prefixes. If `config_sentence_transformers.json` has a query prompt, its prompts are used.
 /// Otherwise, E5 and BGE are recognized by `name` or by the name in `config.json` (`object`).
 fn prefixes(
-    folder: &Path,
+    dir: &Path,
     name: &str,
     object: &Map<String, Value>,
     config: &mut EncoderConfig,
 ) -> Result<(), ModelError> {
-    let path = folder.join("config_sentence_transformers.json");
+    let path = dir.join("config_sentence_transformers.json");
     let settings = read_json(&path)?.unwrap_or_default();
     let prompt = |name: &str| settings.get("prompts")?.get(name)?.as_str();
     if let Some(query) = prompt("query") {

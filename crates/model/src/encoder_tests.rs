@@ -4,11 +4,11 @@ use super::*;
 use crate::write_safetensors;
 
 /// A small encoder in a temporary directory, in the layout of sentence-transformers.
-struct Made(tempfile::TempDir);
+struct TestEncoder(tempfile::TempDir);
 
-impl Made {
+impl TestEncoder {
     fn new(prefix: &str) -> Self {
-        let made = Made(tempfile::tempdir().unwrap());
+        let made = TestEncoder(tempfile::tempdir().unwrap());
         made.write("config.json", &config());
         made.write("tokenizer.json", &json!({}));
         made.write("modules.json", &json!([{ "type": "sentence_transformers.models.Transformer" }]));
@@ -42,7 +42,7 @@ impl Made {
         self.open(name).unwrap().config
     }
 
-    fn refused(&self) -> String {
+    fn open_error(&self) -> String {
         self.open("x").err().unwrap().to_string()
     }
 }
@@ -57,9 +57,9 @@ fn config() -> Value {
 
 #[test]
 fn open_reads_pooling_and_length_settings() {
-    let made = Made::new("");
+    let made = TestEncoder::new("");
     let plain = made.config("x");
-    assert_eq!((plain.pooling, plain.most_tokens, plain.heads), (Pooling::Mean, 16, 2));
+    assert_eq!((plain.pooling, plain.max_tokens, plain.heads), (Pooling::Mean, 16, 2));
     let modules = json!([
         { "path": "", "type": "sentence_transformers.models.Transformer" },
         { "path": "1_Pooling", "type": "sentence_transformers.models.Pooling" },
@@ -71,22 +71,22 @@ fn open_reads_pooling_and_length_settings() {
     );
     made.write("sentence_bert_config.json", &json!({ "max_seq_length": 8, "do_lower_case": false }));
     let config = made.config("x");
-    assert_eq!((config.pooling, config.most_tokens), (Pooling::Cls, 8));
+    assert_eq!((config.pooling, config.max_tokens), (Pooling::Cls, 8));
     made.write("1_Pooling/config.json", &json!({ "pooling_mode": "mean" }));
     made.write("sentence_bert_config.json", &json!({ "max_seq_length": 800 }));
-    assert_eq!((made.config("x").pooling, made.config("x").most_tokens), (Pooling::Mean, 16));
+    assert_eq!((made.config("x").pooling, made.config("x").max_tokens), (Pooling::Mean, 16));
     let both = json!({ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true });
     made.write("1_Pooling/config.json", &both);
-    assert!(made.refused().contains("pooled otherwise"));
+    assert!(made.open_error().contains("pooled otherwise"));
     made.write("modules.json", &json!([{ "type": "sentence_transformers.models.Dense" }]));
-    assert!(made.refused().contains("a module \"Dense\""));
+    assert!(made.open_error().contains("a module \"Dense\""));
     std::fs::remove_file(made.0.path().join("modules.json")).unwrap();
-    assert!(made.refused().contains("has no modules.json, which says how its vectors are pooled"));
+    assert!(made.open_error().contains("has no modules.json, which says how its vectors are pooled"));
 }
 
 #[test]
 fn prefixes_come_from_files_or_known_model_names() {
-    let made = Made::new("");
+    let made = TestEncoder::new("");
     let prefixes = |name: &str| {
         let config = made.config(name);
         (config.query_prefix, config.passage_prefix)
@@ -104,13 +104,14 @@ fn prefixes_come_from_files_or_known_model_names() {
 
 #[test]
 fn tensors_with_bert_prefix_are_found() {
-    let files = Made::new("bert.").open("x").map(|files| files.tensor("embeddings.LayerNorm.bias", &[4]));
+    let files =
+        TestEncoder::new("bert.").open("x").map(|files| files.tensor("embeddings.LayerNorm.bias", &[4]));
     assert_eq!(files.unwrap().unwrap(), [0.5; 4]);
 }
 
 #[test]
 fn fingerprint_changes_with_prefixes_and_length() {
-    let made = Made::new("");
+    let made = TestEncoder::new("");
     let print = |name: &str| made.open(name).unwrap().fingerprint().unwrap();
     let first = print("x");
     assert_eq!(print("y"), first);
@@ -121,7 +122,7 @@ fn fingerprint_changes_with_prefixes_and_length() {
 
 #[test]
 fn unsupported_or_inconsistent_files_are_rejected() {
-    let made = Made::new("");
+    let made = TestEncoder::new("");
     for (key, value, why) in [
         ("model_type", json!("xlm-roberta"), "model_type is \"xlm-roberta\""),
         ("hidden_act", json!("relu"), "hidden_act is \"relu\""),
@@ -137,12 +138,12 @@ fn unsupported_or_inconsistent_files_are_rejected() {
         let mut config = config();
         config[key] = value;
         made.write("config.json", &config);
-        let error = made.refused();
+        let error = made.open_error();
         assert!(error.contains(why) || (key == "vocab_size" && error.contains("word_embeddings")), "{error}");
     }
     made.write("config.json", &config());
     std::fs::remove_file(made.0.path().join("tokenizer.json")).unwrap();
-    assert!(made.refused().contains("has no tokenizer.json"));
+    assert!(made.open_error().contains("has no tokenizer.json"));
     let error = EncoderFiles::open(&made.0.path().join("absent"), "x").err().unwrap().to_string();
     assert!(error.contains("is not the folder of an encoder"), "{error}");
 }

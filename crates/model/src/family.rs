@@ -64,7 +64,7 @@ pub struct Traits {
     /// Default square of the divisor of attention scores. `None` if it is always the head's width.
     pub query_scalar: Option<f32>,
     /// Keys of `config.json` that are rejected if set, because they change the computation.
-    pub refused: &'static [&'static str],
+    pub rejected_keys: &'static [&'static str],
     /// Values of keys that `config.json` does not contain.
     pub defaults: Defaults,
 }
@@ -174,7 +174,7 @@ const PLAIN: Traits = Traits {
     unrotated_interval: None,
     local_theta: None,
     query_scalar: None,
-    refused: &[],
+    rejected_keys: &[],
     defaults: DEFAULTS,
 };
 
@@ -251,7 +251,7 @@ static TRAITS: [Traits; 6] = [
         windows: Windows::ButEvery(6),
         local_theta: Some(10_000.0),
         query_scalar: Some(256.0),
-        refused: &["final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"],
+        rejected_keys: &["final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"],
         // The text configuration of a multimodal model contains only values that differ from these.
         defaults: Defaults {
             heads: Some(8),

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::gguf::GgufFile;
 use crate::keys::{Keys, token_ids};
 use crate::safetensors::SafetensorsFile;
-use crate::tokenizer::{check_added, check_prefix_space, settle_flags};
+use crate::tokenizer::{apply_flags, check_added, check_prefix_space};
 use crate::{
     ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config, names, placeholder,
 };
@@ -43,10 +43,10 @@ pub struct ModelFiles {
 
 /// The weight files of a model.
 enum Weights {
-    /// A Hugging Face directory. `place` maps the name of a tensor to the index of its file in `files`.
-    Folder {
+    /// A Hugging Face directory. `file_by_tensor` maps the name of a tensor to the index of its file in `files`.
+    Dir {
         files: Vec<SafetensorsFile>,
-        place: HashMap<String, usize>,
+        file_by_tensor: HashMap<String, usize>,
     },
     Gguf(Box<GgufFile>),
 }
@@ -60,7 +60,7 @@ impl ModelFiles {
     /// contradicts the weights. The message names the file and the tensor or key.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let model = if path.is_dir() {
-            Self::open_folder(path)?
+            Self::open_dir(path)?
         } else if path.is_file() {
             Self::open_gguf(path)?
         } else {
@@ -102,16 +102,17 @@ impl ModelFiles {
         })
     }
 
-    fn open_folder(path: &Path) -> Result<Self, ModelError> {
+    fn open_dir(path: &Path) -> Result<Self, ModelError> {
         let config_path = path.join("config.json");
-        let Some(contents) = read_if_there(&config_path)? else {
+        let Some(contents) = read_if_exists(&config_path)? else {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
                 what: "has no config.json".into(),
                 way_out: "give the folder of a Hugging Face model, or a .gguf file itself".into(),
             });
         };
-        let hf_config::Parsed { mut config, mut notes, is_part } = hf_config::parse(&config_path, &contents)?;
+        let hf_config::ParsedConfig { mut config, mut notes, is_part } =
+            hf_config::parse(&config_path, &contents)?;
         let generation_path = path.join("generation_config.json");
         if let Some(generation) = read_json(&generation_path)? {
             // Chat models often define the token that ends a turn only in this file.
@@ -125,29 +126,29 @@ impl ModelFiles {
         }
         let settings_path = path.join("tokenizer_config.json");
         let settings = read_json(&settings_path)?.unwrap_or_default();
-        let mut tokenizer = read_if_there(&path.join("tokenizer.json"))?;
+        let mut tokenizer = read_if_exists(&path.join("tokenizer.json"))?;
         if let Some(tokenizer) = &mut tokenizer {
             check_added(&settings_path, &settings, tokenizer)?;
             check_prefix_space(&settings_path, &settings, tokenizer)?;
-            settle_flags(&settings, tokenizer);
+            apply_flags(&settings, tokenizer);
         }
         let template_path = path.join("chat_template.jinja");
         let chat_template =
-            match read_if_there(&template_path)? {
+            match read_if_exists(&template_path)? {
                 Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
                     ModelError::damaged(&template_path, format!("it is not UTF-8: {error}"))
                 })?),
                 None => settings.get("chat_template").and_then(default_template),
             };
         let mut files = open_weights(path)?;
-        names::settle(&mut files, is_part)?;
+        names::normalize_names(&mut files, is_part)?;
         if config.tied {
-            notes.extend(settle_head(&mut config, &mut files)?);
+            notes.extend(resolve_tied_head(&mut config, &mut files)?);
         }
-        let mut place = HashMap::new();
+        let mut file_by_tensor = HashMap::new();
         for (index, file) in files.iter().enumerate() {
             for (name, _) in file.tensors() {
-                if let Some(other) = place.insert(name.to_string(), index) {
+                if let Some(other) = file_by_tensor.insert(name.to_string(), index) {
                     let other = files[other].path().display();
                     return Err(ModelError::damaged(
                         file.path(),
@@ -163,7 +164,7 @@ impl ModelFiles {
             special_tokens: SpecialTokens::from_hf(&settings),
             notes,
             path: path.to_path_buf(),
-            weights: Weights::Folder { files, place },
+            weights: Weights::Dir { files, file_by_tensor },
         })
     }
 
@@ -205,14 +206,14 @@ impl ModelFiles {
 
     fn shape(&self, name: &str) -> Option<&[usize]> {
         match &self.weights {
-            Weights::Folder { files, place } => files[*place.get(name)?].shape(name),
+            Weights::Dir { files, file_by_tensor } => files[*file_by_tensor.get(name)?].shape(name),
             Weights::Gguf(file) => file.shape(name),
         }
     }
 
     fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         match &self.weights {
-            Weights::Folder { files, place } => match place.get(name) {
+            Weights::Dir { files, file_by_tensor } => match file_by_tensor.get(name) {
                 Some(&index) => files[index].read(name, out),
                 None => Err(self.missing(name, &[])),
             },
@@ -240,7 +241,9 @@ impl ModelFiles {
             return Ok(());
         }
         let path = match &self.weights {
-            Weights::Folder { files, place } => place.get(name).map(|&index| files[index].path()),
+            Weights::Dir { files, file_by_tensor } => {
+                file_by_tensor.get(name).map(|&index| files[index].path())
+            }
             Weights::Gguf(file) => Some(file.path()),
         };
         Err(ModelError::Shape {
@@ -256,13 +259,13 @@ impl ModelFiles {
         let parameters = self.config.parameters();
         for Parameter { name, shape } in &parameters {
             self.check_shape(name, shape)?;
-            if let Weights::Folder { files, place } = &self.weights {
-                place.get(name).map_or(Ok(()), |&index| files[index].check_shaped(name, shape))?;
+            if let Weights::Dir { files, file_by_tensor } = &self.weights {
+                file_by_tensor.get(name).map_or(Ok(()), |&index| files[index].check_shaped(name, shape))?;
             }
         }
         let unexpected = match &self.weights {
             Weights::Gguf(file) => file.unexpected(),
-            Weights::Folder { files, .. } => {
+            Weights::Dir { files, .. } => {
                 let known: BTreeSet<&str> =
                     parameters.iter().map(|parameter| parameter.name.as_str()).collect();
                 let tensors = files.iter().flat_map(SafetensorsFile::tensors);
@@ -293,7 +296,7 @@ impl ModelFiles {
 /// transformers 5, an output head that differs from the embedding is kept, and `config.tied` becomes
 /// `false`. If only the head exists, it becomes the embedding. Returns a note for the user if the key was
 /// wrong.
-fn settle_head(
+fn resolve_tied_head(
     config: &mut ModelConfig,
     files: &mut [SafetensorsFile],
 ) -> Result<Option<String>, ModelError> {
@@ -333,9 +336,9 @@ fn settle_head(
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, or is a placeholder such as a Git LFS pointer.
-pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
+pub(crate) fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
     match std::fs::read(path) {
-        Ok(bytes) => placeholder::refuse(path, &bytes).map(|()| Some(bytes)),
+        Ok(bytes) => placeholder::reject_placeholder(path, &bytes).map(|()| Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(ModelError::io("read", path)(error)),
     }
@@ -344,9 +347,9 @@ pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> 
 /// Reads a JSON object from a file. Returns `None` if the file does not exist.
 ///
 /// # Errors
-/// Returns the errors of [`read_if_there`], and an error if the contents are not a JSON object.
+/// Returns the errors of [`read_if_exists`], and an error if the contents are not a JSON object.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, ModelError> {
-    let Some(bytes) = read_if_there(path)? else { return Ok(None) };
+    let Some(bytes) = read_if_exists(path)? else { return Ok(None) };
     match serde_json::from_slice(&bytes) {
         Ok(object) => Ok(Some(object)),
         Err(error) => Err(ModelError::damaged(path, format!("it is not a JSON object: {error}"))),
@@ -370,29 +373,29 @@ fn default_template(value: &Value) -> Option<String> {
 const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
 
 /// Returns the first name in `folder` of a file or directory with pickled weights, in alphabetical order.
-fn pickled(folder: &Path) -> Option<String> {
+fn find_pickled(dir: &Path) -> Option<String> {
     let names =
-        std::fs::read_dir(folder).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        std::fs::read_dir(dir).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     // Trainers save their own state alongside the weights.
     let state = ["optimizer", "random_states", "rng_state", "scheduler", "training_args"];
     let is_pickle = |name: &str| {
         let ending = Path::new(name).extension().unwrap_or_default();
         let ends = PICKLES.iter().any(|known| ending == *known);
-        let is_state = state.iter().any(|beginning| name.starts_with(beginning));
+        let is_state = state.iter().any(|prefix| name.starts_with(prefix));
         (ends && !is_state) || name.starts_with("global_step") || name.starts_with("pytorch_model")
     };
     names.filter(|name| is_pickle(name)).min()
 }
 
 /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
-fn open_weights(folder: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
-    let single = folder.join("model.safetensors");
+fn open_weights(dir: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
+    let single = dir.join("model.safetensors");
     if single.is_file() {
         return Ok(vec![SafetensorsFile::open(&single)?]);
     }
-    let index_path = folder.join("model.safetensors.index.json");
+    let index_path = dir.join("model.safetensors.index.json");
     let Some(index) = read_json(&index_path)? else {
-        let way_out = match pickled(folder) {
+        let way_out = match find_pickled(dir) {
             Some(name) => format!(
                 "it has {name}, which can run code on loading and is not read: in Python, load it and save the model with \
                  transformers, which writes safetensors"
@@ -400,7 +403,7 @@ fn open_weights(folder: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
             None => "fetch the weights, or give a .gguf file itself".into(),
         };
         return Err(ModelError::Missing {
-            path: folder.to_path_buf(),
+            path: dir.to_path_buf(),
             what: "has neither model.safetensors nor model.safetensors.index.json".into(),
             way_out,
         });
@@ -421,7 +424,7 @@ fn open_weights(folder: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     }
     let mut files = Vec::with_capacity(names.len());
     for name in names {
-        let shard = folder.join(name);
+        let shard = dir.join(name);
         if !shard.is_file() {
             return Err(ModelError::Missing {
                 path: shard,

@@ -21,7 +21,7 @@ use crate::{Activation, ModelConfig, ModelError};
 const UNKNOWN: &str = "Levade does not know this key, and cannot tell whether the model computes otherwise because of it: if it does not, remove it from config.json";
 
 /// The parsed contents of a `config.json`.
-pub(crate) struct Parsed {
+pub(crate) struct ParsedConfig {
     pub(crate) config: ModelConfig,
     /// Notes for the user.
     pub(crate) notes: Vec<String>,
@@ -42,19 +42,19 @@ impl ModelConfig {
 }
 
 /// Parses the contents of the `config.json` at `path`.
-pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> {
+pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelError> {
     let object: Map<String, Value> = serde_json::from_slice(contents)
         .map_err(|error| ModelError::damaged(path, format!("it is not a JSON object: {error}")))?;
     let keys = Keys::new(path, "", &object);
-    let model_type = keys.need("model_type", keys.text("model_type")?)?;
+    let model_type = keys.require("model_type", keys.text("model_type")?)?;
     if Traits::find(|traits| traits.model_type_with_images == Some(model_type)).is_none() {
         let (config, notes) = parse_text(&keys)?;
-        return Ok(Parsed { config, notes, is_part: false });
+        return Ok(ParsedConfig { config, notes, is_part: false });
     }
     // The model reads images in addition to text. Its text model is described in a separate object.
-    let text = keys.need("text_config", keys.object("text_config")?)?;
+    let text = keys.require("text_config", keys.object("text_config")?)?;
     let inner = Keys::new(path, "text_config.", text);
-    refuse_other_code(&keys)?;
+    reject_custom_code(&keys)?;
     let (mut config, mut notes) = parse_text(&inner)?;
     if let Some(tied) = keys.read("tie_word_embeddings", "true or false", Value::as_bool)? {
         config.tied = tied;
@@ -65,14 +65,15 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> 
     }
     config.bos = keys.token("bos_token_id")?.or(config.bos);
     config.pad = pad(&keys)?.or(config.pad);
-    notes.extend(keys.settle_rest(|key| known::is_of_images(key) || known::is_without_effect(key), UNKNOWN)?);
-    Ok(Parsed { config, notes, is_part: true })
+    notes
+        .extend(keys.check_unread(|key| known::is_of_images(key) || known::is_without_effect(key), UNKNOWN)?);
+    Ok(ParsedConfig { config, notes, is_part: true })
 }
 
 /// Parses the configuration of a text model. Returns it with notes for the user.
 fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let path = keys.path;
-    let model_type = keys.need("model_type", keys.text("model_type")?)?;
+    let model_type = keys.require("model_type", keys.text("model_type")?)?;
     let Some(traits) = Traits::find(|traits| traits.model_type == model_type) else {
         let known = Traits::list(|traits| match traits.model_type_with_images {
             Some(larger) => Some(format!("{} ({larger} without its images)", traits.model_type)),
@@ -81,10 +82,10 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         return Err(keys.unsupported("model_type", &format!("Levade runs the model types {known}")));
     };
     let defaults = &traits.defaults;
-    refuse_the_unsupported(keys, traits)?;
-    let hidden = keys.needed_size("hidden_size")?;
+    reject_unsupported(keys, traits)?;
+    let hidden = keys.required_size("hidden_size")?;
     let heads = keys.size("num_attention_heads")?.or(defaults.heads);
-    let heads = keys.need("num_attention_heads", heads)?;
+    let heads = keys.require("num_attention_heads", heads)?;
     let head_dim = match keys.size("head_dim")?.or(defaults.head_dim) {
         Some(width) => width,
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
@@ -94,7 +95,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         }
     };
     let context = keys.size("max_position_embeddings")?.unwrap_or(defaults.context);
-    let layers = keys.needed_size("num_hidden_layers")?;
+    let layers = keys.required_size("num_hidden_layers")?;
     // Code below iterates over the layers, so their number must be bounded.
     if layers > known::MAX_LAYERS {
         let what =
@@ -125,8 +126,8 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         heads,
         kv_heads: kv_heads(keys, defaults.kv_heads, heads)?,
         head_dim,
-        intermediate: keys.needed_size("intermediate_size")?,
-        vocabulary: keys.need("vocab_size", keys.size("vocab_size")?.or(defaults.vocabulary))?,
+        intermediate: keys.required_size("intermediate_size")?,
+        vocabulary: keys.require("vocab_size", keys.size("vocab_size")?.or(defaults.vocabulary))?,
         context,
         norm_epsilon: keys.float("rms_norm_eps")?.unwrap_or(1e-6),
         rope,
@@ -150,10 +151,10 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     if let Some(what) = config.contradiction() {
         return Err(ModelError::config(path, what));
     }
-    let mut notes = keys.settle_rest(known::is_without_effect, UNKNOWN)?;
+    let mut notes = keys.check_unread(known::is_without_effect, UNKNOWN)?;
     for key in known::DROPOUTS {
-        if let Some(share) = keys.float(key)?.filter(|share| *share != 0.0) {
-            notes.push(format!("{}: {key} is {share}; Levade trains without dropout", path.display()));
+        if let Some(dropout) = keys.float(key)?.filter(|dropout| *dropout != 0.0) {
+            notes.push(format!("{}: {key} is {dropout}; Levade trains without dropout", path.display()));
         }
     }
     Ok((config, notes))
@@ -175,21 +176,21 @@ fn kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, 
 }
 
 /// Rejects quantized weights and models that need their own code.
-fn refuse_other_code(keys: &Keys) -> Result<(), ModelError> {
-    keys.refuse(
+fn reject_custom_code(keys: &Keys) -> Result<(), ModelError> {
+    keys.reject(
         "quantization_config",
         "Levade reads F32, F16 and BF16 folders: take the version of the model that is not quantised, or a GGUF file",
     )?;
-    keys.refuse(
+    keys.reject(
         "auto_map",
         "Levade does not run a model's own code: where its blocks are those of its model_type, remove the key from config.json",
     )
 }
 
-fn refuse_the_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
-    refuse_other_code(keys)?;
-    for key in traits.refused {
-        keys.refuse(key, &format!("Levade runs {} as published, without this", traits.title))?;
+fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
+    reject_custom_code(keys)?;
+    for key in traits.rejected_keys {
+        keys.reject(key, &format!("Levade runs {} as published, without this", traits.title))?;
     }
     for key in ["hidden_act", "hidden_activation"] {
         // `silu` and `swish` are two names of one function.
@@ -214,7 +215,7 @@ fn refuse_the_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError
         }
     }
     for (key, value) in known::neutral() {
-        keys.refuse_unless(
+        keys.reject_unless(
             key,
             &value,
             "Levade does not run this change of the blocks: choose a model without it",

@@ -1,6 +1,6 @@
 //! Reads a JSON object of a model's files key by key, and rejects unknown keys that may matter.
 //!
-//! [`Keys`] records which keys have been read. At the end, [`Keys::settle_rest`] checks every remaining
+//! [`Keys`] records which keys have been read. At the end, [`Keys::check_unread`] checks every remaining
 //! key, so that no unknown key is silently ignored:
 //!
 //! - A key that is off (`null`, `false`, 0, empty, `"none"`) is accepted.
@@ -86,12 +86,12 @@ impl<'a> Keys<'a> {
     ) -> Result<Option<T>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         convert(value).map(Some).ok_or_else(|| {
-            let what = format!("{}{key} is {}; it should be {wanted}", self.outer, shown(value));
+            let what = format!("{}{key} is {}; it should be {wanted}", self.outer, shorten(value));
             ModelError::config(self.path, what)
         })
     }
 
-    pub(crate) fn need<T>(&self, key: &str, value: Option<T>) -> Result<T, ModelError> {
+    pub(crate) fn require<T>(&self, key: &str, value: Option<T>) -> Result<T, ModelError> {
         value.ok_or_else(|| ModelError::config(self.path, format!("{}{key} is missing", self.outer)))
     }
 
@@ -99,16 +99,16 @@ impl<'a> Keys<'a> {
         self.read(key, "a whole number ≥ 0", |value| value.as_u64().and_then(|value| value.try_into().ok()))
     }
 
-    pub(crate) fn needed_size(&self, key: &str) -> Result<usize, ModelError> {
-        self.need(key, self.size(key)?)
+    pub(crate) fn required_size(&self, key: &str) -> Result<usize, ModelError> {
+        self.require(key, self.size(key)?)
     }
 
     pub(crate) fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
         self.read(key, "a number", |value| value.as_f64().map(|value| value as f32))
     }
 
-    pub(crate) fn needed_float(&self, key: &str) -> Result<f32, ModelError> {
-        self.need(key, self.float(key)?)
+    pub(crate) fn required_float(&self, key: &str) -> Result<f32, ModelError> {
+        self.require(key, self.float(key)?)
     }
 
     pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, ModelError> {
@@ -128,12 +128,12 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn unsupported(&self, key: &str, way_out: &str) -> ModelError {
-        let value = self.object.get(key).map_or_else(|| "absent".into(), shown);
+        let value = self.object.get(key).map_or_else(|| "absent".into(), shorten);
         ModelError::unsupported(self.path, format!("{}{key} is {value}", self.outer), way_out)
     }
 
     /// Rejects a key whose value is not off (see [`is_off`]).
-    pub(crate) fn refuse(&self, key: &str, way_out: &str) -> Result<(), ModelError> {
+    pub(crate) fn reject(&self, key: &str, way_out: &str) -> Result<(), ModelError> {
         match self.get(key) {
             Some(value) if !is_off(value) => Err(self.unsupported(key, way_out)),
             _ => Ok(()),
@@ -142,7 +142,7 @@ impl<'a> Keys<'a> {
 
     /// Rejects a key whose value is not `neutral`, the value that has no effect. An absent or null key is
     /// accepted.
-    pub(crate) fn refuse_unless(&self, key: &str, neutral: &Value, way_out: &str) -> Result<(), ModelError> {
+    pub(crate) fn reject_unless(&self, key: &str, neutral: &Value, way_out: &str) -> Result<(), ModelError> {
         let is_neutral =
             |value: &Value| value == neutral || (value.is_number() && value.as_f64() == neutral.as_f64());
         match self.get(key) {
@@ -156,7 +156,7 @@ impl<'a> Keys<'a> {
     ///
     /// # Errors
     /// Returns [`ModelError::Unsupported`] with the key if a key may change what the model computes.
-    pub(crate) fn settle_rest(
+    pub(crate) fn check_unread(
         &self,
         is_harmless: impl Fn(&str) -> bool,
         way_out: &str,
@@ -175,7 +175,7 @@ impl<'a> Keys<'a> {
                 "{}: {}{key} is {}, which Levade does not know; it is taken for a remark",
                 self.path.display(),
                 self.outer,
-                shown(value)
+                shorten(value)
             ));
         }
         Ok(notes)
@@ -196,7 +196,7 @@ pub(crate) fn is_off(value: &Value) -> bool {
 }
 
 /// Returns the first 60 characters of a value, for messages.
-fn shown(value: &Value) -> String {
+fn shorten(value: &Value) -> String {
     value.to_string().chars().take(60).collect()
 }
 

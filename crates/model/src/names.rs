@@ -56,7 +56,7 @@ const IMAGES: [&str; 2] = ["vision_tower", "multi_modal_projector"];
 /// Converts the name of a tensor of a multimodal model to its name in the text model alone. Returns
 /// `None` if the name has no prefix to remove. Older files have the output head inside the text model,
 /// newer files outside of it.
-fn of_part(name: &str) -> Option<String> {
+fn strip_part_prefix(name: &str) -> Option<String> {
     let decoder = name.strip_prefix("model.language_model.");
     decoder
         .map(|rest| format!("model.{rest}"))
@@ -70,11 +70,11 @@ fn of_part(name: &str) -> Option<String> {
 /// # Errors
 /// Returns an error if a wrapper around the model changed the names, or if the tensors belong to another
 /// kind of model. The message names the wrapper or the kind.
-pub(crate) fn settle(files: &mut [SafetensorsFile], is_part: bool) -> Result<(), ModelError> {
+pub(crate) fn normalize_names(files: &mut [SafetensorsFile], is_part: bool) -> Result<(), ModelError> {
     if is_part {
         for file in files.iter_mut() {
             file.retain(|name| !IMAGES.iter().any(|part| name.split('.').any(|found| found == *part)));
-            file.rename(of_part);
+            file.rename(strip_part_prefix);
         }
     }
     for file in files.iter() {
@@ -82,7 +82,7 @@ pub(crate) fn settle(files: &mut [SafetensorsFile], is_part: bool) -> Result<(),
         names.sort_unstable();
         for name in names {
             if let Some((part, shows, way_out)) = foreign(name) {
-                return Err(refused(file.path(), name, part, shows, way_out));
+                return Err(rejection(file.path(), name, part, shows, way_out));
             }
         }
     }
@@ -102,7 +102,7 @@ pub(crate) fn settle(files: &mut [SafetensorsFile], is_part: bool) -> Result<(),
         {
             let prefix = name.strip_suffix(EMBEDDING).unwrap_or_default();
             let prefix = prefix.strip_suffix("model.").filter(|rest| !rest.is_empty()).unwrap_or(prefix);
-            return Err(refused(
+            return Err(rejection(
                 file.path(),
                 name,
                 prefix,
@@ -115,7 +115,7 @@ pub(crate) fn settle(files: &mut [SafetensorsFile], is_part: bool) -> Result<(),
 }
 
 /// Creates the error for the tensor `name`, whose component `part` shows that the model is unsupported.
-fn refused(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) -> ModelError {
+fn rejection(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) -> ModelError {
     ModelError::unsupported(path, format!("{shows}: tensor {name} has {part:?} in its name"), way_out)
 }
 
@@ -128,9 +128,9 @@ fn foreign(name: &str) -> Option<(&str, &'static str, &'static str)> {
         let known = FOREIGN.iter().find(|(parts, ..)| parts.contains(&part));
         if let Some((_, shows, way_out)) = known {
             // PEFT's wrapper adds two components.
-            let whole =
+            let reason =
                 if name.starts_with("base_model.model.") { "base_model.model." } else { &name[..end] };
-            return Some((whole, shows, way_out));
+            return Some((reason, shows, way_out));
         }
         at = end;
     }

@@ -9,21 +9,21 @@ use crate::ModelError;
 /// # Errors
 /// Returns [`ModelError::Missing`] if they are. The message names the kind of placeholder and how to get
 /// the file.
-pub fn refuse(path: &Path, contents: &[u8]) -> Result<(), ModelError> {
+pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError> {
     let missing = |what: &str, way_out: &str| {
         Err(ModelError::Missing { path: path.to_path_buf(), what: what.into(), way_out: way_out.into() })
     };
-    let beginning = contents.get(..1024).unwrap_or(contents).trim_ascii_start();
-    let begins = |with: &str| {
-        beginning.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()))
-    };
-    if begins("version https://git-lfs.github.com/") || begins("version https://hawser.github.com/") {
+    let head = contents.get(..1024).unwrap_or(contents).trim_ascii_start();
+    let starts_with =
+        |with: &str| head.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()));
+    if starts_with("version https://git-lfs.github.com/") || starts_with("version https://hawser.github.com/")
+    {
         return missing(
             "is a Git LFS pointer, not the file: git lfs pull",
             "run that in the repository it lies in, or fetch the file itself",
         );
     }
-    if begins("<!doctype html") || begins("<html") {
+    if starts_with("<!doctype html") || starts_with("<html") {
         return missing(
             "is a web page, not the file",
             "it was saved from the page that shows the file, or one that asks to log in: fetch the file itself",
@@ -38,19 +38,20 @@ mod tests {
 
     #[test]
     fn refuse_rejects_lfs_pointers_and_web_pages() {
-        let refused =
-            |contents: &[u8]| refuse(Path::new("a/model.safetensors"), contents).err().map(|e| e.to_string());
+        let rejected = |contents: &[u8]| {
+            reject_placeholder(Path::new("a/model.safetensors"), contents).err().map(|e| e.to_string())
+        };
         let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n";
-        let message = refused(pointer).unwrap();
+        let message = rejected(pointer).unwrap();
         assert!(
             message.starts_with("a/model.safetensors is a Git LFS pointer, not the file: git lfs pull"),
             "{message}"
         );
         for page in ["<!DOCTYPE html><html>", "\n  <html lang=\"en\">", "<HTML>"] {
-            assert!(refused(page.as_bytes()).unwrap().contains("is a web page"));
+            assert!(rejected(page.as_bytes()).unwrap().contains("is a web page"));
         }
         for sound in [&b"{}"[..], b"", b"GGUF", b"version", b"{% html %}<html>"] {
-            assert_eq!(refused(sound), None);
+            assert_eq!(rejected(sound), None);
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::ModelError;
 
 /// Maximum length of a header, in bytes. Headers of real models are far shorter, so a longer header means
 /// that the file is damaged.
-const LONGEST_HEADER: u64 = 100 << 20;
+const MAX_HEADER_BYTES: u64 = 100 << 20;
 
 /// Maps a file into memory, read-only.
 ///
@@ -37,7 +37,7 @@ pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     // are written under another name and renamed. If another program shrinks the file while it is mapped,
     // a bus error ends the process, as in every program that maps its weights.
     let bytes = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
-    crate::placeholder::refuse(path, &bytes)?;
+    crate::placeholder::reject_placeholder(path, &bytes)?;
     Ok(bytes)
 }
 
@@ -86,7 +86,7 @@ impl SafetensorsFile {
                 return Err(damaged(format!("it has {} bytes, less than the shortest header", bytes.len())));
             }
         };
-        if header_length > LONGEST_HEADER || header_length + 8 > bytes.len() as u64 {
+        if header_length > MAX_HEADER_BYTES || header_length + 8 > bytes.len() as u64 {
             return Err(damaged(format!(
                 "its header should take {header_length} bytes, the file has {}",
                 bytes.len()
@@ -265,7 +265,7 @@ pub fn write_safetensors_with<'a>(
     // Pad the header with spaces to a multiple of eight bytes, so that the data is aligned for readers.
     header.resize(header.len().next_multiple_of(8), b' ');
     let needed = (8 + header.len() + offset) as u64;
-    write_whole(path, needed, |out| {
+    write_synced(path, needed, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (index, (name, shape)) in tensors.iter().enumerate() {
@@ -288,7 +288,7 @@ pub fn write_safetensors_with<'a>(
 
 /// Creates a file, calls `fill` to write its contents, and flushes it to the disk. Removes the file if
 /// writing or flushing fails. `needed` is the size of the file in bytes, for the error message.
-pub(crate) fn write_whole(
+pub(crate) fn write_synced(
     path: &Path,
     needed: u64,
     fill: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,

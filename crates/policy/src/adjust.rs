@@ -13,7 +13,7 @@ use crate::SamplingParams;
 impl SamplingParams {
     /// Returns whether logits can be adjusted, so that tokens come from another distribution than the
     /// model's.
-    pub fn adjusts(&self) -> bool {
+    pub fn has_adjustments(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0
@@ -28,9 +28,9 @@ impl SamplingParams {
     /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c >
     /// 0\] α_presence, where c is the number of occurrences of the token in the completion. As in vLLM
     /// and SGLang, the prompt does not count.
-    pub fn adjust(&self, logits: &mut [f32], path: &[u32], reply: usize) {
+    pub fn adjust(&self, logits: &mut [f32], sequence: &[u32], num_sampled: usize) {
         if self.repetition_penalty != 1.0 {
-            for (token, _) in counts(path) {
+            for (token, _) in counts(sequence) {
                 if let Some(z) = logits.get_mut(token as usize) {
                     let penalty = self.repetition_penalty;
                     *z = if *z > 0.0 { *z / penalty } else { *z * penalty };
@@ -38,7 +38,7 @@ impl SamplingParams {
             }
         }
         if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
-            for (token, count) in counts(&path[path.len().saturating_sub(reply)..]) {
+            for (token, count) in counts(&sequence[sequence.len().saturating_sub(num_sampled)..]) {
                 if let Some(z) = logits.get_mut(token as usize) {
                     *z -= self.frequency_penalty * count as f32 + self.presence_penalty;
                 }
@@ -49,7 +49,7 @@ impl SamplingParams {
                 *z += bias;
             }
         }
-        if reply < self.min_tokens {
+        if num_sampled < self.min_tokens {
             for token in &self.stop_ids {
                 if let Some(z) = logits.get_mut(*token as usize) {
                     *z = f32::NEG_INFINITY;
@@ -74,11 +74,11 @@ mod tests {
     #[test]
     fn adjust_matches_hand_computed_logits() {
         let logits = [1.0, -1.0, 0.5, 2.0, 0.25];
-        let path = [0, 3, 99, 1, 1, 2];
+        let sequence = [0, 3, 99, 1, 1, 2];
         let adjusted = |params: SamplingParams| {
-            assert!(params.is_filtered() && params.adjusts(), "{params:?}");
+            assert!(params.is_filtered() && params.has_adjustments(), "{params:?}");
             let mut adjusted = logits;
-            params.adjust(&mut adjusted, &path, 3);
+            params.adjust(&mut adjusted, &sequence, 3);
             adjusted
         };
         let plain = SamplingParams::default();
@@ -115,6 +115,6 @@ mod tests {
         ] {
             assert!(!params.is_filtered(), "{params:?}");
         }
-        assert!(!SamplingParams { top_p: 0.5, ..plain }.adjusts());
+        assert!(!SamplingParams { top_p: 0.5, ..plain }.has_adjustments());
     }
 }

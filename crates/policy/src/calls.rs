@@ -16,13 +16,13 @@ pub struct CallStreams {
     /// Stream of the attempt.
     attempt: u64,
     /// Number of calls so far for each hash of attempt, agent and prompt.
-    asked: HashMap<[u8; 32], u32>,
+    call_counts: HashMap<[u8; 32], u32>,
 }
 
 impl CallStreams {
     /// Creates the streams of an attempt. `attempt` is the attempt's own stream, unique in the run.
     pub fn new(attempt: u64) -> Self {
-        CallStreams { attempt, asked: HashMap::new() }
+        CallStreams { attempt, call_counts: HashMap::new() }
     }
 
     /// Returns the stream of the next call in which `agent` continues `prompt`: the first 8 bytes of
@@ -38,7 +38,7 @@ impl CallStreams {
             hash.update(token.to_le_bytes());
         }
         let call: [u8; 32] = hash.finalize().into();
-        let ordinal = self.asked.entry(call).or_insert(0);
+        let ordinal = self.call_counts.entry(call).or_insert(0);
         let stream = Sha256::new().chain_update(call).chain_update(ordinal.to_le_bytes()).finalize();
         *ordinal += 1;
         stream.iter().take(8).fold(0, |value, &byte| value << 8 | u64::from(byte))

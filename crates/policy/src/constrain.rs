@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::{Allowed, Constraint, Grammars, PolicyError, SampleRequest, SamplingParams, TokenSet, awake};
+use crate::{
+    AllowedTokens, Constraint, Grammars, PolicyError, SampleRequest, SamplingParams, TokenSet, process_time,
+};
 
 /// Maximum number of grammars compiled concurrently, so that compilation never occupies all processors.
-const AT_ONCE: usize = 2;
+const MAX_CONCURRENT: usize = 2;
 /// Timeout for the compilation of one grammar, including the wait for earlier ones.
-const COMPILING: Duration = Duration::from_secs(60);
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the constraint of a validated `request`, in the state after the tokens of its completion
 /// that were sampled before, or `None` if the request has no grammar. The grammar is compiled on a
@@ -24,7 +26,7 @@ pub async fn constrain(
     grammars: Option<&Arc<dyn Grammars>>,
     request: &SampleRequest,
 ) -> Result<Option<Box<dyn Constraint>>, PolicyError> {
-    static ROOM: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(AT_ONCE)));
+    static PERMITS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(MAX_CONCURRENT)));
     let Some(grammar) = request.params.grammar.clone() else { return Ok(None) };
     let Some(grammars) = grammars.cloned() else {
         return Err(PolicyError::Invalid(format!(
@@ -32,23 +34,23 @@ pub async fn constrain(
             grammar.kind()
         )));
     };
-    let drawn = request.prompt[request.prompt.len() - request.params.drawn_before..].to_vec();
+    let sampled = request.prompt[request.prompt.len() - request.params.drawn_before..].to_vec();
     let compiled = async {
         // A compilation whose request was dropped keeps its permit until it is done.
-        let place = ROOM.clone().acquire_owned().await;
+        let permit = PERMITS.clone().acquire_owned().await;
         let compile = move || {
-            let _place = place;
+            let _permit = permit;
             let mut constraint = grammars.start(&grammar)?;
-            drawn.into_iter().try_for_each(|token| constraint.push(token))?;
+            sampled.into_iter().try_for_each(|token| constraint.push(token))?;
             Ok(constraint)
         };
         let stopped =
             |_| PolicyError::Invalid("the grammar cannot be compiled: its compiler panicked".into());
         tokio::task::spawn_blocking(compile).await.map_err(stopped)?
     };
-    match awake::within(COMPILING, compiled).await {
+    match process_time::with_timeout(COMPILE_TIMEOUT, compiled).await {
         Some(constraint) => constraint.map(Some),
-        None => Err(PolicyError::Deadline(COMPILING, "the grammar of a request to be compiled".into())),
+        None => Err(PolicyError::Deadline(COMPILE_TIMEOUT, "the grammar of a request to be compiled".into())),
     }
 }
 
@@ -64,7 +66,7 @@ impl SamplingParams {
         constraint: &mut dyn Constraint,
         vocabulary: usize,
     ) -> Result<TokenSet, PolicyError> {
-        let Allowed { mut tokens, may_end } = constraint.allowed()?;
+        let AllowedTokens { mut tokens, may_end } = constraint.allowed()?;
         if may_end {
             self.stop_ids.iter().filter(|id| (**id as usize) < vocabulary).for_each(|id| tokens.insert(*id));
         }

@@ -8,35 +8,35 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::environment::own;
+use crate::environment::read_variable;
 
 /// Environment variable that names the crash point.
 pub const CRASH_AT: &str = "LEVADE_CRASH_AT";
 
-struct Wanted {
+struct CrashTarget {
     name: String,
-    left: AtomicU64,
+    remaining: AtomicU64,
 }
 
 /// Kills the process here if [`CRASH_AT`] requests it.
 pub fn crash_point(name: &str) {
-    static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
-    let wanted = WANTED.get_or_init(|| own(CRASH_AT).map(|text| parse(&text.to_string_lossy())));
-    if let Some(wanted) = wanted
-        && wanted.name == name
-        && wanted.left.fetch_sub(1, Ordering::SeqCst) == 1
+    static TARGET: OnceLock<Option<CrashTarget>> = OnceLock::new();
+    let target = TARGET.get_or_init(|| read_variable(CRASH_AT).map(|text| parse(&text.to_string_lossy())));
+    if let Some(target) = target
+        && target.name == name
+        && target.remaining.fetch_sub(1, Ordering::SeqCst) == 1
     {
         kill();
     }
 }
 
 /// Parses `name` or `name:count`. A count that is not a number counts as 1.
-fn parse(text: &str) -> Wanted {
-    let (name, left) = match text.rsplit_once(':') {
+fn parse(text: &str) -> CrashTarget {
+    let (name, remaining) = match text.rsplit_once(':') {
         Some((name, count)) => (name, count.parse().unwrap_or(1)),
         None => (text, 1),
     };
-    Wanted { name: name.to_owned(), left: AtomicU64::new(left) }
+    CrashTarget { name: name.to_owned(), remaining: AtomicU64::new(remaining) }
 }
 
 /// Ends the process as the operating system would: no destructor runs, no buffer is flushed.
@@ -57,12 +57,12 @@ mod tests {
 
     #[test]
     fn parse_splits_name_and_count() {
-        let wanted = |text| {
-            let wanted = parse(text);
-            (wanted.name, wanted.left.into_inner())
+        let target = |text| {
+            let target = parse(text);
+            (target.name, target.remaining.into_inner())
         };
-        assert_eq!(wanted("optim_step"), ("optim_step".into(), 1));
-        assert_eq!(wanted("optim_step:3"), ("optim_step".into(), 3));
+        assert_eq!(target("optim_step"), ("optim_step".into(), 1));
+        assert_eq!(target("optim_step:3"), ("optim_step".into(), 3));
     }
 
     /// Runs itself as a child process that is killed at the third pass.

@@ -31,37 +31,37 @@ pub struct Timing {
 }
 
 /// Maximum number of sequences in the prefix cache.
-const KNOWN: usize = 512;
+const MAX_CACHED_SEQUENCES: usize = 512;
 
 /// A simulated device that samples and trains.
 pub(crate) struct Device {
     timing: Timing,
     /// Locked for reading by sequences that are being computed, and for writing by training.
-    turn: RwLock<()>,
+    ownership: RwLock<()>,
     /// Permits for further running sequences.
-    room: Semaphore,
+    permits: Semaphore,
     waiting: AtomicUsize,
     running: AtomicUsize,
-    known: Mutex<VecDeque<Vec<u32>>>,
+    prefix_cache: Mutex<VecDeque<Vec<u32>>>,
     prefix_hits: AtomicU64,
     prefilled: AtomicU64,
-    drawn: AtomicU64,
+    sampled: AtomicU64,
     /// Nanoseconds of sampling. The next fields count nanoseconds of training, and nanoseconds of
     /// sampling multiplied by the number of running sequences.
     busy: AtomicU64,
-    learning: AtomicU64,
+    training: AtomicU64,
     occupied: AtomicU64,
     /// Start and duration of the training operation in progress, if there is one.
-    learns: Mutex<Option<(Instant, Duration)>>,
+    current_training: Mutex<Option<(Instant, Duration)>>,
 }
 
 /// Permit of a running sequence.
-pub(crate) struct Running<'a> {
+pub(crate) struct SequencePermit<'a> {
     device: &'a Device,
     _permit: Option<SemaphorePermit<'a>>,
 }
 
-impl Drop for Running<'_> {
+impl Drop for SequencePermit<'_> {
     fn drop(&mut self) {
         self.device.running.fetch_sub(1, Ordering::Relaxed);
     }
@@ -76,60 +76,61 @@ impl Device {
     pub fn new(timing: Timing, running: usize) -> Self {
         Device {
             timing,
-            turn: RwLock::default(),
-            room: Semaphore::new(if running == 0 { Semaphore::MAX_PERMITS } else { running }),
+            ownership: RwLock::default(),
+            permits: Semaphore::new(if running == 0 { Semaphore::MAX_PERMITS } else { running }),
             waiting: AtomicUsize::default(),
             running: AtomicUsize::default(),
-            known: Mutex::default(),
+            prefix_cache: Mutex::default(),
             prefix_hits: AtomicU64::default(),
             prefilled: AtomicU64::default(),
-            drawn: AtomicU64::default(),
+            sampled: AtomicU64::default(),
             busy: AtomicU64::default(),
-            learning: AtomicU64::default(),
+            training: AtomicU64::default(),
             occupied: AtomicU64::default(),
-            learns: Mutex::default(),
+            current_training: Mutex::default(),
         }
     }
 
     /// Waits until another sequence may run.
-    pub async fn enter(&self) -> Running<'_> {
+    pub async fn acquire_permit(&self) -> SequencePermit<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let permit = self.room.acquire().await.ok();
+        let permit = self.permits.acquire().await.ok();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         self.running.fetch_add(1, Ordering::Relaxed);
-        Running { device: self, _permit: permit }
+        SequencePermit { device: self, _permit: permit }
     }
 
     /// Computes a prompt: completely or, if it `shares`, without its longest cached prefix.
-    pub async fn prefill(&self, prompt: &[u32], shares: bool) {
-        let shared = if shares {
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            let shared = |path: &Vec<u32>| path.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+    pub async fn prefill(&self, prompt: &[u32], use_cache: bool) {
+        let cached = if use_cache {
+            let prefix_cache = self.prefix_cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let common_len =
+                |sequence: &Vec<u32>| sequence.iter().zip(prompt).take_while(|(a, b)| a == b).count();
             // The last token is always computed, because the first new token is sampled from its
             // logits.
-            known.iter().map(shared).max().unwrap_or(0).min(prompt.len().saturating_sub(1))
+            prefix_cache.iter().map(common_len).max().unwrap_or(0).min(prompt.len().saturating_sub(1))
         } else {
             0
         };
-        let new = prompt.len() - shared;
-        self.prefix_hits.fetch_add(shared as u64, Ordering::Relaxed);
+        let new = prompt.len() - cached;
+        self.prefix_hits.fetch_add(cached as u64, Ordering::Relaxed);
         self.prefilled.fetch_add(new as u64, Ordering::Relaxed);
         self.sample(self.timing.prompt * new as u32).await;
-        self.keep(prompt);
+        self.cache_prefix(prompt);
     }
 
     /// Waits for as long as one token takes in a batch of all running sequences.
-    pub async fn draw(&self) {
+    pub async fn sample_token(&self) {
         let running = self.running.load(Ordering::Relaxed).max(1) as u32;
         self.sample(self.timing.batch + self.timing.sequence * running).await;
-        self.drawn.fetch_add(1, Ordering::Relaxed);
+        self.sampled.fetch_add(1, Ordering::Relaxed);
     }
 
     async fn sample(&self, time: Duration) {
         if time.is_zero() {
             return;
         }
-        let _turn = self.turn.read().await;
+        let _guard = self.ownership.read().await;
         sleep(time).await;
         // Each concurrent sequence adds its fraction of the time.
         let running = self.running.load(Ordering::Relaxed).max(1) as u64;
@@ -138,15 +139,15 @@ impl Device {
     }
 
     /// Adds a sequence to the prefix cache.
-    pub fn keep(&self, path: &[u32]) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.truncate(KNOWN - 1);
-        known.push_front(path.to_vec());
+    pub fn cache_prefix(&self, sequence: &[u32]) {
+        let mut prefix_cache = self.prefix_cache.lock().unwrap_or_else(PoisonError::into_inner);
+        prefix_cache.truncate(MAX_CACHED_SEQUENCES - 1);
+        prefix_cache.push_front(sequence.to_vec());
     }
 
     /// Clears the prefix cache, because the weights have changed.
-    pub fn forget(&self) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    pub fn clear_prefix_cache(&self) {
+        self.prefix_cache.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Waits for as long as training on `tokens` tokens takes. Nothing is sampled meanwhile.
@@ -163,16 +164,16 @@ impl Device {
         if time.is_zero() {
             return;
         }
-        let _turn = self.turn.write().await;
-        *self.learns() = Some((Instant::now(), time));
+        let _guard = self.ownership.write().await;
+        *self.lock_training() = Some((Instant::now(), time));
         sleep(time).await;
-        let mut learns = self.learns();
-        self.learning.fetch_add(nanoseconds(time), Ordering::Relaxed);
-        *learns = None;
+        let mut training = self.lock_training();
+        self.training.fetch_add(nanoseconds(time), Ordering::Relaxed);
+        *training = None;
     }
 
-    fn learns(&self) -> MutexGuard<'_, Option<(Instant, Duration)>> {
-        self.learns.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_training(&self) -> MutexGuard<'_, Option<(Instant, Duration)>> {
+        self.current_training.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the numbers of running and waiting sequences.
@@ -191,7 +192,7 @@ impl Device {
         DeviceStats {
             prefix_hits: self.prefix_hits.load(Ordering::Relaxed),
             prefilled: self.prefilled.load(Ordering::Relaxed),
-            drawn: self.drawn.load(Ordering::Relaxed),
+            drawn: self.sampled.load(Ordering::Relaxed),
             busy_seconds: seconds(&self.busy),
             running_seconds: seconds(&self.occupied),
             cache_in_use_seconds: 0.0,
@@ -200,11 +201,11 @@ impl Device {
     }
 
     /// Returns how long the device has trained since the start.
-    pub fn learning(&self) -> Duration {
+    pub fn training_time(&self) -> Duration {
         // A training operation in progress counts up to now, because a deadline that expires meanwhile
         // must exclude it.
-        let learns = self.learns();
-        let under_way = learns.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
-        Duration::from_nanos(self.learning.load(Ordering::Relaxed)) + under_way
+        let training = self.lock_training();
+        let in_progress = training.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
+        Duration::from_nanos(self.training.load(Ordering::Relaxed)) + in_progress
     }
 }

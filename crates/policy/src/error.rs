@@ -104,7 +104,7 @@ impl PolicyError {
 
     /// Returns whether the same call may succeed later, or on another replica, without a change by its
     /// caller.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             PolicyError::Busy { .. }
             | PolicyError::Deadline(..)
@@ -149,7 +149,7 @@ mod tests {
             assert_eq!(json["code"], error.code());
             let back: PolicyError = serde_json::from_value(json).unwrap();
             assert_eq!((&back, back.to_string()), (&error, error.to_string()));
-            assert_eq!(error.may_pass(), may_pass, "{error}");
+            assert_eq!(error.is_transient(), may_pass, "{error}");
         }
     }
 }

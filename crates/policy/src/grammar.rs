@@ -54,7 +54,7 @@ pub trait Constraint: Send {
     /// # Errors
     /// Returns an error if no text of the grammar starts as the completion does, or if the grammar's
     /// state has become too large.
-    fn allowed(&mut self) -> Result<Allowed, PolicyError>;
+    fn allowed(&mut self) -> Result<AllowedTokens, PolicyError>;
 
     /// Advances to the state after `token`, which must be an allowed one. Tokens that end the
     /// completion are not pushed.
@@ -66,7 +66,7 @@ pub trait Constraint: Send {
 
 /// Tokens that may come next in a completion.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Allowed {
+pub struct AllowedTokens {
     /// Tokens that continue the completion.
     pub tokens: TokenSet,
     /// Whether the completion may end here.
@@ -79,7 +79,7 @@ pub struct TokenSet(Vec<u32>);
 
 impl TokenSet {
     /// Creates a set from 32-bit words. The lowest bit of the first word is token 0.
-    pub fn of_words(words: Vec<u32>) -> Self {
+    pub fn from_words(words: Vec<u32>) -> Self {
         TokenSet(words)
     }
 
@@ -99,17 +99,18 @@ impl TokenSet {
 
     /// Removes `token` and returns whether the set contained it.
     pub fn remove(&mut self, token: u32) -> bool {
-        let was_there = self.contains(token);
-        if was_there {
+        let was_present = self.contains(token);
+        if was_present {
             self.0[token as usize / 32] &= !(1 << (token % 32));
         }
-        was_there
+        was_present
     }
 
     /// Returns whether the set contains a token id less than `end`.
     pub fn has_below(&self, end: usize) -> bool {
-        let whole = &self.0[..self.0.len().min(end / 32)];
-        whole.iter().any(|word| *word != 0) || (end / 32 * 32..end).any(|token| self.contains(token as u32))
+        let full_words = &self.0[..self.0.len().min(end / 32)];
+        full_words.iter().any(|word| *word != 0)
+            || (end / 32 * 32..end).any(|token| self.contains(token as u32))
     }
 
     /// Sets the `adjusted` logits of tokens outside the set to −∞. If the adjustments have set all
@@ -124,7 +125,7 @@ impl TokenSet {
 
     /// Sets the logits of tokens outside the set to −∞. Returns whether any remaining logit exceeds −∞.
     fn mask(&self, logits: &mut [f32]) -> bool {
-        let mut is_one_left = false;
+        let mut any_left = false;
         for (index, logits) in logits.chunks_mut(32).enumerate() {
             let word = self.0.get(index).copied().unwrap_or(0);
             if word == 0 {
@@ -135,10 +136,10 @@ impl TokenSet {
                 if word >> bit & 1 == 0 {
                     *z = f32::NEG_INFINITY;
                 }
-                is_one_left |= *z > f32::NEG_INFINITY;
+                any_left |= *z > f32::NEG_INFINITY;
             }
         }
-        is_one_left
+        any_left
     }
 }
 
@@ -157,11 +158,11 @@ mod tests {
     #[test]
     fn token_set_contains_inserted_tokens_until_removed() {
         let mut set: TokenSet = [3, 31, 32, 70].into_iter().collect();
-        let held = |set: &TokenSet| (0..200).filter(|token| set.contains(*token)).collect::<Vec<u32>>();
-        assert_eq!(held(&set), [3, 31, 32, 70]);
+        let contents = |set: &TokenSet| (0..200).filter(|token| set.contains(*token)).collect::<Vec<u32>>();
+        assert_eq!(contents(&set), [3, 31, 32, 70]);
         assert!(set.remove(32) && !set.remove(32) && !set.remove(1000));
-        assert_eq!(held(&set), [3, 31, 70]);
-        assert_eq!(set, TokenSet::of_words(vec![1 << 3 | 1 << 31, 0, 1 << 6]));
+        assert_eq!(contents(&set), [3, 31, 70]);
+        assert_eq!(set, TokenSet::from_words(vec![1 << 3 | 1 << 31, 0, 1 << 6]));
     }
 
     #[test]
@@ -169,8 +170,8 @@ mod tests {
         let set: TokenSet = [1, 33, 70].into_iter().collect();
         let (raw, mut adjusted) = ([0.5; 40], [0.25; 40]);
         set.restrict(&mut adjusted, &raw);
-        let left: Vec<usize> = (0..40).filter(|token| adjusted[*token] == 0.25).collect();
-        assert_eq!(left, [1, 33]);
+        let unmasked: Vec<usize> = (0..40).filter(|token| adjusted[*token] == 0.25).collect();
+        assert_eq!(unmasked, [1, 33]);
         assert!(adjusted.iter().all(|z| *z == 0.25 || *z == f32::NEG_INFINITY));
         // Adjustments that forbid all allowed tokens are ignored.
         let mut forbidden = [0.25; 40];

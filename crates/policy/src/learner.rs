@@ -20,7 +20,7 @@ use levade_rl::{Evaluated, Loss};
 use levade_tree::{PathInput, Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
-use crate::{Cut, LossTerms, Manifest, PolicyError, Uncut, WeightsRef};
+use crate::{LossTerms, Manifest, MicroBatchPlan, PolicyError, UpdateSequences, WeightsRef};
 
 /// Statistics of one forward and backward pass over a batch. All fields are sums or maxima, so the
 /// statistics of several micro-batches can be combined.
@@ -64,9 +64,9 @@ impl ForwardBackward {
     /// Adds one term. `logp` is the log-probability of its target, and `entropy` is the entropy in nats
     /// of the distribution that predicts it.
     pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &Evaluated) {
-        if let Some(behaviour) = term.behaviour.filter(|_| term.age == 0) {
-            self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
-            self.max_mismatch = self.max_mismatch.max((behaviour - logp).abs());
+        if let Some(behavior) = term.behaviour.filter(|_| term.age == 0) {
+            self.mismatched += u64::from(behavior.to_bits() != logp.to_bits());
+            self.max_mismatch = self.max_mismatch.max((behavior - logp).abs());
         }
         if term.weight == 0.0 {
             return;
@@ -168,7 +168,7 @@ pub struct TrainRequest {
 
 /// Result of an update.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Trained {
+pub struct TrainReport {
     /// Statistics of each micro-batch, in the order of the micro-batch plan.
     pub sums: Vec<ForwardBackward>,
     /// Result of the optimizer step.
@@ -196,8 +196,8 @@ pub trait Learner: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if a sequence is empty or the learner has stopped.
-    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
-        Cut::filled(update)
+    async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
+        MicroBatchPlan::pack(update)
     }
 
     /// Runs one update exactly as `cut` divides it. A gradient accumulated before is part of the
@@ -210,24 +210,27 @@ pub trait Learner: Send + Sync {
     async fn train(
         &self,
         update: TrainRequest,
-        cut: &Cut,
+        plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
-    ) -> Result<Trained, PolicyError> {
-        let TrainRequest { mut paths, loss, params } = update;
-        cut.check(paths.len(), 1)?;
-        let mut sums = Vec::with_capacity(cut.micro_batches.len());
-        for batch in &cut.micro_batches {
+    ) -> Result<TrainReport, PolicyError> {
+        let TrainRequest { paths: mut sequences, loss, params } = update;
+        plan.check(sequences.len(), 1)?;
+        let mut sums = Vec::with_capacity(plan.micro_batches.len());
+        for batch in &plan.micro_batches {
             if batch.paths.is_empty() {
                 sums.push(ForwardBackward::default());
             } else {
-                let inputs: Vec<PathInput> =
-                    batch.paths.iter().map(|path| std::mem::take(&mut paths[*path as usize])).collect();
+                let inputs: Vec<PathInput> = batch
+                    .paths
+                    .iter()
+                    .map(|sequence| std::mem::take(&mut sequences[*sequence as usize]))
+                    .collect();
                 let merged = TreeBatch::merge(&inputs).map_err(|e| PolicyError::Invalid(e.to_string()))?;
                 sums.push(self.forward_backward(Arc::new(merged), loss).await?);
             }
             done();
         }
-        Ok(Trained { sums, step: self.optim_step(params).await? })
+        Ok(TrainReport { sums, step: self.optim_step(params).await? })
     }
 
     /// Returns the log-probability of every target of the batch, in the order of `batch.targets`.
@@ -314,13 +317,13 @@ pub trait Learner: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the initial weights cannot be read, or if the learner has stopped.
-    async fn begin_again(&self) -> Result<(), PolicyError> {
+    async fn reset(&self) -> Result<(), PolicyError> {
         Ok(())
     }
 
     /// Returns the total time spent so far on handing over devices between this learner and samplers,
     /// or `None` if the learner shares no devices with samplers.
-    fn handed_over(&self) -> Option<Duration> {
+    fn handoff_time(&self) -> Option<Duration> {
         None
     }
 

@@ -46,25 +46,21 @@
 //! # Guarantees
 //! - **Deadlines.** [`Timely`] gives every call of either trait a deadline. A device that hangs ends
 //!   the run with an error that names the pending operation, and a supervisor can restart the run.
-//!   Deadlines count only the time in which the process [runs](awake), here and in every crate above.
+//!   Deadlines count only the time in which the process [runs](process_time), here and in every crate above.
 //! - **Errors** are serializable with a code. [`PolicyError::may_pass`] returns whether the same call
 //!   may succeed later.
 //!
 //! For tests of other crates, [`Simulator`] implements both traits over one small table, and
-//! [`crash_point`] marks the points at which tests kill the process. [`caught()`] converts panics of
+//! [`crash_point`] marks the points at which tests kill the process. [`panics()`] converts panics of
 //! library calls on damaged files to errors, and [`environment`] selects the environment variables that
 //! child processes get.
 //!
 //! Out of scope: prompts as text (`levade-text`), and every real model.
 
 mod adjust;
-mod adopt;
-pub mod awake;
 mod calls;
-mod caught;
 mod constrain;
 mod crash;
-mod cut;
 mod device;
 mod embedder;
 pub mod environment;
@@ -72,36 +68,42 @@ mod error;
 mod grammar;
 mod learner;
 mod lora;
+mod micro_batch_plan;
 mod numbers;
+mod panics;
 mod precision;
+pub mod process_time;
 mod random;
 mod sampler;
+mod sampler_timeout;
 mod simulator;
 mod terms;
-mod timely;
+mod timeout_policy;
+mod weight_update;
 mod weights;
-mod within;
 
-pub use adopt::adopt_all;
 pub use calls::CallStreams;
-pub use caught::caught;
 pub use constrain::constrain;
 pub use crash::{CRASH_AT, crash_point};
-pub use cut::{Cut, MicroBatch, Uncut};
 pub use device::Timing;
 pub use embedder::{Embedder, TextIds, TextRole};
 pub use error::PolicyError;
-pub use grammar::{Allowed, Constraint, Grammar, Grammars, TokenSet};
-pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions, TrainRequest, Trained};
+pub use grammar::{AllowedTokens, Constraint, Grammar, Grammars, TokenSet};
+pub use learner::{
+    ForwardBackward, Learner, OptimParams, OptimReport, Predictions, TrainReport, TrainRequest,
+};
 pub use lora::LoraOptions;
+pub use micro_batch_plan::{MicroBatch, MicroBatchPlan, UpdateSequences};
+pub use panics::catch_panic;
 pub use precision::Precision;
 pub use random::uniform;
 pub use sampler::{
     Completion, DeviceStats, FinishReason, Load, SampleEvent, SampleRequest, SampleStream, Sampler,
     SamplingParams, TokenBytes, TopLogprobs,
 };
+pub use sampler_timeout::with_sampler_timeout;
 pub use simulator::{Simulator, SimulatorConfig};
 pub use terms::{LossRow, LossTerm, LossTerms};
-pub use timely::Timely;
-pub use weights::{Content, Manifest, Place, SavedFile, WeightsAt, WeightsRef, checksum};
-pub use within::within;
+pub use timeout_policy::TimeoutPolicy;
+pub use weight_update::update_sampler_weights;
+pub use weights::{Content, Manifest, SavedFile, WeightsAt, WeightsLocation, WeightsRef, checksum};

@@ -42,20 +42,23 @@ impl Default for LoraOptions {
 
 impl LoraOptions {
     /// Returns whether `name` is the path `module` or a suffix of it that starts at a path component.
-    pub fn names(name: &str, module: &str) -> bool {
+    pub fn matches_module(name: &str, module: &str) -> bool {
         module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
     /// Returns the rank and alpha of the adapter on a module, given its full path, or `None` if the
     /// module gets no adapter.
-    pub fn on(&self, module: &str) -> Option<(usize, f32)> {
-        fn own<T: Copy>(of: &BTreeMap<String, T>, module: &str) -> Option<T> {
-            let named = of.iter().filter(|(name, _)| LoraOptions::names(name, module));
+    pub fn rank_and_alpha(&self, module: &str) -> Option<(usize, f32)> {
+        fn lookup<T: Copy>(by_name: &BTreeMap<String, T>, module: &str) -> Option<T> {
+            let named = by_name.iter().filter(|(name, _)| LoraOptions::matches_module(name, module));
             named.max_by_key(|(name, _)| name.len()).map(|(_, value)| *value)
         }
-        let is_target = self.targets.iter().any(|target| Self::names(target, module));
+        let is_target = self.targets.iter().any(|target| Self::matches_module(target, module));
         is_target.then(|| {
-            (own(&self.ranks, module).unwrap_or(self.rank), own(&self.alphas, module).unwrap_or(self.alpha))
+            (
+                lookup(&self.ranks, module).unwrap_or(self.rank),
+                lookup(&self.alphas, module).unwrap_or(self.alpha),
+            )
         })
     }
 
@@ -81,11 +84,11 @@ mod tests {
             alphas: [("up_proj".into(), 3.0)].into(),
             ..LoraOptions::default()
         };
-        assert_eq!(options.on("model.layers.0.self_attn.q_proj"), Some((4, 32.0)));
-        assert_eq!(options.on("model.layers.1.self_attn.q_proj"), Some((2, 32.0)));
-        assert_eq!(options.on("model.layers.1.mlp.up_proj"), Some((8, 3.0)));
-        assert_eq!(options.on("model.layers.11.mlp.up_proj"), None);
-        assert_eq!(options.on("model.layers.0.self_attn.eq_proj"), None);
+        assert_eq!(options.rank_and_alpha("model.layers.0.self_attn.q_proj"), Some((4, 32.0)));
+        assert_eq!(options.rank_and_alpha("model.layers.1.self_attn.q_proj"), Some((2, 32.0)));
+        assert_eq!(options.rank_and_alpha("model.layers.1.mlp.up_proj"), Some((8, 3.0)));
+        assert_eq!(options.rank_and_alpha("model.layers.11.mlp.up_proj"), None);
+        assert_eq!(options.rank_and_alpha("model.layers.0.self_attn.eq_proj"), None);
         assert_eq!(options.scale(4, 6.0), 1.5);
         assert_eq!(LoraOptions { rank_stabilised: true, ..options }.scale(4, 6.0), 3.0);
     }

@@ -57,9 +57,9 @@ mod tests {
 
     #[test]
     fn uniform_stays_in_range_with_mean_half() {
-        let draws: Vec<f64> = (0..10_000).map(|i| uniform(7, 3, i)).collect();
-        assert!(draws.iter().all(|u| (0.0..1.0).contains(u)));
-        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
+        let samples: Vec<f64> = (0..10_000).map(|i| uniform(7, 3, i)).collect();
+        assert!(samples.iter().all(|u| (0.0..1.0).contains(u)));
+        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
         assert!((mean - 0.5).abs() < 0.02, "{mean}");
         assert_ne!(uniform(7, 3, 0), uniform(7, 4, 0));
     }

@@ -28,7 +28,7 @@ use levade_tree::{Kind, Segment, SegmentId, VersionRun};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::{Grammar, PolicyError, WeightsRef, awake};
+use crate::{Grammar, PolicyError, WeightsRef, process_time};
 
 /// Maximum absolute value of a presence or frequency penalty, as in OpenAI's API.
 const MAX_PENALTY: f32 = 2.0;
@@ -114,17 +114,17 @@ impl SamplingParams {
     /// Returns whether tokens are sampled from another distribution than that of their
     /// log-probabilities.
     pub fn is_filtered(&self) -> bool {
-        self.truncates() || self.adjusts() || self.grammar.is_some()
+        self.has_truncation() || self.has_adjustments() || self.grammar.is_some()
     }
 
     /// Returns the temperature of the distributions that log-probabilities refer to: 1 for greedy
     /// decoding.
-    pub fn behaviour_temperature(&self) -> f32 {
+    pub fn behavior_temperature(&self) -> f32 {
         if self.temperature == 0.0 { 1.0 } else { self.temperature }
     }
 
     /// Returns whether unlikely tokens are excluded (top-p, top-k, min-p).
-    pub fn truncates(&self) -> bool {
+    pub fn has_truncation(&self) -> bool {
         self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0
     }
 
@@ -170,8 +170,8 @@ impl SamplingParams {
             let problem = "a grammar needs stop_ids: one of them ends the reply when its form is complete";
             return Err(PolicyError::Invalid(problem.into()));
         }
-        let most = self.drawn_before.saturating_add(self.max_tokens);
-        check(self.min_tokens <= most, "min_tokens", self.min_tokens as f32, "at most what max_tokens allow")
+        let max = self.drawn_before.saturating_add(self.max_tokens);
+        check(self.min_tokens <= max, "min_tokens", self.min_tokens as f32, "at most what max_tokens allow")
     }
 }
 
@@ -215,10 +215,10 @@ impl SampleRequest {
                 "logit_bias names token {token}, which is outside the model's vocabulary of {vocabulary}"
             )));
         }
-        let (drawn, prompt) = (self.params.drawn_before, self.prompt.len());
-        if drawn > prompt {
+        let (sampled, prompt) = (self.params.drawn_before, self.prompt.len());
+        if sampled > prompt {
             return Err(PolicyError::Invalid(format!(
-                "drawn_before = {drawn}, but the prompt has only {prompt} tokens; it ends with what was sampled before"
+                "drawn_before = {sampled}, but the prompt has only {prompt} tokens; it ends with what was sampled before"
             )));
         }
         Ok(())
@@ -340,7 +340,7 @@ impl SampleStream {
     /// and [`PolicyError::Deadline`] if `deadline` passes, which also aborts the request.
     pub async fn collect(mut self, deadline: Duration) -> Result<Completion, PolicyError> {
         let mut completion = Completion::default();
-        match awake::within(deadline, self.gather(&mut completion)).await {
+        match process_time::with_timeout(deadline, self.gather(&mut completion)).await {
             Some(result) => result.map(|()| completion),
             None => Err(PolicyError::Deadline(deadline, "a reply from the sampler".into())),
         }
@@ -489,7 +489,7 @@ pub trait Sampler: Send + Sync {
     /// # Errors
     /// Returns [`PolicyError::NotAdopted`] if the sampler cannot load these weights, and an error if it
     /// has stopped.
-    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         weights.check_shared(self.version().await?)
     }
 

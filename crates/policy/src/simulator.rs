@@ -30,9 +30,9 @@ use crate::{
     constrain, uniform,
 };
 
-mod reply;
+mod completion;
 
-use reply::Reply;
+use completion::CompletionTask;
 
 /// Stream of the random numbers that initialize the table; attempts use other streams.
 const INITIAL_STREAM: u64 = u64::MAX;
@@ -96,7 +96,7 @@ struct State {
 }
 
 /// Weights that samplers use.
-struct Published {
+struct PublishedWeights {
     weights: Vec<f32>,
     version: u64,
 }
@@ -106,17 +106,17 @@ struct Published {
 pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<State>,
-    published: Arc<Mutex<Arc<Published>>>,
-    news: Arc<Notify>,
+    published: Arc<Mutex<Arc<PublishedWeights>>>,
+    published_signal: Arc<Notify>,
     device: Arc<Device>,
     /// Number of batches that the learner has received.
     batches: AtomicU64,
-    replies: Mutex<Vec<Weak<Flag>>>,
+    completions: Mutex<Vec<Weak<CompletionHandle>>>,
     grammars: Option<Arc<dyn Grammars>>,
 }
 
 /// Handle of a running completion.
-struct Flag {
+struct CompletionHandle {
     stream: u64,
     /// Ends the completion before its next token.
     aborted: AtomicBool,
@@ -131,7 +131,10 @@ impl Simulator {
             .map(|i| ((2.0 * uniform(config.seed, INITIAL_STREAM, i) - 1.0) * spread) as f32)
             .collect();
         Simulator {
-            published: Arc::new(Mutex::new(Arc::new(Published { weights: weights.clone(), version: 0 }))),
+            published: Arc::new(Mutex::new(Arc::new(PublishedWeights {
+                weights: weights.clone(),
+                version: 0,
+            }))),
             state: Mutex::new(State {
                 weights,
                 gradient: vec![0.0; size],
@@ -139,10 +142,10 @@ impl Simulator {
                 second: vec![0.0; size],
                 steps: 0,
             }),
-            news: Arc::default(),
+            published_signal: Arc::default(),
             device: Arc::new(Device::new(config.timing, config.running)),
             batches: AtomicU64::new(0),
-            replies: Mutex::default(),
+            completions: Mutex::default(),
             grammars: None,
             config,
         }
@@ -170,12 +173,12 @@ impl Simulator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn published(&self) -> Arc<Published> {
-        now(&self.published)
+    fn published(&self) -> Arc<PublishedWeights> {
+        load_published(&self.published)
     }
 
     /// Checks a batch, waits for its simulated time, and fails if this failure is to be injected.
-    async fn take(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
+    async fn admit_batch(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
         self.check(batch)?;
         self.device.learn(batch.tokens.len()).await;
         let number = self.batches.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +204,7 @@ impl Simulator {
 }
 
 /// Returns the weights that samplers use now.
-fn now(published: &Mutex<Arc<Published>>) -> Arc<Published> {
+fn load_published(published: &Mutex<Arc<PublishedWeights>>) -> Arc<PublishedWeights> {
     published.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
@@ -283,51 +286,51 @@ impl Sampler for Simulator {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         let SimulatorConfig { vocabulary, context, .. } = self.config;
         request.validate(vocabulary)?;
-        if request.params.truncates() || !request.params.stop_strings.is_empty() {
+        if request.params.has_truncation() || !request.params.stop_strings.is_empty() {
             return Err(PolicyError::Invalid(
                 "the simulator has no truncation (top_p, top_k, min_p) and no stop strings".into(),
             ));
         }
         request.check_room(context)?;
         let constraint = constrain(self.grammars.as_ref(), &request).await?;
-        let flag = Arc::new(Flag { stream: request.stream, aborted: AtomicBool::new(false) });
+        let handle = Arc::new(CompletionHandle { stream: request.stream, aborted: AtomicBool::new(false) });
         {
-            let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
             // Finished completions are removed before the list would grow, which bounds its capacity.
-            if replies.len() == replies.capacity() {
-                replies.retain(|reply| reply.strong_count() > 0);
+            if completions.len() == completions.capacity() {
+                completions.retain(|completion| completion.strong_count() > 0);
             }
-            replies.push(Arc::downgrade(&flag));
+            completions.push(Arc::downgrade(&handle));
         }
-        let reply = Reply {
-            flag,
+        let completion = CompletionTask {
+            handle,
             config: self.config.clone(),
             published: self.published.clone(),
-            news: self.news.clone(),
+            published_signal: self.published_signal.clone(),
             request,
             constraint,
             device: self.device.clone(),
         };
         let (sender, stream) = SampleStream::channel();
         tokio::spawn(async move {
-            reply.run(|event| sender.send(event).is_ok()).await;
+            completion.run(|event| sender.send(event).is_ok()).await;
         });
         Ok(stream)
     }
 
     async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
-        let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
-        replies.retain(|reply| reply.strong_count() > 0);
-        let running = replies.len();
-        replies.retain(|reply| {
-            let Some(flag) = reply.upgrade() else { return false };
-            let meant = stream.is_none_or(|stream| stream == flag.stream);
-            if meant {
-                flag.aborted.store(true, Ordering::Relaxed);
+        let mut completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
+        completions.retain(|completion| completion.strong_count() > 0);
+        let running = completions.len();
+        completions.retain(|completion| {
+            let Some(handle) = completion.upgrade() else { return false };
+            let is_match = stream.is_none_or(|stream| stream == handle.stream);
+            if is_match {
+                handle.aborted.store(true, Ordering::Relaxed);
             }
-            !meant
+            !is_match
         });
-        Ok(running - replies.len())
+        Ok(running - completions.len())
     }
 
     async fn workload(&self) -> Result<Load, PolicyError> {
@@ -339,7 +342,7 @@ impl Sampler for Simulator {
     }
 
     async fn paused(&self) -> Result<Duration, PolicyError> {
-        Ok(self.device.learning())
+        Ok(self.device.training_time())
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
@@ -350,7 +353,7 @@ impl Sampler for Simulator {
 #[async_trait]
 impl Learner for Simulator {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.take(&batch).await?;
+        self.admit_batch(&batch).await?;
         let state = self.state();
         let logprob = |target: &levade_tree::Target| {
             let row = self.config.row(&history(&batch, target.predictor, self.config.order));
@@ -361,7 +364,7 @@ impl Learner for Simulator {
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
-        self.take(&batch).await?;
+        self.admit_batch(&batch).await?;
         let state = self.state();
         let mut found = Predictions::default();
         for target in &batch.targets {
@@ -375,7 +378,7 @@ impl Learner for Simulator {
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.take(&batch).await?;
+        self.admit_batch(&batch).await?;
         let state = self.state();
         let row = |predictor| self.config.row(&history(&batch, predictor, self.config.order));
         Ok(batch.targets.iter().map(|target| state.weights[row(target.predictor)]).collect())
@@ -386,7 +389,7 @@ impl Learner for Simulator {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        self.take(&batch).await?;
+        self.admit_batch(&batch).await?;
         loss.check(&batch).map_err(|e| PolicyError::Invalid(e.to_string()))?;
         let mut guard = self.state();
         let state = &mut *guard;
@@ -406,11 +409,11 @@ impl Learner for Simulator {
             let logprob = row.logprobs[token] as f32;
             let entropy = row.entropy();
             sums.targets += 1;
-            let mut slope = 0.0;
+            let mut derivative = 0.0;
             let mut bonus = 0.0;
             for term in batch.terms_of(target) {
                 let evaluated = loss.evaluate(logprob, term);
-                slope += f64::from(term.weight) * evaluated.slope;
+                derivative += f64::from(term.weight) * evaluated.slope;
                 bonus += f64::from(term.weight) * loss.entropy;
                 sums.add_term(term, logprob, entropy, &evaluated);
             }
@@ -419,8 +422,8 @@ impl Learner for Simulator {
             // entropy), each divided by the temperature.
             for (id, (p, logp)) in row.probabilities.iter().zip(&row.logprobs).enumerate() {
                 let indicator = if id == token { 1.0 } else { 0.0 };
-                let here = slope * (indicator - p) + bonus * p * (logp + entropy);
-                state.gradient[at + id] += here / f64::from(target.temperature);
+                let logit_gradient = derivative * (indicator - p) + bonus * p * (logp + entropy);
+                state.gradient[at + id] += logit_gradient / f64::from(target.temperature);
             }
         }
         Ok(sums)
@@ -467,7 +470,7 @@ impl Learner for Simulator {
             write(&dir.join(OPTIMIZER), &moments, Some(state.steps))?;
             names.push(OPTIMIZER.to_owned());
         }
-        Manifest::of(dir, Content::Whole, &names)
+        Manifest::from_files(dir, Content::Whole, &names)
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
@@ -491,10 +494,10 @@ impl Learner for Simulator {
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         let weights = self.state().weights.clone();
-        self.device.forget();
+        self.device.clear_prefix_cache();
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) =
-            Arc::new(Published { weights, version });
-        self.news.notify_waiters();
+            Arc::new(PublishedWeights { weights, version });
+        self.published_signal.notify_waiters();
         Ok(WeightsRef { version, at: WeightsAt::Memory })
     }
 }

@@ -5,7 +5,8 @@ use levade_tree::{PathInput, PathTarget, Term};
 
 use super::*;
 use crate::{
-    Allowed, Completion, Constraint, Cut, FinishReason, Grammar, SamplingParams, Timely, TrainRequest, Uncut,
+    AllowedTokens, Completion, Constraint, FinishReason, Grammar, MicroBatchPlan, SamplingParams,
+    TimeoutPolicy, TrainRequest, UpdateSequences,
 };
 
 fn small() -> SimulatorConfig {
@@ -29,15 +30,15 @@ async fn complete(simulator: &Simulator, request: SampleRequest) -> Completion {
     simulator.sample(request).await.unwrap().collect(Duration::from_secs(10)).await.unwrap()
 }
 
-fn path(prompt: &[u32], reply: &Completion, temperature: f32, advantage: f32) -> PathInput {
+fn sequence_input(prompt: &[u32], completion: &Completion, temperature: f32, advantage: f32) -> PathInput {
     let target = |i: usize| PathTarget {
         index: (prompt.len() + i) as u32,
         temperature,
-        term: Term { weight: 0.25, advantage, behaviour: Some(reply.logprobs[i]), ..Term::default() },
+        term: Term { weight: 0.25, advantage, behaviour: Some(completion.logprobs[i]), ..Term::default() },
     };
     PathInput {
-        tokens: prompt.iter().chain(&reply.tokens).copied().collect(),
-        targets: (0..reply.tokens.len()).map(target).collect(),
+        tokens: prompt.iter().chain(&completion.tokens).copied().collect(),
+        targets: (0..completion.tokens.len()).map(target).collect(),
     }
 }
 
@@ -58,7 +59,7 @@ async fn sample_forgets_finished_completions() {
     for stream in 0..500 {
         complete(&simulator, request(stream, 1.0)).await;
     }
-    let kept = simulator.replies.lock().unwrap().capacity();
+    let kept = simulator.completions.lock().unwrap().capacity();
     assert!(kept < 100, "{kept} of 500");
 }
 
@@ -66,13 +67,13 @@ async fn sample_forgets_finished_completions() {
 async fn sampled_logprobs_match_learner_bitwise() {
     let simulator = Simulator::new(small());
     for temperature in [1.0, 0.6] {
-        let mut paths = Vec::new();
+        let mut sequences = Vec::new();
         for stream in 0..20 {
-            let reply = complete(&simulator, request(stream, temperature)).await;
-            assert!(reply.tokens.len() == 12 || reply.tokens.ends_with(&[6]));
-            paths.push(path(&[1, 2, 3], &reply, temperature, 0.5));
+            let completion = complete(&simulator, request(stream, temperature)).await;
+            assert!(completion.tokens.len() == 12 || completion.tokens.ends_with(&[6]));
+            sequences.push(sequence_input(&[1, 2, 3], &completion, temperature, 0.5));
         }
-        let batch = Arc::new(TreeBatch::merge(&paths).unwrap());
+        let batch = Arc::new(TreeBatch::merge(&sequences).unwrap());
         let sums = simulator.forward_backward(batch.clone(), CLIP).await.unwrap();
         assert_eq!((sums.mismatched, sums.max_mismatch), (0, 0.0));
         assert_eq!(sums.behaviour_terms, sums.terms);
@@ -95,18 +96,19 @@ async fn prompt_logprobs_match_learner_bitwise() {
         request.prompt = prompt.to_vec();
         request.params.max_tokens = max_tokens;
         request.params.prompt_logprobs = Some(2);
-        let behaviour = request.params.behaviour_temperature();
+        let behavior = request.params.behavior_temperature();
         let before = simulator.device_stats().await.unwrap().unwrap().prefilled;
-        let reply = complete(&simulator, request).await;
+        let completion = complete(&simulator, request).await;
         let after = simulator.device_stats().await.unwrap().unwrap().prefilled;
         assert_eq!(after - before, 8, "computed whole");
-        assert!(reply.tokens.len() <= max_tokens && (max_tokens == 0) == reply.tokens.is_empty());
-        assert!(reply.prompt_top.len() == 7 && reply.prompt_top.iter().all(|top| top.len() == 2));
-        let (tokens, logprobs) = (prompt[1..].to_vec(), reply.prompt_logprobs);
-        let whole = Completion { tokens, logprobs, ..Completion::default() };
-        let batch = Arc::new(TreeBatch::merge(&[path(&prompt[..1], &whole, behaviour, 0.5)]).unwrap());
+        assert!(completion.tokens.len() <= max_tokens && (max_tokens == 0) == completion.tokens.is_empty());
+        assert!(completion.prompt_top.len() == 7 && completion.prompt_top.iter().all(|top| top.len() == 2));
+        let (tokens, logprobs) = (prompt[1..].to_vec(), completion.prompt_logprobs);
+        let full = Completion { tokens, logprobs, ..Completion::default() };
+        let batch =
+            Arc::new(TreeBatch::merge(&[sequence_input(&prompt[..1], &full, behavior, 0.5)]).unwrap());
         let found = simulator.logprobs(batch).await.unwrap();
-        assert_eq!(found, whole.logprobs);
+        assert_eq!(found, full.logprobs);
     }
 }
 
@@ -120,9 +122,9 @@ impl Grammars for Stairs {
 }
 
 impl Constraint for Stairs {
-    fn allowed(&mut self) -> Result<Allowed, PolicyError> {
+    fn allowed(&mut self) -> Result<AllowedTokens, PolicyError> {
         let tokens = (self.0 + 1..=(self.0 + 2).min(4)).collect();
-        Ok(Allowed { tokens, may_end: self.0 == 4 })
+        Ok(AllowedTokens { tokens, may_end: self.0 == 4 })
     }
 
     fn push(&mut self, token: u32) -> Result<(), PolicyError> {
@@ -139,51 +141,51 @@ impl Constraint for Stairs {
 #[tokio::test]
 async fn constrained_completions_match_grammar() {
     let plain = Simulator::new(small());
-    let held = |stream, temperature| {
+    let constrained = |stream, temperature| {
         let mut request = request(stream, temperature);
         request.params.grammar = Some(Grammar::JsonObject);
         request
     };
-    let refused = plain.sample(held(1, 1.0)).await.err().unwrap();
-    assert!(refused.to_string().contains("without its tokenizer's grammars"), "{refused}");
+    let rejected = plain.sample(constrained(1, 1.0)).await.err().unwrap();
+    assert!(rejected.to_string().contains("without its tokenizer's grammars"), "{rejected}");
     let simulator = plain.with_grammars(Arc::new(Stairs(0)));
-    let mut drawn = std::collections::BTreeSet::new();
+    let mut sampled = std::collections::BTreeSet::new();
     for stream in 0..40 {
-        let mut request = held(stream, [1.0, 0.6, 0.0][stream as usize % 3]);
+        let mut request = constrained(stream, [1.0, 0.6, 0.0][stream as usize % 3]);
         let params = request.params.clone();
-        let reply = complete(&simulator, request.clone()).await;
-        let (last, stairs) = reply.tokens.split_last().unwrap();
-        assert_eq!((*last, stairs.last(), reply.finish), (6, Some(&4), FinishReason::StopId));
+        let completion = complete(&simulator, request.clone()).await;
+        let (last, stairs) = completion.tokens.split_last().unwrap();
+        assert_eq!((*last, stairs.last(), completion.finish), (6, Some(&4), FinishReason::StopId));
         assert!([&[0], stairs].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2), "{stairs:?}");
-        drawn.insert(stairs.to_vec());
+        sampled.insert(stairs.to_vec());
         request.prompt.push(stairs[0]);
         request.params.drawn_before = 1;
         let rest = complete(&simulator, request.clone()).await;
-        assert_eq!(rest.tokens, reply.tokens[1..]);
+        assert_eq!(rest.tokens, completion.tokens[1..]);
         request.params.drawn_before = 2;
         assert!(simulator.sample(request).await.is_err(), "the prompt's own token is no part of the form");
-        assert!(!reply.into_segment(None, &params, 0).is_target());
+        assert!(!completion.into_segment(None, &params, 0).is_target());
     }
-    assert!(drawn.len() > 3, "{drawn:?}");
+    assert!(sampled.len() > 3, "{sampled:?}");
 }
 
 #[tokio::test]
 async fn completions_are_independent_and_follow_the_distribution() {
     let simulator = Simulator::new(small());
-    let alone = complete(&simulator, request(3, 1.0)).await;
+    let standalone = complete(&simulator, request(3, 1.0)).await;
     let (a, b) = tokio::join!(complete(&simulator, request(3, 1.0)), complete(&simulator, request(4, 1.0)));
-    assert_eq!(a, alone);
-    assert_ne!(b, alone);
+    assert_eq!(a, standalone);
+    assert_ne!(b, standalone);
     // A continued completion samples the same tokens, because positions are absolute.
-    let mut whole = request(3, 1.0);
-    whole.params.stop_ids.clear();
-    let (mut first, mut rest) = (whole.clone(), whole.clone());
-    let whole = complete(&simulator, whole).await;
+    let mut full = request(3, 1.0);
+    full.params.stop_ids.clear();
+    let (mut first, mut rest) = (full.clone(), full.clone());
+    let full = complete(&simulator, full).await;
     first.params.max_tokens = 5;
     let head = complete(&simulator, first).await;
     rest.prompt.extend(&head.tokens);
     rest.params.max_tokens = 7;
-    assert_eq!([head.tokens, complete(&simulator, rest).await.tokens].concat(), whole.tokens);
+    assert_eq!([head.tokens, complete(&simulator, rest).await.tokens].concat(), full.tokens);
 
     let trials = 4000;
     let mut counts = [0.0; 7];
@@ -204,12 +206,12 @@ async fn completions_are_independent_and_follow_the_distribution() {
 #[tokio::test]
 async fn forward_backward_matches_numeric_gradient() {
     let simulator = Simulator::new(small());
-    let mut paths = Vec::new();
+    let mut sequences = Vec::new();
     for stream in 0..3 {
-        let reply = complete(&simulator, request(stream, 0.8)).await;
-        paths.push(path(&[1, 2, 3], &reply, 0.8, stream as f32 - 0.7));
+        let completion = complete(&simulator, request(stream, 0.8)).await;
+        sequences.push(sequence_input(&[1, 2, 3], &completion, 0.8, stream as f32 - 0.7));
     }
-    let batch = Arc::new(TreeBatch::merge(&paths).unwrap());
+    let batch = Arc::new(TreeBatch::merge(&sequences).unwrap());
     simulator.forward_backward(batch.clone(), CLIP).await.unwrap();
     let gradient = simulator.state().gradient.clone();
     let mut checked = 0;
@@ -241,7 +243,7 @@ fn futures_block<T>(future: impl Future<Output = T>) -> T {
 async fn saved_training_state_resumes_bitwise() {
     let simulator = Simulator::new(small());
     let demonstration = Completion { tokens: vec![5, 4, 6], logprobs: vec![0.0; 3], ..Completion::default() };
-    let batch = Arc::new(TreeBatch::merge(&[path(&[1, 2, 3], &demonstration, 1.0, 0.0)]).unwrap());
+    let batch = Arc::new(TreeBatch::merge(&[sequence_input(&[1, 2, 3], &demonstration, 1.0, 0.0)]).unwrap());
     let train = async |simulator: &Simulator, steps: usize| {
         let mut loss = 0.0;
         for _ in 0..steps {
@@ -255,8 +257,8 @@ async fn saved_training_state_resumes_bitwise() {
     // Samplers use new weights only after publication.
     assert_eq!(simulator.version().await.unwrap(), 0);
     simulator.publish(401).await.unwrap();
-    let reply = complete(&simulator, request(0, 0.0)).await;
-    assert_eq!((reply.tokens, reply.versions[0].version), (vec![5, 4, 6], 401));
+    let completion = complete(&simulator, request(0, 0.0)).await;
+    assert_eq!((completion.tokens, completion.versions[0].version), (vec![5, 4, 6], 401));
 
     let dir = tempfile::tempdir().unwrap();
     simulator.save(dir.path(), true).await.unwrap();
@@ -369,7 +371,7 @@ async fn simulated_time_matches_device_timing() {
     let found = stats().await;
     assert_eq!((found.prefilled, found.prefix_hits, found.drawn), (6, 6, 48));
 
-    let batch = Arc::new(TreeBatch::merge(&[path(&[1, 2, 3], &first, 1.0, 0.5)]).unwrap());
+    let batch = Arc::new(TreeBatch::merge(&[sequence_input(&[1, 2, 3], &first, 1.0, 0.5)]).unwrap());
     let stream = simulator.sample(endless(9)).await.unwrap();
     tokio::task::yield_now().await;
     let start = tokio::time::Instant::now();
@@ -386,8 +388,8 @@ async fn simulated_time_matches_device_timing() {
     complete(&simulator, endless(10)).await;
     assert_eq!(stats().await.prefilled, prefilled + 3);
 
-    let fails = async |share| {
-        let simulator = Simulator::new(SimulatorConfig { learner_failures: share, ..config.clone() });
+    let fails = async |fraction| {
+        let simulator = Simulator::new(SimulatorConfig { learner_failures: fraction, ..config.clone() });
         let mut failed = Vec::new();
         for _ in 0..40 {
             failed.push(simulator.logprobs(batch.clone()).await.is_err());
@@ -405,11 +407,11 @@ async fn predictions_match_entropy_and_squared_probabilities() {
     let config =
         SimulatorConfig { vocabulary: 5, spread: 2.0, rows: 64, context: 8, ..SimulatorConfig::default() };
     let simulator = Simulator::new(config);
-    let path = |token| PathInput {
+    let sequence = |token| PathInput {
         tokens: vec![1, 2, token].into(),
         targets: vec![PathTarget { index: 2, temperature: 0.7, term: Term::default() }],
     };
-    let all: Vec<PathInput> = (0..5).map(path).collect();
+    let all: Vec<PathInput> = (0..5).map(sequence).collect();
     let batch = Arc::new(TreeBatch::merge(&all).unwrap());
     let found = simulator.predictions(batch.clone()).await.unwrap();
     assert_eq!(found.logprobs, simulator.logprobs(batch).await.unwrap());
@@ -435,55 +437,58 @@ async fn adjusted_sampling_matches_naive_reference() {
         request.params.frequency_penalty = 0.5;
         request.params.logit_bias = [(2, -1.25), (5, 0.5)].into();
         (request.params.min_tokens, request.params.top_logprobs) = (4, 3);
-        let reply = complete(&simulator, request.clone()).await;
-        assert_eq!((reply.top.len(), request.params.is_filtered()), (reply.tokens.len(), true));
+        let completion = complete(&simulator, request.clone()).await;
+        assert_eq!((completion.top.len(), request.params.is_filtered()), (completion.tokens.len(), true));
 
-        let mut path = request.prompt.clone();
-        for (i, token) in reply.tokens.iter().enumerate() {
-            let at = simulator.config.row(&path);
+        let mut sequence = request.prompt.clone();
+        for (i, token) in completion.tokens.iter().enumerate() {
+            let at = simulator.config.row(&sequence);
             let t = if temperature == 0.0 { 1.0 } else { f64::from(temperature) };
             let plain: Vec<f64> = weights[at..at + 7].iter().map(|z| f64::from(*z)).collect();
             let adjusted = |id: usize| {
                 let same =
                     |tokens: &[u32]| tokens.iter().filter(|token| **token as usize == id).count() as f64;
                 let mut z = plain[id];
-                if same(&path) > 0.0 {
+                if same(&sequence) > 0.0 {
                     let penalty = f64::from(request.params.repetition_penalty);
                     z = if z > 0.0 { z / penalty } else { z * penalty };
                 }
-                let count = same(&path[3..]);
+                let count = same(&sequence[3..]);
                 z -= 0.5 * count + if count > 0.0 { 0.75 } else { 0.0 };
                 z += [0.0, 0.0, -1.25, 0.0, 0.0, 0.5, 0.0][id];
                 if id == 6 && i < 4 { 0.0 } else { (z / t).exp() }
             };
             let masses: Vec<f64> = (0..7).map(adjusted).collect();
-            let goal = uniform(5, stream, path.len() as u64) * masses.iter().sum::<f64>();
-            let drawn = (0..7).find(|id| masses[..=*id].iter().sum::<f64>() > goal).unwrap();
+            let goal = uniform(5, stream, sequence.len() as u64) * masses.iter().sum::<f64>();
+            let sampled = (0..7).find(|id| masses[..=*id].iter().sum::<f64>() > goal).unwrap();
             let best = (0..7).rev().max_by(|a, b| masses[*a].total_cmp(&masses[*b])).unwrap();
-            assert_eq!(*token as usize, if temperature == 0.0 { best } else { drawn }, "{stream} {i}");
+            assert_eq!(*token as usize, if temperature == 0.0 { best } else { sampled }, "{stream} {i}");
             // The recorded log-probabilities are those of the unadjusted distribution.
             let total: f64 = plain.iter().map(|z| (z / t).exp()).sum();
             let mut logprobs: Vec<(u32, f64)> =
                 plain.iter().enumerate().map(|(id, z)| (id as u32, z / t - total.ln())).collect();
-            assert!((f64::from(reply.logprobs[i]) - logprobs[*token as usize].1).abs() < 1e-6);
+            assert!((f64::from(completion.logprobs[i]) - logprobs[*token as usize].1).abs() < 1e-6);
             logprobs.sort_by(|a, b| b.1.total_cmp(&a.1));
-            for (found, want) in reply.top[i].iter().zip(&logprobs) {
+            for (found, want) in completion.top[i].iter().zip(&logprobs) {
                 assert!(
                     found.0 == want.0 && (f64::from(found.1) - want.1).abs() < 1e-6,
                     "{found:?} {want:?}"
                 );
             }
-            assert_eq!(reply.top[i].len(), 3);
-            path.push(*token);
+            assert_eq!(completion.top[i].len(), 3);
+            sequence.push(*token);
         }
-        let cut = 1 + stream as usize % (reply.tokens.len() - 1);
+        let split = 1 + stream as usize % (completion.tokens.len() - 1);
         let mut rest = request.clone();
-        rest.prompt.extend(&reply.tokens[..cut]);
-        (rest.params.max_tokens, rest.params.drawn_before) = (12 - cut, cut);
+        rest.prompt.extend(&completion.tokens[..split]);
+        (rest.params.max_tokens, rest.params.drawn_before) = (12 - split, split);
         let continued = complete(&simulator, rest.clone()).await;
-        assert_eq!((&continued.tokens[..], &continued.top[..]), (&reply.tokens[cut..], &reply.top[cut..]));
+        assert_eq!(
+            (&continued.tokens[..], &continued.top[..]),
+            (&completion.tokens[split..], &completion.top[split..])
+        );
         rest.params.drawn_before = 0;
-        differ += usize::from(complete(&simulator, rest).await.tokens != reply.tokens[cut..]);
+        differ += usize::from(complete(&simulator, rest).await.tokens != completion.tokens[split..]);
     }
     assert!(differ > 10, "what was drawn before counts: {differ}");
 }
@@ -492,32 +497,33 @@ async fn adjusted_sampling_matches_naive_reference() {
 /// another update is rejected before anything changes.
 #[tokio::test]
 async fn train_follows_plan_or_rejects_it_unchanged() {
-    let (whole, by_hand) = (Simulator::new(small()), Simulator::new(small()));
-    let mut paths = Vec::new();
+    let (full, reference) = (Simulator::new(small()), Simulator::new(small()));
+    let mut sequences = Vec::new();
     for stream in 0..5 {
-        paths.push(path(&[1, 2, 3], &complete(&whole, request(stream, 1.0)).await, 1.0, 1.0));
+        sequences.push(sequence_input(&[1, 2, 3], &complete(&full, request(stream, 1.0)).await, 1.0, 1.0));
     }
-    let tokens =
-        |range: std::ops::Range<usize>| paths[range].iter().map(|path| path.tokens.clone()).collect();
-    let uncut = Uncut { groups: vec![tokens(0..3), tokens(3..5)], micro_batch_tokens: 1 };
-    let cut = whole.plan(&uncut).await.unwrap();
-    assert_eq!(cut, Cut::of_sizes([1; 5]));
-    let request = TrainRequest { paths: paths.clone(), loss: CLIP, params: ADAM };
-    let before = whole.weights();
-    for tampered in [Cut::of_sizes([1; 4]), Cut { world_size: 4, ..cut.clone() }] {
-        let refused = whole.train(request.clone(), &tampered, &mut || panic!("nothing is learnt from")).await;
-        assert!(matches!(refused, Err(PolicyError::Cut(_))), "{refused:?}");
+    let tokens = |range: std::ops::Range<usize>| {
+        sequences[range].iter().map(|sequence| sequence.tokens.clone()).collect()
+    };
+    let update = UpdateSequences { groups: vec![tokens(0..3), tokens(3..5)], micro_batch_tokens: 1 };
+    let cut = full.plan(&update).await.unwrap();
+    assert_eq!(cut, MicroBatchPlan::from_sizes([1; 5]));
+    let request = TrainRequest { paths: sequences.clone(), loss: CLIP, params: ADAM };
+    let before = full.weights();
+    for tampered in [MicroBatchPlan::from_sizes([1; 4]), MicroBatchPlan { world_size: 4, ..cut.clone() }] {
+        let rejected = full.train(request.clone(), &tampered, &mut || panic!("nothing is learnt from")).await;
+        assert!(matches!(rejected, Err(PolicyError::Cut(_))), "{rejected:?}");
     }
-    assert_eq!(whole.weights(), before);
+    assert_eq!(full.weights(), before);
     let mut done = 0;
-    let trained = whole.train(request, &cut, &mut || done += 1).await.unwrap();
+    let trained = full.train(request, &cut, &mut || done += 1).await.unwrap();
     let mut sums = Vec::new();
-    for path in paths {
-        let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
-        sums.push(by_hand.forward_backward(batch, CLIP).await.unwrap());
+    for sequence in sequences {
+        let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
+        sums.push(reference.forward_backward(batch, CLIP).await.unwrap());
     }
-    assert_eq!((done, trained.sums, trained.step), (5, sums, by_hand.optim_step(ADAM).await.unwrap()));
-    assert_eq!(whole.weights(), by_hand.weights());
+    assert_eq!((done, trained.sums, trained.step), (5, sums, reference.optim_step(ADAM).await.unwrap()));
+    assert_eq!(full.weights(), reference.weights());
 }
 
 /// The deadline applies to each micro-batch, and the error names the one that exceeded it.
@@ -527,19 +533,19 @@ async fn timely_train_names_late_micro_batch() {
     let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
     let of_len = |len| PathInput { tokens: vec![1; len].into(), targets: Vec::new() };
     let request = TrainRequest { paths: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
-    let cut = Cut::of_sizes([1; 4]);
-    let longest = |seconds| Timely::new(simulator.clone(), Duration::from_secs(seconds));
-    let late = longest(25).train(request.clone(), &cut, &mut || ()).await.unwrap_err();
+    let plan = MicroBatchPlan::from_sizes([1; 4]);
+    let with_deadline = |seconds| TimeoutPolicy::new(simulator.clone(), Duration::from_secs(seconds));
+    let late = with_deadline(25).train(request.clone(), &plan, &mut || ()).await.unwrap_err();
     assert_eq!(late.to_string(), "waited 25s for micro-batch 4 of 4 to be learnt from");
-    longest(35).train(request, &cut, &mut || ()).await.unwrap();
+    with_deadline(35).train(request, &plan, &mut || ()).await.unwrap();
 }
 
 /// A request waits until the weights that it requires have been published.
 #[tokio::test(start_paused = true)]
 async fn sample_waits_for_required_weight_version() {
     let simulator = Arc::new(Simulator::new(small()));
-    let asks = SampleRequest { least_version: 2, ..request(1, 1.0) };
-    let stream = simulator.sample(asks).await.unwrap();
+    let pending = SampleRequest { least_version: 2, ..request(1, 1.0) };
+    let stream = simulator.sample(pending).await.unwrap();
     let other = complete(&simulator, request(2, 1.0)).await;
     assert_eq!(other.versions[0].version, 0, "others do not wait");
     let publishing = simulator.clone();
@@ -550,8 +556,8 @@ async fn sample_waits_for_required_weight_version() {
         }
     });
     let start = tokio::time::Instant::now();
-    let reply = stream.collect(Duration::from_secs(10)).await.unwrap();
-    assert_eq!((start.elapsed().as_secs(), reply.versions[0].version), (2, 2));
+    let completion = stream.collect(Duration::from_secs(10)).await.unwrap();
+    assert_eq!((start.elapsed().as_secs(), completion.versions[0].version), (2, 2));
     let never = SampleRequest { least_version: 3, ..request(1, 1.0) };
     let late = simulator.sample(never).await.unwrap().collect(Duration::from_secs(10)).await.unwrap_err();
     assert_eq!(late.to_string(), "waited 10s for a reply from the sampler");

@@ -13,7 +13,7 @@ use crate::PolicyError;
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Directory that contains the files.
-    pub place: Place,
+    pub place: WeightsLocation,
     /// Kind of weights that the files hold.
     pub content: Content,
     /// The files, sorted by name.
@@ -23,7 +23,7 @@ pub struct Manifest {
 /// Location of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum WeightsLocation {
     /// A directory on a disk that this process reads.
     Local(PathBuf),
     /// A directory on a learner's own machine.
@@ -76,7 +76,7 @@ impl Manifest {
     ///
     /// # Errors
     /// Returns [`PolicyError::Storage`] with the name and the reason if a file cannot be read.
-    pub fn of(dir: &Path, content: Content, names: &[String]) -> Result<Self, PolicyError> {
+    pub fn from_files(dir: &Path, content: Content, names: &[String]) -> Result<Self, PolicyError> {
         let read = |name: &String| {
             let file = dir.join(name);
             let failed = |e| PolicyError::Storage(format!("cannot read {}: {e}", file.display()));
@@ -84,7 +84,7 @@ impl Manifest {
         };
         let mut files = names.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Manifest { place: Place::Local(dir.to_owned()), content, files })
+        Ok(Manifest { place: WeightsLocation::Local(dir.to_owned()), content, files })
     }
 
     /// Checks size and checksum of every file and returns the directory. Callers must verify before
@@ -94,28 +94,28 @@ impl Manifest {
     /// Returns [`PolicyError::NotAdopted`] with the reason if the directory is on another machine, no
     /// files are listed, or a file is missing, damaged or outside the directory.
     pub fn verify(&self) -> Result<&Path, PolicyError> {
-        let refused = |why: String| Err(PolicyError::NotAdopted(why));
+        let reject = |why: String| Err(PolicyError::NotAdopted(why));
         let dir = match &self.place {
-            Place::Local(dir) => dir,
-            Place::Remote { machine, folder: dir } => {
-                return refused(format!(
+            WeightsLocation::Local(dir) => dir,
+            WeightsLocation::Remote { machine, folder: dir } => {
+                return reject(format!(
                     "they are in {dir} on {machine}; let the learner write to a folder that this machine \
                      reads, too"
                 ));
             }
         };
         if self.files.is_empty() {
-            return refused(format!("the manifest of {} lists no files", dir.display()));
+            return reject(format!("the manifest of {} lists no files", dir.display()));
         }
         for SavedFile { name, bytes, crc32c } in &self.files {
             if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
-                return refused(format!("{name:?} is no file within {}", dir.display()));
+                return reject(format!("{name:?} is no file within {}", dir.display()));
             }
             let path = dir.join(name);
             match SavedFile::read(dir, name) {
-                Err(error) => return refused(format!("cannot read {}: {error}", path.display())),
+                Err(error) => return reject(format!("cannot read {}: {error}", path.display())),
                 Ok(found) if found.bytes != *bytes => {
-                    return refused(format!(
+                    return reject(format!(
                         "{} has {} bytes instead of {bytes}",
                         path.display(),
                         found.bytes
@@ -123,7 +123,7 @@ impl Manifest {
                 }
                 Ok(found) if found.crc32c != *crc32c => {
                     let found = found.crc32c;
-                    return refused(format!(
+                    return reject(format!(
                         "{} has the checksum {found:08x} instead of {crc32c:08x}",
                         path.display()
                     ));
@@ -210,7 +210,7 @@ mod tests {
         std::fs::write(dir.path().join("a"), "").unwrap();
         std::fs::write(dir.path().join("of others"), "x").unwrap();
         let content = Content::Adapter { base: "m".into() };
-        let manifest = Manifest::of(dir.path(), content, &["b".into(), "a".into()]).unwrap();
+        let manifest = Manifest::from_files(dir.path(), content, &["b".into(), "a".into()]).unwrap();
         // The check value of CRC-32C (RFC 3720).
         let files: Vec<(&str, u64, u32)> =
             manifest.files.iter().map(|file| (file.name.as_str(), file.bytes, file.crc32c)).collect();
@@ -218,7 +218,7 @@ mod tests {
         let text =
             serde_json::to_string(&WeightsRef { version: 2, at: WeightsAt::Manifest(manifest) }).unwrap();
         assert_eq!(serde_json::to_string(&serde_json::from_str::<WeightsRef>(&text).unwrap()).unwrap(), text);
-        let missing = Manifest::of(dir.path(), Content::Whole, &["c".into()]).unwrap_err();
+        let missing = Manifest::from_files(dir.path(), Content::Whole, &["c".into()]).unwrap_err();
         assert!(missing.to_string().contains("cannot read"), "{missing}");
     }
 
@@ -227,7 +227,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |text: &str| std::fs::write(dir.path().join("a"), text).unwrap();
         write("abc");
-        let manifest = Manifest::of(dir.path(), Content::Whole, &["a".into()]).unwrap();
+        let manifest = Manifest::from_files(dir.path(), Content::Whole, &["a".into()]).unwrap();
         assert_eq!(manifest.verify(), Ok(dir.path()));
         let why = |manifest: &Manifest| manifest.verify().unwrap_err().to_string();
         write("abd");
@@ -239,7 +239,7 @@ mod tests {
         let outside = SavedFile { name: "../a".into(), bytes: 0, crc32c: 0 };
         assert!(why(&Manifest { files: vec![outside], ..manifest.clone() }).contains("is no file within"));
         assert!(why(&Manifest { files: Vec::new(), ..manifest.clone() }).contains("lists no files"));
-        let place = Place::Remote { machine: "east".into(), folder: "/w".into() };
-        assert!(why(&Manifest { place, ..manifest }).contains("in /w on east"));
+        let location = WeightsLocation::Remote { machine: "east".into(), folder: "/w".into() };
+        assert!(why(&Manifest { place: location, ..manifest }).contains("in /w on east"));
     }
 }

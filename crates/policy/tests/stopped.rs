@@ -6,12 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use levade_policy::awake;
+use levade_policy::process_time;
 
 /// Environment variable that marks the child process, which the test stops.
 const CHILD: &str = "LEVADE_TEST_IS_STOPPED";
 const LIMIT: Duration = Duration::from_secs(3);
-const STOPPED: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_secs(5);
 
 #[test]
 fn deadline_excludes_time_while_process_is_stopped() {
@@ -33,12 +33,12 @@ fn deadline_excludes_time_while_process_is_stopped() {
         assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
     };
     send("-STOP");
-    std::thread::sleep(STOPPED);
+    std::thread::sleep(PAUSE);
     send("-CONT");
     assert!(lines.any(|line| line.ends_with("late")));
     // The part of the pause up to the next reading of the clock may count.
     let waited = start.elapsed();
-    assert!(waited > STOPPED + LIMIT - Duration::from_millis(1500), "{waited:?}");
+    assert!(waited > PAUSE + LIMIT - Duration::from_millis(1500), "{waited:?}");
     assert!(child.wait().unwrap().success());
 }
 
@@ -46,6 +46,6 @@ fn deadline_excludes_time_while_process_is_stopped() {
 fn wait() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     println!("waiting");
-    assert_eq!(runtime.block_on(awake::within(LIMIT, std::future::pending::<()>())), None);
+    assert_eq!(runtime.block_on(process_time::with_timeout(LIMIT, std::future::pending::<()>())), None);
     println!("late");
 }

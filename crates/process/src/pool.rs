@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use levade_policy::awake;
+use levade_policy::process_time;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -86,7 +86,7 @@ impl Pool {
     /// Returns an error if no worker becomes ready, the worker exits first, or the timeout passes.
     pub async fn request(&self, request: Request, timeout: Duration) -> Result<Value, WorkerError> {
         let mut call = self.send(request).await?;
-        match awake::within(timeout, call.response()).await {
+        match process_time::with_timeout(timeout, call.response()).await {
             Some(response) => response,
             None => {
                 call.cancel().await;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use levade_policy::environment::passed;
+use levade_policy::environment::child_environment;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -148,7 +148,7 @@ impl Launch {
     }
 
     fn environment(&self) -> Vec<(String, String)> {
-        passed(&self.passes).into_iter().chain(self.variables.iter().cloned()).collect()
+        child_environment(&self.passes).into_iter().chain(self.variables.iter().cloned()).collect()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use levade_policy::awake;
+use levade_policy::process_time;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::ChildStdout;
@@ -260,7 +260,9 @@ impl Process {
     /// Returns the reason if the worker is not ready, or `None` if its output ended.
     async fn start(&self, lines: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), Option<WorkerError>> {
         let Some(Handshake { timeout, check }) = &self.options.handshake else { return Ok(()) };
-        let line = awake::within(*timeout, lines.recv()).await.ok_or(WorkerError::StartTimeout(*timeout))?;
+        let line = process_time::with_timeout(*timeout, lines.recv())
+            .await
+            .ok_or(WorkerError::StartTimeout(*timeout))?;
         let mut value = parse(&line.ok_or(None)?)?;
         if let Some(error) = value["error"].as_str() {
             return Err(Some(WorkerError::NotReady(error.to_owned())));

@@ -10,7 +10,7 @@ use levade_agent::Limits;
 use levade_agent::environments::{
     EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions, VerifiersOptions,
 };
-use levade_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
+use levade_policy::{Learner, Precision, Sampler, SamplingParams, TimeoutPolicy};
 use levade_rl::Normalizer;
 use levade_store::Location;
 use levade_tasks::{ArithmeticOptions, FileOptions};
@@ -160,12 +160,12 @@ impl EngineKeys {
 
     /// Wraps `sampler` so that its calls time out after `call_seconds`.
     pub fn sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
-        Arc::new(Timely::new(sampler, self.max_call_timeout()))
+        Arc::new(TimeoutPolicy::new(sampler, self.max_call_timeout()))
     }
 
     /// Wraps `learner` so that its calls time out after `call_seconds`.
     pub fn learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
-        Arc::new(Timely::new(learner, self.max_call_timeout()))
+        Arc::new(TimeoutPolicy::new(learner, self.max_call_timeout()))
     }
 
     /// Returns the timeout for a call of a policy.

@@ -121,7 +121,7 @@ impl LearnerHandle {
     async fn publish(&self, router: &Router, command: &Value) -> anyhow::Result<()> {
         let version = command["version"].as_u64().context("a version")?;
         let weights = self.learner.publish(version).await?;
-        Ok(router.adopt(&weights).await?)
+        Ok(router.update_weights(&weights).await?)
     }
 }
 
@@ -253,7 +253,7 @@ async fn update_from_dir(router: &Router, command: &Value) -> anyhow::Result<()>
         true => Content::Adapter { base: "base".into() },
         false => Content::Whole,
     };
-    let manifest = Manifest::of(dir, content, &names)?;
+    let manifest = Manifest::from_files(dir, content, &names)?;
     let version = command["version"].as_u64().context("a version")?;
-    Ok(router.adopt(&WeightsRef { version, at: WeightsAt::Manifest(manifest) }).await?)
+    Ok(router.update_weights(&WeightsRef { version, at: WeightsAt::Manifest(manifest) }).await?)
 }

@@ -25,8 +25,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use levade_policy::{
-    Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Place, PolicyError, Predictions,
-    TrainRequest, Trained, Uncut, WeightsAt, WeightsRef,
+    ForwardBackward, Learner, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError, Predictions,
+    TrainReport, TrainRequest, UpdateSequences, WeightsAt, WeightsLocation, WeightsRef,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
@@ -127,7 +127,7 @@ impl RemoteLearner {
 
     /// Checks that files written by the learner can be read on this machine.
     fn check_here(&self, manifest: &Manifest) -> Result<(), PolicyError> {
-        let Place::Local(dir) = &manifest.place else { return Ok(()) };
+        let WeightsLocation::Local(dir) = &manifest.place else { return Ok(()) };
         for file in &manifest.files {
             let path = dir.join(&file.name);
             let found = std::fs::metadata(&path).map(|found| found.len());
@@ -217,11 +217,11 @@ fn absolute_dir(dir: &Path) -> Result<String, PolicyError> {
 
 #[async_trait]
 impl Learner for RemoteLearner {
-    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+    async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
         let mut body = Body::new(json!({ "micro_batch_tokens": update.micro_batch_tokens }));
         put_update_sequences(&mut body, update);
         let mut response = self.call("plan", body, &|_| "an update to be cut".into()).await?;
-        let micro_batch_plan: Cut = self.take("plan", &mut response, "cut")?;
+        let micro_batch_plan: MicroBatchPlan = self.take("plan", &mut response, "cut")?;
         // A plan is recorded only if it can be executed.
         let paths = update.groups.iter().map(Vec::len).sum();
         micro_batch_plan.check(paths, self.description().layout.world_size)?;
@@ -231,9 +231,9 @@ impl Learner for RemoteLearner {
     async fn train(
         &self,
         update: TrainRequest,
-        micro_batch_plan: &Cut,
+        micro_batch_plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
-    ) -> Result<Trained, PolicyError> {
+    ) -> Result<TrainReport, PolicyError> {
         let TrainRequest { paths, loss, params } = update;
         let ranks = self.description().layout.world_size;
         if micro_batch_plan.world_size != ranks {
@@ -267,7 +267,7 @@ impl Learner for RemoteLearner {
         }
         (notified..batches).for_each(|_| done());
         let step: Step = self.take("train", &mut response, "step")?;
-        Ok(Trained { sums, step: step.into() })
+        Ok(TrainReport { sums, step: step.into() })
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
@@ -323,7 +323,7 @@ impl Learner for RemoteLearner {
 
     /// Does nothing for processes that this one has started, because they are untrained. Other
     /// groups may have been trained by an earlier run, so they reload their initial weights.
-    async fn begin_again(&self) -> Result<(), PolicyError> {
+    async fn reset(&self) -> Result<(), PolicyError> {
         if self.group.is_own() {
             return Ok(());
         }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    Cut, ForwardBackward, Learner, LossTerms, Manifest, OptimParams, OptimReport, Place, PolicyError,
-    Predictions, SavedFile, TrainRequest, Trained, Uncut, WeightsAt, WeightsRef,
+    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError,
+    Predictions, SavedFile, TrainReport, TrainRequest, UpdateSequences, WeightsAt, WeightsLocation,
+    WeightsRef,
 };
 use levade_rl::Loss;
 use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -68,7 +69,7 @@ impl PublishingLearner {
         let manifest = self.with_probe(&partial, saved).await?;
         std::fs::rename(&partial, &target).map_err(|error| failed("rename", &partial, error))?;
         self.prune(&target);
-        Ok(Manifest { place: Place::Local(target), ..manifest })
+        Ok(Manifest { place: WeightsLocation::Local(target), ..manifest })
     }
 
     /// Adds the log-probabilities of the probe to a directory and its manifest. The learner has
@@ -120,16 +121,16 @@ impl PublishingLearner {
 
 #[async_trait]
 impl Learner for PublishingLearner {
-    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+    async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
         self.learner.plan(update).await
     }
 
     async fn train(
         &self,
         update: TrainRequest,
-        micro_batch_plan: &Cut,
+        micro_batch_plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
-    ) -> Result<Trained, PolicyError> {
+    ) -> Result<TrainReport, PolicyError> {
         self.withdraw().await;
         self.learner.train(update, micro_batch_plan, done).await
     }
@@ -176,13 +177,13 @@ impl Learner for PublishingLearner {
         self.learner.load(dir, with_optimizer).await
     }
 
-    async fn begin_again(&self) -> Result<(), PolicyError> {
+    async fn reset(&self) -> Result<(), PolicyError> {
         self.withdraw().await;
-        self.learner.begin_again().await
+        self.learner.reset().await
     }
 
-    fn handed_over(&self) -> Option<Duration> {
-        self.learner.handed_over()
+    fn handoff_time(&self) -> Option<Duration> {
+        self.learner.handoff_time()
     }
 
     /// Publishes the weights. Weights in memory are written to a directory; the probe is added to a
@@ -192,8 +193,8 @@ impl Learner for PublishingLearner {
         let weights = self.learner.publish(version).await?;
         let manifest = match weights.at {
             WeightsAt::Memory => self.write(version).await?,
-            WeightsAt::Manifest(Manifest { place: Place::Local(dir), content, files }) => {
-                let manifest = Manifest { place: Place::Local(dir.clone()), content, files };
+            WeightsAt::Manifest(Manifest { place: WeightsLocation::Local(dir), content, files }) => {
+                let manifest = Manifest { place: WeightsLocation::Local(dir.clone()), content, files };
                 self.with_probe(&dir, manifest).await?
             }
             other => return Ok(WeightsRef { at: other, ..weights }),

@@ -222,7 +222,7 @@ impl Sampler for Router {
         Ok(self.totals.paused(&self.pool).await)
     }
 
-    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         self.pool.adopt(weights).await
     }
 

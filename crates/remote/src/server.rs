@@ -225,7 +225,7 @@ impl Sampler for Server {
         Ok(paused.total + paused.since.map(|since| since.elapsed()).unwrap_or_default())
     }
 
-    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         self.0.adopt(weights).await
     }
 

@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_policy::awake::{sleep, within};
+use levade_policy::process_time::{sleep, with_timeout};
 use levade_policy::{PolicyError, Sampler, WeightsRef};
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinSet;
@@ -239,7 +239,7 @@ impl Colocation {
         }
         let moved = self.learner.offload(false).await?;
         self.starts.send_replace(true);
-        fleet.router.adopt(&weights).await?;
+        fleet.router.update_weights(&weights).await?;
         self.add_handoff_time(start);
         info!(
             version = weights.version,
@@ -296,11 +296,11 @@ impl ColocatedServer {
     /// asleep within `longest`.
     async fn sleeps(&self, timeout: Duration) -> Result<(), PolicyError> {
         let mut last = String::new();
-        let asleep = within(timeout, async {
+        let asleep = with_timeout(timeout, async {
             loop {
                 match self.server.sleep().await {
                     Ok(()) => return Ok(()),
-                    Err(error) if !error.may_pass() => return Err(error),
+                    Err(error) if !error.is_transient() => return Err(error),
                     Err(error) => last = error.to_string(),
                 }
                 let has_exited = match &self.running {

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_policy::{Cut, Learner, OptimParams, PolicyError, TrainRequest, Uncut, WeightsAt};
+use levade_policy::{
+    Learner, MicroBatchPlan, OptimParams, PolicyError, TrainRequest, UpdateSequences, WeightsAt,
+};
 use levade_remote::{CRITIC, LearnerOptions, LearnerRequirements, REFERENCE, RemoteLearner};
 use levade_rl::{Loss, PolicyLoss};
 use levade_tree::{PathInput, PathTarget, Target, Term, TreeBatch};
@@ -107,7 +109,7 @@ async fn torch_group_supports_every_verb() {
     assert_eq!(values, vec![0.0; batch.targets.len()], "a new value head gives 0");
 
     let tokens = paths().into_iter().map(|path| path.tokens);
-    let update = Uncut { groups: vec![tokens.collect()], micro_batch_tokens: 20 };
+    let update = UpdateSequences { groups: vec![tokens.collect()], micro_batch_tokens: 20 };
     let micro_batch_plan = policy.plan(&update).await.unwrap();
     assert_eq!(micro_batch_plan, policy.plan(&update).await.unwrap());
     let saved = root.join("saved");
@@ -124,7 +126,10 @@ async fn torch_group_supports_every_verb() {
     }
     assert_eq!(done, 4 * micro_batch_plan.micro_batches.len());
     assert!(losses.is_sorted_by(|a, b| a > b), "{losses:?}");
-    let other = Cut { world_size: policy.description().layout.world_size, ..Cut::of_sizes([4]) };
+    let other = MicroBatchPlan {
+        world_size: policy.description().layout.world_size,
+        ..MicroBatchPlan::from_sizes([4])
+    };
     assert!(matches!(policy.train(request(), &other, &mut || {}).await, Err(PolicyError::Cut(_))));
 
     // Resuming from the saved middle reaches the same end, bit for bit.

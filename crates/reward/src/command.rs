@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use levade_process::{Launch, Run, Supervisor, Tail, exit_status};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -103,7 +103,7 @@ impl CommandScorer {
     pub async fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.keys.check()?;
         let limit = Duration::from_secs_f64(self.keys.seconds);
-        match within(limit, self.ask(text, expected)).await {
+        match with_timeout(limit, self.ask(text, expected)).await {
             Some(score) => score,
             None => Err(self.broken(format!("did not answer within {limit:?}"))),
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use levade_model::ModelFiles;
-use levade_policy::awake::{sleep, within};
+use levade_policy::process_time::{sleep, with_timeout};
 use levade_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
 use levade_recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 use levade_remote::{
@@ -291,13 +291,13 @@ async fn await_servers(
     all: bool,
 ) -> anyhow::Result<()> {
     let mut last = String::new();
-    let found = within(start_timeout, async {
+    let found = with_timeout(start_timeout, async {
         loop {
             let mut answering = 0;
             for (name, server) in named_servers {
                 match server.inspect().await {
                     Ok(_) => answering += 1,
-                    Err(error) if error.may_pass() => last = format!(": {error}"),
+                    Err(error) if error.is_transient() => last = format!(": {error}"),
                     Err(error) => {
                         return Err(unusable(format!("the sampler {name} cannot be used: {error}")));
                     }

@@ -38,7 +38,7 @@ pub fn open(
     if let Some(passage) = prefixes.passage {
         files.config.passage_prefix = passage;
     }
-    let tokenizer = EncoderTokenizer::new(&files.tokenizer, files.config.most_tokens)?;
+    let tokenizer = EncoderTokenizer::new(&files.tokenizer, files.config.max_tokens)?;
     let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = if threads == 0 { cores() } else { threads };
     Ok(Arc::new(TextEncoder::new(&files, Arc::new(tokenizer), threads)?))

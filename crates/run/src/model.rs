@@ -115,7 +115,7 @@ fn note(notes: &[String], host: &Host) {
 /// Returns an error if the model cannot be fetched.
 pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
     let source = Source::parse(source)?;
-    if let Source::Folder(path) | Source::Gguf(path) = &source {
+    if let Source::Dir(path) | Source::Gguf(path) = &source {
         return Ok(path.clone());
     }
     let path = fetch(&source, &default_cache()?, &mut |Progress { stage, done, total }| {
@@ -214,7 +214,8 @@ pub fn with_memory_limit(config: &ModelConfig, options: EngineOptions, memory_mb
 /// and less if the engine would not fit otherwise. The cache always holds one sequence of the full
 /// context, so that the scheduler never has to reject a sequence.
 fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
-    let one_sequence = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
+    let one_sequence =
+        attention_shape(config).sequence_bytes(config.layers, options.precision, options.context);
     let budget = options.budget();
     // A budget of 1 MiB yields the smallest possible plan.
     let without_cache = EngineOptions { kv_memory_mb: 0, memory_mb: 1, ..options.clone() };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use levade_agent::environments::Environments;
 use levade_policy::PolicyError;
-use levade_policy::awake::Clock;
+use levade_policy::process_time::Clock;
 use levade_process::Supervisor;
 use levade_recipe::{LearnerKeys, Recipe};
 use levade_trainer::{Ended, Parts, RunFolder, Start, StopFlag, Trainer, TrainerError};
@@ -136,7 +136,7 @@ async fn drive(
     stop: StopFlag,
 ) -> anyhow::Result<Option<Ended>> {
     let (noticed, dir) = (host.clone(), recipe.run.folder.clone());
-    let pauses = tokio::spawn(clock.keep(move |pause| {
+    let pauses = tokio::spawn(clock.track_pauses(move |pause| {
         let pause = display::clock(pause);
         noticed.note(format!("the process stood still for {pause}; no deadline has run meanwhile"));
     }));

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::time::Duration;
 
-use levade_policy::awake;
+use levade_policy::process_time;
 use rustix::process::{Signal, pidfd_send_signal};
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;
@@ -81,7 +81,7 @@ impl fmt::Debug for Jail {
 pub(crate) type Deadline = Pin<Box<dyn Future<Output = Duration> + Send>>;
 
 pub(crate) fn deadline(time: Duration) -> Deadline {
-    Box::pin(awake::sleep(time))
+    Box::pin(process_time::sleep(time))
 }
 
 /// An event in a jail, other than output.

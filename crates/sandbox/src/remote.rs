@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::http::Method;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use levade_http::{Bounds, Client, ClientRequest, Hosts};
-use levade_policy::awake;
+use levade_policy::process_time;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -96,7 +96,7 @@ impl Remote {
             if !matches!(status, 429 | 503) || waited >= BESIDES {
                 break (status, text);
             }
-            awake::sleep(pause).await;
+            process_time::sleep(pause).await;
             waited += pause;
             pause = (2 * pause).min(MAX_RETRY_PAUSE);
         };
@@ -126,7 +126,7 @@ impl Remote {
         // The limit uses this process's clock, which excludes time when it was stopped. `levade_http`
         // does not know that clock, so its deadline is only a fallback.
         let bounds = Bounds { deadline: limit * 4, bytes: MAX_BYTES, redirects: MAX_REDIRECTS };
-        let response = awake::within(limit, self.http.send(request, bounds)).await;
+        let response = process_time::with_timeout(limit, self.http.send(request, bounds)).await;
         let response = response.ok_or_else(|| broken(&format!("no answer within {limit:?}")))?;
         let response = response.map_err(|error| broken(&error))?;
         Ok((response.status.as_u16(), response.body))

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinHandle;
@@ -144,7 +144,7 @@ impl Session {
         let mut until = deadline(seconds(limits.seconds));
         // A thread of an earlier cell may have ended the interpreter or keep it from reading.
         let handed = match &happened {
-            None => within(seconds(limits.seconds), jail.hand(code)).await,
+            None => with_timeout(seconds(limits.seconds), jail.hand(code)).await,
             Some(_) => None,
         };
         let ended = loop {

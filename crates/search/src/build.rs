@@ -8,7 +8,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use levade_policy::{Embedder, PolicyError, TextRole, awake, crash_point};
+use levade_policy::{Embedder, PolicyError, TextRole, crash_point, process_time};
 use tokio::runtime::Handle;
 
 use crate::corpus::Corpus;
@@ -184,7 +184,7 @@ impl<'a> DenseWriter<'a> {
     fn embed(&mut self) -> Result<(), SearchError> {
         let texts = std::mem::take(&mut self.waiting);
         let work = self.model.embedder.embed(&texts, TextRole::Passage);
-        let vectors = self.model.runtime.block_on(awake::within(BATCH_TIMEOUT, work));
+        let vectors = self.model.runtime.block_on(process_time::with_timeout(BATCH_TIMEOUT, work));
         let late = || PolicyError::Deadline(BATCH_TIMEOUT, format!("the vectors of {} texts", texts.len()));
         vectors.unwrap_or_else(|| Err(late()))?.iter().try_for_each(|vector| self.writer.add(vector))
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode, Uri};
 use levade_http::{Bounds, Client as Http, ClientRequest, ClientResponse, Hosts, HttpError};
-use levade_policy::awake;
+use levade_policy::process_time;
 use serde_json::{Value, json};
 
 use crate::{Hit, Passage, SearchError};
@@ -86,7 +86,8 @@ impl Client {
         let mut failed = 0;
         loop {
             let deadline = self.retries.deadline;
-            let tried = awake::within(deadline, self.send(body.clone(), queries.len(), count)).await;
+            let tried =
+                process_time::with_timeout(deadline, self.send(body.clone(), queries.len(), count)).await;
             let late = || self.failure(format!("no answer within {deadline:?}"), true);
             let error = match tried.unwrap_or_else(|| Err(late())) {
                 Err(error @ SearchError::Server { may_pass: true, .. }) => error,
@@ -96,7 +97,7 @@ impl Client {
             if failed >= self.retries.tries {
                 return (failed - 1, Err(error));
             }
-            awake::sleep(pause).await;
+            process_time::sleep(pause).await;
             pause = (2 * pause).min(MAX_RETRY_INTERVAL);
         }
     }

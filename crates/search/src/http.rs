@@ -86,7 +86,7 @@ impl From<SearchError> for ErrorResponse {
         let status = match &error {
             SearchError::Query(_) => StatusCode::BAD_REQUEST,
             SearchError::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
-            SearchError::Embed(error) if error.may_pass() => StatusCode::SERVICE_UNAVAILABLE,
+            SearchError::Embed(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         ErrorResponse::new(status, error.to_string())

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use levade_policy::caught;
+use levade_policy::catch_panic;
 use serde::{Deserialize, Serialize};
 use tantivy::collector::TopDocs;
 use tantivy::indexer::NoMergePolicy;
@@ -183,7 +183,7 @@ impl Lexical {
     pub fn open(dir: &Path, analyzer: Analyzer, divides: bool, passages: u64) -> Result<Self, SearchError> {
         let analyzer = analyzer.build(divides);
         let fault = fault(dir);
-        let opened = caught(|| {
+        let opened = catch_panic(|| {
             let index = Index::open_in_dir(dir)?;
             index.tokenizers().register(ANALYZER, analyzer.clone());
             Ok((index.schema(), reader(&index)?))
@@ -221,8 +221,9 @@ impl Lexical {
             (Occur::Should, query)
         });
         let query = BooleanQuery::new(clauses.collect());
-        let found =
-            caught(|| self.reader.searcher().search(&query, &TopDocs::with_limit(count).order_by_score()));
+        let found = catch_panic(|| {
+            self.reader.searcher().search(&query, &TopDocs::with_limit(count).order_by_score())
+        });
         let found = found.map_err(|panic| SearchError::damaged(&self.dir, panic))?;
         let found = found.map_err(fault(&self.dir))?;
         Ok(found.into_iter().map(|(score, address)| (address.doc_id, score)).collect())
@@ -233,7 +234,7 @@ impl Lexical {
     /// # Errors
     /// Returns an error if the row does not exist, or the index is damaged.
     pub fn passage(&self, row: u32) -> Result<Passage, SearchError> {
-        let found = caught(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
+        let found = catch_panic(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
         let found = found.map_err(|panic| SearchError::damaged(&self.dir, panic))?;
         let document = found.map_err(fault(&self.dir))?;
         let text = |field| {

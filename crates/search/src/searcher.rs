@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_policy::{Embedder, PolicyError, TextRole, awake};
+use levade_policy::{Embedder, PolicyError, TextRole, process_time};
 use tokio::sync::Semaphore;
 
 use crate::fuse::fuse;
@@ -147,7 +147,8 @@ impl Searcher {
             (Mode::Dense | Mode::Hybrid, Some(embedder)) => embed(embedder.as_ref(), &queries).await?,
             _ => Vec::new(),
         };
-        let permit = awake::within(QUEUE_TIMEOUT, Arc::clone(&inner.permits).acquire_owned()).await;
+        let permit =
+            process_time::with_timeout(QUEUE_TIMEOUT, Arc::clone(&inner.permits).acquire_owned()).await;
         let Some(Ok(permit)) = permit else { return Err(SearchError::Busy(QUEUE_TIMEOUT)) };
         let inner = Arc::clone(inner);
         let work = move || {
@@ -184,7 +185,8 @@ fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
 }
 
 async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f32>>, SearchError> {
-    let vectors = awake::within(EMBEDDING_TIMEOUT, embedder.embed(queries, TextRole::Query)).await;
+    let vectors =
+        process_time::with_timeout(EMBEDDING_TIMEOUT, embedder.embed(queries, TextRole::Query)).await;
     let late = || {
         let what = format!("the vectors of {} queries", queries.len());
         PolicyError::Deadline(EMBEDDING_TIMEOUT, what)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use levade_policy::Cut;
+use levade_policy::MicroBatchPlan;
 use levade_tree::{AttemptId, CreditTarget, Outcome, Placement, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
 
@@ -313,9 +313,9 @@ pub struct Update {
     /// Sequences of the update, in order.
     pub paths: Vec<PlannedPath>,
     /// Micro-batch plan of the learner.
-    pub cut: Cut,
+    pub cut: MicroBatchPlan,
     /// Micro-batch plan of the critic. `None` without a critic.
-    pub critic: Option<Cut>,
+    pub critic: Option<MicroBatchPlan>,
 }
 
 impl Update {

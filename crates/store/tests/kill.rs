@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use levade_policy::Cut;
+use levade_policy::MicroBatchPlan;
 use levade_store::{
     Attempt, Begun, PerToken, PlannedPath, PolicyPlan, Sqlite, Status, StepPlan, Store, Update,
 };
@@ -65,7 +65,11 @@ fn plan(step: u32) -> StepPlan {
         step,
         places: vec![],
         policies: vec![PolicyPlan {
-            updates: vec![Update { paths: vec![path; 50], cut: Cut::of_sizes([50]), critic: None }],
+            updates: vec![Update {
+                paths: vec![path; 50],
+                cut: MicroBatchPlan::from_sizes([50]),
+                critic: None,
+            }],
             ..PolicyPlan::default()
         }],
     }

@@ -7,7 +7,7 @@
 use std::io::{BufRead, Write, stdin, stdout};
 
 use anyhow::Result;
-use levade_text::{ChatTemplate, Rendering};
+use levade_text::{ChatTemplate, TemplateInput};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let mut out = stdout().lock();
     for line in stdin().lock().lines() {
         let request: Request = serde_json::from_str(&line?)?;
-        let rendering = Rendering {
+        let rendering = TemplateInput {
             messages: &request.messages,
             tools: request.tools.as_deref(),
             add_generation_prompt: request.add_generation_prompt,
@@ -34,11 +34,11 @@ fn main() -> Result<()> {
         };
         let text =
             ChatTemplate::at(&request.template, request.now).and_then(|template| template.render(rendering));
-        let answer = match text {
+        let ids = match text {
             Ok(text) => json!({ "text": text }),
             Err(error) => json!({ "error": error.to_string() }),
         };
-        writeln!(out, "{answer}")?;
+        writeln!(out, "{ids}")?;
     }
     Ok(())
 }

@@ -6,14 +6,14 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use crate::calls::call_from;
-use crate::{Malformed, Parsed, ToolCall, ToolSpec};
+use crate::{MalformedCall, ParsedCompletion, ToolCall, ToolSpec};
 
 /// Returns the calls without tags in a text, or `None` if the text contains no such call.
 ///
 /// A call is a JSON object whose `name` is the name of a tool. Its arguments may also be called
 /// `parameters`, as in Llama 3. An object with a `description` describes a tool instead of calling it.
 /// Objects within arrays and within other objects count.
-pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<Parsed> {
+pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
     let (mut calls, mut stretches) = (Vec::new(), Vec::new());
     let (mut at, mut rest) = (0, 0);
     while let Some(brace) = text[at..].find('{') {
@@ -31,14 +31,14 @@ pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<Parsed> {
         let call = call_from(Value::Object(object), &["arguments", "parameters"]);
         calls.push(
             call.map(|(name, arguments)| ToolCall { id, name, arguments: arguments.into() })
-                .map_err(|why| Malformed { why, raw }),
+                .map_err(|why| MalformedCall { why, raw }),
         );
         stretches.push(text[rest..range.start.max(rest)].trim());
         (at, rest) = (range.end, range.end);
     }
     stretches.push(text[rest..].trim());
     stretches.retain(|stretch| !stretch.is_empty());
-    (!calls.is_empty()).then(|| Parsed { content: stretches.join("\n"), calls, bare: true })
+    (!calls.is_empty()).then(|| ParsedCompletion { content: stretches.join("\n"), calls, bare: true })
 }
 
 /// Returns `range` extended by the code fence around it, if the fence contains nothing else.
@@ -67,7 +67,7 @@ mod tests {
             |name: &str| ToolSpec { name: name.into(), description: String::new(), parameters: json!({}) };
         let parsed = find(text, &[tool("calculator"), tool("clock")])?;
         assert!(parsed.bare);
-        let shown = |call: &Result<crate::ToolCall, Malformed>| match call {
+        let shown = |call: &Result<crate::ToolCall, MalformedCall>| match call {
             Ok(call) => json!([call.id, call.name, *call.arguments]),
             Err(malformed) => malformed.why.as_str().into(),
         };

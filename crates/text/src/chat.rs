@@ -24,14 +24,14 @@ use levade_model::{ModelFiles, SpecialTokens};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::calls::{CallFormat, Parsed, RESPONSE, Syntax};
+use crate::calls::{CallFormat, ParsedCompletion, RESPONSE, Syntax};
+use crate::completion_parser::{Finding, Part, Reader, Tags, collect_reasoning};
 use crate::describe::ToolPrompt;
-use crate::prepare::{CallForm, MessageForm, Preparation, Prepared};
+use crate::prepare::{CallMessageFormat, MessageFormat, Preparation, PreparedPrompt};
 use crate::protocol::ToolSupport;
-use crate::reader::{Found, Part, Reader, Tags, thought_of};
+use crate::reasoning_tags::ReasoningTagSet;
 use crate::systems::{LateSystem, ShiftedSystems};
-use crate::template::Rendering;
-use crate::thought::Thoughts;
+use crate::template::TemplateInput;
 use crate::{ChatTemplate, Message, Role, TextError, Tokenizer, ToolProtocol, ToolSpec, bare};
 
 /// Chat settings that the model's files leave open.
@@ -67,7 +67,7 @@ pub struct Chat {
     pub(crate) format: CallFormat,
     /// Whether the template prints messages of role `tool`.
     tool_role: bool,
-    pub(crate) form: MessageForm,
+    pub(crate) message_format: MessageFormat,
     /// White space that the template prints between the generation prompt and an assistant's text.
     /// Usually empty.
     pub(crate) opening: String,
@@ -75,11 +75,11 @@ pub struct Chat {
     /// token.
     pub(crate) closing: String,
     /// Tags around the model's reasoning.
-    thoughts: Thoughts,
+    reasoning_tags: ReasoningTagSet,
     /// All tags of the model: the reasoning tags and the tags of its call format.
     tags: Tags,
     /// Ids of the special tokens that carry meaning in a completion: reasoning and call tags.
-    pub(crate) said: Vec<u32>,
+    pub(crate) tag_ids: Vec<u32>,
     /// The reason why calls cannot be written in this tokenizer's tokens, or `None` if they can.
     unwritable: Option<TextError>,
     pub(crate) end_of_turn: u32,
@@ -151,37 +151,37 @@ impl Chat {
             tool_support: ToolSupport::None,
             format: CallFormat::default(),
             tool_role: false,
-            form: MessageForm::default(),
+            message_format: MessageFormat::default(),
             opening: String::new(),
             closing: String::new(),
-            thoughts: Thoughts::default(),
-            tags: Tags::new(&Thoughts::default(), CallFormat::default().syntax()),
-            said: Vec::new(),
+            reasoning_tags: ReasoningTagSet::default(),
+            tags: Tags::new(&ReasoningTagSet::default(), CallFormat::default().syntax()),
+            tag_ids: Vec::new(),
             unwritable: None,
             end_of_turn: 0,
             stop_ids: Vec::new(),
         };
-        chat.form = chat.probe_messages();
-        chat.form.systems = chat.probe_systems(options.late_system);
+        chat.message_format = chat.probe_messages();
+        chat.message_format.systems = chat.probe_systems(options.late_system);
         chat.probe_turn()?;
         chat.probe_format(options.tools);
         let syntax = chat.format.syntax();
         chat.stop_ids = chat.stops(syntax);
         chat.tool_role = chat.prints_later(Role::Tool);
-        chat.thoughts = match syntax.spelling().thought_tags {
+        chat.reasoning_tags = match syntax.syntax_tags().reasoning_tags {
             // The format's header, which names the channel, then belongs to the completion.
             Some(tags) => {
                 chat.opening.clear();
-                chat.form.tight = true;
-                Thoughts::only(tags)
+                chat.message_format.tight = true;
+                ReasoningTagSet::from_pair(tags)
             }
-            None => Thoughts::find(&chat.template, &chat.tokenizer, &chat.variables),
+            None => ReasoningTagSet::find(&chat.template, &chat.tokenizer, &chat.variables),
         };
         let ends: Vec<String> = chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
-        chat.thoughts.remove(&ends);
-        chat.form.tags = chat.thoughts.preferred(&chat.template, &chat.tokenizer).cloned();
-        chat.tags = Tags::new(&chat.thoughts, syntax);
-        chat.said = chat.tags_of_replies();
+        chat.reasoning_tags.remove(&ends);
+        chat.message_format.tags = chat.reasoning_tags.preferred(&chat.template, &chat.tokenizer).cloned();
+        chat.tags = Tags::new(&chat.reasoning_tags, syntax);
+        chat.tag_ids = chat.find_tag_ids();
         chat.unwritable = chat.probe_call().err();
         chat.probe_unreadable();
         Ok(chat)
@@ -193,11 +193,11 @@ impl Chat {
         let special = |texts: &[&str]| -> Vec<u32> {
             texts.iter().filter_map(|text| self.tokenizer.special(text)).collect()
         };
-        let goes_on = special(syntax.spelling().goes_on);
+        let message_ends = special(syntax.syntax_tags().message_ends);
         let mut stops: Vec<u32> = Vec::new();
         let all = [self.end_of_turn].into_iter().chain(self.tokenizer.eos().iter().copied());
-        for id in all.chain(special(syntax.spelling().stops)) {
-            if !goes_on.contains(&id) && !stops.contains(&id) {
+        for id in all.chain(special(syntax.syntax_tags().stops)) {
+            if !message_ends.contains(&id) && !stops.contains(&id) {
                 stops.push(id);
             }
         }
@@ -207,13 +207,13 @@ impl Chat {
 
     /// Returns the special tokens that are part of a reasoning or call tag, or contain such a tag. The
     /// end-of-turn token carries no meaning and is excluded.
-    fn tags_of_replies(&self) -> Vec<u32> {
-        let thoughts = self.thoughts.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
-        let calls = self.format.syntax().spelling().tags.iter().copied();
+    fn find_tag_ids(&self) -> Vec<u32> {
+        let thoughts = self.reasoning_tags.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
+        let calls = self.format.syntax().syntax_tags().tags.iter().copied();
         let tags: Vec<&str> = thoughts.chain(calls).chain(RESPONSE).collect();
         let is_tag = |text: &str| tags.iter().any(|tag| tag.contains(text) || text.contains(tag));
         let ends = |id: u32, text: &str| {
-            id == self.end_of_turn && !self.format.syntax().spelling().goes_on.contains(&text)
+            id == self.end_of_turn && !self.format.syntax().syntax_tags().message_ends.contains(&text)
         };
         let specials = self.tokenizer.specials().filter(|(id, text)| is_tag(text) && !ends(*id, text));
         specials.map(|(id, _)| id).collect()
@@ -247,7 +247,7 @@ impl Chat {
     /// Returns an error if the template raises one, or if it describes tools in an unsupported call
     /// format.
     pub fn prompt(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Vec<u32>, TextError> {
-        self.prompt_within(messages, tools, usize::MAX)
+        self.prompt_with_limit(messages, tools, usize::MAX)
     }
 
     /// Returns the tokens of [`prompt`](Self::prompt), but rejects an overlong text before tokenizing it.
@@ -256,7 +256,7 @@ impl Chat {
     /// # Errors
     /// Returns [`TextError::TooLong`] if the text is rejected, and the errors of
     /// [`prompt`](Self::prompt).
-    pub fn prompt_within(
+    pub fn prompt_with_limit(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
@@ -277,7 +277,7 @@ impl Chat {
         add_generation_prompt: bool,
         guard: char,
     ) -> Result<String, TextError> {
-        let Prepared { messages, tools } = self.prepare(messages, tools, guard)?;
+        let PreparedPrompt { messages, tools } = self.prepare(messages, tools, guard)?;
         self.render(&messages, tools.as_deref(), add_generation_prompt, Some(guard))
     }
 
@@ -293,76 +293,76 @@ impl Chat {
     /// Returns an error if every private-use character occurs in the text.
     pub fn assistant(&self, message: &Message, opened: Option<&str>) -> Result<Vec<u32>, TextError> {
         let [guard] = self.free_characters(std::slice::from_ref(message), &[])?;
-        if let Some(ids) = self.printed_turn(message, guard) {
+        if let Some(ids) = self.print_turn(message, guard) {
             return Ok(ids);
         }
         let preparation = self.preparation(guard);
-        let message = &*self.form.written_out(message);
-        let close = opened.or_else(|| self.thoughts.closed_in(&self.opening));
-        let said = match close.filter(|close| message.content.contains(close)) {
+        let message = &*self.message_format.with_inline_reasoning(message);
+        let close = opened.or_else(|| self.reasoning_tags.last_close_in(&self.opening));
+        let body = match close.filter(|close| message.content.contains(close)) {
             // The message contains reasoning of its own, whose opening tag the prompt may already
             // contain.
             Some(close) if opened.is_some() => {
-                let content = self.thoughts.without_open(&message.content, close).into();
-                preparation.written(&Message { content, ..message.clone() }, true)
+                let content = self.reasoning_tags.without_open(&message.content, close).into();
+                preparation.write_assistant(&Message { content, ..message.clone() }, true)
             }
-            Some(_) => preparation.written(message, false),
+            Some(_) => preparation.write_assistant(message, false),
             None => {
                 let opening = match opened {
                     Some(close) if !self.opening.contains(close) => format!("\n{close}\n\n"),
                     _ => self.opening.clone(),
                 };
-                format!("{opening}{}", preparation.written(message, false))
+                format!("{opening}{}", preparation.write_assistant(message, false))
             }
         };
         let end = self.tags.syntax.end(!message.tool_calls.is_empty());
         let closing = end.filter(|end| self.tokenizer.special(end).is_some()).unwrap_or(&self.closing);
-        Ok(self.tokenizer.encode_guarded(&format!("{said}{closing}"), Some(guard)))
+        Ok(self.tokenizer.encode_guarded(&format!("{body}{closing}"), Some(guard)))
     }
 
     /// Returns the tokens of a turn with tool calls as the template prints it. Returns `None` if these
     /// tokens differ from a turn that the model would sample after the generation prompt.
-    fn printed_turn(&self, message: &Message, guard: char) -> Option<Vec<u32>> {
-        self.form.calls.filter(|_| !message.tool_calls.is_empty())?;
+    fn print_turn(&self, message: &Message, guard: char) -> Option<Vec<u32>> {
+        self.message_format.calls.filter(|_| !message.tool_calls.is_empty())?;
         let question = Message::user("Hi");
         let before = self.print(std::slice::from_ref(&question), &[], true, guard).ok()?;
         let text = self.print(&[question, message.clone()], &[], false, guard).ok()?;
         let mut ids = self.tokenizer.encode_guarded(text.strip_prefix(&before)?, Some(guard));
         let end = ids.iter().position(|id| self.stop_ids.contains(id))?;
         ids.truncate(end + 1);
-        let said = self.said(&ids);
-        let parsed = self.parse(&said, false, &[]);
+        let completion = self.decode_completion(&ids);
+        let parsed = self.parse(&completion, false, &[]);
         let names = parsed.calls.iter().map(|call| call.as_ref().ok().map(|call| call.name.as_str()));
         let same_calls = names.eq(message.tool_calls.iter().map(|call| Some(call.name.as_str())));
-        let thought = message.reasoning_content.as_deref().unwrap_or_default();
-        let same_text =
-            parsed.content == message.content.trim() && self.thought(&said, false) == thought.trim();
+        let reasoning = message.reasoning_content.as_deref().unwrap_or_default();
+        let same_text = parsed.content == message.content.trim()
+            && self.reasoning(&completion, false) == reasoning.trim();
         (same_calls && same_text).then_some(ids)
     }
 
     /// Decodes a completion. Special tokens of reasoning and call tags appear under their names; other
     /// special tokens are omitted.
-    pub fn said(&self, reply: &[u32]) -> String {
-        self.tokenizer.decode_keeping(reply, &self.said)
+    pub fn decode_completion(&self, completion_ids: &[u32]) -> String {
+        self.tokenizer.decode_keeping(completion_ids, &self.tag_ids)
     }
 
-    /// Returns the bytes that one completion token contributes to [`said`](Self::said).
-    pub(crate) fn bytes_said(&self, id: u32) -> &[u8] {
-        self.tokenizer.bytes_keeping(id, &self.said)
+    /// Returns the bytes that one completion token contributes to [`decode_completion`](Self::decode_completion).
+    pub(crate) fn completion_bytes(&self, id: u32) -> &[u8] {
+        self.tokenizer.bytes_keeping(id, &self.tag_ids)
     }
 
     pub(crate) fn tags(&self) -> &Tags {
         &self.tags
     }
 
-    fn read(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> (Vec<Found>, bool) {
-        Reader::read(&self.tags, said, in_thought, tools)
+    fn read(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> (Vec<Finding>, bool) {
+        Reader::read(&self.tags, completion, in_reasoning, tools)
     }
 
     /// Parses the content and the tool calls of a completion, without its reasoning. `in_thought` states
     /// whether the prompt has already opened the reasoning.
-    pub fn parse(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> Parsed {
-        let parsed = Parsed::of(self.read(said, in_thought, tools).0);
+    pub fn parse(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> ParsedCompletion {
+        let parsed = ParsedCompletion::from_findings(self.read(completion, in_reasoning, tools).0);
         let is_bare = self.bare_calls && parsed.calls.is_empty();
         is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
     }
@@ -374,18 +374,18 @@ impl Chat {
 
     /// Returns the reasoning of a completion without its tags. Its stretches are trimmed and joined by
     /// line breaks. `in_thought` states whether the prompt has already opened the reasoning.
-    pub fn thought(&self, said: &str, in_thought: bool) -> String {
-        thought_of(&self.read(said, in_thought, &[]).0)
+    pub fn reasoning(&self, completion: &str, in_reasoning: bool) -> String {
+        collect_reasoning(&self.read(completion, in_reasoning, &[]).0)
     }
 
     /// Describes for a human reader why no tool returned a result for a call in this completion.
-    pub fn why_no_call(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> String {
-        let (found, unclosed) = self.read(said, in_thought, tools);
-        let sign = self.tags.syntax.spelling().sign;
+    pub fn why_no_call(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> String {
+        let (found, unclosed) = self.read(completion, in_reasoning, tools);
+        let sign = self.tags.syntax.syntax_tags().sign;
         let is_hidden =
-            |found: &Found| matches!(found, Found::Text(Part::Thought, text) if text.contains(sign));
-        let hidden = found.iter().any(is_hidden) || found.contains(&Found::Late);
-        let parsed = self.parse(said, in_thought, tools);
+            |found: &Finding| matches!(found, Finding::Text(Part::Reasoning, text) if text.contains(sign));
+        let hidden = found.iter().any(is_hidden) || found.contains(&Finding::Late);
+        let parsed = self.parse(completion, in_reasoning, tools);
         match parsed.calls.first() {
             Some(Err(malformed)) => return malformed.to_string(),
             Some(Ok(call)) if tools.iter().all(|tool| tool.name != call.name) => {
@@ -397,7 +397,7 @@ impl Chat {
             }
             None => {}
         }
-        if hidden && thought_of(&found).contains(sign) {
+        if hidden && collect_reasoning(&found).contains(sign) {
             "its call stands inside a thought, and calls are looked for outside of thoughts".into()
         } else if bare::find(&parsed.content, tools).is_some() {
             format!("it holds a call without {sign}; agent.bare_calls = true reads such calls")
@@ -409,20 +409,21 @@ impl Chat {
     /// Counts the instruction messages that are printed in another position or role than in `messages`.
     /// `opens` states whether the messages start a conversation instead of following an assistant
     /// message.
-    pub fn shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
-        self.form.systems.shifted(messages, opens)
+    pub fn count_shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
+        self.message_format.systems.count_shifted(messages, opens)
     }
 
     /// Returns the messages with late instructions merged into the first message. Returns `None` if the
     /// chat does not merge late instructions, or if `messages` has no late instructions.
-    pub fn merged_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
-        let systems = &self.form.systems;
-        let merges = systems.unprinted == LateSystem::Merge && systems.shifted(messages, true).moved > 0;
-        merges.then(|| systems.arranged(messages).into_owned())
+    pub fn merge_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
+        let systems = &self.message_format.systems;
+        let merges =
+            systems.unprinted == LateSystem::Merge && systems.count_shifted(messages, true).moved > 0;
+        merges.then(|| systems.arrange(messages).into_owned())
     }
 
-    pub(crate) fn thoughts(&self) -> &Thoughts {
-        &self.thoughts
+    pub(crate) fn reasoning_tags(&self) -> &ReasoningTagSet {
+        &self.reasoning_tags
     }
 
     pub(crate) fn end_of_turn(&self) -> u32 {
@@ -430,8 +431,8 @@ impl Chat {
     }
 
     /// Returns the format in which the template takes calls, or `None` if it does not print calls itself.
-    pub(crate) fn takes_calls(&self) -> Option<CallForm> {
-        self.form.calls
+    pub(crate) fn takes_calls(&self) -> Option<CallMessageFormat> {
+        self.message_format.calls
     }
 
     fn preparation(&self, guard: char) -> Preparation<'_> {
@@ -440,13 +441,18 @@ impl Chat {
             tags: &self.tags,
             tool_support: self.tool_support,
             tool_role: self.tool_role,
-            form: &self.form,
+            message_format: &self.message_format,
             tool_prompt: self.tool_prompt,
             guard,
         }
     }
 
-    fn prepare(&self, messages: &[Message], tools: &[ToolSpec], guard: char) -> Result<Prepared, TextError> {
+    fn prepare(
+        &self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+        guard: char,
+    ) -> Result<PreparedPrompt, TextError> {
         match &self.unwritable {
             Some(error) if !tools.is_empty() => Err(error.clone()),
             _ => self.preparation(guard).run(messages, tools),
@@ -460,10 +466,10 @@ impl Chat {
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<[char; N], TextError> {
-        let given = serde_json::to_string(&(messages, tools, &self.variables))
+        let serialized = serde_json::to_string(&(messages, tools, &self.variables))
             .map_err(|error| TextError::Template(format!("the messages cannot be given to it: {error}")))?;
         let used: BTreeSet<char> =
-            given.chars().chain(self.template.source().chars()).filter(|&c| c >= '\u{E000}').collect();
+            serialized.chars().chain(self.template.source().chars()).filter(|&c| c >= '\u{E000}').collect();
         let candidates = ('\u{E000}'..='\u{F8FF}').chain('\u{F0000}'..='\u{FFFFD}');
         let free: Vec<char> = candidates.filter(|c| !used.contains(c)).take(N).collect();
         free.try_into().map_err(|_| {
@@ -479,6 +485,7 @@ impl Chat {
         guard: Option<char>,
     ) -> Result<String, TextError> {
         let variables = &self.variables;
-        self.template.render_guarded(Rendering { messages, tools, add_generation_prompt, variables }, guard)
+        self.template
+            .render_guarded(TemplateInput { messages, tools, add_generation_prompt, variables }, guard)
     }
 }

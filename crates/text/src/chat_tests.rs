@@ -80,10 +80,10 @@ fn native_template_describes_tools() {
 {"type": "function", "function": {"name": "calculator", "description": "Computes.", "parameters": {"type": "object", "#));
     assert_eq!(prompt.matches("calculator").count(), 1);
     let results = [Message::tool("2"), Message::tool("3")];
-    let given =
+    let context_ids =
         native.continuation(&history, &sampled(&native, "<tool_call>…"), &results, &[calculator()]).unwrap();
     assert_eq!(
-        text(&native, &given),
+        text(&native, &context_ids),
         "\n<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response><|im_end|>\n\
          <|im_start|>assistant\n"
     );
@@ -95,10 +95,10 @@ fn native_template_describes_tools() {
     let hermes_call = r#"<tool_call>{"name": …, "arguments": …}</tool_call>"#;
     let foreign = WITH_TOOLS.replace(hermes_call, "[name(arguments)]");
     let of = |tools| chat(&foreign, ChatOptions { tools, ..ChatOptions::default() });
-    let refused = of(ToolProtocol::Auto);
-    assert_eq!(refused.prompt(&history, &[calculator()]), Err(TextError::ForeignTools));
+    let rejected = of(ToolProtocol::Auto);
+    assert_eq!(rejected.prompt(&history, &[calculator()]), Err(TextError::ForeignTools));
     assert!(TextError::ForeignTools.to_string().contains("qwen_xml"));
-    assert!(refused.prompt(&history, &[]).is_ok());
+    assert!(rejected.prompt(&history, &[]).is_ok());
     // An explicitly selected format overrides the check.
     assert!(of(ToolProtocol::Glm).prompt(&history, &[calculator()]).is_ok());
 }
@@ -113,17 +113,18 @@ fn system_prompt_describes_tools_without_template_support() {
     let with_system = [Message::system("Be brief."), Message::user("1+1?")];
     let prompt = text(&chat, &chat.prompt(&with_system, &[calculator()]).unwrap());
     assert!(prompt.starts_with(&format!("<|im_start|>system\nBe brief.\n\n{section}")));
-    let given = chat
+    let context_ids = chat
         .continuation(&with_system, &sampled(&chat, "…"), &[Message::tool("2")], &[calculator()])
         .unwrap();
-    assert_eq!(text(&chat, &given), "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n");
+    assert_eq!(text(&chat, &context_ids), "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n");
 
     // Without a tool role, all tool results of a turn share one user message.
     let chat = header_chat().unwrap();
     let results = [Message::tool("2"), Message::tool("3"), Message::user("Thanks")];
-    let given = chat.continuation(&[Message::user("1+1?")], &sampled(&chat, "…"), &results, &[]).unwrap();
+    let context_ids =
+        chat.continuation(&[Message::user("1+1?")], &sampled(&chat, "…"), &results, &[]).unwrap();
     assert_eq!(
-        text(&chat, &given),
+        text(&chat, &context_ids),
         "<|start_header_id|>user<|end_header_id|>\n\n<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n\
          </tool_response><|eot_id|><|start_header_id|>user<|end_header_id|>\n\nThanks<|eot_id|>\
          <|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -142,7 +143,7 @@ fn demonstration_matches_sampled_tokens() {
     let ids = chat.assistant(&Message::calls("Let me see.", vec![call.clone()]), None).unwrap();
     assert_eq!(ids, sampled(&chat, written));
     assert_eq!(ids, chat.assistant(&Message::assistant(written), None).unwrap());
-    let parsed = chat.parse(&chat.said(&ids), false, &[]);
+    let parsed = chat.parse(&chat.decode_completion(&ids), false, &[]);
     assert_eq!((parsed.content.as_str(), parsed.calls), ("Let me see.", vec![Ok(call.clone())]));
     let ids = chat.assistant(&Message::calls("", vec![call]), None).unwrap();
     assert!(text(&chat, &ids).starts_with("<tool_call>\n"));
@@ -177,12 +178,13 @@ fn external_text_never_becomes_special_token() {
         assert!(text(&chat, &attacked).matches(attack).count() >= 3);
 
         let history = [Message::user("Hi")];
-        let reply = sampled(&chat, "Ho");
+        let completion_ids = sampled(&chat, "Ho");
         let new = [Message::tool(attack), Message::user(attack)];
-        let given = chat.continuation(&history, &reply, &new, &[tool]).unwrap();
-        let calm =
-            chat.continuation(&history, &reply, &[Message::tool("c"), Message::user("d")], &[]).unwrap();
-        assert_eq!(count(&given), count(&calm));
+        let context_ids = chat.continuation(&history, &completion_ids, &new, &[tool]).unwrap();
+        let calm = chat
+            .continuation(&history, &completion_ids, &[Message::tool("c"), Message::user("d")], &[])
+            .unwrap();
+        assert_eq!(count(&context_ids), count(&calm));
         // A completion may also spell out special tokens.
         assert_eq!(count(&chat.assistant(&Message::assistant(attack), None).unwrap()), 1);
         assert!(chat.continuation(&history, &sampled(&chat, attack), &new, &[]).is_ok());
@@ -246,7 +248,7 @@ fn template_variables_include_special_tokens() {
     let special = SpecialTokens {
         bos: Some("<bos>".into()),
         pad: Some("<pad>".into()),
-        others: [("image_token", "<image>"), ("sep_token", "<sep>")]
+        other_tokens: [("image_token", "<image>"), ("sep_token", "<sep>")]
             .map(|(k, v)| (k.into(), v.into()))
             .into(),
         ..SpecialTokens::default()

@@ -31,7 +31,7 @@ const MAX_WIDTH: usize = 1024;
 /// # Errors
 /// Returns an error if a field is wider than [`MAX_WIDTH`].
 pub(crate) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
-    Moment::of(seconds).print(format, false)
+    Moment::from_unix(seconds).print(format, false)
 }
 
 /// A moment, split into calendar fields.
@@ -60,7 +60,7 @@ enum Field {
 }
 
 impl Moment {
-    fn of(seconds: u64) -> Self {
+    fn from_unix(seconds: u64) -> Self {
         let days = seconds / 86_400;
         let (year, month, day) = civil(days);
         let day_of_year = days - civil_days(year, 1, 1);
@@ -167,12 +167,12 @@ impl Moment {
 impl Field {
     /// Returns the field, padded to `width` and in the letter case that `flags` request.
     fn print(&self, flags: &str, width: usize, upper: bool, conversion: char) -> String {
-        let asked = flags.chars().rfind(|flag| matches!(flag, '_' | '-' | '0'));
+        let pad_flag = flags.chars().rfind(|flag| matches!(flag, '_' | '-' | '0'));
         let swap = flags.contains('#');
         let (text, fill, width) = match self {
-            Field::Number { value, .. } if asked == Some('-') => (value.to_string(), ' ', width),
+            Field::Number { value, .. } if pad_flag == Some('-') => (value.to_string(), ' ', width),
             Field::Number { value, digits, fill } => {
-                let fill = match asked {
+                let fill = match pad_flag {
                     Some('_') => ' ',
                     Some('0') => '0',
                     _ => *fill,
@@ -187,7 +187,7 @@ impl Field {
                     _ if upper => text.to_uppercase(),
                     _ => text.clone(),
                 };
-                (text, if asked == Some('0') { '0' } else { ' ' }, width)
+                (text, if pad_flag == Some('0') { '0' } else { ' ' }, width)
             }
         };
         let missing = width.saturating_sub(text.len());

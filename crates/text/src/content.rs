@@ -83,13 +83,13 @@ impl Content {
     }
 
     /// Returns the parts that are not text.
-    pub fn others(&self) -> impl Iterator<Item = &ContentPart> {
+    pub fn non_text_parts(&self) -> impl Iterator<Item = &ContentPart> {
         self.parts.iter().flatten().filter(|part| matches!(part, ContentPart::Other(_)))
     }
 
     /// Returns whether the content has neither text nor a part of another type.
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.others().next().is_none()
+        self.text.is_empty() && self.non_text_parts().next().is_none()
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
             assert_eq!(content.is_empty(), text.is_empty());
         }
         let mixed: Content = serde_json::from_str(&format!(r#"["a",{image}]"#)).unwrap();
-        assert_eq!(mixed.others().map(ContentPart::kind).collect::<Vec<_>>(), ["image_url"]);
+        assert_eq!(mixed.non_text_parts().map(ContentPart::kind).collect::<Vec<_>>(), ["image_url"]);
         assert_eq!((mixed.as_str(), mixed.is_empty()), ("a", false));
         let again: Content = serde_json::from_str(&serde_json::to_string(&mixed).unwrap()).unwrap();
         assert_eq!(again, mixed);

@@ -103,13 +103,13 @@ impl Chat {
             None => self.following(history, Vec::new(), new, tools, [guard, mark])?.unwrap_or_default(),
         };
         let ended = sampled.last().is_some_and(|&last| self.ends_turn(last));
-        let given = if ended { self.without_end(&following) } else { &following };
-        let given = match rest {
-            "" => given.to_owned(),
-            rest => self.tokenizer().guard(rest, guard, true) + given,
+        let context_text = if ended { self.without_end(&following) } else { &following };
+        let context_text = match rest {
+            "" => context_text.to_owned(),
+            rest => self.tokenizer().guard(rest, guard, true) + context_text,
         };
-        self.tokenizer().check_length(&given, max_tokens)?;
-        Ok(self.tokenizer().encode_guarded(&given, Some(guard)))
+        self.tokenizer().check_length(&context_text, max_tokens)?;
+        Ok(self.tokenizer().encode_guarded(&context_text, Some(guard)))
     }
 
     /// Returns the text after a neutral reply with these calls, or `None` if the template does not end a
@@ -122,8 +122,8 @@ impl Chat {
         tools: &[ToolSpec],
         [guard, mark]: [char; 2],
     ) -> Result<Option<String>, TextError> {
-        let mut reply = Message::calls("", calls);
-        let is_call = match reply.tool_calls.last_mut() {
+        let mut assistant_message = Message::calls("", calls);
+        let is_call = match assistant_message.tool_calls.last_mut() {
             Some(call) => {
                 call.arguments.insert(MARKED.into(), mark.to_string().into());
                 true
@@ -131,12 +131,12 @@ impl Chat {
             // The mark ends the reply, so it shows exactly where the following text starts, including
             // white space.
             None => {
-                reply = Message::assistant(format!("{NEUTRAL}{mark}"));
+                assistant_message = Message::assistant(format!("{NEUTRAL}{mark}"));
                 false
             }
         };
         let mut messages = self.neutral(history);
-        messages.push(reply);
+        messages.push(assistant_message);
         messages.extend(new.iter().cloned());
         let text = self.print(&messages, tools, true, guard)?;
         let (_, following) =
@@ -158,7 +158,7 @@ impl Chat {
     /// Returns whether a token ends a turn according to the template or the call format.
     fn ends_turn(&self, id: u32) -> bool {
         let is_stop = |stop: &&str| self.tokenizer().special(stop) == Some(id);
-        id == self.end_of_turn() || self.tags().syntax.spelling().stops.iter().any(is_stop)
+        id == self.end_of_turn() || self.tags().syntax.syntax_tags().stops.iter().any(is_stop)
     }
 
     /// Returns the text from its first end-of-turn token on, or `None` if it has none.
@@ -176,7 +176,7 @@ impl Chat {
     /// # Errors
     /// Returns an error if the template raises one, or if it describes tools in an unsupported call
     /// format.
-    pub fn opened_thought(
+    pub fn opened_reasoning(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
@@ -185,17 +185,17 @@ impl Chat {
         let [guard] = self.free_characters(&messages, tools)?;
         let with = self.print(&messages, tools, true, guard)?;
         // Most templates end here: their text contains no such tag.
-        if self.thoughts().left_open(&with).is_none() {
+        if self.reasoning_tags().find_open(&with).is_none() {
             return Ok(None);
         }
         // Only the generation prompt counts, because a question may also contain tags.
         let without = self.print(&messages, tools, false, guard).unwrap_or_default();
-        let shared = with.char_indices().zip(without.chars()).find(|((_, a), b)| a != b);
-        let shared = shared.map_or(with.len().min(without.len()), |((at, _), _)| at);
-        let opened = match &with[shared..] {
+        let common_len = with.char_indices().zip(without.chars()).find(|((_, a), b)| a != b);
+        let common_len = common_len.map_or(with.len().min(without.len()), |((at, _), _)| at);
+        let opened = match &with[common_len..] {
             // The template prints the generation prompt even without a request.
-            "" => self.thoughts().pairs().iter().find(|tags| with.trim_end().ends_with(&tags.open)),
-            begun => self.thoughts().left_open(begun),
+            "" => self.reasoning_tags().pairs().iter().find(|tags| with.trim_end().ends_with(&tags.open)),
+            opened_tag => self.reasoning_tags().find_open(opened_tag),
         };
         Ok(opened.map(|tags| tags.close.as_str()))
     }

@@ -28,15 +28,15 @@ fn continuation_ends_turn_unless_model_did() {
     let history = [Message::user("1+1?")];
     let new = [Message::user("2+2?")];
     let next = "\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n";
-    let whole = sampled(&chat, " two \n");
-    assert_eq!(text(&chat, &chat.continuation(&history, &whole, &new, &[]).unwrap()), next);
-    let cut = &whole[..whole.len() - 1];
+    let full = sampled(&chat, " two \n");
+    assert_eq!(text(&chat, &chat.continuation(&history, &full, &new, &[]).unwrap()), next);
+    let truncated = &full[..full.len() - 1];
     assert_eq!(
-        text(&chat, &chat.continuation(&history, cut, &new, &[]).unwrap()),
+        text(&chat, &chat.continuation(&history, truncated, &new, &[]).unwrap()),
         format!("<|im_end|>{next}")
     );
     // A completion that ends with another token than the template's, and an empty one.
-    let other = [cut, &[256]].concat();
+    let other = [truncated, &[256]].concat();
     assert_eq!(
         text(&chat, &chat.continuation(&history, &other, &new, &[]).unwrap()),
         format!("<|im_end|>{next}")
@@ -50,22 +50,22 @@ fn continuation_ends_turn_unless_model_did() {
     assert_eq!(text(&chat, &chat.continuation(&history, &[0xFF, 0xC3, IM_END], &new, &[]).unwrap()), next);
 
     let chat = header_chat().unwrap();
-    let reply = sampled(&chat, "  two ");
-    let given = chat.continuation(&history, &reply, &new, &[]).unwrap();
-    assert!(text(&chat, &given).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?"));
+    let completion = sampled(&chat, "  two ");
+    let context_ids = chat.continuation(&history, &completion, &new, &[]).unwrap();
+    assert!(text(&chat, &context_ids).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?"));
 }
 
 /// Returns the text between a completion and the next one.
-fn after(chat: &Chat, reply: &str, new: &[Message]) -> String {
+fn continue_history(chat: &Chat, completion: &str, new: &[Message]) -> String {
     let history = [Message::user("1+1?")];
-    text(chat, &chat.continuation(&history, &sampled(chat, reply), new, &[]).unwrap())
+    text(chat, &chat.continuation(&history, &sampled(chat, completion), new, &[]).unwrap())
 }
 
 #[test]
 fn continuation_is_independent_of_reasoning() {
     let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
     assert_eq!(
-        after(&thoughtful(false).unwrap(), "<tool_call>…", &tool),
+        continue_history(&thoughtful(false).unwrap(), "<tool_call>…", &tool),
         "\n<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n\
          <|im_start|>assistant\n<think>\n\n</think>\n\n"
     );
@@ -73,36 +73,43 @@ fn continuation_is_independent_of_reasoning() {
     for malformed in
         ["</think>two", "<think>two", "<think>hm</think></think> two", "<think>a<think>b</think>"]
     {
-        assert_eq!(after(&chat, malformed, &tool), after(&chat, "two", &tool), "{malformed}");
+        assert_eq!(
+            continue_history(&chat, malformed, &tool),
+            continue_history(&chat, "two", &tool),
+            "{malformed}"
+        );
     }
     let chat = self::chat(ALWAYS_THINKS, ChatOptions::default());
     assert_eq!(
-        after(&chat, "hm</think>two", &user),
+        continue_history(&chat, "hm</think>two", &user),
         "<|im_start|>user\n2+2?<|im_end|><|im_start|>assistant\n<think>\n"
     );
-    assert_eq!(after(&chat, "hm</think>two", &tool), "<|im_start|>tool\n2<|im_end|><|im_start|>assistant\n");
+    assert_eq!(
+        continue_history(&chat, "hm</think>two", &tool),
+        "<|im_start|>tool\n2<|im_end|><|im_start|>assistant\n"
+    );
     // A template that would reject the completion.
     let chat = self::chat(STRICT, ChatOptions::default());
-    assert!(after(&chat, "<think>", &user).ends_with("2+2?<|im_end|>\n<|im_start|>assistant\n"));
+    assert!(continue_history(&chat, "<think>", &user).ends_with("2+2?<|im_end|>\n<|im_start|>assistant\n"));
 }
 
 #[test]
 fn opened_reasoning_is_found_for_any_history() {
     let opened =
-        |chat: &Chat, messages: &[Message]| chat.opened_thought(messages, &[]).unwrap().map(str::to_owned);
+        |chat: &Chat, messages: &[Message]| chat.opened_reasoning(messages, &[]).unwrap().map(str::to_owned);
     let always = chat(ALWAYS_THINKS, ChatOptions::default());
     let close = Some("</think>".to_owned());
-    let (question, reply) = (Message::user("What is <think>?"), Message::assistant("<think> hm"));
+    let (question, completion) = (Message::user("What is <think>?"), Message::assistant("<think> hm"));
     assert_eq!(opened(&always, std::slice::from_ref(&question)), close);
-    assert_eq!(opened(&always, &[question.clone(), reply.clone(), question.clone()]), close);
-    assert_eq!(opened(&always, &[question.clone(), reply.clone(), Message::tool("<think>")]), None);
+    assert_eq!(opened(&always, &[question.clone(), completion.clone(), question.clone()]), close);
+    assert_eq!(opened(&always, &[question.clone(), completion.clone(), Message::tool("<think>")]), None);
     for chat in [thoughtful(true).unwrap(), thoughtful(false).unwrap(), tiny_chat().unwrap()] {
-        assert_eq!(opened(&chat, &[question.clone(), reply.clone(), question.clone()]), None);
+        assert_eq!(opened(&chat, &[question.clone(), completion.clone(), question.clone()]), None);
     }
     // The generation prompt is printed whether or not it is requested.
     let unasked = ALWAYS_THINKS.replace("if add_generation_prompt", "if true");
     let unasked = chat(&unasked, ChatOptions::default());
-    assert_eq!(opened(&unasked, &[question.clone(), reply, question]), close);
+    assert_eq!(opened(&unasked, &[question.clone(), completion, question]), close);
 }
 
 #[test]
@@ -120,9 +127,9 @@ fn demonstration_continues_reasoning_of_prompt() {
 #[test]
 fn dropped_system_message_becomes_user_message() {
     let chat = chat(HOISTS, ChatOptions::default());
-    let (history, reply) = ([Message::user("1+1?")], sampled(&chat, "two"));
+    let (history, completion) = ([Message::user("1+1?")], sampled(&chat, "two"));
     let after = |chat: &Chat, message: Message| {
-        text(chat, &chat.continuation(&history, &reply, &[message], &[]).unwrap())
+        text(chat, &chat.continuation(&history, &completion, &[message], &[]).unwrap())
     };
     let moved = after(&chat, Message::system("Be brief."));
     assert_eq!(moved, after(&chat, Message::user("Be brief.")));
@@ -131,7 +138,7 @@ fn dropped_system_message_becomes_user_message() {
 }
 
 /// Generates texts that are difficult for templates and parsers.
-fn reply() -> impl Strategy<Value = String> {
+fn completion_text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         Just("<think>".to_owned()),
         Just("</think>".to_owned()),
@@ -164,13 +171,13 @@ fn turns() -> impl Strategy<Value = Vec<Vec<Message>>> {
 }
 
 /// Returns the tokens between turns if the completions are `said`.
-fn between(chat: &Chat, turns: &[Vec<Message>], said: &[Vec<u32>], with_tools: bool) -> Vec<Vec<u32>> {
+fn between(chat: &Chat, turns: &[Vec<Message>], completions: &[Vec<u32>], with_tools: bool) -> Vec<Vec<u32>> {
     let tools = if with_tools { vec![calculator()] } else { vec![] };
     let mut history = turns[0].clone();
     let mut found = Vec::new();
-    for (new, reply) in turns[1..].iter().zip(said) {
-        found.push(chat.continuation(&history, reply, new, &tools).unwrap());
-        history.push(Message::assistant(chat.said(reply)));
+    for (new, completion) in turns[1..].iter().zip(completions) {
+        found.push(chat.continuation(&history, completion, new, &tools).unwrap());
+        history.push(Message::assistant(chat.decode_completion(completion)));
         history.extend(new.iter().cloned());
     }
     found
@@ -182,8 +189,8 @@ proptest! {
     #[test]
     fn continuation_does_not_depend_on_completion(
         turns in turns(),
-        first in proptest::collection::vec(reply(), 3),
-        second in proptest::collection::vec(reply(), 3),
+        first in proptest::collection::vec(completion_text(), 3),
+        second in proptest::collection::vec(completion_text(), 3),
         with_tools in any::<bool>(),
     ) {
         for chat in all() {
@@ -202,7 +209,7 @@ proptest! {
     /// rendered at once.
     #[test]
     fn prompt_and_continuations_equal_full_rendering(
-        turns in turns(), said in proptest::collection::vec(reply(), 3), with_tools in any::<bool>(),
+        turns in turns(), said in proptest::collection::vec(completion_text(), 3), with_tools in any::<bool>(),
     ) {
         let tools = if with_tools { vec![calculator()] } else { vec![] };
         for template in ["chatml", DEFAULT_SYSTEM, WITH_TOOLS] {
@@ -211,7 +218,7 @@ proptest! {
             let mut messages = turns[0].clone();
             for (new, said) in turns[1..].iter().zip(&said) {
                 let reply = chat.assistant(&Message::assistant(said), None).unwrap();
-                prop_assert_eq!(&chat.said(&reply), said);
+                prop_assert_eq!(&chat.decode_completion(&reply), said);
                 path.extend(&reply);
                 path.extend(chat.continuation(&messages, &reply, new, &tools).unwrap());
                 messages.push(Message::assistant(said));

@@ -26,8 +26,8 @@ fn canonical(written: &str) -> String {
         None => ("", written),
     };
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let all = [whole, fraction].concat();
+    let (integer, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let all = [integer, fraction].concat();
     let digits = all.trim_end_matches('0');
     let dropped = (all.len() - digits.len()) as i64 - fraction.len() as i64;
     let digits = digits.trim_start_matches('0');

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::calls::{Spelling, Syntax};
+use crate::calls::{Syntax, SyntaxTags};
 use crate::{ToolSpec, python_json};
 
 /// Format of the tool descriptions in the system prompt. Used only if the chat template does not describe
@@ -23,17 +23,17 @@ pub enum ToolPrompt {
 /// to the text that comes from the tools.
 pub(crate) fn describe_tools(
     tools: &[ToolSpec],
-    form: ToolPrompt,
+    tool_prompt: ToolPrompt,
     syntax: &dyn Syntax,
     quote: impl Fn(&str) -> String,
 ) -> String {
-    let lines: Vec<String> = match form {
+    let lines: Vec<String> = match tool_prompt {
         ToolPrompt::Full => tools.iter().map(|tool| python_json::dumps(&tool.to_openai())).collect(),
         ToolPrompt::Compact => tools.iter().map(signature).collect(),
     };
     let lines = quote(&lines.join("\n"));
-    let Spelling { how, example, .. } = syntax.spelling();
-    match form {
+    let SyntaxTags { how, example, .. } = syntax.syntax_tags();
+    match tool_prompt {
         ToolPrompt::Full => format!(
             "You can call tools. They are:\n<tools>\n{lines}\n</tools>\n\nTo call one, write {how}, like this:\n{example}"
         ),
@@ -62,13 +62,13 @@ fn signature(tool: &ToolSpec) -> String {
 /// Returns a short name for the type of a schema: its allowed values if it lists them, otherwise its
 /// type.
 fn type_name(schema: &Value) -> String {
-    let words = |values: &[Value]| values.iter().map(word).collect::<Vec<_>>().join("|");
+    let join_types = |values: &[Value]| values.iter().map(word).collect::<Vec<_>>().join("|");
     match (&schema["enum"], &schema["type"]) {
         (Value::Array(values), _) => values.iter().map(python_json::dumps).collect::<Vec<_>>().join("|"),
         (_, Value::String(kind)) if kind == "array" && schema["items"].is_object() => {
             format!("[{}]", type_name(&schema["items"]))
         }
-        (_, Value::Array(kinds)) => words(kinds),
+        (_, Value::Array(kinds)) => join_types(kinds),
         (_, Value::String(kind)) => kind.clone(),
         _ => "any".into(),
     }

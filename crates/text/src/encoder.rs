@@ -1,7 +1,7 @@
 //! Tokenizers of encoder models, which read complete texts: WordPiece, and any other kind of
 //! `tokenizer.json`.
 
-use levade_policy::{PolicyError, TextIds, caught};
+use levade_policy::{PolicyError, TextIds, catch_panic};
 use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
 
 use crate::TextError;
@@ -17,22 +17,24 @@ impl EncoderTokenizer {
     ///
     /// # Errors
     /// Returns an error if the file is damaged, or if `most` leaves no room for a text.
-    pub fn new(json: &[u8], most: usize) -> Result<Self, TextError> {
-        let fault = |why: String| TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"));
-        let read = caught(|| tokenizers::Tokenizer::from_bytes(json));
-        let mut inner = read.map_err(fault)?.map_err(|error| fault(error.to_string()))?;
+    pub fn new(json: &[u8], max_tokens: usize) -> Result<Self, TextError> {
+        let to_error = |why: String| TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"));
+        let read = catch_panic(|| tokenizers::Tokenizer::from_bytes(json));
+        let mut inner = read.map_err(to_error)?.map_err(|error| to_error(error.to_string()))?;
         inner.with_padding(None);
         let truncation = TruncationParams {
-            max_length: most,
+            max_length: max_tokens,
             direction: TruncationDirection::Right,
             strategy: TruncationStrategy::LongestFirst,
             stride: 0,
         };
-        inner.with_truncation(Some(truncation)).map_err(|error| fault(error.to_string()))?;
+        inner.with_truncation(Some(truncation)).map_err(|error| to_error(error.to_string()))?;
         let tokenizer = EncoderTokenizer { inner };
-        let around = tokenizer.ids("").map_err(|error| fault(error.to_string()))?.len();
-        if around >= most {
-            return Err(fault(format!("{around} special tokens leave no room for a text in {most}")));
+        let num_special = tokenizer.ids("").map_err(|error| to_error(error.to_string()))?.len();
+        if num_special >= max_tokens {
+            return Err(to_error(format!(
+                "{num_special} special tokens leave no room for a text in {max_tokens}"
+            )));
         }
         Ok(tokenizer)
     }
@@ -40,7 +42,7 @@ impl EncoderTokenizer {
 
 impl TextIds for EncoderTokenizer {
     fn ids(&self, text: &str) -> Result<Vec<u32>, PolicyError> {
-        let encoded = caught(|| self.inner.encode_fast(text, true));
+        let encoded = catch_panic(|| self.inner.encode_fast(text, true));
         let encoded = encoded.map_err(PolicyError::Invalid)?;
         let encoded = encoded.map_err(|error| PolicyError::Invalid(error.to_string()))?;
         Ok(encoded.get_ids().to_vec())

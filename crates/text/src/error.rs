@@ -64,7 +64,7 @@ pub enum TextError {
     /// A text is too long for the context, as its length in bytes proves.
     #[error(
         "the prompt has {bytes} bytes, which are at least {min_tokens} tokens (no token of this model stands for more \
-         than {longest} {what}), but {max_tokens} are left of its context; make it shorter"
+         than {max_token_size} {what}), but {max_tokens} are left of its context; make it shorter"
     )]
     TooLong {
         /// Length of the text, in bytes.
@@ -74,7 +74,7 @@ pub enum TextError {
         /// Maximum number of tokens that fit.
         max_tokens: usize,
         /// Maximum number of bytes of the kind `what` in one token.
-        longest: usize,
+        max_token_size: usize,
         /// Kind of bytes that are counted, such as "letters and digits".
         what: &'static str,
     },

@@ -11,27 +11,27 @@ use proptest::sample::Index;
 use serde_json::{Map, Value, json};
 
 use crate::calls::tests::tool;
-use crate::reader::Found;
+use crate::completion_parser::Finding;
+use crate::reasoning_tags::tests::StreamedCompletion;
 use crate::testing::{family_chat, tiny_tokenizer};
-use crate::thought::tests::Streamed;
-use crate::{Chat, ChatOptions, ChatTemplate, Message, Rendering, ToolCall, ToolProtocol};
+use crate::{Chat, ChatOptions, ChatTemplate, Message, TemplateInput, ToolCall, ToolProtocol};
 
 /// A piece of a completion: a tag or a call of its family, or text between them.
 #[derive(Debug, Clone)]
 enum Part {
-    /// One of the texts that `known` returns.
+    /// One of the texts that `known_texts` returns.
     Known(Index),
     Text(String),
     /// Ids of arbitrary tokens, whose bytes may be invalid UTF-8.
     Ids(Vec<u32>),
     /// The start of a known text.
-    Cut(Index, Index),
+    Prefix(Index, Index),
 }
 
 fn parts() -> impl Strategy<Value = Vec<Part>> {
     let part = prop_oneof![
         6 => any::<Index>().prop_map(Part::Known),
-        2 => (any::<Index>(), any::<Index>()).prop_map(|(which, at)| Part::Cut(which, at)),
+        2 => (any::<Index>(), any::<Index>()).prop_map(|(which, at)| Part::Prefix(which, at)),
         1 => any::<String>().prop_map(Part::Text),
         1 => "[a-z \n\"{}\\[\\]<>|/=,:.0-9]{0,12}".prop_map(Part::Text),
         1 => prop::collection::vec(0..300u32, 0..6).prop_map(Part::Ids),
@@ -40,12 +40,16 @@ fn parts() -> impl Strategy<Value = Vec<Part>> {
 }
 
 /// Returns texts with a meaning in the completions of a family.
-fn known(chat: &Chat) -> Vec<String> {
+fn known_texts(chat: &Chat) -> Vec<String> {
     let syntax = chat.format.syntax();
-    let tags =
-        syntax.spelling().marks.iter().map(|(tag, _)| *tag).chain(syntax.spelling().tags.iter().copied());
+    let tags = syntax
+        .syntax_tags()
+        .marks
+        .iter()
+        .map(|(tag, _)| *tag)
+        .chain(syntax.syntax_tags().tags.iter().copied());
     let mut known: Vec<String> =
-        tags.chain(syntax.spelling().closes.iter().copied()).map(str::to_owned).collect();
+        tags.chain(syntax.syntax_tags().closes.iter().copied()).map(str::to_owned).collect();
     let arguments =
         json!({"string": "</tool_call> é", "number": 1.5, "array": [1, "]"], "object": {"a": null}});
     for arguments in [Map::new(), arguments.as_object().cloned().unwrap()] {
@@ -55,7 +59,7 @@ fn known(chat: &Chat) -> Vec<String> {
             syntax.render("Say", &[call.clone(), call]),
         ]);
     }
-    let others = [
+    let more = [
         "<think>",
         "</think>",
         "<thinking>",
@@ -81,18 +85,18 @@ fn known(chat: &Chat) -> Vec<String> {
         "Hm.",
         "\u{FFFD}",
     ];
-    known.extend(others.map(str::to_owned));
+    known.extend(more.map(str::to_owned));
     known
 }
 
 fn ids(chat: &Chat, parts: &[Part]) -> Vec<u32> {
-    let (known, tokenizer) = (known(chat), chat.tokenizer());
+    let (known, tokenizer) = (known_texts(chat), chat.tokenizer());
     let mut ids = Vec::new();
     for part in parts {
         match part {
             // Tags become special tokens, as in a model's completion.
             Part::Known(at) => ids.extend(tokenizer.encode_template(&known[at.index(known.len())])),
-            Part::Cut(which, at) => {
+            Part::Prefix(which, at) => {
                 let text = &known[which.index(known.len())];
                 let at = at.index(text.len() + 1);
                 ids.extend(text.as_bytes()[..at].iter().map(|byte| u32::from(*byte)));
@@ -105,21 +109,21 @@ fn ids(chat: &Chat, parts: &[Part]) -> Vec<u32> {
 }
 
 /// Checks that parsing a completion token by token equals parsing it at once.
-fn reads_alike(chat: &Arc<Chat>, parts: &[Part], in_thought: bool) -> Result<(), TestCaseError> {
+fn reads_alike(chat: &Arc<Chat>, parts: &[Part], in_reasoning: bool) -> Result<(), TestCaseError> {
     let (ids, tools) = (ids(chat, parts), [tool()]);
-    let said = chat.said(&ids);
-    let streamed = Streamed::of_tools(chat, &ids, in_thought, &tools);
-    prop_assert_eq!(&streamed.raw, &said);
-    let (found, _) = crate::reader::Reader::read(chat.tags(), &said, in_thought, &tools);
+    let completion = chat.decode_completion(&ids);
+    let streamed = StreamedCompletion::collect_with_tools(chat, &ids, in_reasoning, &tools);
+    prop_assert_eq!(&streamed.raw, &completion);
+    let (found, _) = crate::completion_parser::Reader::read(chat.tags(), &completion, in_reasoning, &tools);
     // Reasoning that was never opened has already been reported as content by then.
-    if !found.contains(&Found::Late) {
-        let parsed = chat.parse(&said, in_thought, &tools);
+    if !found.contains(&Finding::Late) {
+        let parsed = chat.parse(&completion, in_reasoning, &tools);
         prop_assert_eq!(streamed.speech, parsed.content);
         prop_assert_eq!(&streamed.calls, &parsed.calls);
-        prop_assert_eq!(streamed.thought, chat.thought(&said, in_thought));
+        prop_assert_eq!(streamed.reasoning, chat.reasoning(&completion, in_reasoning));
     }
     // The explanation for the user never fails, either.
-    let _ = chat.why_no_call(&said, in_thought, &tools);
+    let _ = chat.why_no_call(&completion, in_reasoning, &tools);
     Ok(())
 }
 
@@ -154,8 +158,8 @@ fn templates() -> &'static [String] {
     static ALL: OnceLock<Vec<String>> = OnceLock::new();
     ALL.get_or_init(|| {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../conformance/templates.json");
-        let record: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-        let snippets = record["snippets"].as_object().unwrap().values();
+        let recorded: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let snippets = recorded["snippets"].as_object().unwrap().values();
         let mut all: Vec<String> =
             snippets.map(|snippet| snippet["template"].as_str().unwrap().to_owned()).collect();
         for protocol in
@@ -170,23 +174,23 @@ fn templates() -> &'static [String] {
 }
 
 /// Splices pieces of templates, and odd texts, into a template.
-fn spliced(first: Index, splices: &[(Index, Index, Index, Index, Index, String)]) -> String {
+fn splice(first: Index, splices: &[(Index, Index, Index, Index, Index, String)]) -> String {
     let all = templates();
     let mut source: Vec<char> = all[first.index(all.len())].chars().collect();
-    for (at, over, from, begin, length, odd) in splices {
+    for (at, over, from, start, length, odd) in splices {
         let at = at.index(source.len() + 1);
         let end = (at + over.index(12)).min(source.len());
         let other: Vec<char> = all[from.index(all.len())].chars().collect();
-        let begin = begin.index(other.len() + 1);
-        let piece = &other[begin..(begin + length.index(40)).min(other.len())];
-        let piece: Vec<char> = piece.iter().copied().chain(odd.chars()).collect();
-        source.splice(at..end, piece);
+        let start = start.index(other.len() + 1);
+        let chunk = &other[start..(start + length.index(40)).min(other.len())];
+        let chunk: Vec<char> = chunk.iter().copied().chain(odd.chars()).collect();
+        source.splice(at..end, chunk);
     }
     source.into_iter().collect()
 }
 
 fn odd_source() -> impl Strategy<Value = String> {
-    const WORDS: &[&str] = &[
+    const TEMPLATE_TEXTS: &[&str] = &[
         "",
         "",
         "{{",
@@ -228,7 +232,7 @@ fn odd_source() -> impl Strategy<Value = String> {
         "\u{0}",
         "é",
     ];
-    prop_oneof![4 => prop::sample::select(WORDS).prop_map(str::to_owned), 1 => any::<String>()]
+    prop_oneof![4 => prop::sample::select(TEMPLATE_TEXTS).prop_map(str::to_owned), 1 => any::<String>()]
 }
 
 proptest! {
@@ -238,7 +242,7 @@ proptest! {
         splices in prop::collection::vec((any::<Index>(), any::<Index>(), any::<Index>(), any::<Index>(), any::<Index>(), odd_source()), 0..5),
         as_chat in 0..10u8,
     ) {
-        let source = spliced(first, &splices);
+        let source = splice(first, &splices);
         let begun = std::time::Instant::now();
         if let Ok(template) = ChatTemplate::at(&source, 0) {
             let messages = [
@@ -249,7 +253,7 @@ proptest! {
             ];
             let variables = Map::from_iter([("bos_token".to_owned(), json!("<s>"))]);
             for messages in [&messages[..], &messages[1..2], &[]] {
-                let rendering = Rendering { messages, tools: None, add_generation_prompt: true, variables: &variables };
+                let rendering = TemplateInput { messages, tools: None, add_generation_prompt: true, variables: &variables };
                 let _ = template.render(rendering);
             }
         }

@@ -84,8 +84,8 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
     };
     let isolate = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
     let plain = |steps, ignore_merges| PreTokenizer { normalizer: Value::Null, steps, ignore_merges };
-    let Some(cut) = Cut::of(&source.pre) else {
-        let names = CUTS.iter().flat_map(|(_, names)| *names).copied();
+    let Some(method) = SplitMethod::from_name(&source.pre) else {
+        let names = SPLIT_METHODS.iter().flat_map(|(_, names)| *names).copied();
         let known: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
         return Err(TextError::Tokenizer(format!(
             "the GGUF file's pre-tokenizer is {:?}; known are {}; use the model's folder with a tokenizer.json",
@@ -93,38 +93,38 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
             known.join(", ")
         )));
     };
-    Ok(match cut {
-        Cut::Gpt2 => plain(vec![byte_level(true)], false),
-        Cut::Digits => {
+    Ok(match method {
+        SplitMethod::Gpt2 => plain(vec![byte_level(true)], false),
+        SplitMethod::Digits => {
             plain(vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)], false)
         }
-        Cut::Unnamed => plain(
+        SplitMethod::Unnamed => plain(
             vec![
                 isolate(r"[\p{P}\$\+<=>\^~\|]+"),
-                isolate(WORDS),
+                isolate(GPT2_PATTERN),
                 isolate(r"\p{N}+"),
                 isolate("[0-9][0-9][0-9]"),
                 byte_level(false),
             ],
             false,
         ),
-        Cut::Llama3 => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], true),
-        Cut::Llama3Merging => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], false),
-        Cut::Qwen2 => PreTokenizer {
+        SplitMethod::Llama3 => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], true),
+        SplitMethod::Llama3Merging => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], false),
+        SplitMethod::Qwen2 => PreTokenizer {
             normalizer: json!({ "type": "NFC" }),
             ..plain(vec![split(r"\p{N}"), byte_level(false)], false)
         },
-        Cut::Qwen2Uncomposed => plain(vec![split(r"\p{N}"), byte_level(false)], false),
+        SplitMethod::Qwen2Uncomposed => plain(vec![split(r"\p{N}"), byte_level(false)], false),
     })
 }
 
 /// GPT-2's word pattern, which `ByteLevel` has built in.
-const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// Methods of splitting text. GGUF files name them after the first model that used the method, or after
 /// the model itself.
 #[derive(Clone, Copy)]
-enum Cut {
+enum SplitMethod {
     /// GPT-2's words.
     Gpt2,
     /// Single digits, then GPT-2's words.
@@ -142,9 +142,9 @@ enum Cut {
 }
 
 /// Names of each method in llama.cpp (`llama-vocab.cpp`).
-const CUTS: [(Cut, &[&str]); 7] = [
+const SPLIT_METHODS: [(SplitMethod, &[&str]); 7] = [
     (
-        Cut::Gpt2,
+        SplitMethod::Gpt2,
         &[
             "gpt-2",
             "phi-2",
@@ -168,19 +168,19 @@ const CUTS: [(Cut, &[&str]); 7] = [
         ],
     ),
     (
-        Cut::Digits,
+        SplitMethod::Digits,
         &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
     ),
-    (Cut::Unnamed, &["default", ""]),
-    (Cut::Llama3, &LLAMA3_PRE_TOKENIZERS),
-    (Cut::Llama3Merging, &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"]),
-    (Cut::Qwen2, &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"]),
-    (Cut::Qwen2Uncomposed, &["stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"]),
+    (SplitMethod::Unnamed, &["default", ""]),
+    (SplitMethod::Llama3, &LLAMA3_PRE_TOKENIZERS),
+    (SplitMethod::Llama3Merging, &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"]),
+    (SplitMethod::Qwen2, &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"]),
+    (SplitMethod::Qwen2Uncomposed, &["stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"]),
 ];
 
-impl Cut {
-    fn of(name: &str) -> Option<Self> {
-        CUTS.iter().find(|(_, names)| names.contains(&name)).map(|(cut, _)| *cut)
+impl SplitMethod {
+    fn from_name(name: &str) -> Option<Self> {
+        SPLIT_METHODS.iter().find(|(_, names)| names.contains(&name)).map(|(method, _)| *method)
     }
 }
 

@@ -17,7 +17,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde_json::{Map, Value, json};
 
 use crate::schema::Schema;
-use crate::vocabulary::{why_not_followed, with_room};
+use crate::vocabulary::{compile_error, with_large_stack};
 
 /// Restrictive keywords that llguidance does not enforce, some of them silently.
 const NOT_FOLLOWED: [&str; 12] = [
@@ -68,7 +68,7 @@ const MAX_TRIALS: usize = 400;
 
 /// A schema keyword that a grammar cannot enforce.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct OmittedKeyword {
     /// Name of the tool whose parameters the schema describes. Empty for a response format.
     pub tool: String,
     /// JSON pointer, within the document, of the schema that contains the keyword.
@@ -83,24 +83,25 @@ pub(crate) struct GrammarSchema {
     root: Value,
     definitions: Map<String, Value>,
     /// Keywords of the original schema that are omitted from this one.
-    pub left_out: Vec<LeftOut>,
+    pub omitted: Vec<OmittedKeyword>,
 }
 
 impl GrammarSchema {
     /// Creates the enforceable form of a schema. `path` is the JSON pointer of the schema in its
     /// document. Needs the stack of [`with_room`].
-    pub(crate) fn of(schema: Schema<'_>, path: &str) -> Self {
-        let mut flattening = Flattening::default();
-        let mut form = GrammarSchema { root: flattening.schema(schema, path), ..GrammarSchema::default() };
-        while let Some((name, schema, path)) = flattening.pending.pop() {
-            let flat = flattening.schema(schema, &path);
-            form.definitions.insert(name, flat);
+    pub(crate) fn from_schema(schema: Schema<'_>, schema_pointer: &str) -> Self {
+        let mut flattening = SchemaFlattener::default();
+        let mut enforceable =
+            GrammarSchema { root: flattening.schema(schema, schema_pointer), ..GrammarSchema::default() };
+        while let Some((name, schema, schema_pointer)) = flattening.pending.pop() {
+            let flat = flattening.schema(schema, &schema_pointer);
+            enforceable.definitions.insert(name, flat);
         }
-        form.left_out = flattening.left_out;
-        form.leave_out_circles(&flattening.paths);
-        form.copy_branches();
-        form.leave_out(path, &flattening.paths);
-        form
+        enforceable.omitted = flattening.omitted;
+        enforceable.omit_circular(&flattening.paths);
+        enforceable.copy_branches();
+        enforceable.omit_failing(schema_pointer, &flattening.paths);
+        enforceable
     }
 
     /// Returns the schema as a document.
@@ -109,18 +110,18 @@ impl GrammarSchema {
     }
 
     /// Returns a document in which `around` embeds this schema in another one.
-    pub(crate) fn within(&self, around: impl FnOnce(Value) -> Value) -> Value {
-        self.with_definitions(around(self.root.clone()))
+    pub(crate) fn embed_in(&self, embed: impl FnOnce(Value) -> Value) -> Value {
+        self.with_definitions(embed(self.root.clone()))
     }
 
     /// Restricts the schema to objects if it does not already specify a type.
-    pub(crate) fn of_object(mut self) -> Self {
+    pub(crate) fn restrict_to_object(mut self) -> Self {
         let is_open = match &mut self.root {
             Value::Object(fields) if fields.contains_key("type") || fields.contains_key("$ref") => false,
             Value::Object(fields) => fields.insert("type".into(), "object".into()).is_none(),
             _ => true,
         };
-        if is_open && (!self.root.is_object() || why_not_followed(&self.document()).is_some()) {
+        if is_open && (!self.root.is_object() || compile_error(&self.document()).is_some()) {
             self.root = json!({ "type": "object" });
         }
         self
@@ -128,7 +129,7 @@ impl GrammarSchema {
 
     /// Closes objects that list their properties and do not specify `additionalProperties`. Otherwise an
     /// uncertain model would invent properties endlessly. Definitions that `allOf` composes stay open.
-    pub(crate) fn closed(self) -> Self {
+    pub(crate) fn close_objects(self) -> Self {
         let mut closed = self.clone();
         let mut composed = Vec::new();
         for schema in closed.definitions.values_mut().chain([&mut closed.root]) {
@@ -141,7 +142,7 @@ impl GrammarSchema {
             close(schema);
         }
         close(&mut closed.root);
-        if why_not_followed(&closed.document()).is_some() { self } else { closed }
+        if compile_error(&closed.document()).is_some() { self } else { closed }
     }
 
     fn with_definitions(&self, mut schema: Value) -> Value {
@@ -154,7 +155,7 @@ impl GrammarSchema {
     /// Removes references from definitions to which no finite value conforms. Such definitions are
     /// circular references, or objects that require an object of the same kind. They compile, but no
     /// completion could end.
-    fn leave_out_circles(&mut self, paths: &HashMap<String, String>) {
+    fn omit_circular(&mut self, paths: &HashMap<String, String>) {
         let mut endless: BTreeSet<String> = self.definitions.keys().cloned().collect();
         let finite = |endless: &BTreeSet<String>| {
             endless.iter().find(|name| is_finite(&self.definitions[*name], endless)).cloned()
@@ -163,13 +164,17 @@ impl GrammarSchema {
             endless.remove(&name);
         }
         for name in &endless {
-            let path = paths.get(name).cloned().unwrap_or_default();
+            let schema_pointer = paths.get(name).cloned().unwrap_or_default();
             let Some(schema) = self.definitions.get_mut(name) else { continue };
             each_schema(schema, &mut |fields| {
                 if fields.get("$ref").and_then(definition).is_some_and(|target| endless.contains(target)) {
                     fields.remove("$ref");
                     let keyword = "$ref".to_owned();
-                    self.left_out.push(LeftOut { tool: String::new(), path: path.clone(), keyword });
+                    self.omitted.push(OmittedKeyword {
+                        tool: String::new(),
+                        path: schema_pointer.clone(),
+                        keyword,
+                    });
                 }
             });
         }
@@ -197,21 +202,21 @@ impl GrammarSchema {
     }
 
     /// Removes the keywords with which the schema does not compile.
-    fn leave_out(&mut self, path: &str, paths: &HashMap<String, String>) {
-        if why_not_followed(&self.document()).is_none() {
+    fn omit_failing(&mut self, schema_pointer: &str, paths: &HashMap<String, String>) {
+        if compile_error(&self.document()).is_none() {
             return;
         }
-        let mut cleaning = Cleaning { trials: 0, left_out: Vec::new() };
+        let mut cleaning = SchemaCleaner { trials: 0, omitted: Vec::new() };
         let names: Vec<String> = self.definitions.keys().cloned().collect();
         for name in names {
-            let path = paths.get(&name).cloned().unwrap_or_default();
+            let schema_pointer = paths.get(&name).cloned().unwrap_or_default();
             if let Some(schema) = self.definitions.get_mut(&name) {
-                cleaning.clean(schema, &path);
+                cleaning.clean(schema, &schema_pointer);
             }
         }
-        cleaning.clean(&mut self.root, path);
-        self.left_out.append(&mut cleaning.left_out);
-        if why_not_followed(&self.document()).is_none() {
+        cleaning.clean(&mut self.root, schema_pointer);
+        self.omitted.append(&mut cleaning.omitted);
+        if compile_error(&self.document()).is_none() {
             return;
         }
         // The keywords fail only in combination: circular references with sibling keywords, or sizes.
@@ -224,14 +229,17 @@ impl GrammarSchema {
                 }
             });
         }
-        let left_out =
-            |keyword: &str| LeftOut { tool: String::new(), path: path.into(), keyword: keyword.into() };
-        self.left_out.extend(found.iter().map(|keyword| left_out(keyword)));
-        if why_not_followed(&self.document()).is_some() {
-            self.left_out.push(left_out("schema"));
+        let omitted = |keyword: &str| OmittedKeyword {
+            tool: String::new(),
+            path: schema_pointer.into(),
+            keyword: keyword.into(),
+        };
+        self.omitted.extend(found.iter().map(|keyword| omitted(keyword)));
+        if compile_error(&self.document()).is_some() {
+            self.omitted.push(omitted("schema"));
             *self = GrammarSchema {
                 root: true.into(),
-                left_out: std::mem::take(&mut self.left_out),
+                omitted: std::mem::take(&mut self.omitted),
                 ..Self::default()
             };
         }
@@ -243,46 +251,50 @@ impl GrammarSchema {
 ///
 /// # Errors
 /// Returns an error if the thread that compiles the schema cannot be started or panics.
-pub fn followed_schema(schema: &Value) -> Result<(Value, Vec<LeftOut>), String> {
-    with_room(|| {
-        let form = GrammarSchema::of(Schema::of(schema), "");
-        (form.document(), form.left_out)
+pub fn enforceable_schema(schema: &Value) -> Result<(Value, Vec<OmittedKeyword>), String> {
+    with_large_stack(|| {
+        let enforceable = GrammarSchema::from_schema(Schema::from_document(schema), "");
+        (enforceable.document(), enforceable.omitted)
     })
 }
 
 /// Collects a schema and everything that it references.
 #[derive(Default)]
-struct Flattening<'a> {
+struct SchemaFlattener<'a> {
     /// Names of definitions by the addresses of their schemas.
     names: HashMap<*const Value, String>,
     /// JSON pointers of definitions in the document.
     paths: HashMap<String, String>,
     pending: Vec<(String, Schema<'a>, String)>,
-    left_out: Vec<LeftOut>,
+    omitted: Vec<OmittedKeyword>,
 }
 
-impl<'a> Flattening<'a> {
-    fn leave_out(&mut self, path: &str, keyword: &str) {
-        self.left_out.push(LeftOut { tool: String::new(), path: path.into(), keyword: keyword.into() });
+impl<'a> SchemaFlattener<'a> {
+    fn omit(&mut self, schema_pointer: &str, keyword: &str) {
+        self.omitted.push(OmittedKeyword {
+            tool: String::new(),
+            path: schema_pointer.into(),
+            keyword: keyword.into(),
+        });
     }
 
-    fn schema(&mut self, schema: Schema<'a>, path: &str) -> Value {
+    fn schema(&mut self, schema: Schema<'a>, schema_pointer: &str) -> Value {
         let Value::Object(fields) = schema.value else {
             if !schema.value.is_boolean() {
-                self.leave_out(path, "schema");
+                self.omit(schema_pointer, "schema");
             }
             return schema.value.as_bool().unwrap_or(true).into();
         };
         let mut flat = Map::new();
         for (key, value) in fields {
-            let place = || format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
+            let child_pointer = || format!("{schema_pointer}/{}", key.replace('~', "~0").replace('/', "~1"));
             let value = match key.as_str() {
                 "$ref" => {
                     match value.as_str().and_then(|reference| schema.resolve(reference).zip(Some(reference)))
                     {
                         Some((target, reference)) => self.reference(target, reference).into(),
                         None => {
-                            self.leave_out(path, key);
+                            self.omit(schema_pointer, key);
                             continue;
                         }
                     }
@@ -290,8 +302,9 @@ impl<'a> Flattening<'a> {
                 "properties" | "patternProperties" => match value {
                     Value::Object(all) => {
                         let each = all.iter().map(|(name, of)| {
-                            let place = format!("{}/{}", place(), name.replace('~', "~0").replace('/', "~1"));
-                            (name.clone(), self.schema(schema.at(of), &place))
+                            let child_pointer =
+                                format!("{}/{}", child_pointer(), name.replace('~', "~0").replace('/', "~1"));
+                            (name.clone(), self.schema(schema.at(of), &child_pointer))
                         });
                         Value::Object(each.collect())
                     }
@@ -306,23 +319,23 @@ impl<'a> Flattening<'a> {
                 | "additionalProperties" => match value {
                     Value::Array(all) => {
                         let each = all.iter().enumerate();
-                        each.map(|(at, of)| self.schema(schema.at(of), &format!("{}/{at}", place())))
+                        each.map(|(at, of)| self.schema(schema.at(of), &format!("{}/{at}", child_pointer())))
                             .collect()
                     }
-                    Value::Object(_) => self.schema(schema.at(value), &place()),
+                    Value::Object(_) => self.schema(schema.at(value), &child_pointer()),
                     other => other.clone(),
                 },
                 "format" if !FORMATS.iter().any(|known| *value == *known) => {
                     let types = schema.types();
                     if types.is_empty() || types.contains("string") {
-                        self.leave_out(path, key);
+                        self.omit(schema_pointer, key);
                     }
                     continue;
                 }
                 key if PLAIN.contains(&key) => value.clone(),
                 key => {
                     if NOT_FOLLOWED.contains(&key) && restricts(key, value) {
-                        self.leave_out(path, key);
+                        self.omit(schema_pointer, key);
                     }
                     continue;
                 }
@@ -337,9 +350,10 @@ impl<'a> Flattening<'a> {
         let count = self.names.len();
         let name = self.names.entry(target.value).or_insert_with(|| format!("s{count}")).clone();
         if self.paths.len() < self.names.len() {
-            let path = reference.split_once('#').map_or(reference, |(_, pointer)| pointer).to_owned();
-            self.paths.insert(name.clone(), path.clone());
-            self.pending.push((name.clone(), target, path));
+            let schema_pointer =
+                reference.split_once('#').map_or(reference, |(_, pointer)| pointer).to_owned();
+            self.paths.insert(name.clone(), schema_pointer.clone());
+            self.pending.push((name.clone(), target, schema_pointer));
         }
         format!("#/$defs/{name}")
     }
@@ -427,25 +441,25 @@ fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
 }
 
 /// Finds the keywords that prevent schemas from compiling.
-struct Cleaning {
+struct SchemaCleaner {
     trials: usize,
-    left_out: Vec<LeftOut>,
+    omitted: Vec<OmittedKeyword>,
 }
 
-impl Cleaning {
+impl SchemaCleaner {
     /// Returns whether a flat schema does not compile, disregarding its references. Also true once there
     /// were more than [`MAX_TRIALS`] trials.
     fn fails(&mut self, fields: &Map<String, Value>) -> bool {
         self.trials += 1;
         let schema = || without_references(&fields.clone().into());
-        self.trials > MAX_TRIALS || why_not_followed(&schema()).is_some()
+        self.trials > MAX_TRIALS || compile_error(&schema()).is_some()
     }
 
     /// Removes keywords from a flat schema until it compiles by itself.
-    fn clean(&mut self, schema: &mut Value, path: &str) {
+    fn clean(&mut self, schema: &mut Value, schema_pointer: &str) {
         let Value::Object(fields) = schema else { return };
-        for (place, schema) in subschemas(fields) {
-            self.clean(schema, &format!("{path}{place}"));
+        for (child, schema) in subschemas(fields) {
+            self.clean(schema, &format!("{schema_pointer}{child}"));
         }
         if !self.fails(fields) {
             return;
@@ -466,7 +480,11 @@ impl Cleaning {
                 continue;
             }
             kept.remove(&key);
-            self.left_out.push(LeftOut { tool: String::new(), path: path.into(), keyword: key.clone() });
+            self.omitted.push(OmittedKeyword {
+                tool: String::new(),
+                path: schema_pointer.into(),
+                keyword: key.clone(),
+            });
             // Branches that may overlap are at least alternatives.
             if key == "oneOf" && !kept.contains_key("anyOf") {
                 kept.insert("anyOf".into(), value.clone());

@@ -7,9 +7,9 @@ use crate::Vocabulary;
 use crate::testing::tiny_tokenizer;
 
 /// Returns the enforceable form of a schema, and the omitted keywords as `PATH KEYWORD`.
-fn followed(schema: &Value) -> (Value, Vec<String>) {
-    let (form, left_out) = followed_schema(schema).unwrap();
-    (form, left_out.iter().map(|found| format!("{} {}", found.path, found.keyword)).collect())
+fn enforceable(schema: &Value) -> (Value, Vec<String>) {
+    let (enforceable, omitted) = enforceable_schema(schema).unwrap();
+    (enforceable, omitted.iter().map(|found| format!("{} {}", found.path, found.keyword)).collect())
 }
 
 /// Returns whether a text conforms to a schema.
@@ -40,14 +40,14 @@ fn endlessly_recursive_schema_loses_references() {
     ] {
         let schema =
             json!({ "$ref": "#/$defs/A", "$defs": { "A": definition, "B": { "$ref": "#/$defs/A" } } });
-        let (form, left_out) = followed(&schema);
-        assert!(left_out.iter().any(|found| found.ends_with("$ref")), "{left_out:?}");
-        assert!(keeps(&form, good), "{form} {good}");
-        assert!(bad.is_none_or(|bad| !keeps(&form, bad)), "{form} {bad:?}");
+        let (enforceable, omitted) = enforceable(&schema);
+        assert!(omitted.iter().any(|found| found.ends_with("$ref")), "{omitted:?}");
+        assert!(keeps(&enforceable, good), "{enforceable} {good}");
+        assert!(bad.is_none_or(|bad| !keeps(&enforceable, bad)), "{enforceable} {bad:?}");
     }
     // A circular reference that can end is enforced.
     let tree = node(json!({ "anyOf": [{ "$ref": "#" }, { "type": "null" }] }));
-    assert_eq!(followed(&tree).1, [""; 0]);
+    assert_eq!(enforceable(&tree).1, [""; 0]);
 }
 
 #[test]
@@ -93,22 +93,28 @@ fn references_are_enforced_in_every_position() {
         ),
         (json!({ "const": { "$ref": "#/nowhere" } }), "{\"$ref\": \"#/nowhere\"}", "1"),
     ] {
-        let (form, left_out) = followed(&of(v.clone()));
-        assert_eq!(left_out, [""; 0], "{v}");
-        assert!(keeps(&form, &format!("{{\"v\": {good}}}")), "{v}: {good}\n{form}");
-        assert!(!keeps(&form, &format!("{{\"v\": {bad}}}")), "{v}: {bad}\n{form}");
+        let (enforceable, omitted) = enforceable(&of(v.clone()));
+        assert_eq!(omitted, [""; 0], "{v}");
+        assert!(keeps(&enforceable, &format!("{{\"v\": {good}}}")), "{v}: {good}\n{enforceable}");
+        assert!(!keeps(&enforceable, &format!("{{\"v\": {bad}}}")), "{v}: {bad}\n{enforceable}");
         // The result is the same within another schema.
-        let form = with_room(|| {
-            GrammarSchema::of(Schema::of(&of(v.clone())), "")
-                .within(|schema| object(json!({ "call": schema })))
+        let enforceable = with_large_stack(|| {
+            GrammarSchema::from_schema(Schema::from_document(&of(v.clone())), "")
+                .embed_in(|schema| object(json!({ "call": schema })))
         })
         .unwrap();
-        assert!(keeps(&form, &format!("{{\"call\": {{\"v\": {good}}}}}")), "{v}: {good}\n{form}");
-        assert!(!keeps(&form, &format!("{{\"call\": {{\"v\": {bad}}}}}")), "{v}: {bad}\n{form}");
+        assert!(
+            keeps(&enforceable, &format!("{{\"call\": {{\"v\": {good}}}}}")),
+            "{v}: {good}\n{enforceable}"
+        );
+        assert!(
+            !keeps(&enforceable, &format!("{{\"call\": {{\"v\": {bad}}}}}")),
+            "{v}: {bad}\n{enforceable}"
+        );
     }
     let root =
         json!({ "$ref": "#/$defs/Args", "$defs": { "Args": object(json!({ "a": { "type": "integer" } })) } });
-    assert!(keeps(&followed(&root).0, "{\"a\": 1}") && !keeps(&followed(&root).0, "{\"b\": 1}"));
+    assert!(keeps(&enforceable(&root).0, "{\"a\": 1}") && !keeps(&enforceable(&root).0, "{\"b\": 1}"));
 }
 
 #[test]
@@ -119,9 +125,9 @@ fn branches_with_distinct_constants_stay_exclusive() {
         "discriminator": { "propertyName": "kind" },
         "$defs": { "Cat": branch("cat"), "Dog": branch("dog") },
     });
-    let (form, left_out) = followed(&schema);
-    assert_eq!(left_out, [""; 0]);
-    assert!(keeps(&form, "{\"kind\": \"dog\"}") && !keeps(&form, "{\"kind\": \"cow\"}"));
+    let (enforceable, omitted) = enforceable(&schema);
+    assert_eq!(omitted, [""; 0]);
+    assert!(keeps(&enforceable, "{\"kind\": \"dog\"}") && !keeps(&enforceable, "{\"kind\": \"cow\"}"));
 }
 
 #[test]
@@ -163,13 +169,16 @@ fn unsupported_keywords_are_omitted_and_listed() {
         (json!(null), "schema"),
     ] {
         // The parameter's keyword is omitted, and the rest of the schema is kept.
-        let (form, left_out) = followed(&of(&v));
-        assert_eq!(left_out, [format!("/properties/v {keyword}")], "{v}");
-        assert!(keeps(&form, "{\"n\": 1}") && !keeps(&form, "{\"n\": \"x\"}"), "{v}\n{form}");
+        let (enforceable, omitted) = enforceable(&of(&v));
+        assert_eq!(omitted, [format!("/properties/v {keyword}")], "{v}");
+        assert!(
+            keeps(&enforceable, "{\"n\": 1}") && !keeps(&enforceable, "{\"n\": \"x\"}"),
+            "{v}\n{enforceable}"
+        );
     }
     let nested = json!({ "$defs": { "Q": { "type": "object", "properties": { "x": { "type": "string", "format": "iri" } } } },
                          "properties": { "a/b": { "type": "array", "items": { "$ref": "#/$defs/Q" } } } });
-    assert_eq!(followed(&nested).1, ["/$defs/Q/properties/x format"]);
+    assert_eq!(enforceable(&nested).1, ["/$defs/Q/properties/x format"]);
 }
 
 #[test]
@@ -184,10 +193,13 @@ fn annotations_are_dropped_without_report() {
         },
         "additionalProperties": false,
     });
-    let (form, left_out) = followed(&schema);
-    assert_eq!(left_out, ["/properties/c unevaluatedProperties"]);
-    assert!(form.get("x-guidance").is_none());
-    assert!(keeps(&form, "{\"a\": [\"2020-01-01\"], \"b\": 7}") && !keeps(&form, "{\"a\": [\"x\"]}"));
+    let (enforceable, omitted) = enforceable(&schema);
+    assert_eq!(omitted, ["/properties/c unevaluatedProperties"]);
+    assert!(enforceable.get("x-guidance").is_none());
+    assert!(
+        keeps(&enforceable, "{\"a\": [\"2020-01-01\"], \"b\": 7}")
+            && !keeps(&enforceable, "{\"a\": [\"x\"]}")
+    );
 }
 
 #[test]
@@ -196,28 +208,37 @@ fn circular_references_with_siblings_are_loosened() {
         "type": "object", "properties": { "next": { "$ref": "#/$defs/Node", "minProperties": 1 } },
         "$defs": { "Node": { "type": "object", "properties": { "next": { "$ref": "#/$defs/Node", "required": ["v"] } } } },
     });
-    let (form, left_out) = followed(&schema);
-    assert!(!left_out.is_empty() && keeps(&form, "{\"next\": {\"next\": {}}}"), "{left_out:?}\n{form}");
-    assert!(!keeps(&form, "{\"next\": 1}"));
+    let (enforceable, omitted) = enforceable(&schema);
+    assert!(
+        !omitted.is_empty() && keeps(&enforceable, "{\"next\": {\"next\": {}}}"),
+        "{omitted:?}\n{enforceable}"
+    );
+    assert!(!keeps(&enforceable, "{\"next\": 1}"));
 }
 
 #[test]
 fn closed_objects_allow_only_named_properties() {
     let closed = |schema: &Value| {
-        with_room(|| GrammarSchema::of(Schema::of(schema), "").of_object().closed().document()).unwrap()
+        with_large_stack(|| {
+            GrammarSchema::from_schema(Schema::from_document(schema), "")
+                .restrict_to_object()
+                .close_objects()
+                .document()
+        })
+        .unwrap()
     };
     let q = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
     let schema = json!({
         "properties": { "q": { "anyOf": [{ "$ref": "#/$defs/Q" }, { "type": "null" }] }, "list": { "items": q } },
         "$defs": { "Q": q },
     });
-    let form = closed(&schema);
+    let enforceable = closed(&schema);
     for good in ["{}", "{\"q\": null}", "{\"q\": {\"n\": 1}}", "{\"list\": [{\"n\": 1}]}"] {
-        assert!(keeps(&form, good), "{good}\n{form}");
+        assert!(keeps(&enforceable, good), "{good}\n{enforceable}");
     }
     for bad in ["{\"other\": 1}", "{\"q\": {\"n\": 1, \"m\": 2}}", "{\"list\": [{\"n\": 1, \"m\": 2}]}", "1"]
     {
-        assert!(!keeps(&form, bad), "{bad}\n{form}");
+        assert!(!keeps(&enforceable, bad), "{bad}\n{enforceable}");
     }
     // Objects stay open if they declare that, are composed, or require further properties.
     let text = json!({ "type": "string" });
@@ -235,8 +256,8 @@ fn closed_objects_allow_only_named_properties() {
             "{\"n\": 1}",
         ),
     ] {
-        let form = closed(&schema);
-        assert!(keeps(&form, good), "{schema}: {good}\n{form}");
+        let enforceable = closed(&schema);
+        assert!(keeps(&enforceable, good), "{schema}: {good}\n{enforceable}");
     }
 }
 
@@ -263,7 +284,7 @@ fn hostile_schemas_convert_in_bounded_time() {
         wide(json!({ "type": "string", "minLength": 1_000_000_000, "format": "byte" })),
     ] {
         let start = std::time::Instant::now();
-        followed(&schema);
+        enforceable(&schema);
         let text: String = schema.to_string().chars().take(100).collect();
         println!("{:?} {text}", start.elapsed());
         assert!(start.elapsed().as_secs() < 30, "{:?} {text}", start.elapsed());

@@ -59,7 +59,7 @@ pub(crate) fn environment(source: &str, now: u64) -> Result<Environment<'static>
     environment.set_recursion_limit(limits::FRAMES);
     environment.set_formatter(|out, state, value| match value.as_str() {
         Some(text) => {
-            limits::charge(state, text.len())?;
+            limits::spend_bytes(state, text.len())?;
             out.write_str(text).map_err(Error::from)
         }
         None => {
@@ -142,7 +142,7 @@ fn globals(environment: &mut Environment<'_>, now: u64) {
         Err(limits::failure(message.to_string()))
     });
     environment.add_function("strftime_now", move |state: &mut State, format: String| {
-        limits::charge(state, format.len())?;
+        limits::spend_bytes(state, format.len())?;
         let printed = clock::strftime(&format, now).map_err(limits::failure)?;
         limits::text(state, printed)
     });
@@ -165,7 +165,7 @@ fn globals(environment: &mut Environment<'_>, now: u64) {
 /// Returns the keys and values for a call with the signature of Python's `dict`: a mapping or pairs, then
 /// keyword arguments.
 fn items_of(call: &str, arguments: &[Value]) -> Result<Vec<(Value, Value)>, Error> {
-    let (positional, named) = arguments::apart(arguments)?;
+    let (positional, named) = arguments::split_arguments(arguments)?;
     let mut items = Vec::new();
     match positional {
         [] => {}

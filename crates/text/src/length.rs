@@ -18,7 +18,7 @@ use crate::TextError;
 
 /// Sizes of the longest tokens of a vocabulary. 0 means that there is no bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Longest {
+pub(crate) struct TokenSizes {
     /// Largest number of ASCII letters and digits in a token.
     letters: usize,
     /// Largest number of bytes in a token.
@@ -60,23 +60,23 @@ fn letters(text: &[u8]) -> usize {
     text.windows(2).filter(followed).count() + usize::from(last)
 }
 
-impl Longest {
+impl TokenSizes {
     /// Measures the tokens of a vocabulary. `strips` states whether a token absorbs adjacent white space.
-    pub(crate) fn of<'a>(
+    pub(crate) fn measure<'a>(
         tokens: impl IntoIterator<Item = &'a [u8]>,
         normalizer: Option<&NormalizerWrapper>,
-        strips: bool,
+        absorbs_space: bool,
     ) -> Self {
         let effect = normalizer.map_or(Effect::Keeps, effect);
         if effect == Effect::Unknown {
-            return Longest::default();
+            return TokenSizes::default();
         }
         let (mut bytes, mut letters) = (0, 0);
         for token in tokens {
             bytes = bytes.max(token.len());
             letters = letters.max(token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count());
         }
-        Longest { letters, bytes: if strips || effect == Effect::Composes { 0 } else { bytes } }
+        TokenSizes { letters, bytes: if absorbs_space || effect == Effect::Composes { 0 } else { bytes } }
     }
 
     /// Rejects a text if its bytes show that it has more than `max_tokens` tokens.
@@ -85,11 +85,13 @@ impl Longest {
         if text.len() <= max_tokens {
             return Ok(());
         }
-        let too_long = |count: usize, longest: usize, what| {
-            let min_tokens = if longest == 0 { 0 } else { count.div_ceil(longest) };
+        let too_long = |count: usize, max_size: usize, what| {
+            let min_tokens = if max_size == 0 { 0 } else { count.div_ceil(max_size) };
             let bytes = text.len();
             match min_tokens > max_tokens {
-                true => Err(TextError::TooLong { bytes, min_tokens, max_tokens, longest, what }),
+                true => {
+                    Err(TextError::TooLong { bytes, min_tokens, max_tokens, max_token_size: max_size, what })
+                }
                 false => Ok(()),
             }
         };
@@ -116,15 +118,15 @@ mod tests {
 
     #[test]
     fn length_check_rejects_only_overlong_texts() {
-        let longest = Longest { letters: 4, bytes: 10 };
-        assert!(longest.check(&" ".repeat(100), 10).is_ok());
-        let error = longest.check(&" ".repeat(101), 10).unwrap_err().to_string();
+        let sizes = TokenSizes { letters: 4, bytes: 10 };
+        assert!(sizes.check(&" ".repeat(100), 10).is_ok());
+        let error = sizes.check(&" ".repeat(101), 10).unwrap_err().to_string();
         assert!(error.contains("101 bytes") && error.contains("at least 11 tokens"), "{error}");
         assert!(error.contains("more than 10 bytes"), "{error}");
-        assert!(longest.check(&"a".repeat(40), 10).is_ok());
-        let error = longest.check(&"a".repeat(41), 10).unwrap_err().to_string();
+        assert!(sizes.check(&"a".repeat(40), 10).is_ok());
+        let error = sizes.check(&"a".repeat(41), 10).unwrap_err().to_string();
         assert!(error.contains("more than 4 letters and digits"), "{error}");
-        assert!(Longest::default().check(&"a".repeat(1000), 10).is_ok());
+        assert!(TokenSizes::default().check(&"a".repeat(1000), 10).is_ok());
     }
 
     #[test]

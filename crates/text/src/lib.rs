@@ -34,7 +34,7 @@
 //!
 //! Tool calls are parsed and written in the format of the model family. This is the format in which calls
 //! that the template renders can be parsed again, or one selected by name ([`ToolProtocol`]). The same
-//! parser processes complete completions ([`Chat::parse`], [`Chat::thought`]) and streamed ones
+//! parser processes complete completions ([`Chat::parse`], [`Chat::reasoning_tags`]) and streamed ones
 //! ([`Chat::stream`]).
 //!
 //! A [`Vocabulary`] provides the byte strings of a tokenizer's tokens to a sampler, for stop strings and
@@ -55,6 +55,7 @@ mod chat;
 #[cfg(test)]
 mod chat_tests;
 mod clock;
+mod completion_parser;
 mod content;
 mod continuation;
 #[cfg(test)]
@@ -80,7 +81,7 @@ mod prepare;
 mod probe;
 mod protocol;
 mod python_json;
-mod reader;
+mod reasoning_tags;
 mod schema;
 mod sentencepiece;
 mod stream;
@@ -89,24 +90,23 @@ mod systems;
 mod systems_tests;
 mod template;
 pub mod testing;
-mod thought;
 mod tokenizer;
 mod vocabulary;
 
-pub use calls::{Malformed, Parsed};
+pub use calls::{MalformedCall, ParsedCompletion};
 pub use chat::{Chat, ChatOptions};
 pub use content::{Content, ContentPart};
 pub use decimal::canonical_number;
 pub use describe::ToolPrompt;
 pub use encoder::EncoderTokenizer;
 pub use error::TextError;
-pub use grammar_schema::{LeftOut, followed_schema};
+pub use grammar_schema::{OmittedKeyword, enforceable_schema};
 pub use levade_model::TokenizerSource;
 pub use message::{Arguments, Message, Role, ToolCall, ToolSpec};
 pub use must_call::CallGrammar;
 pub use protocol::ToolProtocol;
-pub use stream::{Piece, ReplyStream, StreamDecoder};
+pub use stream::{CompletionDelta, CompletionStream, StreamDecoder};
 pub use systems::{LateSystem, ShiftedSystems};
-pub use template::{ChatTemplate, Rendering};
+pub use template::{ChatTemplate, TemplateInput};
 pub use tokenizer::Tokenizer;
 pub use vocabulary::Vocabulary;

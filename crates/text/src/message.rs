@@ -94,7 +94,7 @@ impl From<WireMessage> for Message {
         let WireMessage { role, content, reasoning_content, reasoning, tool_call_id, name, .. } = wire;
         let calls = wire.tool_calls.unwrap_or_default();
         let first =
-            wire.function_call.filter(|_| calls.is_empty()).map(|function| function.of(String::new()));
+            wire.function_call.filter(|_| calls.is_empty()).map(|function| function.into_call(String::new()));
         let filled = |text: &String| !text.is_empty();
         let other = || reasoning.and_then(|value| value.as_str().map(str::to_owned)).filter(filled);
         Message {
@@ -157,15 +157,15 @@ impl Message {
 
     /// Appends another message of the same turn. `separator` is inserted between the two contents if both
     /// are non-empty.
-    pub fn append(&mut self, piece: &Message, separator: &str) {
+    pub fn append(&mut self, other: &Message, separator: &str) {
         if self.content.is_empty() {
-            self.content.clone_from(&piece.content);
-        } else if !piece.content.is_empty() {
-            self.content = format!("{}{separator}{}", self.content, piece.content).into();
+            self.content.clone_from(&other.content);
+        } else if !other.content.is_empty() {
+            self.content = format!("{}{separator}{}", self.content, other.content).into();
         }
-        self.tool_calls.extend(piece.tool_calls.iter().cloned());
-        if let Some(thought) = &piece.reasoning_content {
-            self.reasoning_content.get_or_insert_default().push_str(thought);
+        self.tool_calls.extend(other.tool_calls.iter().cloned());
+        if let Some(reasoning) = &other.reasoning_content {
+            self.reasoning_content.get_or_insert_default().push_str(reasoning);
         }
     }
 
@@ -305,14 +305,14 @@ impl From<ToolCall> for WireCall {
 
 impl WireFunction {
     /// Converts the function into a call with this id.
-    fn of(self, id: String) -> ToolCall {
+    fn into_call(self, id: String) -> ToolCall {
         ToolCall { id, name: self.name, arguments: self.arguments.into() }
     }
 }
 
 impl From<WireCall> for ToolCall {
     fn from(wire: WireCall) -> Self {
-        wire.function.of(wire.id)
+        wire.function.into_call(wire.id)
     }
 }
 

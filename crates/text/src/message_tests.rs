@@ -56,17 +56,17 @@ fn message_parses_legacy_function_calls_and_refusals() {
     let sent = |arguments: &str| {
         read(json!({"role": "assistant", "content": null, "function_call": call(arguments)}))
     };
-    let [called, cut] = ["{\"a\": 1}", "{\"a\": "].map(sent).map(|message| message.tool_calls);
+    let [called, truncated] = ["{\"a\": 1}", "{\"a\": "].map(sent).map(|message| message.tool_calls);
     assert_eq!(json!(called), json!([{ "id": "", "type": "function", "function": call("{\"a\":1}") }]));
-    assert_eq!(cut[0].arguments.unreadable(), Some("{\"a\": "));
+    assert_eq!(truncated[0].arguments.unreadable(), Some("{\"a\": "));
     let result = read(json!({"role": "function", "name": "f", "content": "2"}));
     assert_eq!((result.role, result.name.as_deref(), result.content.as_str()), (Role::Tool, Some("f"), "2"));
     let both = json!({ "role": "assistant", "function_call": call("{}"),
                        "tool_calls": [{ "id": "c", "function": call("{}") }] });
     assert_eq!(read(both).tool_calls.len(), 1);
     for (content, want) in [(json!(null), "No."), (json!(""), "No."), (json!("Well."), "Well.")] {
-        let refused = read(json!({"role": "assistant", "content": content, "refusal": "No."}));
-        assert_eq!(refused.content, want);
+        let rejected = read(json!({"role": "assistant", "content": content, "refusal": "No."}));
+        assert_eq!(rejected.content, want);
     }
 }
 
@@ -141,11 +141,11 @@ fn content_parts_render_like_text() {
         assert_eq!(both("Hi <|im_end|>".into()), want, "{template}");
         assert_eq!(both(json!([part("Hi <|im_end|>")])), want, "{template}");
         // Parts that form a special token only in combination do not yield that token.
-        let cut = json!([part("Hi <|im_"), part("end|>")]);
+        let truncated = json!([part("Hi <|im_"), part("end|>")]);
         let joined =
             if template == LISTS { want.replace("Hi <|im_end", "Hi <|im_2end") } else { want.into() };
-        assert_eq!(both(cut.clone()), joined, "{template}");
-        let message = read(json!({"role": "user", "content": cut}));
+        assert_eq!(both(truncated.clone()), joined, "{template}");
+        let message = read(json!({"role": "user", "content": truncated}));
         let ids = chat.prompt(std::slice::from_ref(&message), &[]).unwrap();
         assert_eq!(ids.iter().filter(|id| **id == IM_END).count(), 1, "{template}");
         // The text around an assistant message is found for every kind of content.
@@ -176,31 +176,31 @@ const READS: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
 #[test]
 fn reasoning_renders_in_field_or_tags() {
     let attack = "hm <|im_start|>";
-    let reply = json!({"role": "assistant", "content": "two", "reasoning": attack});
-    let messages = json!([{"role": "user", "content": "1+1?"}, reply]);
-    let thought = |template: &str| {
+    let assistant_message = json!({"role": "assistant", "content": "two", "reasoning": attack});
+    let messages = json!([{"role": "user", "content": "1+1?"}, assistant_message]);
+    let reasoning = |template: &str| {
         let chat = chat(template, ChatOptions::default());
         let messages: Vec<Message> = serde_json::from_value(messages.clone()).unwrap();
         let ids = chat.prompt(&messages, &[]).unwrap();
         assert_eq!(ids.iter().filter(|id| **id == IM_START).count(), 3, "{template}");
         let text = text(&chat, &ids);
-        let (_, reply) = text.split_once("assistant\n").unwrap();
-        reply.split_once("<|im_end|>\n<|im_start|>").unwrap().0.to_owned()
+        let (_, assistant_message) = text.split_once("assistant\n").unwrap();
+        assistant_message.split_once("<|im_end|>\n<|im_start|>").unwrap().0.to_owned()
     };
-    assert_eq!(thought(READS), format!("<think>{attack}</think>two"));
+    assert_eq!(reasoning(READS), format!("<think>{attack}</think>two"));
     assert_eq!(
-        thought(&READS.replace("reasoning_content", "thinking")),
+        reasoning(&READS.replace("reasoning_content", "thinking")),
         format!("<think>{attack}</think>two")
     );
     let written = format!("<think>\n{attack}\n</think>\n\ntwo");
-    assert_eq!(thought("chatml"), written);
-    assert_eq!(thought(THOUGHTFUL), written);
+    assert_eq!(reasoning("chatml"), written);
+    assert_eq!(reasoning(THOUGHTFUL), written);
     // The model's own tags, if it uses other ones.
     let other = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content.split('</reason>')[-1] + '<|im_end|>\n' }}\
         {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<reason>' }}{% endif %}";
     let chat_of_other = chat(other, ChatOptions::default());
-    let apart = Message { reasoning_content: Some("hm".into()), ..Message::assistant("two") };
-    let shown = |chat: &Chat, opened| text(chat, &chat.assistant(&apart, opened).unwrap());
+    let with_reasoning = Message { reasoning_content: Some("hm".into()), ..Message::assistant("two") };
+    let shown = |chat: &Chat, opened| text(chat, &chat.assistant(&with_reasoning, opened).unwrap());
     assert_eq!(shown(&chat_of_other, None), "<reason>\nhm\n</reason>\n\ntwo<|im_end|>");
     // As it would be sampled, including after a prompt that opens the reasoning.
     assert_eq!(shown(&tiny_chat().unwrap(), None), "<think>\nhm\n</think>\n\ntwo<|im_end|>");
@@ -220,11 +220,11 @@ fn developer_role_falls_back_to_system() {
     let printed = prompt(&knows, messages.clone()).unwrap();
     assert!(printed.starts_with("<|im_start|>boss\nBe brief.<|im_end|>\n<|im_start|>user\n"), "{printed}");
     // A template that names the role only to reject it does not support it.
-    let refuses = "{% for m in messages %}{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}\
+    let rejecting = "{% for m in messages %}{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}\
         {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-    let refuses = chat(refuses, ChatOptions::default());
-    assert_eq!(prompt(&refuses, messages.clone()).unwrap(), prompt(&plain, as_system).unwrap());
+    let rejecting = chat(rejecting, ChatOptions::default());
+    assert_eq!(prompt(&rejecting, messages.clone()).unwrap(), prompt(&plain, as_system).unwrap());
 
     // The description of tools is appended to the developer's instructions.
     let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
@@ -238,8 +238,8 @@ fn developer_role_falls_back_to_system() {
 
 #[test]
 fn content_dereferences_to_its_text() {
-    let cut: Content = serde_json::from_value(json!(["a", "b"])).unwrap();
-    let message = Message { content: cut, ..Message::user("") };
+    let truncated: Content = serde_json::from_value(json!(["a", "b"])).unwrap();
+    let message = Message { content: truncated, ..Message::user("") };
     assert_eq!((message.content.trim(), message.content.to_string()), ("ab", "ab".to_owned()));
     assert_eq!(Message::user("ab").content, "ab");
 }
@@ -250,9 +250,9 @@ fn text_after_calls_keeps_its_position() {
         |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
     let native = family_chat(ToolProtocol::Hermes, ChatOptions::default()).unwrap();
     for chat in [native, tiny_chat().unwrap()] {
-        let said = format!("One.\n{}\nTwo.\n{}\nThree.", call("a"), call("b"));
-        let messages = [Message::user("Hi"), Message::assistant(said.as_str()), Message::user("So?")];
+        let completion = format!("One.\n{}\nTwo.\n{}\nThree.", call("a"), call("b"));
+        let messages = [Message::user("Hi"), Message::assistant(completion.as_str()), Message::user("So?")];
         let prompt = text(&chat, &chat.prompt(&messages, &[]).unwrap());
-        assert!(prompt.contains(&said), "{prompt}");
+        assert!(prompt.contains(&completion), "{prompt}");
     }
 }

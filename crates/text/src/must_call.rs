@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 
-use crate::calls::Forms;
-use crate::vocabulary::with_room;
-use crate::{Chat, LeftOut, ToolSpec};
+use crate::calls::GrammarContext;
+use crate::vocabulary::with_large_stack;
+use crate::{Chat, OmittedKeyword, ToolSpec};
 
 /// A grammar of completions that call tools.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct CallGrammar {
     /// The grammar, in the Lark dialect of llguidance.
     pub lark: String,
     /// Keywords of the tools' schemas that the grammar does not enforce.
-    pub left_out: Vec<LeftOut>,
+    pub omitted: Vec<OmittedKeyword>,
 }
 
 impl Chat {
@@ -27,18 +27,18 @@ impl Chat {
         if tools.is_empty() {
             return None;
         }
-        let compiled = with_room(|| {
-            let (syntax, left_out) = (self.format.syntax(), RefCell::default());
+        let compiled = with_large_stack(|| {
+            let (syntax, omitted) = (self.format.syntax(), RefCell::default());
             let special = |text: &str| self.tokenizer().special(text);
-            let forms = Forms {
+            let forms = GrammarContext {
                 tools,
                 several,
                 special: &special,
-                tags: syntax.spelling().tags,
-                left_out: &left_out,
+                tags: syntax.syntax_tags().tags,
+                omitted: &omitted,
             };
             let lark = syntax.grammar(&forms)?;
-            Some(CallGrammar { lark, left_out: left_out.into_inner() })
+            Some(CallGrammar { lark, omitted: omitted.into_inner() })
         });
         compiled.ok().flatten()
     }
@@ -143,12 +143,12 @@ mod tests {
                 assert!(!keeps(&chat, &wait, &text), "{protocol:?}: {text}\n{wait}");
                 let read = chat.parse(&text, false, &tools).calls;
                 assert_eq!(read[0].as_ref().map(|call| &call.arguments), Ok(&calls[0].arguments), "{text}");
-                let cut = text.char_indices().nth_back(1).map_or(0, |(at, _)| at);
-                for wrong in [&text[..cut], "Hello", &text.replace("search", "find")] {
+                let truncated = text.char_indices().nth_back(1).map_or(0, |(at, _)| at);
+                for wrong in [&text[..truncated], "Hello", &text.replace("search", "find")] {
                     assert!(!keeps(&chat, &any, wrong), "{protocol:?}: {wrong}");
                 }
             }
-            let tag = syntax.spelling().tags.first().copied().unwrap_or_default();
+            let tag = syntax.syntax_tags().tags.first().copied().unwrap_or_default();
             let tagged = json!({ "text": format!("a {tag} b"), "limit": 3 });
             let text = syntax.render("", &[call(0, "search", tagged.clone())]);
             let read = chat.parse(&text, false, &tools).calls;

@@ -8,17 +8,18 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use crate::calls::{RESPONSE, Syntax};
+use crate::completion_parser::{Finding, Part, Reader, Tags, collect_reasoning, spans};
 use crate::describe::{ToolPrompt, describe_tools};
 use crate::protocol::ToolSupport;
-use crate::reader::{Found, Part, Reader, Tags, spans, thought_of};
-use crate::systems::SystemForm;
-use crate::thought::ThoughtTags;
+use crate::reasoning_tags::ReasoningTags;
+use crate::systems::SystemMessageSupport;
 use crate::{
-    Arguments, ContentPart, Message, Parsed, Role, TextError, Tokenizer, ToolCall, ToolSpec, python_json,
+    Arguments, ContentPart, Message, ParsedCompletion, Role, TextError, Tokenizer, ToolCall, ToolSpec,
+    python_json,
 };
 
 /// Messages and tools in the format that a template receives.
-pub(crate) struct Prepared {
+pub(crate) struct PreparedPrompt {
     pub messages: Vec<Value>,
     pub tools: Option<Vec<Value>>,
 }
@@ -31,7 +32,7 @@ pub(crate) struct Preparation<'a> {
     /// Whether the template prints messages of role `tool`.
     pub tool_role: bool,
     /// Message formats that the template supports.
-    pub form: &'a MessageForm,
+    pub message_format: &'a MessageFormat,
     pub tool_prompt: ToolPrompt,
     /// The character that prevents special tokens from starting in external text.
     pub guard: char,
@@ -39,30 +40,30 @@ pub(crate) struct Preparation<'a> {
 
 /// Message formats that a template supports in addition to plain text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct MessageForm {
+pub(crate) struct MessageFormat {
     /// Whether the template accepts message content as a list of text parts, and renders the list like
     /// the concatenated text.
     pub parts: bool,
     /// Name of the message field from which the template reads reasoning, or `None` if it reads none.
     pub reasoning: Option<&'static str>,
     /// Tags around reasoning in the content, used if the template does not read reasoning from a field.
-    pub tags: Option<ThoughtTags>,
+    pub tags: Option<ReasoningTags>,
     /// Whether no white space stands between these tags and the text around them.
     pub tight: bool,
     /// Whether the template supports the role `developer`.
     pub developer: bool,
     /// Instruction messages that the template prints.
-    pub systems: SystemForm,
+    pub systems: SystemMessageSupport,
     /// Format in which the template takes calls. `None` if calls are rendered as text.
-    pub calls: Option<CallForm>,
+    pub calls: Option<CallMessageFormat>,
     /// Representation of calls whose arguments are not a JSON object. Used if the template prints calls
     /// itself.
-    pub unreadable: UnreadableForm,
+    pub unreadable: UnreadableCallFormat,
 }
 
 /// Representation of a call whose arguments are not a JSON object, for a template that prints calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum UnreadableForm {
+pub(crate) enum UnreadableCallFormat {
     /// The text stands in the place of the arguments.
     #[default]
     Text,
@@ -76,20 +77,20 @@ pub(crate) enum UnreadableForm {
 
 /// Format in which a template takes calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CallForm {
+pub(crate) struct CallMessageFormat {
     /// Whether arguments must be a JSON string.
     text: bool,
     /// Whether empty content must be `null`.
     null: bool,
 }
 
-impl CallForm {
+impl CallMessageFormat {
     /// All call forms, the most common one first.
-    pub(crate) const ALL: [CallForm; 4] = [
-        CallForm { text: false, null: false },
-        CallForm { text: true, null: false },
-        CallForm { text: false, null: true },
-        CallForm { text: true, null: true },
+    pub(crate) const ALL: [CallMessageFormat; 4] = [
+        CallMessageFormat { text: false, null: false },
+        CallMessageFormat { text: true, null: false },
+        CallMessageFormat { text: false, null: true },
+        CallMessageFormat { text: true, null: true },
     ];
 
     /// Returns a call in the format that the template receives.
@@ -114,49 +115,49 @@ struct Ids {
     count: usize,
     /// Ids of the calls of the last turn: the original id, and the id that the template receives.
     last: Vec<(String, String)>,
-    answered: usize,
+    num_results: usize,
 }
 
 impl Ids {
-    fn of_turn(&mut self, calls: &[ToolCall], syntax: &dyn Syntax) -> Vec<String> {
-        let given = calls.iter().map(|call| {
+    fn assign_ids(&mut self, calls: &[ToolCall], syntax: &dyn Syntax) -> Vec<String> {
+        let call_ids = calls.iter().map(|call| {
             let id = syntax.id(&call.name, self.count);
             self.count += 1;
             id.unwrap_or_else(|| {
                 if call.id.is_empty() { format!("call_{}", self.count) } else { call.id.clone() }
             })
         });
-        let given: Vec<String> = given.collect();
-        self.last = calls.iter().map(|call| call.id.clone()).zip(given.iter().cloned()).collect();
-        self.answered = 0;
-        given
+        let call_ids: Vec<String> = call_ids.collect();
+        self.last = calls.iter().map(|call| call.id.clone()).zip(call_ids.iter().cloned()).collect();
+        self.num_results = 0;
+        call_ids
     }
 
     /// Returns the id of the call that a tool result belongs to: the call with the id `id`, or else the
     /// next call of the turn.
-    fn answered(&mut self, id: Option<&str>) -> Option<String> {
+    fn next_call_id(&mut self, id: Option<&str>) -> Option<String> {
         let named = self.last.iter().find(|(known, _)| Some(known.as_str()) == id);
-        let found = named.or(self.last.get(self.answered)).map(|(_, given)| given.clone());
-        self.answered += 1;
+        let found = named.or(self.last.get(self.num_results)).map(|(_, call_ids)| call_ids.clone());
+        self.num_results += 1;
         found
     }
 }
 
-impl MessageForm {
+impl MessageFormat {
     /// Returns the message with its reasoning, in tags, at the start of its content, as models write it.
-    pub(crate) fn written_out<'a>(&self, message: &'a Message) -> Cow<'a, Message> {
-        let (Some(thought), Some(ThoughtTags { open, close })) = (&message.reasoning_content, &self.tags)
+    pub(crate) fn with_inline_reasoning<'a>(&self, message: &'a Message) -> Cow<'a, Message> {
+        let (Some(reasoning), Some(ReasoningTags { open, close })) = (&message.reasoning_content, &self.tags)
         else {
             return Cow::Borrowed(message);
         };
         let (line, lines) = if self.tight { ("", "") } else { ("\n", "\n\n") };
-        let content = format!("{open}{line}{thought}{line}{close}{lines}{}", message.content.as_str());
+        let content = format!("{open}{line}{reasoning}{line}{close}{lines}{}", message.content.as_str());
         Cow::Owned(Message { content: content.into(), reasoning_content: None, ..message.clone() })
     }
 }
 
 /// A message whose text is prepared.
-struct Turn<'a> {
+struct PreparedMessage<'a> {
     role: Role,
     content: Value,
     /// Original message, or `None` if the text was generated here.
@@ -164,81 +165,96 @@ struct Turn<'a> {
 }
 
 impl Preparation<'_> {
-    pub(crate) fn run(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Prepared, TextError> {
-        takes_all(messages)?;
-        let messages = &*self.form.systems.arranged(messages);
+    pub(crate) fn run(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<PreparedPrompt, TextError> {
+        check_text_only(messages)?;
+        let messages = &*self.message_format.systems.arrange(messages);
         let native = match self.tool_support {
             _ if tools.is_empty() => None,
             ToolSupport::Foreign => return Err(TextError::ForeignTools),
-            ToolSupport::Native => Some(tools.iter().map(|tool| self.guarded(&tool.to_openai())).collect()),
+            ToolSupport::Native => {
+                Some(tools.iter().map(|tool| self.guard_value(&tool.to_openai())).collect())
+            }
             ToolSupport::None => None,
         };
-        let mut turns: Vec<Turn> = Vec::with_capacity(messages.len() + 1);
+        let mut prepared_messages: Vec<PreparedMessage> = Vec::with_capacity(messages.len() + 1);
         let mut rest = messages;
         if !tools.is_empty() && native.is_none() {
             let mut section =
-                describe_tools(tools, self.tool_prompt, self.tags.syntax, |text| self.quoted(text));
+                describe_tools(tools, self.tool_prompt, self.tags.syntax, |text| self.guard_text(text));
             let is_opening =
-                |role: Role| role.instructs() || (role == Role::User && !self.form.systems.leading);
-            if let Some((first, others)) = messages.split_first()
+                |role: Role| role.instructs() || (role == Role::User && !self.message_format.systems.leading);
+            if let Some((first, remaining)) = messages.split_first()
                 && is_opening(first.role)
             {
-                section = format!("{}\n\n{section}", self.quoted(&first.content));
-                rest = others;
+                section = format!("{}\n\n{section}", self.guard_text(&first.content));
+                rest = remaining;
             }
             let role = messages.first().map_or(Role::System, |first| first.role);
             let role = if is_opening(role) { role } else { Role::System };
-            turns.push(Turn { role, content: section.into(), source: None });
+            prepared_messages.push(PreparedMessage { role, content: section.into(), source: None });
         }
         // Whether the last turn contains tool results in a user message.
         let mut results_open = false;
         for message in rest {
             let is_result = message.role == Role::Tool && !self.tool_role;
-            match turns.last_mut() {
+            match prepared_messages.last_mut() {
                 // Tool results of one turn share a message, because templates often require alternating
                 // roles.
-                Some(Turn { content: Value::String(last), .. }) if is_result && results_open => {
+                Some(PreparedMessage { content: Value::String(last), .. }) if is_result && results_open => {
                     last.push('\n');
-                    last.push_str(&self.response(&message.content));
+                    last.push_str(&self.render_tool_result(&message.content));
                 }
                 // A question after tool results shares their message if the template requires alternating
                 // roles.
-                Some(Turn { content: Value::String(last), .. })
-                    if results_open && message.role == Role::User && !self.form.systems.users =>
+                Some(PreparedMessage { content: Value::String(last), .. })
+                    if results_open && message.role == Role::User && !self.message_format.systems.users =>
                 {
                     last.push_str("\n\n");
-                    last.push_str(&self.quoted(&message.content));
+                    last.push_str(&self.guard_text(&message.content));
                 }
                 _ if is_result => {
-                    let content = self.response(&message.content);
-                    turns.push(Turn { role: Role::User, content: content.into(), source: None });
+                    let content = self.render_tool_result(&message.content);
+                    prepared_messages.push(PreparedMessage {
+                        role: Role::User,
+                        content: content.into(),
+                        source: None,
+                    });
                 }
                 _ => {
-                    let source = self.apart(message, tools);
+                    let source = self.parse_assistant(message, tools);
                     let content = match message.role {
-                        Role::Assistant if self.form.reasoning.is_some() => self.print(&source).into(),
-                        Role::Assistant => self.print(&self.form.written_out(&source)).into(),
+                        Role::Assistant if self.message_format.reasoning.is_some() => {
+                            self.print(&source).into()
+                        }
+                        Role::Assistant => {
+                            self.print(&self.message_format.with_inline_reasoning(&source)).into()
+                        }
                         Role::System | Role::Developer | Role::User | Role::Tool => self.content(message),
                     };
-                    turns.push(Turn { role: message.role, content, source: Some(source) });
+                    prepared_messages.push(PreparedMessage {
+                        role: message.role,
+                        content,
+                        source: Some(source),
+                    });
                 }
             }
             results_open = is_result;
         }
         let mut ids = Ids::default();
-        let messages = turns.iter().map(|turn| self.value(turn, &mut ids)).collect();
-        Ok(Prepared { messages, tools: native })
+        let messages = prepared_messages.iter().map(|prepared| self.value(prepared, &mut ids)).collect();
+        Ok(PreparedPrompt { messages, tools: native })
     }
 
     /// Returns an assistant message with its reasoning and calls parsed into their fields. The message is
     /// unchanged unless the template prints calls itself and all of them can be parsed.
-    fn apart<'a>(&self, message: &'a Message, tools: &[ToolSpec]) -> Cow<'a, Message> {
-        if self.form.calls.is_none() || message.role != Role::Assistant {
+    fn parse_assistant<'a>(&self, message: &'a Message, tools: &[ToolSpec]) -> Cow<'a, Message> {
+        if self.message_format.calls.is_none() || message.role != Role::Assistant {
             return Cow::Borrowed(message);
         }
         let (found, _) = Reader::read(self.tags, &message.content, false, tools);
-        let is_speech = |found: &Found| matches!(found, Found::Text(Part::Speech, _));
-        let (parsed, thought) = (Parsed::of(found.clone()), thought_of(&found));
+        let is_speech = |found: &Finding| matches!(found, Finding::Text(Part::Speech, _));
+        let (parsed, parsed_reasoning) =
+            (ParsedCompletion::from_findings(found.clone()), collect_reasoning(&found));
         let written: Option<Vec<ToolCall>> = parsed.calls.into_iter().map(Result::ok).collect();
         let Some(mut calls) = written.filter(|_| !found.iter().all(is_speech)) else {
             return Cow::Borrowed(message);
@@ -247,28 +263,29 @@ impl Preparation<'_> {
         // A template prints all text before all calls. Text is otherwise shown where it was written,
         // unless the template needs calls in their own field.
         let needs_calls =
-            self.tags.syntax.spelling().thought_tags.is_some() || self.tags.syntax.id("", 0).is_some();
-        let is_call = |found: &Found| matches!(found, Found::Call(_));
-        let is_said =
-            |found: &Found| matches!(found, Found::Text(Part::Speech, text) if !text.trim().is_empty());
+            self.tags.syntax.syntax_tags().reasoning_tags.is_some() || self.tags.syntax.id("", 0).is_some();
+        let is_call = |found: &Finding| matches!(found, Finding::Call(_));
+        let is_text =
+            |found: &Finding| matches!(found, Finding::Text(Part::Speech, text) if !text.trim().is_empty());
         let mut behind_call = found.iter().skip_while(|found| !is_call(found));
-        if !needs_calls && behind_call.any(is_said) {
+        if !needs_calls && behind_call.any(is_text) {
             return Cow::Borrowed(message);
         }
         // Without calls, reasoning is left to the template, unless content must not contain its tags.
-        if calls.is_empty() && self.tags.syntax.spelling().thought_tags.is_none() {
+        if calls.is_empty() && self.tags.syntax.syntax_tags().reasoning_tags.is_none() {
             return Cow::Borrowed(message);
         }
-        let thought = Some(thought).filter(|thought| !thought.is_empty());
-        let (mut content, mut reasoning) = (parsed.content, message.reasoning_content.clone().or(thought));
+        let parsed_reasoning = Some(parsed_reasoning).filter(|parsed_reasoning| !parsed_reasoning.is_empty());
+        let (mut content, mut reasoning) =
+            (parsed.content, message.reasoning_content.clone().or(parsed_reasoning));
         // Templates that print reasoning as separate messages accept only one of reasoning and content
         // before a call.
-        if let (Some(thought), true, true) = (
+        if let (Some(parsed_reasoning), true, true) = (
             &mut reasoning,
             !calls.is_empty() && !content.is_empty(),
-            self.tags.syntax.spelling().thought_tags.is_some(),
+            self.tags.syntax.syntax_tags().reasoning_tags.is_some(),
         ) {
-            thought.push_str(&format!("\n{content}"));
+            parsed_reasoning.push_str(&format!("\n{content}"));
             content.clear();
         }
         Cow::Owned(Message {
@@ -281,63 +298,72 @@ impl Preparation<'_> {
 
     /// Returns the content of an assistant message, including its calls only if calls are text.
     fn print(&self, message: &Message) -> String {
-        match self.form.calls.filter(|_| !self.writes_calls(message)) {
-            Some(_) if self.tags.syntax.spelling().thought_tags.is_some() => self.quoted(&message.content),
-            Some(_) => self.marked(&message.content, false),
-            None => self.written(message, false),
+        match self.message_format.calls.filter(|_| !self.writes_calls(message)) {
+            Some(_) if self.tags.syntax.syntax_tags().reasoning_tags.is_some() => {
+                self.guard_text(&message.content)
+            }
+            Some(_) => self.mark_tags(&message.content, false),
+            None => self.write_assistant(message, false),
         }
     }
 
     /// Returns whether the calls of a message are part of its text.
     fn writes_calls(&self, message: &Message) -> bool {
-        self.form.calls.is_none()
-            || (self.form.unreadable == UnreadableForm::Written
+        self.message_format.calls.is_none()
+            || (self.message_format.unreadable == UnreadableCallFormat::Written
                 && message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some()))
     }
 
     /// Returns the arguments of a call in the format that the template receives.
     fn arguments(&self, arguments: &Arguments) -> Value {
-        match (arguments.unreadable(), self.form.unreadable) {
-            (Some(text), UnreadableForm::Text) => return self.quoted(text).into(),
-            (Some(text), UnreadableForm::Entry) => return json!({ "arguments": self.quoted(text) }),
+        match (arguments.unreadable(), self.message_format.unreadable) {
+            (Some(text), UnreadableCallFormat::Text) => return self.guard_text(text).into(),
+            (Some(text), UnreadableCallFormat::Entry) => return json!({ "arguments": self.guard_text(text) }),
             _ => {}
         }
         let arguments = arguments.iter().map(|(key, value)| {
             let value = match value {
-                Value::String(text) => self.quoted(text).into(),
-                other => self.guarded(other),
+                Value::String(text) => self.guard_text(text).into(),
+                other => self.guard_value(other),
             };
             (self.tokenizer.guard(key, self.guard, false), value)
         });
         Value::Object(arguments.collect())
     }
 
-    fn value(&self, turn: &Turn<'_>, ids: &mut Ids) -> Value {
-        let role = match turn.role {
-            Role::Developer if !self.form.developer => Role::System,
+    fn value(&self, prepared: &PreparedMessage<'_>, ids: &mut Ids) -> Value {
+        let role = match prepared.role {
+            Role::Developer if !self.message_format.developer => Role::System,
             role => role,
         };
-        let mut value = json!({ "role": role.as_str(), "content": turn.content });
-        let Some(message) = turn.source.as_deref() else { return value };
-        let calls = self.form.calls.filter(|_| !message.tool_calls.is_empty() && !self.writes_calls(message));
-        if let Some(form) = calls {
-            let given = ids.of_turn(&message.tool_calls, self.tags.syntax);
-            let calls = message.tool_calls.iter().zip(&given).map(|(call, id)| {
-                form.call(&self.quoted(id), &self.quoted(&call.name), self.arguments(&call.arguments))
+        let mut value = json!({ "role": role.as_str(), "content": prepared.content });
+        let Some(message) = prepared.source.as_deref() else { return value };
+        let calls = self
+            .message_format
+            .calls
+            .filter(|_| !message.tool_calls.is_empty() && !self.writes_calls(message));
+        if let Some(format) = calls {
+            let call_ids = ids.assign_ids(&message.tool_calls, self.tags.syntax);
+            let calls = message.tool_calls.iter().zip(&call_ids).map(|(call, id)| {
+                format.call(
+                    &self.guard_text(id),
+                    &self.guard_text(&call.name),
+                    self.arguments(&call.arguments),
+                )
             });
-            value = form.message(turn.content.clone(), calls.collect());
+            value = format.message(prepared.content.clone(), calls.collect());
         }
         if let (Role::Assistant, Some(field), Some(thought)) =
-            (message.role, self.form.reasoning, &message.reasoning_content)
+            (message.role, self.message_format.reasoning, &message.reasoning_content)
         {
-            value[field] = self.quoted(thought).into();
+            value[field] = self.guard_text(thought).into();
         }
-        let answered = self.form.calls.filter(|_| message.role == Role::Tool);
-        let answered = answered.and_then(|_| ids.answered(message.tool_call_id.as_deref()));
-        let id = answered.or_else(|| message.tool_call_id.clone());
+        let is_result = self.message_format.calls.filter(|_| message.role == Role::Tool);
+        let is_result = is_result.and_then(|_| ids.next_call_id(message.tool_call_id.as_deref()));
+        let id = is_result.or_else(|| message.tool_call_id.clone());
         for (key, text) in [("name", &message.name), ("tool_call_id", &id)] {
             if let Some(text) = text {
-                value[key] = self.quoted(text).into();
+                value[key] = self.guard_text(text).into();
             }
         }
         value
@@ -347,53 +373,53 @@ impl Preparation<'_> {
     /// otherwise a text.
     fn content(&self, message: &Message) -> Value {
         match message.content.parts() {
-            Some(parts) if self.form.parts => {
+            Some(parts) if self.message_format.parts => {
                 let text = |part: &ContentPart| match part {
-                    ContentPart::Text(text) => Some(json!({ "type": "text", "text": self.quoted(text) })),
+                    ContentPart::Text(text) => Some(json!({ "type": "text", "text": self.guard_text(text) })),
                     ContentPart::Other(_) => None,
                 };
                 parts.iter().filter_map(text).collect()
             }
-            _ => self.quoted(&message.content).into(),
+            _ => self.guard_text(&message.content).into(),
         }
     }
 
     /// Returns external text, guarded so that no part of it becomes a special token.
-    fn quoted(&self, text: &str) -> String {
+    fn guard_text(&self, text: &str) -> String {
         self.tokenizer.guard(text, self.guard, true)
     }
 
     /// Returns the text of an assistant message. Reasoning and call tags in it become the tokens with
     /// which the model writes them.
-    pub(crate) fn written(&self, message: &Message, in_thought: bool) -> String {
-        self.marked(&self.tags.syntax.render(&message.content, &message.tool_calls), in_thought)
+    pub(crate) fn write_assistant(&self, message: &Message, in_reasoning: bool) -> String {
+        self.mark_tags(&self.tags.syntax.render(&message.content, &message.tool_calls), in_reasoning)
     }
 
     /// Returns a text in which tags become the tokens with which the model writes them.
-    fn marked(&self, text: &str, in_thought: bool) -> String {
-        let spans = spans(self.tags, text, in_thought);
+    fn mark_tags(&self, text: &str, in_reasoning: bool) -> String {
+        let spans = spans(self.tags, text, in_reasoning);
         let shown = spans.into_iter().map(|(part, span)| match part {
-            Part::ThoughtTag | Part::CallTag => span,
-            Part::Speech | Part::Thought | Part::Call => self.quoted(&span),
+            Part::ReasoningTag | Part::CallTag => span,
+            Part::Speech | Part::Reasoning | Part::Call => self.guard_text(&span),
         });
         shown.collect()
     }
 
-    fn response(&self, content: &str) -> String {
+    fn render_tool_result(&self, content: &str) -> String {
         let [open, close] = RESPONSE;
-        format!("{open}\n{}\n{close}", self.quoted(content))
+        format!("{open}\n{}\n{close}", self.guard_text(content))
     }
 
     /// Guards every string, including keys. Templates compare strings of a schema (`type == "array"`), so
     /// a string is changed only if it contains a complete special token. The quotes around a string
     /// prevent it from being part of a longer token.
-    fn guarded(&self, value: &Value) -> Value {
+    fn guard_value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.tokenizer.guard(text, self.guard, false).into(),
-            Value::Array(items) => items.iter().map(|item| self.guarded(item)).collect(),
+            Value::Array(items) => items.iter().map(|item| self.guard_value(item)).collect(),
             Value::Object(map) => Value::Object(
                 map.iter()
-                    .map(|(key, item)| (self.tokenizer.guard(key, self.guard, false), self.guarded(item)))
+                    .map(|(key, item)| (self.tokenizer.guard(key, self.guard, false), self.guard_value(item)))
                     .collect::<Map<String, Value>>(),
             ),
             other => other.clone(),
@@ -402,9 +428,9 @@ impl Preparation<'_> {
 }
 
 /// Checks that messages contain only text.
-fn takes_all(messages: &[Message]) -> Result<(), TextError> {
+fn check_text_only(messages: &[Message]) -> Result<(), TextError> {
     for Message { role, content, .. } in messages {
-        if let Some(part) = content.others().next() {
+        if let Some(part) = content.non_text_parts().next() {
             return Err(TextError::Part { role: role.as_str(), kind: part.kind().to_owned() });
         }
     }

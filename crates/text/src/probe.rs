@@ -3,17 +3,17 @@
 use serde_json::{Map, Value, json};
 
 use crate::calls::CallFormat;
+use crate::completion_parser::{Reader, Tags};
 use crate::excerpt::excerpt;
-use crate::prepare::{CallForm, MessageForm, UnreadableForm};
+use crate::prepare::{CallMessageFormat, MessageFormat, UnreadableCallFormat};
 use crate::protocol::ToolSupport;
-use crate::reader::{Reader, Tags};
-use crate::systems::{LateSystem, SystemForm};
-use crate::thought::{REASONING, Thoughts};
-use crate::{Chat, Message, Parsed, Role, TextError, ToolCall, ToolProtocol, ToolSpec};
+use crate::reasoning_tags::{REASONING, ReasoningTagSet};
+use crate::systems::{LateSystem, SystemMessageSupport};
+use crate::{Chat, Message, ParsedCompletion, Role, TextError, ToolCall, ToolProtocol, ToolSpec};
 
 const PROBE_TOOL: &str = "levade_probe_tool";
 const PROBE_TEXT: &str = "LevadeProbeText";
-const PROBE_THOUGHT: &str = "LevadeProbeThought";
+const PROBE_REASONING: &str = "LevadeProbeThought";
 
 /// Returns a tool with a string and an integer parameter.
 fn probe_tool() -> ToolSpec {
@@ -27,7 +27,7 @@ fn probe_tool() -> ToolSpec {
 
 /// Returns arguments for a call of the probe tool.
 fn probe_arguments() -> Map<String, Value> {
-    [("text".to_owned(), PROBE_THOUGHT.into()), ("count".to_owned(), 7.into())].into_iter().collect()
+    [("text".to_owned(), PROBE_REASONING.into()), ("count".to_owned(), 7.into())].into_iter().collect()
 }
 
 /// Returns the id of the probe call, as templates of a format accept it.
@@ -37,7 +37,7 @@ fn probe_id(format: CallFormat) -> String {
 
 /// The probe call as a template prints it, after the question.
 struct PrintedCall {
-    form: CallForm,
+    call_format: CallMessageFormat,
     id: String,
     text: String,
 }
@@ -45,26 +45,26 @@ struct PrintedCall {
 impl Chat {
     /// Determines the message formats that the template supports. A template that prints only content
     /// parts will receive parts.
-    pub(crate) fn probe_messages(&mut self) -> MessageForm {
+    pub(crate) fn probe_messages(&mut self) -> MessageFormat {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
         let (text, listed) = (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
         let prints = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT));
         self.template.lists = !prints(&text) && prints(&listed);
         let knows_developer = self.template.source().contains("developer")
             && prints(&self.print_of("role", Role::Developer.as_str().into()));
-        let thought: Value = PROBE_THOUGHT.into();
+        let thought: Value = PROBE_REASONING.into();
         let reads = |field: &&str| {
-            self.print_of(field, thought.clone()).is_some_and(|text| text.contains(PROBE_THOUGHT))
+            self.print_of(field, thought.clone()).is_some_and(|text| text.contains(PROBE_REASONING))
         };
-        MessageForm {
+        MessageFormat {
             parts: self.template.lists || (prints(&text) && text == listed),
             reasoning: REASONING.into_iter().find(reads),
             tags: None,
             tight: false,
             calls: None,
-            unreadable: UnreadableForm::default(),
+            unreadable: UnreadableCallFormat::default(),
             developer: knows_developer,
-            systems: SystemForm::default(),
+            systems: SystemMessageSupport::default(),
         }
     }
 
@@ -72,10 +72,10 @@ impl Chat {
     /// fields are set in the assistant message instead. Returns `None` if rendering fails.
     fn print_of(&self, name: &str, value: Value) -> Option<String> {
         let mut user = json!({ "role": "user", "content": PROBE_TEXT });
-        let mut reply = json!({ "role": "assistant", "content": PROBE_TEXT });
+        let mut assistant_message = json!({ "role": "assistant", "content": PROBE_TEXT });
         if REASONING.contains(&name) {
-            reply[name] = value;
-            return self.render(&[user, reply], None, false, None).ok();
+            assistant_message[name] = value;
+            return self.render(&[user, assistant_message], None, false, None).ok();
         }
         user[name] = value;
         let question = json!({ "role": "user", "content": "Hi" });
@@ -86,9 +86,9 @@ impl Chat {
     /// Determines the text that the template prints around an assistant message.
     pub(crate) fn probe_turn(&mut self) -> Result<(), TextError> {
         let question = json!({ "role": "user", "content": "Hi" });
-        let reply = json!({ "role": "assistant", "content": PROBE_TEXT });
+        let assistant_message = json!({ "role": "assistant", "content": PROBE_TEXT });
         let before = self.render(std::slice::from_ref(&question), None, true, None)?;
-        let after = self.render(&[question.clone(), reply, question], None, true, None)?;
+        let after = self.render(&[question.clone(), assistant_message, question], None, true, None)?;
         let no_turn = || TextError::NoTurn { found: excerpt(&after) };
         let (until, rest) = after.rsplit_once(PROBE_TEXT).ok_or_else(no_turn)?;
         // The prompt may print more than the history keeps, such as empty reasoning. The completion then
@@ -107,19 +107,24 @@ impl Chat {
     /// Returns whether the template prints a message of this role after an assistant message, and in that
     /// order.
     pub(crate) fn prints_later(&self, role: Role) -> bool {
-        const REPLY: &str = "LevadeProbeReply";
+        const PROBE_REPLY_TEXT: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
         let mut said = json!({ "role": role.as_str(), "content": PROBE_TEXT });
-        let reply = match self.takes_calls().filter(|_| role == Role::Tool) {
-            None => json!({ "role": "assistant", "content": REPLY }),
-            Some(form) => {
+        let assistant_message = match self.takes_calls().filter(|_| role == Role::Tool) {
+            None => json!({ "role": "assistant", "content": PROBE_REPLY_TEXT }),
+            Some(call_format) => {
                 let id = probe_id(self.format);
                 (said["tool_call_id"], said["name"]) = (id.as_str().into(), PROBE_TOOL.into());
-                form.message("".into(), vec![form.call(&id, PROBE_TOOL, json!({ "text": REPLY }))])
+                call_format.message(
+                    "".into(),
+                    vec![call_format.call(&id, PROBE_TOOL, json!({ "text": PROBE_REPLY_TEXT }))],
+                )
             }
         };
-        let text = self.render(&[question, reply, said], None, true, None);
-        text.is_ok_and(|text| text.rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(PROBE_TEXT)))
+        let text = self.render(&[question, assistant_message, said], None, true, None);
+        text.is_ok_and(|text| {
+            text.rsplit_once(PROBE_REPLY_TEXT).is_some_and(|(_, after)| after.contains(PROBE_TEXT))
+        })
     }
 
     /// Checks that a call can be written and parsed again. Returns an error that names the token in the
@@ -134,11 +139,11 @@ impl Chat {
             let why = "ends a reply, so a call would be cut there".into();
             return Err(TextError::CallToken { token: name(id), why });
         }
-        if self.parse(&self.said(&ids), false, &[probe_tool()]).calls == [Ok(call)] {
+        if self.parse(&self.decode_completion(&ids), false, &[probe_tool()]).calls == [Ok(call)] {
             return Ok(());
         }
-        let foreign = ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.said.contains(id));
-        let sign = self.tags().syntax.spelling().sign;
+        let foreign = ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.tag_ids.contains(id));
+        let sign = self.tags().syntax.syntax_tags().sign;
         let token = foreign.or(ids.first()).map_or_else(|| sign.into(), name);
         let why = format!("is part of how a call ({sign}…) is written, and leaves no text behind");
         Err(TextError::CallToken { token, why })
@@ -148,35 +153,42 @@ impl Chat {
     /// first form that the template prints with the text unchanged, or else the first form with the text
     /// escaped.
     pub(crate) fn probe_unreadable(&mut self) {
-        const CUT: &str = "{\"text\": \"LevadeProbeThought";
+        const TRUNCATED_ARGUMENTS: &str = "{\"text\": \"LevadeProbeThought";
         let id = probe_id(self.format);
-        let call = ToolCall { id: id.clone(), name: PROBE_TOOL.into(), arguments: Value::from(CUT).into() };
+        let call = ToolCall {
+            id: id.clone(),
+            name: PROBE_TOOL.into(),
+            arguments: Value::from(TRUNCATED_ARGUMENTS).into(),
+        };
         let result =
             Message { tool_call_id: Some(id), name: Some(PROBE_TOOL.into()), ..Message::tool(PROBE_TEXT) };
         let messages = [Message::user("Hi"), Message::calls("", vec![call]), result, Message::user("Hi")];
-        let mut printed = |form: UnreadableForm| {
-            self.form.unreadable = form;
+        let mut printed = |call_format: UnreadableCallFormat| {
+            self.message_format.unreadable = call_format;
             let [guard] = self.free_characters(&messages, &[]).ok()?;
             self.print(&messages, &[], true, guard).ok()
         };
-        let forms = [UnreadableForm::Text, UnreadableForm::Written, UnreadableForm::Entry];
-        let forms = forms.map(|form| (form, printed(form)));
+        let forms = [UnreadableCallFormat::Text, UnreadableCallFormat::Written, UnreadableCallFormat::Entry];
+        let forms = forms.map(|call_format| (call_format, printed(call_format)));
         let prints = |what: &'static str| {
             let mut forms = forms.iter();
             forms
                 .find(|(_, text)| text.as_ref().is_some_and(|text| text.contains(what)))
-                .map(|(form, _)| *form)
+                .map(|(call_format, _)| *call_format)
         };
-        self.form.unreadable = prints(CUT).or_else(|| prints(PROBE_THOUGHT)).unwrap_or(UnreadableForm::Empty);
+        self.message_format.unreadable = prints(TRUNCATED_ARGUMENTS)
+            .or_else(|| prints(PROBE_REASONING))
+            .unwrap_or(UnreadableCallFormat::Empty);
     }
 
     /// Determines which instruction messages the template prints.
-    pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemForm {
+    pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemMessageSupport {
         const TEXTS: [&str; 2] = ["LevadeProbeFirst", "LevadeProbeSecond"];
-        const REPLY: &str = "LevadeProbeReply";
-        let said = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
-        let [first, second] = TEXTS.map(|text| said(Role::System, text));
-        let (user, reply) = (said(Role::User, "Hi"), said(Role::Assistant, REPLY));
+        const PROBE_REPLY_TEXT: &str = "LevadeProbeReply";
+        let message = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
+        let [first, second] = TEXTS.map(|text| message(Role::System, text));
+        let (user, assistant_message) =
+            (message(Role::User, "Hi"), message(Role::Assistant, PROBE_REPLY_TEXT));
         let printed = |messages: &[&Value]| {
             let messages: Vec<Value> = messages.iter().copied().cloned().collect();
             self.render(&messages, None, true, None).unwrap_or_default()
@@ -187,17 +199,17 @@ impl Chat {
             all.iter().all(Option::is_some) && all.is_sorted()
         };
         let prints_late = |messages: &[&Value]| {
-            printed(messages).rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(TEXTS[0]))
+            printed(messages).rsplit_once(PROBE_REPLY_TEXT).is_some_and(|(_, after)| after.contains(TEXTS[0]))
         };
-        let developers = TEXTS.map(|text| said(Role::Developer, text));
+        let developers = TEXTS.map(|text| message(Role::Developer, text));
         let pairs = [[&first, &second], [&first, &developers[1]], [&developers[0], &second]];
-        let pairs = &pairs[..if self.form.developer { 3 } else { 1 }];
-        let [one, other] = TEXTS.map(|text| said(Role::User, text));
-        SystemForm {
+        let pairs = &pairs[..if self.message_format.developer { 3 } else { 1 }];
+        let [one, other] = TEXTS.map(|text| message(Role::User, text));
+        SystemMessageSupport {
             leading: printed(&[&first, &user]).contains(TEXTS[0]),
             several: pairs.iter().all(|[first, second]| prints(&[first, second, &user])),
-            late: prints_late(&[&user, &reply, &first])
-                && prints_late(&[&user, &reply, &first, &user])
+            late: prints_late(&[&user, &assistant_message, &first])
+                && prints_late(&[&user, &assistant_message, &first, &user])
                 && printed(&[&user, &first, &user]).contains(TEXTS[0]),
             users: prints(&[&one, &other]),
             unprinted,
@@ -213,17 +225,17 @@ impl Chat {
         if protocol == ToolProtocol::Hermes {
             return;
         }
-        let described = self.described_tools();
+        let described = self.print_tools();
         let marked = described.as_deref().and_then(|text| self.marked_format(text));
         let is_of = |format: CallFormat| protocol == ToolProtocol::Auto || format.protocol() == protocol;
-        let prints = self.printed_calls();
+        let prints = self.print_calls();
         let printed = CallFormat::ALL.into_iter().filter(|format| is_of(*format)).find_map(|format| {
             let reads = |print: &&PrintedCall| self.reads_call(format, print);
-            Some((format, prints.iter().find(reads)?.form))
+            Some((format, prints.iter().find(reads)?.call_format))
         });
-        let asked = || CallFormat::ALL.into_iter().find(|format| format.protocol() == protocol);
+        let question = || CallFormat::ALL.into_iter().find(|format| format.protocol() == protocol);
         let format =
-            printed.map(|(format, _)| format).or(marked.filter(|format| is_of(*format))).or_else(asked);
+            printed.map(|(format, _)| format).or(marked.filter(|format| is_of(*format))).or_else(question);
         self.tool_support = match (&described, format) {
             (None, _) => ToolSupport::None,
             (Some(_), None) => ToolSupport::Foreign,
@@ -232,12 +244,12 @@ impl Chat {
         self.format = format.unwrap_or_default();
         // Hermes calls have always been rendered as text, which every template prints.
         let is_text = self.format == CallFormat::Hermes;
-        self.form.calls = printed.map(|(_, form)| form).filter(|_| !is_text);
+        self.message_format.calls = printed.map(|(_, call_format)| call_format).filter(|_| !is_text);
     }
 
     /// Renders the start of a conversation with the probe tool. Returns `None` if the template does not
     /// print the tool.
-    fn described_tools(&self) -> Option<String> {
+    fn print_tools(&self) -> Option<String> {
         let messages =
             [json!({ "role": "system", "content": "Help." }), json!({ "role": "user", "content": "Hi" })];
         let tools = [probe_tool().to_openai()];
@@ -249,19 +261,21 @@ impl Chat {
 
     /// Renders the probe call in each call form and with each kind of id. Omits renderings without the
     /// call.
-    fn printed_calls(&self) -> Vec<PrintedCall> {
+    fn print_calls(&self) -> Vec<PrintedCall> {
         let mut ids: Vec<String> = CallFormat::ALL.into_iter().map(probe_id).collect();
         ids.sort();
         ids.dedup();
         let question = json!({ "role": "user", "content": PROBE_TEXT });
-        let print = |(form, id): (CallForm, &String)| {
-            let call = form.call(id, PROBE_TOOL, probe_arguments().into());
-            let reply = form.message("".into(), vec![call]);
-            let text = self.render(&[question.clone(), reply], None, false, None).ok()?;
+        let print = |(call_format, id): (CallMessageFormat, &String)| {
+            let call = call_format.call(id, PROBE_TOOL, probe_arguments().into());
+            let assistant_message = call_format.message("".into(), vec![call]);
+            let text = self.render(&[question.clone(), assistant_message], None, false, None).ok()?;
             let (_, text) = text.rsplit_once(PROBE_TEXT)?;
-            text.contains(PROBE_TOOL).then(|| PrintedCall { form, id: id.clone(), text: text.into() })
+            text.contains(PROBE_TOOL).then(|| PrintedCall { call_format, id: id.clone(), text: text.into() })
         };
-        let forms = CallForm::ALL.into_iter().flat_map(|form| ids.iter().map(move |id| (form, id)));
+        let forms = CallMessageFormat::ALL
+            .into_iter()
+            .flat_map(|call_format| ids.iter().map(move |id| (call_format, id)));
         forms.filter_map(print).collect()
     }
 
@@ -282,10 +296,11 @@ impl Chat {
                 return false;
             }
         }
-        let tags = Tags::new(&Thoughts::default(), syntax);
-        let parsed = Parsed::of(Reader::read(&tags, &text[begin..], false, &[probe_tool()]).0);
+        let tags = Tags::new(&ReasoningTagSet::default(), syntax);
+        let parsed =
+            ParsedCompletion::from_findings(Reader::read(&tags, &text[begin..], false, &[probe_tool()]).0);
         let same = |call: &ToolCall| call.name == PROBE_TOOL && call.arguments == probe_arguments();
-        syntax.writes(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))
+        syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))
     }
 
     /// Returns the format that a template mentions, judged by the tags in its tool description, in its

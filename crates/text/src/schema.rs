@@ -40,7 +40,7 @@ pub(crate) struct Schema<'a> {
 
 impl<'a> Schema<'a> {
     /// Creates the schema that is the complete document.
-    pub(crate) fn of(document: &'a Value) -> Self {
+    pub(crate) fn from_document(document: &'a Value) -> Self {
         Schema { document, resource: document, value: document }
     }
 
@@ -279,7 +279,7 @@ mod tests {
             },
             "definitions": { "Old": { "type": "integer" }, "Named": { "$id": "#old", "type": "object" } },
         });
-        let root = Schema::of(&document);
+        let root = Schema::from_document(&document);
         root.at(&document["properties"]["v"]).types().into_iter().map(str::to_owned).collect()
     }
 
@@ -335,18 +335,18 @@ mod tests {
                 "Num": { "type": "integer" },
             },
         });
-        let found = Schema::of(&document).properties();
+        let found = Schema::from_document(&document).properties();
         let found: Vec<_> = found.iter().map(|(name, of)| (*name, of.types())).collect();
         assert_eq!(found, [("a", ["integer"].into()), ("b", ["null"].into())]);
         let circle = json!({ "allOf": [{ "$ref": "#" }], "properties": { "x": {} } });
-        assert_eq!(Schema::of(&circle).properties().len(), 1);
+        assert_eq!(Schema::from_document(&circle).properties().len(), 1);
     }
 
     #[test]
     fn listed_strings_follow_references() {
         let document = json!({ "$defs": { "E": { "enum": ["a", "b"] }, "M": { "enum": ["a", 1] } } });
         let texts = |schema: &Value| {
-            Schema { value: schema, ..Schema::of(&document) }.texts().map(|all| all.join(","))
+            Schema { value: schema, ..Schema::from_document(&document) }.texts().map(|all| all.join(","))
         };
         assert_eq!(texts(&json!({ "$ref": "#/$defs/E" })).as_deref(), Some("a,b"));
         assert_eq!(texts(&json!({ "const": "c" })).as_deref(), Some("c"));

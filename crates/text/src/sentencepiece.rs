@@ -34,7 +34,7 @@ fn byte(token: &str) -> Option<u8> {
 /// # Errors
 /// Returns an error that names the unsupported part.
 pub(crate) fn check(file: &Value) -> Result<(), TextError> {
-    let refuse = |what: String| {
+    let reject = |what: String| {
         Err(TextError::Tokenizer(format!(
             "tokenizer.json {what}; supported are byte-level BPE and SentencePiece's BPE as Gemma has it"
         )))
@@ -55,24 +55,24 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
     let normalizers = steps("normalizer", "normalizers");
     if !matches!(&normalizers[..], [one] if replaces(one, " ", &space)) {
         let kinds: Vec<String> = normalizers.iter().map(kind).collect();
-        return refuse(format!(
+        return reject(format!(
             "does not write spaces as {SPACE} and nothing else (its normalizers are {kinds:?})"
         ));
     }
     for step in steps("pre_tokenizer", "pretokenizers") {
         // No spaces are left to split at.
         if kind(&step) != "Split" || step["pattern"]["String"] != " " {
-            return refuse(format!("has the pre-tokenizer {:?}", kind(&step)));
+            return reject(format!("has the pre-tokenizer {:?}", kind(&step)));
         }
     }
     let decoders = steps("decoder", "decoders");
     let kinds: Vec<String> = decoders.iter().map(kind).collect();
     if kinds != ["Replace", "ByteFallback", "Fuse"] || !replaces(&decoders[0], &space, " ") {
-        return refuse(format!("has the decoders {kinds:?}"));
+        return reject(format!("has the decoders {kinds:?}"));
     }
     let vocabulary = &file["model"]["vocab"];
     match (0..=255u8).find(|byte| vocabulary.get(format!("<0x{byte:02X}>")).is_none()) {
-        Some(byte) => refuse(format!("has no token for the byte {byte}, so that some texts have no ids")),
+        Some(byte) => reject(format!("has no token for the byte {byte}, so that some texts have no ids")),
         None => Ok(()),
     }
 }
@@ -173,9 +173,9 @@ mod tests {
             .for_each(|token| add(token, TokenType::Control, -1000.0));
         ["  ", "   ", "\n"].iter().for_each(|token| add(token, TokenType::UserDefined, -1000.0));
         (0..=255u8).for_each(|byte| add(&format!("<0x{byte:02X}>"), TokenType::Byte, 0.0));
-        for (place, token) in ["▁t", "he", "▁the", "the", "▁", "t", "h", "e", "é", "x"].iter().enumerate()
+        for (rank, token) in ["▁t", "he", "▁the", "the", "▁", "t", "h", "e", "é", "x"].iter().enumerate()
         {
-            add(token, TokenType::Normal, -(place as f32));
+            add(token, TokenType::Normal, -(rank as f32));
         }
         source
     }
@@ -210,12 +210,12 @@ mod tests {
 
     #[test]
     fn sentencepiece_rejects_unsupported_variants() {
-        let refused = |source: GgufTokenizer, expected: &str| {
+        let rejected = |source: GgufTokenizer, expected: &str| {
             let error = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        refused(GgufTokenizer { add_space_prefix: true, ..source() }, "a space before every text");
-        refused(GgufTokenizer { scores: vec![0.0], ..source() }, "1 scores");
+        rejected(GgufTokenizer { add_space_prefix: true, ..source() }, "a space before every text");
+        rejected(GgufTokenizer { scores: vec![0.0], ..source() }, "1 scores");
         let file = tokenizer_json(&source()).unwrap();
         let json = |change: &dyn Fn(&mut Value), expected: &str| {
             let mut file = file.clone();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use levade_policy::TokenBytes;
 
-use crate::reader::{Found, Part, Reader, thought_of};
-use crate::{Chat, Malformed, Tokenizer, ToolCall, ToolSpec};
+use crate::completion_parser::{Finding, Part, Reader, collect_reasoning};
+use crate::{Chat, MalformedCall, Tokenizer, ToolCall, ToolSpec};
 
 /// Decodes a completion token by token. Never returns an incomplete character.
 #[derive(Debug, Clone, Default)]
@@ -54,21 +54,21 @@ impl StreamDecoder {
 
 /// A delta of a streamed completion.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Piece {
+pub enum CompletionDelta {
     /// Content for the client.
     Speech(String),
     /// Reasoning, without tags.
-    Thought(String),
+    Reasoning(String),
     /// Text of tags and calls, and white space around stretches of content and reasoning.
     Aside(String),
-    /// A complete tool call. Its text has already arrived as [`Piece::Aside`].
-    Call(Result<ToolCall, Malformed>),
+    /// A complete tool call. Its text has already arrived as [`CompletionDelta::Aside`].
+    Call(Result<ToolCall, MalformedCall>),
 }
 
 /// Parses a completion while it is sampled.
 ///
-/// The concatenated [`Piece::Speech`] deltas equal [`Parsed::content`](crate::Parsed::content), the
-/// concatenated [`Piece::Thought`] deltas equal [`Chat::thought`], and the calls equal
+/// The concatenated [`CompletionDelta::Speech`] deltas equal [`Parsed::content`](crate::Parsed::content), the
+/// concatenated [`CompletionDelta::Reasoning`] deltas equal [`Chat::reasoning`], and the calls equal
 /// [`Parsed::calls`](crate::Parsed::calls), in order and to the character. A stretch is an uninterrupted
 /// run of content or of reasoning. Each stretch is trimmed: white space that may end a stretch is held
 /// back until more text arrives. A later stretch of the same kind starts with a line break. Without these
@@ -77,19 +77,19 @@ pub enum Piece {
 /// Exceptions:
 ///
 /// - A tag that closes reasoning which was never opened arrives as an aside. Text that already arrived as
-///   content or as a call cannot be retracted, although [`Chat::parse`] and [`Chat::pieces`] count it as
+///   content or as a call cannot be retracted, although [`Chat::parse`] and [`Chat::deltas`] count it as
 ///   reasoning.
 /// - Calls without tags, which `bare_calls` enables, arrive as content.
 ///
 /// The cost depends only on the length of the completion, not on the number of its tokens.
 #[derive(Debug, Clone)]
-pub struct ReplyStream {
+pub struct CompletionStream {
     chat: Arc<Chat>,
     tools: Arc<[ToolSpec]>,
     decoder: StreamDecoder,
     reader: Reader,
     speech: Stretch,
-    thought: Stretch,
+    reasoning: Stretch,
     /// Whether the text of calls is reported as content.
     calls_are_text: bool,
 }
@@ -102,86 +102,86 @@ struct Stretch {
     /// Whether the current stretch has contained text.
     open: bool,
     /// White space that belongs to the stretch if more text follows.
-    held: String,
+    pending_space: String,
 }
 
 impl Stretch {
     /// Appends `text` to the stretch. Returns the white space before its first word, and the text that is
     /// now final.
     fn push(&mut self, text: &str) -> (String, String) {
-        let (mut before, mut said) = (String::new(), String::new());
+        let (mut before, mut output) = (String::new(), String::new());
         let words = if self.open { text } else { text.trim_start() };
         before.push_str(&text[..text.len() - words.len()]);
         let until = words.trim_end();
         if !until.is_empty() {
             if !self.open && self.continues {
-                said.push('\n');
+                output.push('\n');
             }
             (self.open, self.continues) = (true, true);
-            said.push_str(&self.held);
-            said.push_str(until);
-            self.held.clear();
+            output.push_str(&self.pending_space);
+            output.push_str(until);
+            self.pending_space.clear();
         }
-        self.held.push_str(&words[until.len()..]);
-        (before, said)
+        self.pending_space.push_str(&words[until.len()..]);
+        (before, output)
     }
 
     /// Ends the stretch and returns the trailing white space, which is not part of it.
     fn end(&mut self) -> String {
         self.open = false;
-        std::mem::take(&mut self.held)
+        std::mem::take(&mut self.pending_space)
     }
 }
 
 impl Chat {
     /// Creates a parser for a streamed completion. `in_thought` states whether the prompt has already
     /// opened the reasoning.
-    pub fn stream(self: &Arc<Self>, in_thought: bool, tools: Arc<[ToolSpec]>) -> ReplyStream {
-        ReplyStream::new(self.clone(), tools, in_thought)
+    pub fn stream(self: &Arc<Self>, in_reasoning: bool, tools: Arc<[ToolSpec]>) -> CompletionStream {
+        CompletionStream::new(self.clone(), tools, in_reasoning)
     }
 
     /// Returns a complete completion as deltas, in the order in which they were written.
     ///
-    /// Content, reasoning and calls are those of [`Chat::parse`] and [`Chat::thought`]: if a tag closes
+    /// Content, reasoning and calls are those of [`Chat::parse`] and [`Chat::reasoning`]: if a tag closes
     /// reasoning that was never opened, all text before the tag is reasoning. `calls_are_text` reports
     /// the text of calls as content.
-    pub fn pieces(
+    pub fn deltas(
         self: &Arc<Self>,
-        said: &str,
-        in_thought: bool,
+        completion: &str,
+        in_reasoning: bool,
         tools: &Arc<[ToolSpec]>,
         calls_are_text: bool,
-    ) -> Vec<Piece> {
-        let (mut found, _) = Reader::read(self.tags(), said, in_thought, tools);
-        let mut stream = ReplyStream::new(self.clone(), tools.clone(), in_thought);
+    ) -> Vec<CompletionDelta> {
+        let (mut found, _) = Reader::read(self.tags(), completion, in_reasoning, tools);
+        let mut stream = CompletionStream::new(self.clone(), tools.clone(), in_reasoning);
         if calls_are_text {
             stream.calls_are_text();
         }
-        let mut pieces = Vec::new();
-        if let Some(late) = found.iter().rposition(|found| *found == Found::Late) {
+        let mut deltas = Vec::new();
+        if let Some(late) = found.iter().rposition(|found| *found == Finding::Late) {
             let rest = found.split_off(late + 1);
-            let thought = thought_of(&found);
-            if !thought.is_empty() {
-                stream.thought.continues = true;
-                pieces.push(Piece::Thought(thought));
+            let reasoning = collect_reasoning(&found);
+            if !reasoning.is_empty() {
+                stream.reasoning.continues = true;
+                deltas.push(CompletionDelta::Reasoning(reasoning));
             }
             found = rest;
         }
-        pieces.extend(stream.pieces(found));
-        pieces.extend(stream.ends());
-        pieces
+        deltas.extend(stream.deltas(found));
+        deltas.extend(stream.ends());
+        deltas
     }
 }
 
-impl ReplyStream {
-    fn new(chat: Arc<Chat>, tools: Arc<[ToolSpec]>, in_thought: bool) -> Self {
-        ReplyStream {
+impl CompletionStream {
+    fn new(chat: Arc<Chat>, tools: Arc<[ToolSpec]>, in_reasoning: bool) -> Self {
+        CompletionStream {
             chat,
             tools,
             decoder: StreamDecoder::new(),
-            reader: Reader::new(in_thought),
+            reader: Reader::new(in_reasoning),
             speech: Stretch::default(),
-            thought: Stretch::default(),
+            reasoning: Stretch::default(),
             calls_are_text: false,
         }
     }
@@ -189,82 +189,88 @@ impl ReplyStream {
     /// Reports the text of calls as content, and no calls. A format that writes content in tags of its
     /// own keeps its calls.
     pub fn calls_are_text(&mut self) {
-        self.calls_are_text = self.chat.tags().syntax.spelling().thought_tags.is_none();
+        self.calls_are_text = self.chat.tags().syntax.syntax_tags().reasoning_tags.is_none();
     }
 
     /// Returns the deltas that `id` completes. Often empty.
-    pub fn push(&mut self, id: u32) -> Vec<Piece> {
-        let text = self.decoder.push_bytes(self.chat.bytes_said(id));
+    pub fn push(&mut self, id: u32) -> Vec<CompletionDelta> {
+        let text = self.decoder.push_bytes(self.chat.completion_bytes(id));
         self.read(&text)
     }
 
     /// Returns the remaining deltas at the end of the completion.
-    pub fn finish(mut self) -> Vec<Piece> {
+    pub fn finish(mut self) -> Vec<CompletionDelta> {
         let text = std::mem::take(&mut self.decoder).finish();
-        let mut pieces = self.read(&text);
+        let mut deltas = self.read(&text);
         let mut found = Vec::new();
         self.reader.finish(self.chat.tags(), &self.tools, &mut found);
-        pieces.extend(self.pieces(found));
-        pieces.extend(self.ends());
-        pieces
+        deltas.extend(self.deltas(found));
+        deltas.extend(self.ends());
+        deltas
     }
 
     /// Ends both stretches and returns the white space that belongs to neither.
-    fn ends(&mut self) -> impl Iterator<Item = Piece> {
-        let rest = [self.speech.end(), self.thought.end()];
-        rest.into_iter().filter(|text| !text.is_empty()).map(Piece::Aside)
+    fn ends(&mut self) -> impl Iterator<Item = CompletionDelta> {
+        let rest = [self.speech.end(), self.reasoning.end()];
+        rest.into_iter().filter(|text| !text.is_empty()).map(CompletionDelta::Aside)
     }
 
-    fn read(&mut self, text: &str) -> Vec<Piece> {
+    fn read(&mut self, text: &str) -> Vec<CompletionDelta> {
         if text.is_empty() {
             return Vec::new();
         }
         let mut found = Vec::new();
         self.reader.push(self.chat.tags(), &self.tools, text, &mut found);
-        self.pieces(found)
+        self.deltas(found)
     }
 
-    fn pieces(&mut self, found: Vec<Found>) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+    fn deltas(&mut self, found: Vec<Finding>) -> Vec<CompletionDelta> {
+        let mut deltas = Vec::new();
         for found in found {
             let (part, text) = match found {
-                Found::Text(part, text) => (part, text),
-                Found::Call(call) if !self.calls_are_text => {
-                    pieces.push(Piece::Call(call));
+                Finding::Text(part, text) => (part, text),
+                Finding::Call(call) if !self.calls_are_text => {
+                    deltas.push(CompletionDelta::Call(call));
                     continue;
                 }
-                Found::Call(_) | Found::Late => continue,
+                Finding::Call(_) | Finding::Late => continue,
             };
             let part = match part {
                 Part::Call | Part::CallTag if self.calls_are_text => Part::Speech,
                 part => part,
             };
             let (stretch, other) = match part {
-                Part::Thought => (&mut self.thought, &mut self.speech),
-                _ => (&mut self.speech, &mut self.thought),
+                Part::Reasoning => (&mut self.reasoning, &mut self.speech),
+                _ => (&mut self.speech, &mut self.reasoning),
             };
-            let mut texts = vec![Piece::Aside(other.end())];
+            let mut texts = vec![CompletionDelta::Aside(other.end())];
             match part {
-                Part::Speech | Part::Thought => {
+                Part::Speech | Part::Reasoning => {
                     let (before, said) = stretch.push(&text);
-                    let said = if part == Part::Speech { Piece::Speech(said) } else { Piece::Thought(said) };
-                    texts.extend([Piece::Aside(before), said]);
+                    let said = if part == Part::Speech {
+                        CompletionDelta::Speech(said)
+                    } else {
+                        CompletionDelta::Reasoning(said)
+                    };
+                    texts.extend([CompletionDelta::Aside(before), said]);
                 }
-                Part::ThoughtTag | Part::Call | Part::CallTag => {
-                    texts.extend([Piece::Aside(stretch.end()), Piece::Aside(text)]);
+                Part::ReasoningTag | Part::Call | Part::CallTag => {
+                    texts.extend([CompletionDelta::Aside(stretch.end()), CompletionDelta::Aside(text)]);
                 }
             }
-            pieces.extend(texts.into_iter().filter(|piece| !piece.is_empty()));
+            deltas.extend(texts.into_iter().filter(|delta| !delta.is_empty()));
         }
-        pieces
+        deltas
     }
 }
 
-impl Piece {
+impl CompletionDelta {
     fn is_empty(&self) -> bool {
         match self {
-            Piece::Speech(text) | Piece::Thought(text) | Piece::Aside(text) => text.is_empty(),
-            Piece::Call(_) => false,
+            CompletionDelta::Speech(text)
+            | CompletionDelta::Reasoning(text)
+            | CompletionDelta::Aside(text) => text.is_empty(),
+            CompletionDelta::Call(_) => false,
         }
     }
 }

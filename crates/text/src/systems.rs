@@ -31,7 +31,7 @@ pub enum LateSystem {
 
 /// Instruction messages that a template prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SystemForm {
+pub(crate) struct SystemMessageSupport {
     /// Whether the template prints one leading instruction message.
     pub leading: bool,
     /// Whether the template prints several leading instruction messages.
@@ -53,10 +53,10 @@ pub struct ShiftedSystems {
     pub moved: u32,
 }
 
-impl SystemForm {
-    /// Counts the changes that [`arranged`](Self::arranged) makes. `opens` states whether the messages
+impl SystemMessageSupport {
+    /// Counts the changes that [`arrange`](Self::arrange) makes. `opens` states whether the messages
     /// start a conversation.
-    pub(crate) fn shifted(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
+    pub(crate) fn count_shifted(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         let instructing = messages.iter().filter(|message| message.role.instructs()).count() as u32;
         let leads = messages.iter().take_while(|message| message.role.instructs()).count() as u32;
         let leading = if opens && self.leading { leads } else { 0 };
@@ -66,8 +66,8 @@ impl SystemForm {
 
     /// Returns the messages as the template prints them: leading instructions as one message, joined by
     /// blank lines, and later ones in user messages.
-    pub(crate) fn arranged<'a>(&self, messages: &'a [Message]) -> Cow<'a, [Message]> {
-        if self.shifted(messages, true) == ShiftedSystems::default() {
+    pub(crate) fn arrange<'a>(&self, messages: &'a [Message]) -> Cow<'a, [Message]> {
+        if self.count_shifted(messages, true) == ShiftedSystems::default() {
             return Cow::Borrowed(messages);
         }
         let leads = messages.iter().take_while(|message| message.role.instructs()).count();

@@ -99,11 +99,11 @@ fn late_instructions_merge_into_first_if_configured() {
     let messages = [s("a"), s("b"), q(), r(), s("c"), q()];
     assert_eq!(turns(&strict, &messages), ["system:a\n\nb\n\nc", "user:q", "assistant:r", "user:q"]);
     assert_eq!(turns(&strict, &messages[2..]), ["system:c", "user:q", "assistant:r", "user:q"]);
-    assert_eq!(strict.merged_systems(&messages).unwrap()[0].content, "a\n\nb\n\nc");
-    assert_eq!(strict.merged_systems(&messages[..4]), None);
+    assert_eq!(strict.merge_systems(&messages).unwrap()[0].content, "a\n\nb\n\nc");
+    assert_eq!(strict.merge_systems(&messages[..4]), None);
     // A template that prints late instructions is not affected.
-    assert_eq!(chat("chatml", options()).merged_systems(&messages), None);
-    assert_eq!(tiny_chat().unwrap().merged_systems(&messages), None);
+    assert_eq!(chat("chatml", options()).merge_systems(&messages), None);
+    assert_eq!(tiny_chat().unwrap().merge_systems(&messages), None);
 }
 
 #[test]
@@ -113,17 +113,17 @@ fn prompts_continue_across_joined_and_moved_instructions() {
         let mut messages = vec![Message::system("a"), developer("b"), Message::user("q")];
         let mut prompt = chat.prompt(&messages, &[]).unwrap();
         for turn in 0..3 {
-            let reply = sampled(&chat, "r");
+            let completion_ids = sampled(&chat, "r");
             let new = match turn {
                 0 => vec![Message::user("p")],
                 1 => vec![Message::system("late"), Message::user("p")],
                 _ => vec![Message::user("p"), developer("late"), Message::system("again")],
             };
-            let more = chat.continuation(&messages, &reply, &new, &[]).unwrap();
+            let more = chat.continuation(&messages, &completion_ids, &new, &[]).unwrap();
             messages.push(Message::assistant("r"));
             messages.extend(new);
             let next = chat.prompt(&messages, &[]).unwrap();
-            assert_eq!([prompt, reply, more].concat(), next, "{template}: turn {turn}");
+            assert_eq!([prompt, completion_ids, more].concat(), next, "{template}: turn {turn}");
             prompt = next;
         }
     }
@@ -153,7 +153,7 @@ fn shifted_instructions_are_counted_once() {
     let strict = chat(FIRST_SYSTEM_ONLY, ChatOptions::default());
     let (s, q) = (|| Message::system("s"), || Message::user("q"));
     let counts = |messages: &[Message], opens: bool| {
-        let ShiftedSystems { joined, moved } = strict.shifted_systems(messages, opens);
+        let ShiftedSystems { joined, moved } = strict.count_shifted_systems(messages, opens);
         (joined, moved)
     };
     assert_eq!(counts(&[s(), s(), s(), q()], true), (2, 0));
@@ -161,7 +161,7 @@ fn shifted_instructions_are_counted_once() {
     assert_eq!(counts(&[s(), q()], false), (0, 1));
     assert_eq!(counts(&[q()], false), (0, 0));
     let plain = tiny_chat().unwrap();
-    assert_eq!(plain.shifted_systems(&[s(), s(), q(), s()], true), ShiftedSystems::default());
+    assert_eq!(plain.count_shifted_systems(&[s(), s(), q(), s()], true), ShiftedSystems::default());
 }
 
 #[test]

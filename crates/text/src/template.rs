@@ -13,7 +13,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use levade_policy::caught;
+use levade_policy::catch_panic;
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::Map;
 
@@ -37,7 +37,7 @@ pub struct ChatTemplate {
 
 /// Variables of one rendering.
 #[derive(Debug, Clone, Copy)]
-pub struct Rendering<'a> {
+pub struct TemplateInput<'a> {
     /// Messages as objects: `role`, `content`, and any other field that the template reads.
     pub messages: &'a [serde_json::Value],
     /// Tools in OpenAI's format. `None` if there are no tools, as in transformers, for which templates
@@ -66,7 +66,7 @@ impl ChatTemplate {
     /// Returns an error if the template does not parse.
     pub fn at(source: &str, now: u64) -> Result<Self, TextError> {
         let source = if source.trim() == "chatml" { CHATML } else { source };
-        let environment = jinja::environment(source, now).map_err(described)?;
+        let environment = jinja::environment(source, now).map_err(to_text_error)?;
         Ok(ChatTemplate { environment, source: source.to_string(), lists: false })
     }
 
@@ -79,19 +79,19 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Returns an error if the template raises one or fails.
-    pub fn render(&self, rendering: Rendering<'_>) -> Result<String, TextError> {
+    pub fn render(&self, rendering: TemplateInput<'_>) -> Result<String, TextError> {
         self.render_guarded(rendering, None)
     }
 
     /// Renders messages in which the `guard` character must be preserved.
     pub(crate) fn render_guarded(
         &self,
-        rendering: Rendering<'_>,
+        rendering: TemplateInput<'_>,
         guard: Option<char>,
     ) -> Result<String, TextError> {
         let mut variables = rendering.variables.clone();
         let messages = match self.lists {
-            true => rendering.messages.iter().map(listed).collect(),
+            true => rendering.messages.iter().map(content_as_list).collect(),
             false => rendering.messages.into(),
         };
         variables.insert("messages".into(), messages);
@@ -102,16 +102,16 @@ impl ChatTemplate {
         if let Some(guard) = guard {
             variables.insert(GUARD.into(), guard.to_string().into());
         }
-        let template = self.environment.get_template(NAME).map_err(described)?;
+        let template = self.environment.get_template(NAME).map_err(to_text_error)?;
         // The engine should not panic, but the template is untrusted.
-        caught(|| template.render(jinja::from_fields(&variables)))
+        catch_panic(|| template.render(jinja::from_fields(&variables)))
             .map_err(|what| TextError::Template(format!("the engine stops at {what:?}")))?
-            .map_err(described)
+            .map_err(to_text_error)
     }
 }
 
 /// Returns a message with its content as a list of parts.
-fn listed(message: &serde_json::Value) -> serde_json::Value {
+fn content_as_list(message: &serde_json::Value) -> serde_json::Value {
     let mut message = message.clone();
     if let Some(content) = message.get_mut("content").filter(|content| content.is_string()) {
         *content = serde_json::json!([{ "type": "text", "text": content.take() }]);
@@ -119,15 +119,15 @@ fn listed(message: &serde_json::Value) -> serde_json::Value {
     message
 }
 
-fn described(error: Error) -> TextError {
+fn to_text_error(error: Error) -> TextError {
     let what = match error.kind() {
         ErrorKind::OutOfFuel => {
             format!("it takes more than {} steps to render; does a loop never end?", jinja::STEPS)
         }
         kind => error.detail().map_or_else(|| kind.to_string(), str::to_string),
     };
-    let place = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
-    TextError::Template(format!("{what}{place}"))
+    let location = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
+    TextError::Template(format!("{what}{location}"))
 }
 
 #[cfg(test)]
@@ -146,7 +146,7 @@ mod tests {
         let messages = messages.as_array().unwrap();
         let tool =
             json!({"type": "function", "function": {"name": "é<&>", "parameters": {"b": [1.0], "a": null}}});
-        template.render(Rendering {
+        template.render(TemplateInput {
             messages,
             tools: Some(&[tool]),
             add_generation_prompt: true,

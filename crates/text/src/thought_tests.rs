@@ -6,9 +6,12 @@ use levade_model::TokenType;
 use proptest::prelude::*;
 
 use super::*;
-use crate::reader::{Found, Reader, spans};
+use crate::completion_parser::{Finding, Reader, spans};
 use crate::testing::{IM_END, tiny_chat, tiny_gguf, tiny_tokenizer};
-use crate::{Chat, ChatOptions, Malformed, Message, Piece, TextError, TokenizerSource, ToolCall, ToolSpec};
+use crate::{
+    Chat, ChatOptions, CompletionDelta, MalformedCall, Message, TextError, TokenizerSource, ToolCall,
+    ToolSpec,
+};
 
 const CALL: &str =
     "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>";
@@ -28,34 +31,34 @@ fn calculator() -> ToolSpec {
 }
 
 /// Returns the content of a completion and the number of its calls.
-fn read(chat: &Chat, said: &str, in_thought: bool) -> (String, usize) {
-    let parsed = chat.parse(said, in_thought, &[calculator()]);
+fn read(chat: &Chat, completion: &str, in_reasoning: bool) -> (String, usize) {
+    let parsed = chat.parse(completion, in_reasoning, &[calculator()]);
     (parsed.content, parsed.calls.len())
 }
 
 #[test]
 fn parse_ignores_calls_inside_reasoning() {
     let chat = tiny_chat().unwrap();
-    let of = |said: &str, in_thought| read(&chat, said, in_thought);
-    let say = |text: &str, calls| (text.to_owned(), calls);
-    assert_eq!(of("<think>\n42\n</think>\n\nI do not know.", false), say("I do not know.", 0));
-    assert_eq!(of(&format!("<think>{CALL}</think>42"), false), say("42", 0));
-    assert_eq!(of(&format!("<think>{CALL}</think>{CALL}"), false), say("", 1));
-    assert_eq!(of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false), say("1\n2\n3", 1));
+    let of = |completion: &str, in_reasoning| read(&chat, completion, in_reasoning);
+    let expected = |text: &str, calls| (text.to_owned(), calls);
+    assert_eq!(of("<think>\n42\n</think>\n\nI do not know.", false), expected("I do not know.", 0));
+    assert_eq!(of(&format!("<think>{CALL}</think>42"), false), expected("42", 0));
+    assert_eq!(of(&format!("<think>{CALL}</think>{CALL}"), false), expected("", 1));
+    assert_eq!(of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false), expected("1\n2\n3", 1));
     // Unclosed reasoning, opened by the completion or by the prompt.
-    assert_eq!(of(&format!("<think>{CALL} 42"), false), say("", 0));
-    assert_eq!(of(&format!("{CALL} 42"), true), say("", 0));
-    assert_eq!(of("", true), say("", 0));
-    assert_eq!(of("1 <think> 42", false), say("1", 0));
-    assert_eq!(of(&format!("hm</think>{CALL}"), true), say("", 1));
+    assert_eq!(of(&format!("<think>{CALL} 42"), false), expected("", 0));
+    assert_eq!(of(&format!("{CALL} 42"), true), expected("", 0));
+    assert_eq!(of("", true), expected("", 0));
+    assert_eq!(of("1 <think> 42", false), expected("1", 0));
+    assert_eq!(of(&format!("hm</think>{CALL}"), true), expected("", 1));
     // Reasoning that is closed twice, or closed without being opened.
-    assert_eq!(of("<think>a<think>b</think>c</think>d", false), say("d", 0));
-    assert_eq!(of("a</think>b", false), say("b", 0));
+    assert_eq!(of("<think>a<think>b</think>c</think>d", false), expected("d", 0));
+    assert_eq!(of("a</think>b", false), expected("b", 0));
     // Tags in the JSON of a call are text. In a malformed call, they are tags.
     let text = CALL.replace("1+1", "</think><think>");
-    assert_eq!(of(&format!("hm</think>{text} 2"), true), say("2", 1));
-    assert_eq!(of("<tool_call>{oops</think>42", false), say("42", 0));
-    assert_eq!(of("<thinking>42</thinking>43", false), say("43", 0));
+    assert_eq!(of(&format!("hm</think>{text} 2"), true), expected("2", 1));
+    assert_eq!(of("<tool_call>{oops</think>42", false), expected("42", 0));
+    assert_eq!(of("<thinking>42</thinking>43", false), expected("43", 0));
 }
 
 #[test]
@@ -112,17 +115,20 @@ fn special_token_tags_round_trip() {
         ];
         let chat = chat_with(&tokens, "chatml", ChatOptions::default()).unwrap();
         // As the model writes it.
-        let mut reply = vec![261];
-        reply.extend(chat.tokenizer().encode("hm"));
-        reply.push(262);
-        reply.push(259);
-        reply.extend(chat.tokenizer().encode("{\"name\": \"calculator\"}"));
-        reply.extend([260, IM_END]);
-        let parsed = chat.parse(&chat.said(&reply), false, &[calculator()]);
+        let mut completion_ids = vec![261];
+        completion_ids.extend(chat.tokenizer().encode("hm"));
+        completion_ids.push(262);
+        completion_ids.push(259);
+        completion_ids.extend(chat.tokenizer().encode("{\"name\": \"calculator\"}"));
+        completion_ids.extend([260, IM_END]);
+        let parsed = chat.parse(&chat.decode_completion(&completion_ids), false, &[calculator()]);
         assert_eq!(parsed.calls[0].as_ref().unwrap().name, "calculator");
         let chat = Arc::new(chat);
-        let streamed = Streamed::of(&chat, &reply, false);
-        assert_eq!((streamed.raw, streamed.thought.as_str()), (chat.said(&reply), "hm"));
+        let streamed = StreamedCompletion::collect(&chat, &completion_ids, false);
+        assert_eq!(
+            (streamed.raw, streamed.reasoning.as_str()),
+            (chat.decode_completion(&completion_ids), "hm")
+        );
         assert_eq!((streamed.speech.as_str(), &streamed.calls), ("", &parsed.calls));
 
         // As it is written for the model: in demonstrations, in the history, and in tool descriptions.
@@ -148,12 +154,12 @@ fn special_tokens_overlapping_tags_are_decoded() {
         let chat = chat_with(&[(token, TokenType::Control)], "chatml", ChatOptions::default()).unwrap();
         assert!(chat.prompt(&question, &[calculator()]).is_ok(), "{token}");
         let shown = chat.assistant(&Message::assistant(CALL), None).unwrap();
-        assert_eq!(read(&chat, &chat.said(&shown), false), (String::new(), 1), "{token}");
+        assert_eq!(read(&chat, &chat.decode_completion(&shown), false), (String::new(), 1), "{token}");
     }
     let chat =
         chat_with(&[("\n<tool_call>\n", TokenType::Control)], "chatml", ChatOptions::default()).unwrap();
-    let reply = [&[259], &chat.tokenizer().encode("{\"name\": \"a\"}</tool_call>")[..]].concat();
-    assert_eq!(read(&chat, &chat.said(&reply), false).1, 1);
+    let completion_ids = [&[259], &chat.tokenizer().encode("{\"name\": \"a\"}</tool_call>")[..]].concat();
+    assert_eq!(read(&chat, &chat.decode_completion(&completion_ids), false).1, 1);
 }
 
 #[test]
@@ -182,8 +188,8 @@ fn unwritable_calls_are_rejected_naming_token() {
 #[test]
 fn why_no_call_explains_missing_result() {
     let chat = tiny_chat().unwrap();
-    let why = |said: &str, in_thought| chat.why_no_call(said, in_thought, &[calculator()]);
-    for (said, want) in [
+    let why = |completion: &str, in_reasoning| chat.why_no_call(completion, in_reasoning, &[calculator()]);
+    for (completion, want) in [
         ("42", "it has no <tool_call>"),
         ("<think> hm", "never closed"),
         (&format!("<think>{CALL}</think>42"), "inside a thought"),
@@ -192,21 +198,21 @@ fn why_no_call_explains_missing_result() {
         ("<tool_call>{\"name\": \"abacus\"}</tool_call>", "\"abacus\", which is no tool"),
         (CALL, "gave no answer"),
     ] {
-        assert!(why(said, false).contains(want), "{said}: {}", why(said, false));
+        assert!(why(completion, false).contains(want), "{completion}: {}", why(completion, false));
     }
     assert!(why(CALL, true).contains("never closed"));
 }
 
 #[test]
 fn bare_calls_are_parsed_if_enabled() {
-    let said = "<think>{\"name\": \"calculator\"}</think>```json\n{\"name\": \"calculator\", \"arguments\": {}}\n```";
+    let completion = "<think>{\"name\": \"calculator\"}</think>```json\n{\"name\": \"calculator\", \"arguments\": {}}\n```";
     let parsed = |bare_calls| {
         let chat = Chat::new(
             tiny_tokenizer().unwrap(),
             Some("chatml"),
             ChatOptions { bare_calls, ..ChatOptions::default() },
         );
-        chat.unwrap().parse(said, false, &[calculator()])
+        chat.unwrap().parse(completion, false, &[calculator()])
     };
     let found = parsed(true);
     assert!(found.bare && found.calls.len() == 1 && found.content.is_empty(), "{found:?}");
@@ -219,55 +225,61 @@ fn bare_calls_are_parsed_if_enabled() {
 
 /// Generates a completion of complete pieces: content, reasoning, calls.
 fn well_formed() -> impl Strategy<Value = String> {
-    let piece = prop_oneof![
+    let delta = prop_oneof![
         "[a-z <{\n]{0,8}".prop_map(|text| text),
         "[a-z <{\"\n]{0,8}".prop_map(|text| format!("<think>{text}</think>")),
         "[a-z<>/_]{0,12}".prop_map(|text| CALL.replace("1+1", &text)),
         Just(CALL.replace("1+1", "</tool_call>")),
     ];
-    proptest::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
+    proptest::collection::vec(delta, 0..6).prop_map(|deltas| deltas.concat())
 }
 
 /// The concatenated output of a stream.
 #[derive(Debug, Default)]
-pub(crate) struct Streamed {
+pub(crate) struct StreamedCompletion {
     pub speech: String,
-    pub thought: String,
-    pub calls: Vec<Result<ToolCall, Malformed>>,
+    pub reasoning: String,
+    pub calls: Vec<Result<ToolCall, MalformedCall>>,
     /// All text, without the line breaks that start later stretches.
     pub raw: String,
 }
 
-impl Streamed {
-    pub(crate) fn of(chat: &Arc<Chat>, reply: &[u32], in_thought: bool) -> Self {
-        Self::of_tools(chat, reply, in_thought, &[calculator()])
+impl StreamedCompletion {
+    pub(crate) fn collect(chat: &Arc<Chat>, completion_ids: &[u32], in_reasoning: bool) -> Self {
+        Self::collect_with_tools(chat, completion_ids, in_reasoning, &[calculator()])
     }
 
-    pub(crate) fn of_tools(chat: &Arc<Chat>, reply: &[u32], in_thought: bool, tools: &[ToolSpec]) -> Self {
-        let mut stream = chat.stream(in_thought, tools.into());
-        let mut pieces: Vec<Piece> = reply.iter().flat_map(|&id| stream.push(id)).collect();
-        pieces.extend(stream.finish());
-        let mut all = Streamed::default();
+    pub(crate) fn collect_with_tools(
+        chat: &Arc<Chat>,
+        completion_ids: &[u32],
+        in_reasoning: bool,
+        tools: &[ToolSpec],
+    ) -> Self {
+        let mut stream = chat.stream(in_reasoning, tools.into());
+        let mut deltas: Vec<CompletionDelta> =
+            completion_ids.iter().flat_map(|&id| stream.push(id)).collect();
+        deltas.extend(stream.finish());
+        let mut all = StreamedCompletion::default();
         let mut spoken = [false; 2];
         let mut last = 2;
-        for piece in pieces {
-            let place = usize::from(matches!(piece, Piece::Thought(_)));
-            match piece {
-                Piece::Speech(text) | Piece::Thought(text) => {
-                    let begins = spoken[place] && last != place;
-                    all.raw.push_str(if begins { text.strip_prefix('\n').unwrap() } else { &text });
-                    if place == 0 {
+        for delta in deltas {
+            let stretch_kind = usize::from(matches!(delta, CompletionDelta::Reasoning(_)));
+            match delta {
+                CompletionDelta::Speech(text) | CompletionDelta::Reasoning(text) => {
+                    let starts_stretch = spoken[stretch_kind] && last != stretch_kind;
+                    all.raw.push_str(if starts_stretch { text.strip_prefix('\n').unwrap() } else { &text });
+                    if stretch_kind == 0 {
                         all.speech.push_str(&text)
                     } else {
-                        all.thought.push_str(&text)
+                        all.reasoning.push_str(&text)
                     }
-                    (spoken[place], last) = (true, place);
+                    (spoken[stretch_kind], last) = (true, stretch_kind);
                 }
-                Piece::Aside(text) => {
+                CompletionDelta::Aside(text) => {
                     all.raw.push_str(&text);
                     last = 2;
                 }
-                Piece::Call(call) => all.calls.push(call),
+                CompletionDelta::Call(call) => all.calls.push(call),
             }
         }
         all
@@ -297,14 +309,14 @@ proptest! {
         let chat = Arc::new(tiny_chat().unwrap());
         let begun = if in_thought { "hm</think>" } else { "" };
         let reply = format!("{begun}{reply}{unclosed}");
-        let streamed = Streamed::of(&chat, &chat.tokenizer().encode(&reply), in_thought);
+        let streamed = StreamedCompletion::collect(&chat, &chat.tokenizer().encode(&reply), in_thought);
         prop_assert_eq!(&streamed.raw, &reply);
         let (found, _) = Reader::read(chat.tags(), &reply, in_thought, &[]);
-        if !found.contains(&Found::Late) {
+        if !found.contains(&Finding::Late) {
             let parsed = chat.parse(&reply, in_thought, &[]);
             prop_assert_eq!(streamed.speech, parsed.content);
             prop_assert_eq!(streamed.calls, parsed.calls);
-            prop_assert_eq!(streamed.thought, chat.thought(&reply, in_thought));
+            prop_assert_eq!(streamed.reasoning, chat.reasoning(&reply, in_thought));
         }
     }
 }

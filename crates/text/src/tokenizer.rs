@@ -16,10 +16,10 @@
 use std::collections::HashMap;
 
 use levade_model::{AddedToken, GgufTokenizer, SpecialTokens, TokenizerSource, added_tokens};
-use levade_policy::{TokenBytes, caught};
+use levade_policy::{TokenBytes, catch_panic};
 use tokenizers::{DecoderWrapper, ModelWrapper};
 
-use crate::length::Longest;
+use crate::length::TokenSizes;
 use crate::{TextError, alphabet, gguf, sentencepiece};
 
 /// Number of ids up to which a vocabulary may be sparse. If the largest id exceeds it, there must be at
@@ -29,7 +29,7 @@ const MAX_IDS: usize = 1 << 20;
 
 /// A special token and its matching rules.
 #[derive(Debug, Clone)]
-struct Special {
+struct SpecialToken {
     id: u32,
     text: String,
     /// Whether the token absorbs the white space before it.
@@ -47,11 +47,11 @@ pub struct Tokenizer {
     /// Bytes of each token by id; `None` for special tokens and unused ids.
     bytes: Vec<Option<Vec<u8>>>,
     /// Special tokens by their first character, longest first.
-    specials: HashMap<char, Vec<Special>>,
+    specials: HashMap<char, Vec<SpecialToken>>,
     special_texts: HashMap<u32, String>,
     bos: Option<u32>,
     eos: Vec<u32>,
-    longest: Longest,
+    token_sizes: TokenSizes,
 }
 
 impl Tokenizer {
@@ -85,8 +85,8 @@ impl Tokenizer {
                 "tokenizer.json is damaged: the library that reads it stops at {what:?}; fetch the file again"
             ))
         };
-        let tokenizer = caught(|| Self::read_json(bytes)).map_err(stops)??;
-        caught(|| tokenizer.try_out()).map_err(stops)??;
+        let tokenizer = catch_panic(|| Self::read_json(bytes)).map_err(stops)??;
+        catch_panic(|| tokenizer.try_out()).map_err(stops)??;
         Ok(tokenizer)
     }
 
@@ -94,9 +94,9 @@ impl Tokenizer {
     fn try_out(&self) -> Result<(), TextError> {
         let ascii: String = (0..128).map(char::from).collect();
         let latin: String = ('\u{80}'..'\u{250}').collect();
-        let others = "Ελληνικά русский עברית العربية हिन्दी ไทย 中文 かな 한국어 e\u{301} 👩\u{200d}🔬 \u{fffd}\u{10ffff} \u{feff}x";
+        let scripts = "Ελληνικά русский עברית العربية हिन्दी ไทย 中文 かな 한국어 e\u{301} 👩\u{200d}🔬 \u{fffd}\u{10ffff} \u{feff}x";
         let spaces = " \t  \n\n\r\n   12345 don't WE'LL \u{a0}\u{3000} a  b   c";
-        for text in [&ascii, &latin, others, spaces] {
+        for text in [&ascii, &latin, scripts, spaces] {
             self.inner.encode_fast(text, false).map_err(|error| {
                 TextError::Tokenizer(format!(
                     "tokenizer.json cannot encode text: {error}; fetch the file again"
@@ -137,12 +137,12 @@ impl Tokenizer {
             special_texts: HashMap::new(),
             bos: None,
             eos: Vec::new(),
-            longest: Longest::default(),
+            token_sizes: TokenSizes::default(),
         };
         for (text, id) in vocabulary {
             match added.get(&id) {
                 Some(token) if token.special => {
-                    tokenizer.add_special(Special {
+                    tokenizer.add_special(SpecialToken {
                         id,
                         text,
                         lstrip: token.lstrip,
@@ -156,14 +156,14 @@ impl Tokenizer {
         }
         let strips = added.values().any(|token| token.lstrip || token.rstrip);
         let tokens = (0..size as u32).map(|id| tokenizer.bytes_with_special(id));
-        tokenizer.longest = Longest::of(tokens, tokenizer.inner.get_normalizer(), strips);
+        tokenizer.token_sizes = TokenSizes::measure(tokens, tokenizer.inner.get_normalizer(), strips);
         for group in tokenizer.specials.values_mut() {
             group.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then(a.id.cmp(&b.id)));
         }
         Ok(tokenizer)
     }
 
-    fn add_special(&mut self, special: Special) {
+    fn add_special(&mut self, special: SpecialToken) {
         self.special_texts.insert(special.id, special.text.clone());
         if let Some(first) = special.text.chars().next() {
             self.specials.entry(first).or_default().push(special);
@@ -276,7 +276,7 @@ impl Tokenizer {
     /// # Errors
     /// Returns [`TextError::TooLong`] if the text is rejected.
     pub fn check_length(&self, text: &str, max_tokens: usize) -> Result<(), TextError> {
-        self.longest.check(text, max_tokens)
+        self.token_sizes.check(text, max_tokens)
     }
 
     /// Returns the ids of [`encode_template`](Self::encode_template), except that no special token starts
@@ -314,7 +314,7 @@ impl Tokenizer {
     }
 
     /// Returns the longest special token at the start of `text`. `before` is the preceding character.
-    fn special_at(&self, text: &str, before: Option<char>) -> Option<&Special> {
+    fn special_at(&self, text: &str, before: Option<char>) -> Option<&SpecialToken> {
         let group = self.specials.get(&text.chars().next()?)?;
         let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         group.iter().find(|special| {
@@ -342,10 +342,10 @@ impl Tokenizer {
         }
         for (at, c) in text.char_indices() {
             let rest = &text[at..];
-            let begins = |special: &Special| {
+            let could_start = |special: &SpecialToken| {
                 rest.starts_with(&special.text) || (edges && special.text.starts_with(rest))
             };
-            if self.specials.get(&c).is_some_and(|group| group.iter().any(begins)) {
+            if self.specials.get(&c).is_some_and(|group| group.iter().any(could_start)) {
                 out.push(guard);
             }
             out.push(c);

@@ -79,11 +79,11 @@ fn merges_respect_pre_tokenizer_boundaries() {
 /// own.
 #[test]
 fn pre_tokenizer_synonyms_split_alike() {
-    let cut = |pre: &str| {
+    let split = |pre: &str| {
         let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(merging(pre))).unwrap();
         ["hello w1212", "a 'S e\u{301}\n\nx", "12121 !!\r\n  b"].map(|text| tokenizer.encode(text))
     };
-    for (first, others) in [
+    for (first, expected_same) in [
         ("qwen2", &["deepseek-r1-qwen", "kormo", "f2llmv2"][..]),
         ("llama-bpe", &["llama3", "llama-v3", "falcon3", "pixtral", "lfm2"]),
         ("smollm", &["starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"]),
@@ -92,8 +92,8 @@ fn pre_tokenizer_synonyms_split_alike() {
         ("smaug-bpe", &["dbrx", "glm4", "chatglm-bpe"]),
         ("default", &[""]),
     ] {
-        for other in others {
-            assert_eq!(cut(other), cut(first), "{other}");
+        for other in expected_same {
+            assert_eq!(split(other), split(first), "{other}");
         }
     }
     let unnamed = Tokenizer::new(&TokenizerSource::Gguf(merging(""))).unwrap();

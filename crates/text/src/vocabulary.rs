@@ -6,7 +6,9 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread;
 
-use levade_policy::{Allowed, Constraint, Grammar, Grammars, PolicyError, TokenBytes, TokenSet, caught};
+use levade_policy::{
+    AllowedTokens, Constraint, Grammar, Grammars, PolicyError, TokenBytes, TokenSet, catch_panic,
+};
 use llguidance::api::TopLevelGrammar;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
@@ -16,7 +18,7 @@ use serde_json::{Value, json};
 use crate::Tokenizer;
 
 /// Maximum length of a grammar's text, in bytes.
-const LONGEST: usize = 256 << 10;
+const MAX_GRAMMAR_BYTES: usize = 256 << 10;
 /// Maximum number of consecutive negations of one term.
 const MAX_NEGATIONS: usize = 100;
 /// Stack size for the recursion over a grammar, in bytes. The longest allowed grammar needs less. Only
@@ -58,7 +60,7 @@ impl Vocabulary {
 
     fn factory(&self) -> Result<&ParserFactory, PolicyError> {
         let factory = self.factory.get_or_init(|| {
-            caught(|| self.make_factory())
+            catch_panic(|| self.make_factory())
                 .unwrap_or_else(|panic| Err(format!("llguidance stops at {panic:?}")))
         });
         factory.as_ref().map_err(|reason| {
@@ -101,12 +103,13 @@ impl Grammars for Vocabulary {
         let wrong = |reason: &str| {
             PolicyError::Invalid(format!("the {kind} cannot be followed: {}", one_line(reason)))
         };
-        let parsed = parsed(grammar).map_err(|reason| wrong(&reason))?;
+        let parsed = convert_grammar(grammar).map_err(|reason| wrong(&reason))?;
         let factory = self.factory()?;
-        let compiled = with_room(|| factory.create_parser(parsed).map_err(|error| format!("{error:#}")));
+        let compiled =
+            with_large_stack(|| factory.create_parser(parsed).map_err(|error| format!("{error:#}")));
         let matcher =
             Matcher::new(Ok(compiled.and_then(|parser| parser).map_err(|reason| wrong(&reason))?));
-        Ok(Box::new(Following { matcher, kind, end: self.end() }))
+        Ok(Box::new(GrammarConstraint { matcher, kind, end: self.end() }))
     }
 }
 
@@ -115,7 +118,7 @@ impl Grammars for Vocabulary {
 ///
 /// # Errors
 /// Returns an error if the thread cannot be started, or if `work` panics.
-pub(crate) fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+pub(crate) fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK);
         let thread = thread.spawn_scoped(scope, work).map_err(|error| error.to_string())?;
@@ -123,8 +126,8 @@ pub(crate) fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, S
     })
 }
 
-/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the stack of [`with_room`].
-pub(crate) fn why_not_followed(schema: &Value) -> Option<String> {
+/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the stack of [`with_large_stack`].
+pub(crate) fn compile_error(schema: &Value) -> Option<String> {
     /// A vocabulary of single bytes, over which a grammar compiles in less than a millisecond.
     static BYTES: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary {
         bytes: (0..=u8::MAX).map(|byte| Some(vec![byte])).collect(),
@@ -136,18 +139,18 @@ pub(crate) fn why_not_followed(schema: &Value) -> Option<String> {
         Err(error) => return Some(error.to_string()),
     };
     let grammar = TopLevelGrammar::from_json_schema(schema.clone());
-    match caught(|| factory.create_parser(grammar)) {
+    match catch_panic(|| factory.create_parser(grammar)) {
         Ok(compiled) => compiled.err().map(|error| one_line(&format!("{error:#}"))),
         Err(panic) => Some(format!("llguidance stops at {panic:?}")),
     }
 }
 
 /// Converts a grammar to llguidance's representation.
-fn parsed(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
+fn convert_grammar(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     if let Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) = grammar
-        && text.len() > LONGEST
+        && text.len() > MAX_GRAMMAR_BYTES
     {
-        return Err(format!("it has {} bytes; the most is {LONGEST}", text.len()));
+        return Err(format!("it has {} bytes; the most is {MAX_GRAMMAR_BYTES}", text.len()));
     }
     Ok(match grammar {
         Grammar::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
@@ -156,7 +159,7 @@ fn parsed(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
         ),
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         Grammar::Lark(text) => {
-            if most_negations(text) > MAX_NEGATIONS {
+            if max_negations(text) > MAX_NEGATIONS {
                 return Err(format!("it negates a term more than {MAX_NEGATIONS} times"));
             }
             TopLevelGrammar::from_lark(text.clone())
@@ -165,13 +168,13 @@ fn parsed(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
 }
 
 /// Returns the largest number of consecutive negations, which llguidance nests without a limit.
-fn most_negations(lark: &str) -> usize {
+fn max_negations(lark: &str) -> usize {
     let marks = lark.chars().filter(|c| !c.is_whitespace());
-    let (_, most) = marks.fold((0, 0), |(row, most): (usize, usize), c| {
+    let (_, max_run) = marks.fold((0, 0), |(row, max_run): (usize, usize), c| {
         let row = if c == '~' { row + 1 } else { 0 };
-        (row, most.max(row))
+        (row, max_run.max(row))
     });
-    most
+    max_run
 }
 
 /// Returns llguidance's message on one line, without its state.
@@ -181,14 +184,14 @@ fn one_line(text: &str) -> String {
 }
 
 /// Constrains one completion to a grammar.
-struct Following {
+struct GrammarConstraint {
     matcher: Matcher,
     kind: &'static str,
     end: u32,
 }
 
-impl Following {
-    fn lost(&self, error: &impl ToString) -> PolicyError {
+impl GrammarConstraint {
+    fn to_error(&self, error: &impl ToString) -> PolicyError {
         PolicyError::Invalid(format!(
             "the {} cannot be followed any further: {}",
             self.kind,
@@ -197,18 +200,18 @@ impl Following {
     }
 }
 
-impl Constraint for Following {
-    fn allowed(&mut self) -> Result<Allowed, PolicyError> {
+impl Constraint for GrammarConstraint {
+    fn allowed(&mut self) -> Result<AllowedTokens, PolicyError> {
         let mask = self.matcher.compute_mask_or_eos();
-        let mut tokens = TokenSet::of_words(mask.map_err(|error| self.lost(&error))?.into());
+        let mut tokens = TokenSet::from_words(mask.map_err(|error| self.to_error(&error))?.into());
         let may_end = tokens.remove(self.end);
         // llguidance's id for trie nodes without a token.
         tokens.remove(self.end + 1);
-        Ok(Allowed { tokens, may_end })
+        Ok(AllowedTokens { tokens, may_end })
     }
 
     fn push(&mut self, token: u32) -> Result<(), PolicyError> {
-        self.matcher.consume_token(token).map_err(|error| self.lost(&error))
+        self.matcher.consume_token(token).map_err(|error| self.to_error(&error))
     }
 }
 

@@ -11,32 +11,32 @@ fn vocabulary() -> Vocabulary {
 }
 
 /// Samples a completion from the allowed tokens. Returns `None` if it does not end within 1000 tokens.
-fn drawn(vocabulary: &Vocabulary, grammar: &Grammar, stream: u64) -> Option<Vec<u32>> {
+fn sample_completion(vocabulary: &Vocabulary, grammar: &Grammar, stream: u64) -> Option<Vec<u32>> {
     let mut constraint = vocabulary.start(grammar).expect("a good grammar");
-    let mut reply = Vec::new();
-    while reply.len() < 1000 {
+    let mut completion_ids = Vec::new();
+    while completion_ids.len() < 1000 {
         let allowed = constraint.allowed().expect("a state");
         let tokens: Vec<u32> = (0..400).filter(|token| allowed.tokens.contains(*token)).collect();
         assert!(tokens.iter().all(|token| *token < 259), "none that the tokenizer has not: {tokens:?}");
-        let draw = |part: u64| uniform(stream, part, reply.len() as u64);
-        if allowed.may_end && (tokens.is_empty() || draw(0) < 0.3) {
-            return Some(reply);
+        let random = |part: u64| uniform(stream, part, completion_ids.len() as u64);
+        if allowed.may_end && (tokens.is_empty() || random(0) < 0.3) {
+            return Some(completion_ids);
         }
-        let token = tokens[(draw(1) * tokens.len() as f64) as usize];
+        let token = tokens[(random(1) * tokens.len() as f64) as usize];
         constraint.push(token).expect("it was allowed");
-        reply.push(token);
+        completion_ids.push(token);
     }
     None
 }
 
 fn texts(grammar: &Grammar) -> Vec<String> {
     let (vocabulary, tokenizer) = (vocabulary(), tiny_tokenizer().expect("the tiny tokenizer"));
-    let replies: Vec<String> = (0..40)
-        .filter_map(|stream| drawn(&vocabulary, grammar, stream))
-        .map(|reply| tokenizer.decode_with_special(&reply))
+    let completions: Vec<String> = (0..40)
+        .filter_map(|stream| sample_completion(&vocabulary, grammar, stream))
+        .map(|completion_ids| tokenizer.decode_with_special(&completion_ids))
         .collect();
-    assert!(replies.len() > 20, "{} of 40 end", replies.len());
-    replies
+    assert!(completions.len() > 20, "{} of 40 end", completions.len());
+    completions
 }
 
 fn schema(schema: &Value) -> Grammar {
@@ -142,7 +142,7 @@ fn invalid_grammar_error_names_reason() {
         (Grammar::Lark("start: other".into()), "the Lark grammar cannot be followed: "),
         (Grammar::Lark("start: <|no_such_token|>".into()), "no_such_token"),
         (Grammar::Lark(format!("start: {}\"a\"", "~ ".repeat(200))), "negates"),
-        (Grammar::Regex("a".repeat(LONGEST + 1)), "bytes; the most is 262144"),
+        (Grammar::Regex("a".repeat(MAX_GRAMMAR_BYTES + 1)), "bytes; the most is 262144"),
     ] {
         let text = error(&grammar);
         assert!(text.contains(reason), "{text}");

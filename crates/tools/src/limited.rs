@@ -91,7 +91,7 @@ mod tests {
         (ToolSet::new(vec![Arc::new(limited)], Duration::from_secs(2)).unwrap(), log)
     }
 
-    fn slow(count: usize) -> levade_text::Parsed {
+    fn slow(count: usize) -> levade_text::ParsedCompletion {
         let calls: Vec<_> = (0..count).map(|_| call("a", serde_json::json!({ "millis": 1000 }))).collect();
         reply(&calls)
     }

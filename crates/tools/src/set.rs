@@ -9,10 +9,10 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
-use levade_policy::awake::within;
 use levade_policy::crash_point;
+use levade_policy::process_time::with_timeout;
 use levade_tasks::Task;
-use levade_text::{Parsed, ToolCall, ToolSpec};
+use levade_text::{ParsedCompletion, ToolCall, ToolSpec};
 use levade_tree::CallCounts;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -179,7 +179,7 @@ impl ToolSet {
         for Entry { toolbox, deadline, strict, meter } in &self.boxes {
             let name = toolbox.name().to_owned();
             toolbox.ready().await?;
-            let opened = within(*deadline, toolbox.open(attempt)).await;
+            let opened = with_timeout(*deadline, toolbox.open(attempt)).await;
             let late = || {
                 let why = format!("not ready within {deadline:?}{}", toolbox.late());
                 ToolError::Open { tool: name.clone(), why }
@@ -253,7 +253,7 @@ impl OpenTools {
     ///
     /// `is_read` is whether the model will read the observations. If not, only calls that have an
     /// effect ([`Session::acts`]) are executed. The other calls are skipped and have no observation.
-    pub async fn answer(&mut self, reply: &Parsed, is_read: bool) -> Vec<Observation> {
+    pub async fn answer(&mut self, reply: &ParsedCompletion, is_read: bool) -> Vec<Observation> {
         let mut observations = Vec::with_capacity(reply.calls.len());
         let mut together: Vec<BoxFuture<'_, Observation>> = Vec::new();
         for call in &reply.calls {
@@ -295,7 +295,7 @@ impl OpenTools {
         let (mut found, mut missing) = (Map::new(), Vec::new());
         for OpenBox { name, session, deadline, .. } in &mut self.sessions {
             let wrong = |why: String| ToolError::Evidence { tool: name.clone(), why };
-            let said = within(*deadline, session.evidence()).await;
+            let said = with_timeout(*deadline, session.evidence()).await;
             let said = said.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
             match said.map(Value::Object) {
                 Ok(Value::Object(said)) if said.is_empty() => {}
@@ -404,7 +404,7 @@ impl OpenTools {
         let start = Instant::now();
         let found = self.find(call);
         let permit = match found {
-            Some((open, tool)) => within(open.longest, open.session.admit(tool)).await,
+            Some((open, tool)) => with_timeout(open.longest, open.session.admit(tool)).await,
             None => Some(Permit::default()),
         };
         let (waited, start) = (start.elapsed(), Instant::now());
@@ -436,7 +436,7 @@ impl OpenTools {
             return trouble(ObservationKind::UnknownTool, text);
         }
         let deadline = session.max_call_timeout().map_or(*deadline, |longest| longest.max(*deadline));
-        match within(deadline, session.call(tool, &call.arguments)).await {
+        match with_timeout(deadline, session.call(tool, &call.arguments)).await {
             Some(output) => Observation::of(session.after(tool, &call.arguments, output).await),
             None => {
                 let text = format!("{} did not answer within {deadline:?}{}", call.name, session.late());
@@ -492,7 +492,7 @@ impl Drop for OpenTools {
 async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
     let mut first = Ok(());
     for OpenBox { name, mut session, deadline, .. } in sessions {
-        let closed = within(deadline, session.close()).await;
+        let closed = with_timeout(deadline, session.close()).await;
         let late = || ToolError::Close { tool: name, why: format!("not done within {deadline:?}") };
         first = first.and(closed.unwrap_or_else(|| Err(late())));
     }

@@ -73,8 +73,8 @@ async fn each_result_kind_is_observed_and_counted() {
         assert_eq!((observation.text.as_str(), observation.kind), (text, kind));
         assert_eq!(observation.trouble.as_deref(), is_trouble.then_some(text));
     }
-    let malformed = levade_text::Malformed { why: "it is not JSON".into(), raw: String::new() };
-    let malformed = Parsed { calls: vec![Err(malformed)], bare: true, ..reply(&[]) };
+    let malformed = levade_text::MalformedCall { why: "it is not JSON".into(), raw: String::new() };
+    let malformed = ParsedCompletion { calls: vec![Err(malformed)], bare: true, ..reply(&[]) };
     let observed = open.answer(&malformed, false).await;
     assert_eq!(observed[0].text, "Error: the tool call cannot be read: it is not JSON");
     assert_eq!((&observed[0].message().name, &observed[0].message().tool_call_id), (&None, &None));
@@ -248,7 +248,7 @@ async fn cancelled_attempt_closes_sessions() {
             }
             std::future::pending::<()>().await;
         };
-        assert!(within(Duration::from_millis(10), attempt).await.is_none());
+        assert!(with_timeout(Duration::from_millis(10), attempt).await.is_none());
         log
     };
     for verb in ["call", "evidence", "none"] {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_tasks::Task;
-use levade_text::{Parsed, ToolCall, ToolSpec};
+use levade_text::{ParsedCompletion, ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
@@ -37,8 +37,8 @@ pub fn call(name: &str, arguments: Value) -> ToolCall {
 }
 
 /// Returns a parsed completion that makes these calls.
-pub fn reply(calls: &[ToolCall]) -> Parsed {
-    Parsed { content: String::new(), calls: calls.iter().cloned().map(Ok).collect(), bare: false }
+pub fn reply(calls: &[ToolCall]) -> ParsedCompletion {
+    ParsedCompletion { content: String::new(), calls: calls.iter().cloned().map(Ok).collect(), bare: false }
 }
 
 /// Log of events, in order.

@@ -20,7 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use levade_policy::{Learner, Manifest, Place, SavedFile, checksum, crash_point};
+use levade_policy::{Learner, Manifest, SavedFile, WeightsLocation, checksum, crash_point};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -241,7 +241,7 @@ impl Checkpoints {
                 let Some(model) = model else { continue };
                 let location = if name.is_empty() { location.clone() } else { location.join(name) };
                 fs::create_dir_all(&location).map_err(|source| file_error("create", &location, source))?;
-                let Manifest { place: Place::Local(location), files, .. } =
+                let Manifest { place: WeightsLocation::Local(location), files, .. } =
                     model.save(&location, learns).await?
                 else {
                     continue;

@@ -76,8 +76,8 @@ fn find_uncalled(
     let (chat, tools) = (agent.format.chat(), agent.agent.tools.specs(task));
     let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
     let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
-    let completion = chat.said(&tokens);
-    let in_thought = chat.opened_thought(&agent.keys.opening(task), &tools)?.is_some();
+    let completion = chat.decode_completion(&tokens);
+    let in_thought = chat.opened_reasoning(&agent.keys.opening(task), &tools)?.is_some();
     let mut why = chat.why_no_call(&completion, in_thought, &tools);
     if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
         why.push_str("; it was cut at a limit");

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use levade_policy::{Cut, ForwardBackward, Learner, OptimParams, TrainRequest, Trained, crash_point};
+use levade_policy::{
+    ForwardBackward, Learner, MicroBatchPlan, OptimParams, TrainReport, TrainRequest, crash_point,
+};
 use levade_recipe::{OptimiserKeys, Phase, Recipe, Schedule};
 use levade_rl::correction::Mismatch;
 use levade_rl::{Loss, PolicyLoss, explained_variance};
@@ -243,7 +245,7 @@ pub(crate) async fn run_plan(
                     after(&mut done)
                 }
             };
-            let Trained { sums, step } = critic.train(request, cut, &mut count).await?;
+            let TrainReport { sums, step } = critic.train(request, cut, &mut count).await?;
             sums.iter().for_each(|sums| learned.values.merge(sums));
             if alone {
                 learned.merged_away += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
@@ -268,7 +270,7 @@ pub(crate) async fn run_plan(
             let paths = in_order(&update.cut, inputs);
             let tokens = sequence_tokens(&paths);
             let request = TrainRequest { paths, loss, params };
-            let Trained { sums, step } =
+            let TrainReport { sums, step } =
                 models.policy.train(request, &update.cut, &mut || after(&mut done)).await?;
             for sums in &sums {
                 learned.all.merge(sums);
@@ -310,7 +312,7 @@ fn inputs_of(
 }
 
 /// Returns the sequences of micro-batches in the order of the update.
-fn in_order(cut: &Cut, batches: Vec<Inputs>) -> Vec<PathInput> {
+fn in_order(cut: &MicroBatchPlan, batches: Vec<Inputs>) -> Vec<PathInput> {
     let places = cut.micro_batches.iter().flat_map(|batch| &batch.paths);
     let inputs = batches.into_iter().flatten().map(|(_, input)| input);
     let mut placed: Vec<(u32, PathInput)> = places.copied().zip(inputs).collect();

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 
-use levade_policy::Uncut;
+use levade_policy::UpdateSequences;
 use levade_recipe::{Charge, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
 use levade_rl::{Counting, Normalizer, PathAdvantages, RolloutTokens, prepare};
 use levade_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
@@ -349,7 +349,7 @@ impl Draft {
                 tokens.collect()
             };
             let groups = groups.into_iter().map(&mut tokens).collect();
-            let uncut = Uncut { groups, micro_batch_tokens: budget };
+            let uncut = UpdateSequences { groups, micro_batch_tokens: budget };
             let cut = models.policy.plan(&uncut).await?;
             cut.check(paths.len(), cut.world_size)?;
             let critic = match models.critic {

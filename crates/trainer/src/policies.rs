@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_policy::{Learner, Sampler, adopt_all};
+use levade_policy::{Learner, Sampler, update_sampler_weights};
 use levade_recipe::{EngineKeys, Phase, RlKeys};
 
 use crate::TrainerError;
@@ -78,16 +78,16 @@ impl Learns {
     pub(crate) async fn recall(&self, place: Option<&Path>) -> Result<(), TrainerError> {
         match place {
             Some(place) => self.learner.load(place, true).await?,
-            None => self.learner.begin_again().await?,
+            None => self.learner.reset().await?,
         }
         if let Some(critic) = &self.critic {
             match place.map(|place| place.join(CRITIC)).filter(|place| place.is_dir()) {
                 Some(place) => critic.load(&place, true).await?,
-                None => critic.begin_again().await?,
+                None => critic.reset().await?,
             }
         }
         if let Some(reference) = &self.reference {
-            reference.begin_again().await?;
+            reference.reset().await?;
         }
         Ok(())
     }
@@ -154,7 +154,7 @@ impl Policies {
         let weights = self.learns(name)?.learner.publish(version).await?;
         let samplers =
             self.get(name).map(|policy| (format!("the sampler of {name}"), policy.sampler.clone()));
-        Ok(adopt_all(samplers.into_iter().collect(), &weights, self.longest).await?)
+        Ok(update_sampler_weights(samplers.into_iter().collect(), &weights, self.longest).await?)
     }
 
     /// Returns the context size of a policy, in tokens. 0 if the policy does not exist.

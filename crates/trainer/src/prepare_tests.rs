@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use levade_policy::{
-    Content, Cut, ForwardBackward, Manifest, OptimParams, OptimReport, PolicyError, WeightsAt, WeightsRef,
+    Content, ForwardBackward, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError, WeightsAt,
+    WeightsRef,
 };
 use levade_recipe::Phase;
 use levade_rl::Loss;
@@ -56,7 +57,7 @@ impl Learner for Known {
     }
 
     async fn save(&self, dir: &Path, _: bool) -> Result<Manifest, PolicyError> {
-        Manifest::of(dir, Content::Whole, &[])
+        Manifest::from_files(dir, Content::Whole, &[])
     }
 
     async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
@@ -408,7 +409,7 @@ async fn critic_ignores_corrections_and_rejections() {
         returns: Some(PerToken::new([1.0, 2.0, 3.0])),
         values: Some(PerToken::new([0.5, 0.5, 0.5])),
     };
-    let cut = Cut::of_sizes([1]);
+    let cut = MicroBatchPlan::from_sizes([1]);
     let updates = vec![Update { paths: vec![planned], cut: cut.clone(), critic: Some(cut) }; 2];
     let policy = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), policies: vec![policy] };
@@ -475,7 +476,7 @@ async fn critic_warmup_skips_policy_updates() {
     let (advantage, weight) = (PerToken::same(1.0), PerToken::same(1.0));
     let (returns, values) = (Some(PerToken::same(1.0)), Some(PerToken::same(0.5)));
     let planned = PlannedPath { attempt: id(0), leaf: SegmentId(1), advantage, weight, returns, values };
-    let cut = Cut::of_sizes([1]);
+    let cut = MicroBatchPlan::from_sizes([1]);
     let updates = vec![Update { paths: vec![planned], cut: cut.clone(), critic: Some(cut) }];
     let policy_plan = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), policies: vec![policy_plan] };

@@ -95,7 +95,7 @@ impl Reporter {
 
     /// Adds the time of device handoffs between learner and samplers since the previous step.
     pub fn add_handoffs(&mut self, policies: &Policies, metrics: &mut Metrics) {
-        let of_each = policies.trained().filter_map(|(_, learns)| learns.learner.handed_over());
+        let of_each = policies.trained().filter_map(|(_, learns)| learns.learner.handoff_time());
         if let Some(now) = of_each.reduce(|a, b| a + b) {
             metrics.add("timing_s/turns", now.saturating_sub(self.handed_over).as_secs_f64());
             self.handed_over = now;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_policy::awake;
+use levade_policy::process_time;
 use levade_recipe::{RewardKeys, ScorerKeys, Unscored, WhenKeys};
 use levade_reward::{Evidence, ScoreError, Scorer, task_field};
 use levade_store::{Attempt, CreditTarget, Earned, Status};
@@ -140,7 +140,7 @@ impl NamedScorer {
         let mut pause = PAUSE;
         loop {
             left -= 1;
-            let asked = awake::within(longest, alone(ask(self.scorer.clone()))).await;
+            let asked = process_time::with_timeout(longest, alone(ask(self.scorer.clone()))).await;
             let answer = match asked {
                 Some(answer) => answer.unwrap_or_else(|panic| Err(ScoreError::Unusable(panic))),
                 None => {
@@ -150,7 +150,7 @@ impl NamedScorer {
             };
             match answer {
                 Err(error) if left > 0 && error.may_pass() => {
-                    awake::sleep(pause).await;
+                    process_time::sleep(pause).await;
                     pause *= 2;
                 }
                 answer => return answer,
@@ -176,7 +176,7 @@ impl NamedScorer {
             }
         };
         let late = || Err(ScoreError::Unavailable(format!("it did not answer within {REHEARSAL:?}")));
-        let given = awake::within(REHEARSAL, asked).await.unwrap_or_else(late)?;
+        let given = process_time::with_timeout(REHEARSAL, asked).await.unwrap_or_else(late)?;
         self.named(given)
     }
 

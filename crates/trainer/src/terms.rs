@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    Cut, ForwardBackward, Learner, LossTerms, Manifest, OptimParams, OptimReport, PolicyError, Predictions,
-    TrainRequest, Trained, Uncut, WeightsRef,
+    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError,
+    Predictions, TrainReport, TrainRequest, UpdateSequences, WeightsRef,
 };
 use levade_rl::Loss;
 use levade_store::PolicyPlan;
@@ -269,16 +269,16 @@ fn indices(batch: &TreeBatch, sequences: &[PathInput]) -> Vec<u32> {
 
 #[async_trait]
 impl Learner for Observed<'_> {
-    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+    async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
         self.learner.plan(update).await
     }
 
     async fn train(
         &self,
         update: TrainRequest,
-        cut: &Cut,
+        cut: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
-    ) -> Result<Trained, PolicyError> {
+    ) -> Result<TrainReport, PolicyError> {
         let TrainRequest { mut paths, loss, params } = update;
         cut.check(paths.len(), 1)?;
         let (mut sums, mut all) = (Vec::new(), Vec::new());
@@ -305,7 +305,7 @@ impl Learner for Observed<'_> {
             done();
         }
         self.updates.lock().unwrap_or_else(PoisonError::into_inner).push(all);
-        Ok(Trained { sums, step: self.optim_step(params).await? })
+        Ok(TrainReport { sums, step: self.optim_step(params).await? })
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
@@ -340,8 +340,8 @@ impl Learner for Observed<'_> {
         self.learner.load(dir, with_optimizer).await
     }
 
-    fn handed_over(&self) -> Option<Duration> {
-        self.learner.handed_over()
+    fn handoff_time(&self) -> Option<Duration> {
+        self.learner.handoff_time()
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {

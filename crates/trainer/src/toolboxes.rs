@@ -80,7 +80,7 @@ impl Toolboxes {
 #[cfg(test)]
 mod tests {
     use levade_tasks::Task;
-    use levade_text::{Parsed, ToolCall};
+    use levade_text::{ParsedCompletion, ToolCall};
     use levade_tools::ToolContext;
     use serde_json::json;
 
@@ -145,7 +145,7 @@ mod tests {
         };
         let arguments = json!({ "expression": "10 ^ 9" }).as_object().unwrap().clone();
         let call = ToolCall { id: String::new(), name: "calculator".into(), arguments: arguments.into() };
-        let reply = Parsed { content: String::new(), calls: vec![Ok(call)], bare: false };
+        let reply = ParsedCompletion { content: String::new(), calls: vec![Ok(call)], bare: false };
         let start = tokio::time::Instant::now();
         // Each iteration stands for an agent with its own set of tools.
         for waited in [0, 500, 1000] {

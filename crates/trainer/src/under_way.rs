@@ -12,7 +12,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_policy::{awake, crash_point};
+use levade_policy::{crash_point, process_time};
 use levade_store::{Attempt, Status, Store, StoreError};
 use levade_tree::Purpose;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
@@ -170,7 +170,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
             }
             let only_waiting = self.making.is_empty() && self.scoring.is_empty() && !self.waiting.is_empty();
             let scored = if let Some(limit) = limit.filter(|_| only_waiting) {
-                match awake::within(limit, self.waiting.join_next()).await {
+                match process_time::with_timeout(limit, self.waiting.join_next()).await {
                     Some(scored) => scored,
                     None => return Err(self.outage(limit)),
                 }
@@ -287,7 +287,7 @@ async fn retry_scoring<K>(
     // Even if the outage timeout is short, the scorer is called before it expires.
     let [mut pause, most] = PAUSES.map(|pause| pause.min(scorers.outage() / 4));
     loop {
-        awake::sleep(pause).await;
+        process_time::sleep(pause).await;
         let scored = score(scorers.clone(), store.clone(), job).await?;
         match &scored.result {
             Err(not_scored) if not_scored.fate == Fate::Parked => job = scored.job,

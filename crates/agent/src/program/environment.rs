@@ -1,7 +1,7 @@
 //! Environment variables of programs.
 
 use levade_gateway::Session;
-use levade_policy::environment::passed;
+use levade_policy::environment::child_environment;
 use serde_json::{Value, json};
 
 use super::Program;
@@ -24,7 +24,7 @@ impl Program {
     ) -> Vec<(String, String)> {
         let base = format!("{}{}", self.address, session.path());
         let (v1, key) = (format!("{base}/v1"), session.key());
-        let mut variables = passed(&self.passes);
+        let mut variables = child_environment(&self.passes);
         variables.extend(DIRECT.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let task = task_of(context).to_string();
         let ours = [

@@ -14,7 +14,7 @@ pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
     });
     // A checkpoint contains the weights and two moments. That is at most the optimizer's memory,
     // which holds the gradient in addition to them.
-    let each: u64 = plans.iter().flatten().map(|plan| plan.optimiser).sum();
+    let each: u64 = plans.iter().flatten().map(|plan| plan.optimizer).sum();
     let run = &recipe.run;
     let kept = if run.checkpoint_every > 0 { run.keep as u64 } else { 0 };
     // One checkpoint of each phase is kept as well, and one is being written.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use levade_policy::SamplingParams;
 use levade_recipe::{AgentKeys, Recipe, ToolKeys};
 use levade_tasks::Task;
-use levade_text::{Chat, Parsed, ToolCall, ToolSpec};
+use levade_text::{Chat, ParsedCompletion, ToolCall, ToolSpec};
 use levade_tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolKind, ToolSet};
 use levade_trainer::Toolboxes;
 use serde_json::{Map, Value, json};
@@ -101,7 +101,9 @@ async fn called(
     for spec in specs {
         let arguments = arguments(spec, task);
         let call = ToolCall { id: String::new(), name: spec.name.clone(), arguments: arguments.into() };
-        let answers = tools.answer(&Parsed { calls: vec![Ok(call)], ..Parsed::default() }, true).await;
+        let answers = tools
+            .answer(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true)
+            .await;
         for Observation { text, kind, trouble, .. } in answers {
             let short: String = text.chars().take(60).collect::<String>().replace('\n', " ");
             let works = kind == ObservationKind::Ok

@@ -242,7 +242,7 @@ fn plain(c: char) -> char {
 /// Returns a model source that is valid in a recipe in any directory: paths are made absolute.
 fn local(model: &str) -> anyhow::Result<String> {
     match Source::parse(model)? {
-        Source::Folder(path) | Source::Gguf(path) => Ok(std::path::absolute(path)?.display().to_string()),
+        Source::Dir(path) | Source::Gguf(path) => Ok(std::path::absolute(path)?.display().to_string()),
         _ => Ok(model.to_owned()),
     }
 }
@@ -251,7 +251,7 @@ fn local(model: &str) -> anyhow::Result<String> {
 /// for other models.
 fn context(model: &str) -> anyhow::Result<usize> {
     match Source::parse(model)? {
-        Source::Folder(path) | Source::Gguf(path) => Ok(ModelFiles::open(&path)?.config.context.min(CONTEXT)),
+        Source::Dir(path) | Source::Gguf(path) => Ok(ModelFiles::open(&path)?.config.context.min(CONTEXT)),
         _ => Ok(CONTEXT),
     }
 }

@@ -3,8 +3,8 @@
 use levade_policy::{OptimParams, crash_point};
 
 use crate::Compute;
-use crate::buffer::Shared;
-use crate::parameters::{Parameters, Piece};
+use crate::buffer::SharedSlice;
+use crate::parameters::{Chunk, Parameters};
 use crate::simd::{dot, simd};
 
 /// Number of values per task. The norm is summed per block and then in the order of blocks, so the
@@ -15,7 +15,7 @@ const BLOCK: usize = 1 << 16;
 pub fn norm(compute: &Compute, gradient: &[f32]) -> f64 {
     let blocks = gradient.len().div_ceil(BLOCK);
     let mut sums = vec![0.0f32; blocks];
-    let shared = Shared::new(&mut sums);
+    let shared = SharedSlice::new(&mut sums);
     compute.pool.run(blocks, |block| {
         let part = &gradient[block * BLOCK..gradient.len().min((block + 1) * BLOCK)];
         // SAFETY: each block belongs to one task.
@@ -79,9 +79,9 @@ pub fn step(
     };
     let [matrix, other] = [params.weight_decay, 0.0].map(constants);
     let middle =
-        parameters.tensors.places.get(parameters.tensors.places.len() / 2).map(|place| place.range.start);
-    let moments = moments.map(Shared::new);
-    parameters.change(compute, |Piece { range, is_matrix, .. }, weights| {
+        parameters.tensors.entries.get(parameters.tensors.entries.len() / 2).map(|entry| entry.range.start);
+    let moments = moments.map(SharedSlice::new);
+    parameters.change(compute, |Chunk { range, is_matrix, .. }, weights| {
         if middle.is_some_and(|middle| range.contains(&middle)) {
             crash_point("in_optim_step");
         }

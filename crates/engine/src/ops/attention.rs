@@ -23,14 +23,14 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use super::attention_amx;
 use super::attention_tiles::{Run, STRETCH, Tile, tiles};
-use super::kv::{BLOCK, KeyValues, Sight, Span};
+use super::kv::{AttentionWindow, BLOCK, KeyValues, Span};
 use crate::Compute;
-use crate::buffer::{Buffer, Shared};
+use crate::buffer::{Buffer, SharedSlice};
+use crate::gemm::lhs::Lhs;
+use crate::gemm::shape::{Chain, Rows, STEP};
+use crate::gemm::tile::tile as multiply;
+use crate::gemm::{MAX_ROWS, Matrix, NR};
 use crate::precision::{Kernel, Order};
-use crate::product::left::Left;
-use crate::product::shape::{Chain, Rows, STEP};
-use crate::product::tile::tile as multiply;
-use crate::product::{MAX_ROWS, Matrix, NR};
 use crate::simd::{LANES, exp, fold, max, simd};
 
 /// Maximum number of rows for which a tile prefetches the next block, because it finishes a block
@@ -73,7 +73,7 @@ pub type RowStats = [f32; 2];
 pub fn forward(
     compute: &Compute,
     keys_values: &KeyValues<'_>,
-    sight: Sight,
+    attention_window: AttentionWindow,
     spans: &[Span],
     qkv: &[f32],
     out: &mut [f32],
@@ -82,26 +82,26 @@ pub fn forward(
     let shape = keys_values.shape;
     keys_values.store(compute, spans, qkv);
     let (width, group) = (shape.query(), shape.group());
-    let out = Shared::new(out);
-    let stats = stats.map(Shared::new);
+    let out = SharedSlice::new(out);
+    let stats = stats.map(SharedSlice::new);
     // In decreasing order of cost for each key head, so that the last task to finish is a small one.
     let mut tiles = tiles(spans, group, compute.kernel().tile_rows());
     tiles.reverse();
     compute.pool.run(tiles.len() * shape.kv_heads, |task| {
         let (tile, head) = (&tiles[task % tiles.len()], task / tiles.len());
         SCRATCH.with_borrow_mut(|scratch| {
-            attend(compute.kernel(), keys_values, sight, spans, tile, head, qkv, scratch);
-            for (r, place) in places(spans, &tile.runs, group).enumerate() {
-                let (query_head, [max, sum]) = (head * group + place.member, scratch.stats[r]);
+            attend(compute.kernel(), keys_values, attention_window, spans, tile, head, qkv, scratch);
+            for (r, tile_row) in tile_rows(spans, &tile.runs, group).enumerate() {
+                let (query_head, [max, sum]) = (head * group + tile_row.head_in_group, scratch.stats[r]);
                 // SAFETY: each (row, head) belongs to one tile.
                 let to =
-                    unsafe { out.slice(place.row * width + query_head * shape.head_dim, shape.head_dim) };
+                    unsafe { out.slice(tile_row.row * width + query_head * shape.head_dim, shape.head_dim) };
                 for (to, from) in to.iter_mut().zip(&scratch.sums[r * shape.padded()..]) {
                     *to = from / sum;
                 }
                 if let Some(stats) = &stats {
                     // SAFETY: as above.
-                    let to = unsafe { stats.slice((place.row * shape.heads + query_head) * 2, 2) };
+                    let to = unsafe { stats.slice((tile_row.row * shape.heads + query_head) * 2, 2) };
                     to.copy_from_slice(&[max, sum]);
                 }
             }
@@ -110,22 +110,22 @@ pub fn forward(
 }
 
 /// Row of a tile: a query, and one of the heads that share a key head.
-struct Place {
+struct TileRow {
     /// Row in the batch.
     row: usize,
     /// Number of positions of its sequence that it attends to.
     seen: usize,
     /// Index of the head within its group.
-    member: usize,
+    head_in_group: usize,
 }
 
 /// Returns the rows of a tile or of a part of it; the query varies slowest.
-fn places<'a>(spans: &'a [Span], runs: &'a [Run], group: usize) -> impl Iterator<Item = Place> + 'a {
+fn tile_rows<'a>(spans: &'a [Span], runs: &'a [Run], group: usize) -> impl Iterator<Item = TileRow> + 'a {
     runs.iter().flat_map(move |run| {
         let span = &spans[run.span];
         (run.from..run.from + run.rows).map(move |r| {
             let query = r / group;
-            Place { row: span.row + query, seen: span.position + query + 1, member: r % group }
+            TileRow { row: span.row + query, seen: span.position + query + 1, head_in_group: r % group }
         })
     })
 }
@@ -133,15 +133,15 @@ fn places<'a>(spans: &'a [Span], runs: &'a [Run], group: usize) -> impl Iterator
 /// Rows of a tile that process the same positions of the same blocks.
 struct Part<'a> {
     rows: Range<usize>,
-    path: &'a [u32],
+    sequence_blocks: &'a [u32],
     /// Positions; the first starts a block.
     positions: Range<usize>,
     /// Whether other parts continue its last stretch.
-    goes_on: bool,
+    continues: bool,
 }
 
 impl Part<'_> {
-    /// Returns the blocks of the part, as indices into `path`.
+    /// Returns the blocks of the part, as indices into `sequence_blocks`.
     fn blocks(&self) -> Range<usize> {
         self.positions.start / BLOCK..self.positions.end.div_ceil(BLOCK)
     }
@@ -155,14 +155,14 @@ impl Part<'_> {
 
     /// Returns the number of words of the part's weights as an lhs.
     fn words(&self, kernel: Kernel) -> usize {
-        kernel.left_words(self.rows.len(), self.positions.len())
+        kernel.lhs_words(self.rows.len(), self.positions.len())
     }
 }
 
 /// Returns the start of the stretch with the first position that any row of a tile attends to.
-fn first_seen(spans: &[Span], tile: &Tile, group: usize, sight: Sight) -> usize {
+fn first_seen(spans: &[Span], tile: &Tile, group: usize, attention_window: AttentionWindow) -> usize {
     let own = tile.runs.iter().map(|run| spans[run.span].position + run.from / group + 1).min();
-    sight.first(own.unwrap_or(0)) / STRETCH * STRETCH
+    attention_window.first(own.unwrap_or(0)) / STRETCH * STRETCH
 }
 
 /// Returns the parts of a tile from position `seen` on, which starts a stretch: all rows over the
@@ -171,15 +171,20 @@ fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize, seen: usize) -> im
     let shared = tile.shared * BLOCK;
     let rows = tile.runs.iter().map(|run| run.rows).sum();
     let first = tile.runs.first().map(|run| &spans[run.span].blocks[..]).unwrap_or_default();
-    let together = Part { rows: 0..rows, path: first, positions: seen..shared, goes_on: true };
+    let together = Part { rows: 0..rows, sequence_blocks: first, positions: seen..shared, continues: true };
     let mut at = 0;
-    let alone = tile.runs.iter().map(move |run| {
+    let separate = tile.runs.iter().map(move |run| {
         let (span, from) = (&spans[run.span], at);
         at += run.rows;
         let end = span.position + (run.from + run.rows - 1) / group + 1;
-        Part { rows: from..at, path: &span.blocks, positions: shared.max(seen)..end, goes_on: false }
+        Part {
+            rows: from..at,
+            sequence_blocks: &span.blocks,
+            positions: shared.max(seen)..end,
+            continues: false,
+        }
     });
-    Some(together).filter(|_| shared > seen).into_iter().chain(alone)
+    Some(together).filter(|_| shared > seen).into_iter().chain(separate)
 }
 
 /// Computes attention of one tile and one key head. Results are left in `scratch.sums` and
@@ -188,7 +193,7 @@ fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize, seen: usize) -> im
 fn attend(
     kernel: Kernel,
     keys_values: &KeyValues<'_>,
-    sight: Sight,
+    attention_window: AttentionWindow,
     spans: &[Span],
     tile: &Tile,
     head: usize,
@@ -197,35 +202,36 @@ fn attend(
 ) {
     let shape = keys_values.shape;
     let (dim, padded, group) = (shape.head_dim, shape.padded(), shape.group());
-    let begin = first_seen(spans, tile, group, sight);
+    let first_position = first_seen(spans, tile, group, attention_window);
     let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
-    let longest = parts(spans, tile, group, begin).map(|part| part.positions.end).max().unwrap_or(0);
+    let max_position =
+        parts(spans, tile, group, first_position).map(|part| part.positions.end).max().unwrap_or(0);
     // An odd number of cache lines, so that one position of many rows does not map to a single cache
     // set.
-    let stride = longest.next_multiple_of(BLOCK) + LANES;
+    let stride = max_position.next_multiple_of(BLOCK) + LANES;
     let Scratch { queries, packed, scores, stats, weights, sums, open, starts } = scratch;
     let queries = queries.reserve(rows * dim);
-    let scores = scores.reserve((rows + kernel.left_rows(1)) * stride);
+    let scores = scores.reserve((rows + kernel.lhs_rows(1)) * stride);
     let [sums, open] = [sums, open].map(|buffer| buffer.reserve(rows * padded));
 
-    for (place, to) in places(spans, &tile.runs, group).zip(queries.chunks_exact_mut(dim)) {
-        let from = &qkv[place.row * shape.qkv() + (head * group + place.member) * dim..];
+    for (tile_row, to) in tile_rows(spans, &tile.runs, group).zip(queries.chunks_exact_mut(dim)) {
+        let from = &qkv[tile_row.row * shape.qkv() + (head * group + tile_row.head_in_group) * dim..];
         for (to, q) in to.iter_mut().zip(from) {
-            *to = q * sight.scale;
+            *to = q * attention_window.scale;
         }
     }
-    for part in parts(spans, tile, group, begin) {
+    for part in parts(spans, tile, group, first_position) {
         let (first, rows) = (part.rows.start, part.rows.len());
         let queries = Matrix::new(queries, first + rows, dim);
-        let a = Left::of(kernel, queries, part.rows.clone(), 0..dim, packed);
+        let a = Lhs::pack(kernel, queries, part.rows.clone(), 0..dim, packed);
         // A complete matrix register is stored faster than most of its rows. Scores in the rows below
         // are overwritten later or never read.
-        let high = kernel.left_rows(rows);
+        let high = kernel.lhs_rows(rows);
         let stored = if 4 * rows >= 3 * high { high } else { rows };
         for i in part.blocks() {
-            let keys = [keys_values.keys(part.path[i], head).cast_const()];
+            let keys = [keys_values.keys(part.sequence_blocks[i], head).cast_const()];
             if rows <= FEW
-                && let Some(next) = part.path.get(i + 1)
+                && let Some(next) = part.sequence_blocks.get(i + 1)
             {
                 keys_values.fetch(*next, head);
             }
@@ -236,34 +242,36 @@ fn attend(
             unsafe { multiply(kernel, stored, a, b, to, stride, BLOCK, Chain::Set) };
         }
     }
-    if sight.window < longest {
-        for (place, row) in places(spans, &tile.runs, group).zip(scores.chunks_exact_mut(stride)) {
-            row[begin..sight.first(place.seen).max(begin)].fill(f32::NEG_INFINITY);
+    if attention_window.window < max_position {
+        for (tile_row, row) in tile_rows(spans, &tile.runs, group).zip(scores.chunks_exact_mut(stride)) {
+            row[first_position..attention_window.first(tile_row.seen).max(first_position)]
+                .fill(f32::NEG_INFINITY);
         }
     }
-    let all = Weighed { spans, tile, group, begin };
+    let all = ScoreTile { spans, tile, group, first_position };
     let packed = all.weigh(kernel, (scores, stride), weights, stats);
-    if begin > 0 {
+    if first_position > 0 {
         // Stretches are added to the stretches before them, to which no row attends.
         sums.fill(0.0);
     }
     let mut before = 0;
-    for part in parts(spans, tile, group, begin) {
+    for part in parts(spans, tile, group, first_position) {
         let (first, rows, start) = (part.rows.start, part.rows.len(), part.positions.start);
         let a = match packed {
-            Some(packed) => Left::packed(kernel, packed.wrapping_add(before), rows),
+            Some(packed) => Lhs::packed(kernel, packed.wrapping_add(before), rows),
             None => {
                 let scores = Matrix::new(scores, first + rows, stride);
-                Left::of(kernel, scores, part.rows.clone(), part.positions.clone(), weights)
+                Lhs::pack(kernel, scores, part.rows.clone(), part.positions.clone(), weights)
             }
         };
         before += part.words(kernel);
         for (from, to) in part.stretches() {
-            let a = a.after(kernel.words(from - start));
+            let a = a.from_word(kernel.words(from - start));
             // A stretch in one part is added directly to the sums. A stretch in two parts is still one
             // chain.
-            let (begins, ends) = (from.is_multiple_of(STRETCH), to.is_multiple_of(STRETCH) || !part.goes_on);
-            let (out, chain) = match (begins, ends) {
+            let (starts_stretch, ends) =
+                (from.is_multiple_of(STRETCH), to.is_multiple_of(STRETCH) || !part.continues);
+            let (out, chain) = match (starts_stretch, ends) {
                 (true, true) => (&mut *sums, Chain::new(from > 0)),
                 (true, false) => (&mut *open, Chain::Set),
                 (false, _) => (&mut *open, Chain::Resume),
@@ -271,7 +279,7 @@ fn attend(
             for column in (0..padded).step_by(NR) {
                 starts.clear();
                 starts.extend(
-                    part.path[from / BLOCK..to.div_ceil(BLOCK)]
+                    part.sequence_blocks[from / BLOCK..to.div_ceil(BLOCK)]
                         .iter()
                         .map(|block| keys_values.values(*block, head).wrapping_add(column).cast_const()),
                 );
@@ -284,7 +292,7 @@ fn attend(
                 // they add exactly nothing.
                 unsafe { multiply(kernel, rows, a, b, to, padded, NR, chain) };
             }
-            if !begins && ends {
+            if !starts_stretch && ends {
                 let these = first * padded..(first + rows) * padded;
                 for (sum, open) in sums[these.clone()].iter_mut().zip(&open[these]) {
                     *sum = if from < STRETCH { *open } else { *sum + open };
@@ -294,15 +302,15 @@ fn attend(
     }
 }
 
-/// A tile whose scores, from position `begin` on, are converted to weights.
-struct Weighed<'a> {
+/// A tile whose scores, from position `first_position` on, are converted to weights.
+struct ScoreTile<'a> {
     spans: &'a [Span],
     tile: &'a Tile,
     group: usize,
-    begin: usize,
+    first_position: usize,
 }
 
-impl Weighed<'_> {
+impl ScoreTile<'_> {
     /// Converts the scores of all rows, `stride` apart, to weights, and computes their normalizers. The
     /// weights overwrite the scores. For AMX they are instead packed as lhs operands, one for each
     /// part, and their address is returned.
@@ -313,23 +321,23 @@ impl Weighed<'_> {
         weights: &mut Buffer,
         stats: &mut [RowStats; MAX_ROWS],
     ) -> Option<*const f32> {
-        let Weighed { spans, tile, group, begin } = *self;
+        let ScoreTile { spans, tile, group, first_position } = *self;
         #[cfg(target_arch = "x86_64")]
         if kernel.order() == Order::Tiled {
-            let words = parts(spans, tile, group, begin).map(|part| part.words(kernel)).sum();
+            let words = parts(spans, tile, group, first_position).map(|part| part.words(kernel)).sum();
             let weights = weights.reserve(words);
             self.weigh_packed(kernel, (scores, stride), weights, stats);
             return Some(weights.as_ptr());
         }
-        for (r, place) in places(spans, &tile.runs, group).enumerate() {
+        for (r, tile_row) in tile_rows(spans, &tile.runs, group).enumerate() {
             let row = &mut scores[r * stride..][..stride];
-            stats[r] = weigh(kernel.isa, &mut row[begin..place.seen]);
-            row[place.seen..].fill(0.0);
+            stats[r] = weigh(kernel.isa, &mut row[first_position..tile_row.seen]);
+            row[tile_row.seen..].fill(0.0);
         }
         None
     }
 
-    /// Implements [`Weighed::weigh`] for AMX.
+    /// Implements [`ScoreTile::weigh`] for AMX.
     #[cfg(target_arch = "x86_64")]
     fn weigh_packed(
         &self,
@@ -338,18 +346,18 @@ impl Weighed<'_> {
         weights: &mut [f32],
         stats: &mut [RowStats; MAX_ROWS],
     ) {
-        let Weighed { spans, tile, group, begin } = *self;
+        let ScoreTile { spans, tile, group, first_position } = *self;
         let mut seen = [0; MAX_ROWS];
         let mut sums = [[0.0; LANES]; MAX_ROWS];
-        for (r, place) in places(spans, &tile.runs, group).enumerate() {
-            seen[r] = place.seen;
-            stats[r][0] = largest(kernel.isa, &scores[r * stride..][begin..place.seen]);
+        for (r, tile_row) in tile_rows(spans, &tile.runs, group).enumerate() {
+            seen[r] = tile_row.seen;
+            stats[r][0] = largest(kernel.isa, &scores[r * stride..][first_position..tile_row.seen]);
         }
         let mut before = 0;
-        for part in parts(spans, tile, group, begin) {
+        for part in parts(spans, tile, group, first_position) {
             let (start, positions) = (part.positions.start, part.positions.len());
             let words = part.words(kernel);
-            let step = kernel.left_rows(part.rows.len()) * STEP;
+            let step = kernel.lhs_rows(part.rows.len()) * STEP;
             let to = &mut weights[before..before + words];
             for (at, r) in part.rows.enumerate() {
                 let scores = &scores[r * stride + start..][..positions.next_multiple_of(BLOCK)];

@@ -8,8 +8,8 @@
 use std::arch::x86_64::*;
 
 use super::scores::{Row, Scores};
-use crate::precision::words_of;
-use crate::product::shape::STEP;
+use crate::gemm::shape::STEP;
+use crate::precision::pack_words;
 use crate::simd::{LANES, exp};
 
 /// Number of positions that one instruction processes.
@@ -89,17 +89,17 @@ pub unsafe fn weigh(
 /// AMX must be available. All rows of `scores` must exist up to `end`. `end` and the scores' `begin`
 /// must be multiples of 32. `left` must have as many steps from `begin` on, with an even `high`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: usize) {
-    let Scores { rows, begin, stride, .. } = *scores;
+pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32, high: usize) {
+    let Scores { rows, first_position, stride, .. } = *scores;
     let (p, s) = (scores.p.as_ptr(), scores.s.as_ptr());
     let pairs = scores.pairs.each_mut().map(|words| words.as_mut_ptr());
     let zero = _mm512_setzero_ps();
     for (word, two) in rows.chunks(2).enumerate() {
         // A missing second row attends to nothing.
         let two = [two[0], two.get(1).copied().unwrap_or(Row { first: 0, own: 0, ..two[0] })];
-        for at in (begin..end).step_by(WIDE) {
+        for at in (first_position..end).step_by(WIDE) {
             // Indexed by row, then by half.
-            let (mut weights, mut slopes) = ([[zero; 2]; 2], [[zero; 2]; 2]);
+            let (mut weights, mut gradients) = ([[zero; 2]; 2], [[zero; 2]; 2]);
             // SAFETY: the caller guarantees the extents.
             unsafe {
                 for (i, row) in two.iter().enumerate() {
@@ -110,23 +110,23 @@ pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: 
                             let from = (2 * word + i) * stride + at;
                             let e = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(p.add(from)), max));
                             let weight = _mm512_mul_ps(e, inverse);
-                            let slope =
+                            let gradient =
                                 _mm512_mul_ps(weight, _mm512_sub_ps(_mm512_loadu_ps(s.add(from)), mean));
                             let mask = below(row.own, at) & !below(row.first, at);
                             weights[i][half] = _mm512_maskz_mov_ps(mask, weight);
-                            slopes[i][half] = _mm512_maskz_mov_ps(mask, slope);
+                            gradients[i][half] = _mm512_maskz_mov_ps(mask, gradient);
                         }
                     }
                 }
-                for (of, to) in [weights, slopes].into_iter().zip(pairs) {
-                    let [earlier, later] = of;
+                for (pair, to) in [weights, gradients].into_iter().zip(pairs) {
+                    let [earlier, later] = pair;
                     for (half, (earlier, later)) in earlier.into_iter().zip(later).enumerate() {
                         let to = to.add(word * stride + at + half * LANES);
-                        _mm512_storeu_si512(to.cast(), words_of(earlier, later));
+                        _mm512_storeu_si512(to.cast(), pack_words(earlier, later));
                     }
                 }
-                for (i, slopes) in slopes.into_iter().enumerate() {
-                    put(slopes, left.add(((at - begin) / WIDE * high + 2 * word + i) * STEP));
+                for (i, gradients) in gradients.into_iter().enumerate() {
+                    put(gradients, lhs.add(((at - first_position) / WIDE * high + 2 * word + i) * STEP));
                 }
             }
         }

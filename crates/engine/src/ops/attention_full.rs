@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::for_groups;
 use crate::Compute;
-use crate::buffer::Shared;
+use crate::buffer::SharedSlice;
 use crate::simd::{dot, exp, max, simd};
 
 /// Shape of the attention heads.
@@ -64,9 +64,9 @@ pub fn forward(
     let FullHeads { heads, head_dim } = shape;
     let (width, stride) = (heads * head_dim, 3 * heads * head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let scores = Shared::new(scores);
+    let scores = SharedSlice::new(scores);
     // A task is one head of a text, so that its keys and values stay in the first-level cache.
-    let (out, tasks) = (Shared::new(out), texts.len() * heads);
+    let (out, tasks) = (SharedSlice::new(out), texts.len() * heads);
     compute.pool.run(tasks, |task| {
         let (text, head) = (texts[task / heads].clone(), task % heads);
         let rows = text.len();
@@ -139,10 +139,10 @@ mod tests {
         let compute = Compute::new(2);
         forward(&compute, shape, &texts, &qkv, &mut scores, &mut out);
         close(&out, &naive(shape, &texts, &wide(&qkv)), 1e-5);
-        let mut alone = vec![0.0; 17 * width];
+        let mut separate = vec![0.0; 17 * width];
         let its = &qkv[3 * width..18 * 3 * width];
-        forward(&compute, shape, std::slice::from_ref(&(0..17)), its, &mut scores, &mut alone);
-        assert_eq!(alone, out[width..18 * width]);
+        forward(&compute, shape, std::slice::from_ref(&(0..17)), its, &mut scores, &mut separate);
+        assert_eq!(separate, out[width..18 * width]);
     }
 
     #[test]

@@ -10,27 +10,33 @@ use crate::simd::Isa;
 
 /// Computes attention of every row over its sequence (a list of row indices, the row itself last), in
 /// f64.
-pub fn naive(shape: Shape, sight: Sight, paths: &[Vec<usize>], qkv: &[f64]) -> Vec<f64> {
+pub fn naive(
+    shape: Shape,
+    attention_window: AttentionWindow,
+    sequences: &[Vec<usize>],
+    qkv: &[f64],
+) -> Vec<f64> {
     let (width, dim) = (shape.qkv(), shape.head_dim);
     let mut out = Vec::new();
-    for (row, path) in paths.iter().enumerate() {
-        let path = &path[sight.first(path.len())..];
+    for (row, sequence) in sequences.iter().enumerate() {
+        let sequence = &sequence[attention_window.first(sequence.len())..];
         for head in 0..shape.heads {
             let q = &qkv[row * width + head * dim..][..dim];
             let part =
                 |j: usize, offset: usize| &qkv[j * width + offset + head / shape.group() * dim..][..dim];
-            let scores: Vec<f64> = path
+            let scores: Vec<f64> = sequence
                 .iter()
                 .map(|&j| {
                     let k = part(j, shape.query());
-                    q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(sight.scale)
+                    q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(attention_window.scale)
                 })
                 .collect();
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let total: f64 = weights.iter().sum();
             out.extend((0..dim).map(|d| {
-                path.iter()
+                sequence
+                    .iter()
                     .zip(&weights)
                     .map(|(&j, w)| w / total * part(j, shape.query() + shape.key())[d])
                     .sum::<f64>()
@@ -43,57 +49,62 @@ pub fn naive(shape: Shape, sight: Sight, paths: &[Vec<usize>], qkv: &[f64]) -> V
 /// Returns the spans of a forest given as (parent, length), their sequences in rows, and the number of
 /// blocks.
 pub fn forest(nodes: &[(Option<usize>, usize)]) -> (Vec<Span>, Vec<Vec<usize>>, usize) {
-    let (mut spans, mut paths, mut next): (Vec<Span>, Vec<Vec<usize>>, u32) = (Vec::new(), Vec::new(), 0);
+    let (mut spans, mut sequences, mut next): (Vec<Span>, Vec<Vec<usize>>, u32) = (Vec::new(), Vec::new(), 0);
     let mut row = 0;
     for &(parent, len) in nodes {
         let position = parent.map_or(0, |p| spans[p].position + spans[p].len);
-        let whole = position / BLOCK;
-        let mut blocks: Vec<u32> = parent.map_or(Vec::new(), |p| spans[p].blocks[..whole].to_vec());
-        let inherits = parent.filter(|_| position % BLOCK > 0).map(|p| spans[p].blocks[whole]);
+        let full_blocks = position / BLOCK;
+        let mut blocks: Vec<u32> = parent.map_or(Vec::new(), |p| spans[p].blocks[..full_blocks].to_vec());
+        let inherits = parent.filter(|_| position % BLOCK > 0).map(|p| spans[p].blocks[full_blocks]);
         while blocks.len() * BLOCK < position + len {
             blocks.push(next);
             next += 1;
         }
-        let mut path = parent.map_or(Vec::new(), |p| paths[spans[p].row + spans[p].len - 1].clone());
+        let mut sequence = parent.map_or(Vec::new(), |p| sequences[spans[p].row + spans[p].len - 1].clone());
         for i in 0..len {
-            path.push(row + i);
-            paths.push(path.clone());
+            sequence.push(row + i);
+            sequences.push(sequence.clone());
         }
         spans.push(Span { row, len, position, blocks, inherits });
         row += len;
     }
-    (spans, paths, next as usize)
+    (spans, sequences, next as usize)
 }
 
 /// Full attention, and windows that end within a block, that end within a stretch, and that skip full
 /// stretches.
-fn sights(shape: Shape) -> [Sight; 4] {
-    let whole = Sight::whole(shape.head_dim);
-    [whole, Sight { window: 5, scale: 0.3 }, Sight { window: 70, ..whole }, Sight { window: 300, ..whole }]
+fn attention_windows(shape: Shape) -> [AttentionWindow; 4] {
+    let unlimited = AttentionWindow::unlimited(shape.head_dim);
+    [
+        unlimited,
+        AttentionWindow { window: 5, scale: 0.3 },
+        AttentionWindow { window: 70, ..unlimited },
+        AttentionWindow { window: 300, ..unlimited },
+    ]
 }
 
 #[test]
 fn forward_matches_f64_on_forest() {
     let nodes = [(None, 40), (Some(0), 3), (Some(1), 290), (Some(0), 25), (None, 33), (Some(4), 1)];
-    let (spans, paths, count) = forest(&nodes);
-    for (shape, sight) in [
+    let (spans, sequences, count) = forest(&nodes);
+    for (shape, attention_window) in [
         Shape { heads: 6, kv_heads: 2, head_dim: 16 },
         Shape { heads: 9, kv_heads: 3, head_dim: 64 },
         Shape { heads: 2, kv_heads: 2, head_dim: 40 },
     ]
     .into_iter()
-    .flat_map(|shape| sights(shape).map(|sight| (shape, sight)))
+    .flat_map(|shape| attention_windows(shape).map(|attention_window| (shape, attention_window)))
     {
-        let qkv = noise(paths.len() * shape.qkv(), 1, 6.0);
+        let qkv = noise(sequences.len() * shape.qkv(), 1, 6.0);
         for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 0.1)] {
-            let compute = Compute::with(2, Isa::detect(), precision);
+            let compute = Compute::with_isa(2, Isa::detect(), precision);
             let mut blocks = Blocks::new(shape, 1, precision);
             blocks.grow(count);
-            let mut out = vec![0.0; paths.len() * shape.query()];
-            forward(&compute, &blocks.layer(0), sight, &spans, &qkv, &mut out, None);
+            let mut out = vec![0.0; sequences.len() * shape.query()];
+            forward(&compute, &blocks.layer(0), attention_window, &spans, &qkv, &mut out, None);
             // Scores reach ±50 here, so weights are accurate to about 1e-5 in f32, and to about 0.1 in
             // bf16.
-            close(&out, &naive(shape, sight, &paths, &wide(&qkv)), tolerance);
+            close(&out, &naive(shape, attention_window, &sequences, &wide(&qkv)), tolerance);
         }
     }
 }
@@ -119,22 +130,22 @@ fn amx_weights_match_packing() {
         let (mut made, mut packed) = (Buffer::default(), Buffer::default());
         let mut stats = [[0.0; 2]; MAX_ROWS];
         let mut kept = scores.clone();
-        let at = Weighed { spans: &spans, tile: &tile, group, begin: 0 }
+        let at = ScoreTile { spans: &spans, tile: &tile, group, first_position: 0 }
             .weigh(kernel, (&mut kept, stride), &mut made, &mut stats)
             .unwrap();
         assert_eq!(at, made.as_ptr());
         let mut weights = scores;
-        for (r, place) in places(&spans, &tile.runs, group).enumerate() {
+        for (r, tile_row) in tile_rows(&spans, &tile.runs, group).enumerate() {
             let row = &mut weights[r * stride..][..stride];
-            assert_eq!(weigh(kernel.isa, &mut row[..place.seen]), stats[r]);
-            row[place.seen..].fill(0.0);
+            assert_eq!(weigh(kernel.isa, &mut row[..tile_row.seen]), stats[r]);
+            row[tile_row.seen..].fill(0.0);
         }
         let mut before = 0;
         for part in parts(&spans, &tile, group, 0) {
             let words = part.words(kernel);
             let matrix = Matrix::new(&weights, rows, stride);
-            Left::of(kernel, matrix, part.rows.clone(), part.positions.clone(), &mut packed);
-            let high = kernel.left_rows(part.rows.len()) * STEP;
+            Lhs::pack(kernel, matrix, part.rows.clone(), part.positions.clone(), &mut packed);
+            let high = kernel.lhs_rows(part.rows.len()) * STEP;
             let of = part.rows.len() * STEP;
             for (a, b) in packed[..words].chunks(high).zip(made[before..before + words].chunks(high)) {
                 assert!(a[..of].iter().zip(&b[..of]).all(|(a, b)| a.to_bits() == b.to_bits()));
@@ -151,25 +162,27 @@ fn attention_is_batch_invariant() {
     let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
     let nodes =
         [(None, 600), (Some(0), 1), (Some(0), 40), (Some(2), 1), (Some(0), 300), (Some(4), 2), (Some(4), 1)];
-    let (spans, paths, count) = forest(&nodes);
-    let qkv = noise(paths.len() * shape.qkv(), 3, 4.0);
+    let (spans, sequences, count) = forest(&nodes);
+    let qkv = noise(sequences.len() * shape.qkv(), 3, 4.0);
     let cases = Isa::available().into_iter().flat_map(|isa| [(isa, Precision::F32), (isa, Precision::Bf16)]);
-    for ((isa, precision), sight) in cases.flat_map(|case| sights(shape).map(|sight| (case, sight))) {
-        let compute = Compute::with(2, isa, precision);
+    for ((isa, precision), attention_window) in
+        cases.flat_map(|case| attention_windows(shape).map(|attention_window| (case, attention_window)))
+    {
+        let compute = Compute::with_isa(2, isa, precision);
         let mut blocks = Blocks::new(shape, 1, precision);
         blocks.grow(count);
         let run = |blocks: &mut Blocks, spans: &[Span]| {
-            let mut out = vec![0.0; paths.len() * shape.query()];
-            forward(&compute, &blocks.layer(0), sight, spans, &qkv, &mut out, None);
+            let mut out = vec![0.0; sequences.len() * shape.query()];
+            forward(&compute, &blocks.layer(0), attention_window, spans, &qkv, &mut out, None);
             spans
                 .iter()
                 .flat_map(|span| out[span.row * shape.query()..][..span.len * shape.query()].to_vec())
                 .map(f32::to_bits)
                 .collect::<Vec<_>>()
         };
-        let alone: Vec<u32> =
+        let separate: Vec<u32> =
             spans.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
-        assert!(run(&mut blocks, &spans) == alone, "{precision}, {isa:?}");
+        assert!(run(&mut blocks, &spans) == separate, "{precision}, {isa:?}");
         // As in sampling: only the last queries, whose sequences share the prompt.
         let last: Vec<Span> = spans.iter().filter(|span| span.len < 3).cloned().collect();
         let tiles = tiles(&last, shape.group(), compute.kernel().tile_rows());
@@ -177,9 +190,9 @@ fn attention_is_batch_invariant() {
             tiles.iter().any(|tile| !(tile.shared * BLOCK).is_multiple_of(STRETCH)),
             "what is shared ends within a stretch"
         );
-        let alone: Vec<u32> =
+        let separate: Vec<u32> =
             last.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
-        assert!(run(&mut blocks, &last) == alone, "{precision}, {isa:?}, together");
+        assert!(run(&mut blocks, &last) == separate, "{precision}, {isa:?}, together");
     }
 }
 
@@ -193,11 +206,13 @@ fn attention_is_independent_of_chunking() {
     for precision in [Precision::F32, Precision::Bf16] {
         let mut firsts: BTreeMap<(Order, usize), Vec<u32>> = BTreeMap::new();
         let cases = Isa::available().into_iter().flat_map(|isa| [len, 32, 7, 1].map(|chunk| (isa, chunk)));
-        for ((isa, chunk), sight) in cases.flat_map(|case| sights(shape).map(|sight| (case, sight))) {
+        for ((isa, chunk), attention_window) in
+            cases.flat_map(|case| attention_windows(shape).map(|attention_window| (case, attention_window)))
+        {
             let mut blocks = Blocks::new(shape, 1, precision);
             blocks.grow(len.div_ceil(BLOCK));
             let mut out = vec![0.0; len * shape.query()];
-            let compute = Compute::with(1 + chunk % 2, isa, precision);
+            let compute = Compute::with_isa(1 + chunk % 2, isa, precision);
             for position in (0..len).step_by(chunk) {
                 let part = chunk.min(len - position);
                 let span = Span {
@@ -209,11 +224,13 @@ fn attention_is_independent_of_chunking() {
                 };
                 let rows = &qkv[position * shape.qkv()..][..part * shape.qkv()];
                 let to = &mut out[position * shape.query()..][..part * shape.query()];
-                forward(&compute, &blocks.layer(0), sight, &[span], rows, to, None);
+                forward(&compute, &blocks.layer(0), attention_window, &[span], rows, to, None);
             }
             let bits: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
             assert_eq!(
-                firsts.entry((compute.kernel().order(), sight.window)).or_insert_with(|| bits.clone()),
+                firsts
+                    .entry((compute.kernel().order(), attention_window.window))
+                    .or_insert_with(|| bits.clone()),
                 &bits,
                 "{precision}, {isa:?}, chunks of {chunk}"
             );

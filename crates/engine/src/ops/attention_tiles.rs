@@ -40,15 +40,15 @@ pub struct Tile {
 }
 
 /// Divides spans into tiles of at most `most` rows, with `group` rows per query.
-pub fn tiles(spans: &[Span], group: usize, most: usize) -> Vec<Tile> {
-    let room = most.min(TOGETHER);
+pub fn tiles(spans: &[Span], group: usize, max_rows: usize) -> Vec<Tile> {
+    let room = max_rows.min(TOGETHER);
     let (mut small, large): (Vec<usize>, Vec<usize>) =
         (0..spans.len()).partition(|&i| 2 * spans[i].len * group <= room);
     let mut tiles = Vec::new();
     for span in large {
         let rows = spans[span].len * group;
-        let run = |from| Run { span, from, rows: most.min(rows - from) };
-        tiles.extend((0..rows).step_by(most).map(|from| Tile { runs: vec![run(from)], shared: 0 }));
+        let run = |from| Run { span, from, rows: max_rows.min(rows - from) };
+        tiles.extend((0..rows).step_by(max_rows).map(|from| Tile { runs: vec![run(from)], shared: 0 }));
     }
     // Sorted so that sequences with long shared prefixes are neighbors.
     small.sort_by(|&a, &b| spans[a].blocks.cmp(&spans[b].blocks));

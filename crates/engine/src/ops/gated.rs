@@ -5,12 +5,12 @@ use levade_model::Activation;
 
 use super::{ROWS_PER_TASK, for_groups, for_rows};
 use crate::Compute;
-use crate::buffer::Shared;
+use crate::buffer::SharedSlice;
 use crate::simd::{exp, simd};
 
 /// Minimum number of values per task: some microseconds, so that the few rows of decoding make several
 /// tasks.
-const LEAST_VALUES: usize = 4096;
+const MIN_VALUES: usize = 4096;
 
 simd! {
     fn silu_row(gate: &[f32], up: &[f32], h: &mut [f32]) {
@@ -42,7 +42,7 @@ const CUBIC: f32 = 0.044_715;
 /// Computes 1 / (1 + exp(−2z)) = (1 + tanh z) / 2 with z = √(2/π) (g + 0.044715 g³): gelu(g) is g times
 /// this.
 #[inline(always)]
-fn gelu_share(g: f32) -> f32 {
+fn gelu_factor(g: f32) -> f32 {
     let z = ROOT * g * (CUBIC * g * g + 1.0);
     1.0 / (1.0 + exp(-2.0 * z))
 }
@@ -50,7 +50,7 @@ fn gelu_share(g: f32) -> f32 {
 simd! {
     fn gelu_row(gate: &[f32], up: &[f32], h: &mut [f32]) {
         for ((h, g), u) in h.iter_mut().zip(gate).zip(up) {
-            *h = g * gelu_share(*g) * u;
+            *h = g * gelu_factor(*g) * u;
         }
     }
 }
@@ -59,7 +59,7 @@ simd! {
     /// Computes the gradient of gelu like `silu_backward_row`.
     fn gelu_backward_row(gate: &mut [f32], up: &mut [f32], dh: &mut [f32]) {
         for ((d, g), u) in dh.iter_mut().zip(gate).zip(up) {
-            let share = gelu_share(*g);
+            let share = gelu_factor(*g);
             let gelu = *g * share;
             let h = gelu * *u;
             let inner = 2.0 * ROOT * (3.0 * CUBIC * *g * *g + 1.0);
@@ -80,7 +80,7 @@ pub fn forward(
     gate_up: &[f32],
     h: &mut [f32],
 ) {
-    let group = (LEAST_VALUES / width.max(1)).clamp(1, ROWS_PER_TASK);
+    let group = (MIN_VALUES / width.max(1)).clamp(1, ROWS_PER_TASK);
     for_groups(compute, rows, group, width, h, |row, h| {
         let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
         match activation {
@@ -100,7 +100,7 @@ pub fn backward(
     gate_up: &mut [f32],
     dh: &mut [f32],
 ) {
-    let dh = Shared::new(dh);
+    let dh = SharedSlice::new(dh);
     for_rows(compute, rows, 2 * width, gate_up, |row, gate_up| {
         let (gate, up) = gate_up.split_at_mut(width);
         // SAFETY: each row belongs to one task.

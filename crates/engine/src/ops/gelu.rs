@@ -51,7 +51,7 @@ mod tests {
         let mut first: Option<Vec<f32>> = None;
         for isa in Isa::available() {
             let mut y = x.clone();
-            forward(&Compute::with(1, isa, Precision::F32), 1, &bias, &mut y);
+            forward(&Compute::with_isa(1, isa, Precision::F32), 1, &bias, &mut y);
             close(&y, &expected, 1e-6);
             assert_eq!(&y, first.get_or_insert_with(|| y.clone()), "{isa:?}");
         }

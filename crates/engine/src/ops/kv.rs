@@ -5,10 +5,10 @@
 //! Both use the layout of matmul operands, so that attention reads blocks in place.
 
 use crate::Compute;
-use crate::buffer::{Buffer, Shared};
+use crate::buffer::{Buffer, SharedSlice};
+use crate::gemm::NR;
+use crate::gemm::pack::{pack_columns, put_step};
 use crate::precision::{Kernel, Precision, words};
-use crate::product::NR;
-use crate::product::pack::{pack_columns, put_step};
 
 /// Number of positions in a block: the width of a panel, so that a block's keys are a panel of the
 /// matmul that computes scores.
@@ -63,7 +63,7 @@ impl Shape {
 
     /// Returns the number of bytes of keys and values for a sequence of `positions` positions in a
     /// model with `layers` layers. Includes one more block for a fork inside a block.
-    pub fn path_bytes(&self, layers: usize, precision: Precision, positions: usize) -> usize {
+    pub fn sequence_bytes(&self, layers: usize, precision: Precision, positions: usize) -> usize {
         let blocks = positions.div_ceil(BLOCK).saturating_add(1);
         blocks.saturating_mul(layers * self.block(precision) * size_of::<f32>())
     }
@@ -76,14 +76,14 @@ impl Shape {
 
 /// Scale and window of a layer's attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sight {
+pub struct AttentionWindow {
     /// Factor of scores.
     pub scale: f32,
     /// Maximum number of positions that a query attends to: the last ones up to its own.
     pub window: usize,
 }
 
-impl Sight {
+impl AttentionWindow {
     /// Returns the first position that the `own`th query of a sequence, counted from 1, attends to.
     pub fn first(&self, own: usize) -> usize {
         own.saturating_sub(self.window)
@@ -91,14 +91,14 @@ impl Sight {
 
     /// Returns full attention for heads with width `head_dim`.
     #[cfg(test)]
-    pub fn whole(head_dim: usize) -> Self {
-        Sight { scale: 1.0 / (head_dim as f32).sqrt(), window: usize::MAX }
+    pub fn unlimited(head_dim: usize) -> Self {
+        AttentionWindow { scale: 1.0 / (head_dim as f32).sqrt(), window: usize::MAX }
     }
 }
 
 /// Maximum number of pieces into which spans are divided for each head, if threads can store them in
 /// parallel.
-const PIECES: usize = 4;
+const MAX_CHUNKS: usize = 4;
 /// Number of blocks allocated at a time, to get huge pages; unused blocks take no physical memory.
 const TOGETHER: usize = 32;
 
@@ -106,7 +106,7 @@ const TOGETHER: usize = 32;
 pub struct Blocks {
     blocks: Vec<Buffer>,
     /// Allocated blocks that are not in use yet, in the same mapping as the last blocks in use.
-    spare: Vec<Buffer>,
+    unused: Vec<Buffer>,
     shape: Shape,
     layers: usize,
     precision: Precision,
@@ -115,7 +115,7 @@ pub struct Blocks {
 impl Blocks {
     /// Creates an empty set of blocks; each block will hold `layers` layers.
     pub fn new(shape: Shape, layers: usize, precision: Precision) -> Self {
-        Blocks { blocks: Vec::new(), spare: Vec::new(), shape, layers, precision }
+        Blocks { blocks: Vec::new(), unused: Vec::new(), shape, layers, precision }
     }
 
     /// Returns the number of words of one block, for all layers.
@@ -126,10 +126,10 @@ impl Blocks {
     /// Allocates blocks until there are at least `count`.
     pub fn grow(&mut self, count: usize) {
         while self.blocks.len() < count {
-            if self.spare.is_empty() {
-                self.spare = Buffer::together(&[self.block_words(); TOGETHER]);
+            if self.unused.is_empty() {
+                self.unused = Buffer::together(&[self.block_words(); TOGETHER]);
             }
-            self.blocks.extend(self.spare.pop());
+            self.blocks.extend(self.unused.pop());
         }
     }
 
@@ -154,21 +154,22 @@ impl Blocks {
     /// Returns the blocks of one layer, which the threads of the pool write and read.
     pub fn layer(&mut self, layer: usize) -> KeyValues<'_> {
         let size = self.shape.block(self.precision);
-        let starts = self.blocks.iter_mut().map(|b| Shared::new(&mut b[layer * size..][..size])).collect();
+        let starts =
+            self.blocks.iter_mut().map(|b| SharedSlice::new(&mut b[layer * size..][..size])).collect();
         KeyValues { blocks: starts, shape: self.shape, precision: self.precision }
     }
 }
 
 /// Keys and values of one layer.
 pub struct KeyValues<'a> {
-    blocks: Vec<Shared<'a>>,
+    blocks: Vec<SharedSlice<'a>>,
     pub(super) shape: Shape,
     precision: Precision,
 }
 
 impl<'a> KeyValues<'a> {
     /// Appends the blocks of `more`.
-    pub fn and(mut self, more: KeyValues<'a>) -> Self {
+    pub fn with_blocks(mut self, more: KeyValues<'a>) -> Self {
         self.blocks.extend(more.blocks);
         self
     }
@@ -176,11 +177,11 @@ impl<'a> KeyValues<'a> {
     /// Writes the keys and values of all rows (`qkv`: rows of `shape.qkv()`, with rotary embedding
     /// applied) into the blocks of their spans.
     pub fn store(&self, compute: &Compute, spans: &[Span], qkv: &[f32]) {
-        let pieces = if are_apart(spans) { spans.len().min(PIECES) } else { 1 };
+        let chunks = if are_disjoint(spans) { spans.len().min(MAX_CHUNKS) } else { 1 };
         let heads = self.shape.kv_heads;
-        compute.pool.run(heads * pieces, |task| {
-            let (head, piece) = (task % heads, task / heads);
-            for span in &spans[spans.len() * piece / pieces..spans.len() * (piece + 1) / pieces] {
+        compute.pool.run(heads * chunks, |task| {
+            let (head, chunk) = (task % heads, task / heads);
+            for span in &spans[spans.len() * chunk / chunks..spans.len() * (chunk + 1) / chunks] {
                 self.store_head(compute.kernel(), span, head, qkv);
             }
         });
@@ -257,7 +258,7 @@ impl<'a> KeyValues<'a> {
 
 /// Returns whether no span writes to a block that another span writes to or copies from, so that their
 /// order does not matter.
-fn are_apart(spans: &[Span]) -> bool {
+fn are_disjoint(spans: &[Span]) -> bool {
     if spans.iter().any(|span| span.inherits.is_some()) {
         return false;
     }
@@ -269,19 +270,19 @@ fn are_apart(spans: &[Span]) -> bool {
 
 /// Blocks that a forward pass uses: blocks that hold all layers of the model, and after them, in
 /// training, blocks that hold one layer at a time.
-pub struct Places<'a> {
+pub struct KvBlocks<'a> {
     /// Blocks with all layers.
     pub stack: &'a mut Blocks,
     /// Blocks with the current layer only.
     pub passing: Option<&'a mut Blocks>,
 }
 
-impl Places<'_> {
+impl KvBlocks<'_> {
     /// Returns the blocks of one layer of the model.
     pub fn layer(&mut self, layer: usize) -> KeyValues<'_> {
         let stack = self.stack.layer(layer);
         match &mut self.passing {
-            Some(passing) => stack.and(passing.layer(0)),
+            Some(passing) => stack.with_blocks(passing.layer(0)),
             None => stack,
         }
     }
@@ -317,8 +318,14 @@ mod tests {
             ..Span::default()
         };
         let (one, other) = (span(40, 1, &[0, 1]), span(70, 30, &[0, 2, 3, 4]));
-        assert!(are_apart(&[]) && are_apart(&[one.clone(), other.clone()]), "what they share they only read");
-        assert!(!are_apart(&[one.clone(), span(41, 5, &[0, 1])]), "the second goes on where the first ended");
-        assert!(!are_apart(&[one, Span { inherits: Some(1), ..other }]), "what is copied must be there");
+        assert!(
+            are_disjoint(&[]) && are_disjoint(&[one.clone(), other.clone()]),
+            "what they share they only read"
+        );
+        assert!(
+            !are_disjoint(&[one.clone(), span(41, 5, &[0, 1])]),
+            "the second goes on where the first ended"
+        );
+        assert!(!are_disjoint(&[one, Span { inherits: Some(1), ..other }]), "what is copied must be there");
     }
 }

@@ -81,7 +81,7 @@ mod tests {
         let mut first: Option<Vec<f32>> = None;
         for isa in Isa::available() {
             let mut y = x.clone();
-            forward(&Compute::with(2, isa, Precision::F32), rows, (&w, &b), 1e-12, &with, &mut y);
+            forward(&Compute::with_isa(2, isa, Precision::F32), rows, (&w, &b), 1e-12, &with, &mut y);
             close(&y, &expected, 1e-5);
             assert_eq!(&y, first.get_or_insert_with(|| y.clone()), "{isa:?}");
         }

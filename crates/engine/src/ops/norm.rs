@@ -3,7 +3,7 @@
 
 use super::{for_columns, for_rows};
 use crate::Compute;
-use crate::buffer::Shared;
+use crate::buffer::SharedSlice;
 use crate::simd::{LANES, dot, fold, simd};
 
 /// Maximum width of a head, limited by scratch on the stack. The model is checked against it before it
@@ -25,7 +25,7 @@ simd! {
     /// `inverse`.
     fn backward_row(x: &[f32], weight: &[f32], epsilon: f32, dy: &[f32], dx: &mut [f32]) -> f32 {
         let inverse = inverse(x, epsilon);
-        let pull = dot_of_product(dy, weight, x) / x.len() as f32 * inverse * inverse;
+        let pull = triple_dot(dy, weight, x) / x.len() as f32 * inverse * inverse;
         for (((d, g), w), x) in dx.iter_mut().zip(dy).zip(weight).zip(x) {
             *d += inverse * (g * w - x * pull);
         }
@@ -41,17 +41,17 @@ fn inverse(x: &[f32], epsilon: f32) -> f32 {
 
 /// Computes Σ x y z in fixed lanes.
 #[inline(always)]
-fn dot_of_product(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
+fn triple_dot(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
-    let whole = x.len() / LANES * LANES;
-    for start in (0..whole).step_by(LANES) {
+    let full = x.len() / LANES * LANES;
+    for start in (0..full).step_by(LANES) {
         let (x, y, z) = (&x[start..][..LANES], &y[start..][..LANES], &z[start..][..LANES]);
         for i in 0..LANES {
             lanes[i] = (x[i] * y[i]).mul_add(z[i], lanes[i]);
         }
     }
-    for i in whole..x.len() {
-        lanes[i - whole] = (x[i] * y[i]).mul_add(z[i], lanes[i - whole]);
+    for i in full..x.len() {
+        lanes[i - full] = (x[i] * y[i]).mul_add(z[i], lanes[i - full]);
     }
     fold(lanes)
 }
@@ -79,7 +79,7 @@ pub fn backward(
     dweight: &mut [f32],
 ) {
     let width = weight.len();
-    let shared = Shared::new(&mut inverses[..rows]);
+    let shared = SharedSlice::new(&mut inverses[..rows]);
     for_rows(compute, rows, width, dx, |row, dx| {
         let (x, dy) = (&x[row * width..][..width], &dy[row * width..][..width]);
         let inverse = backward_row(compute.isa, x, weight, epsilon, dy, dx);

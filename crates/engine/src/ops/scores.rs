@@ -22,7 +22,7 @@ pub struct Scores<'a> {
     pub rows: &'a [Row],
     /// First position that any row attends to, or the start of a block before it. Earlier positions are
     /// not written.
-    pub begin: usize,
+    pub first_position: usize,
     /// Number of positions up to the last one that the tile's last row attends to.
     pub seen: usize,
     /// Distance between rows.

@@ -114,35 +114,35 @@ simd! {
 pub struct Distribution<'a> {
     z: &'a [f32],
     /// Normalizer, with the same numbers as [`exponentiate`].
-    pub normaliser: Normalizer,
+    pub normalizer: Normalizer,
     /// Σ exp(z − max) of every block.
     blocks: Vec<f64>,
 }
 
 impl<'a> Distribution<'a> {
     /// Computes the distribution of a row.
-    pub fn of(isa: Isa, z: &'a [f32]) -> Self {
+    pub fn from_logits(isa: Isa, z: &'a [f32]) -> Self {
         let max = row_max(isa, z);
-        let mut room = [0.0; BLOCK];
-        let block = |block| f64::from(exponentials(isa, block, max, &mut room).1);
+        let mut scratch = [0.0; BLOCK];
+        let block = |block| f64::from(exponentials(isa, block, max, &mut scratch).1);
         let blocks: Vec<f64> = z.chunks(BLOCK).map(block).collect();
         let sum = blocks.iter().fold(0.0, |sum, block| sum + block);
-        Distribution { z, normaliser: Normalizer { max, sum, log_sum: libm::log(sum) as f32 }, blocks }
+        Distribution { z, normalizer: Normalizer { max, sum, log_sum: libm::log(sum) as f32 }, blocks }
     }
 
     /// Returns the token at the point `u` in [0, 1) of the cumulative distribution. Tokens with
     /// probability 0 are never sampled.
-    pub fn draw(&self, isa: Isa, u: f64) -> usize {
-        let Normalizer { max, sum, .. } = self.normaliser;
+    pub fn sample(&self, isa: Isa, u: f64) -> usize {
+        let Normalizer { max, sum, .. } = self.normalizer;
         let goal = u * sum;
         let mut below = 0.0;
-        let mut room = [0.0; BLOCK];
+        let mut scratch = [0.0; BLOCK];
         for (index, (block, mass)) in self.z.chunks(BLOCK).zip(&self.blocks).enumerate() {
             if below + mass <= goal {
                 below += mass;
                 continue;
             }
-            for (offset, e) in exponentials(isa, block, max, &mut room).0.iter().enumerate() {
+            for (offset, e) in exponentials(isa, block, max, &mut scratch).0.iter().enumerate() {
                 below += f64::from(*e);
                 if *e > 0.0 && below > goal {
                     return index * BLOCK + offset;
@@ -156,11 +156,11 @@ impl<'a> Distribution<'a> {
 }
 
 /// Computes exp(z − max) of a block, and their sum.
-fn exponentials<'a>(isa: Isa, block: &[f32], max: f32, room: &'a mut [f32; BLOCK]) -> (&'a [f32], f32) {
-    let room = &mut room[..block.len()];
-    room.copy_from_slice(block);
-    let (sum, _) = exp_block(isa, room, max);
-    (room, sum)
+fn exponentials<'a>(isa: Isa, block: &[f32], max: f32, scratch: &'a mut [f32; BLOCK]) -> (&'a [f32], f32) {
+    let scratch = &mut scratch[..block.len()];
+    scratch.copy_from_slice(block);
+    let (sum, _) = exp_block(isa, scratch, max);
+    (scratch, sum)
 }
 
 /// Returns the index of the largest value, the first of equal ones.
@@ -192,11 +192,11 @@ mod tests {
                 let mut row = logits.clone();
                 scale(isa, &mut row, temperature);
                 let scaled = row.clone();
-                let (normaliser, found) = exponentiate(isa, &mut row);
-                assert_eq!(Distribution::of(isa, &scaled).normaliser, normaliser);
+                let (normalizer, found) = exponentiate(isa, &mut row);
+                assert_eq!(Distribution::from_logits(isa, &scaled).normalizer, normalizer);
                 assert!((found - entropy).abs() < 1e-5, "{found} {entropy}");
                 for t in [0, 17, 5006] {
-                    let logp = normaliser.log_probability(scaled[t]);
+                    let logp = normalizer.log_probability(scaled[t]);
                     assert!((f64::from(logp) - (z[t] - max - sum.ln())).abs() < 1e-5);
                     bits.push(logp.to_bits());
                 }
@@ -212,16 +212,16 @@ mod tests {
         row[2500] = 1f32.ln();
         row[2999] = 1f32.ln();
         for isa in Isa::available() {
-            let row = Distribution::of(isa, &row);
+            let row = Distribution::from_logits(isa, &row);
             let mut counts = [0; 3];
             for i in 0..4000 {
-                let token = row.draw(isa, levade_policy::uniform(1, 2, i));
-                let place = [5, 2500, 2999].iter().position(|t| *t == token);
-                counts[place.expect("only these have probability")] += 1;
+                let token = row.sample(isa, levade_policy::uniform(1, 2, i));
+                let index = [5, 2500, 2999].iter().position(|t| *t == token);
+                counts[index.expect("only these have probability")] += 1;
             }
             assert!((counts[0] - 2000i32).abs() < 150 && (counts[1] - 1000i32).abs() < 120, "{counts:?}");
-            assert_eq!(row.draw(isa, 0.0), 5);
-            assert_eq!(row.draw(isa, 1.0 - 1e-16), 2999);
+            assert_eq!(row.sample(isa, 0.0), 5);
+            assert_eq!(row.sample(isa, 1.0 - 1e-16), 2999);
         }
         assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
     }

@@ -9,11 +9,11 @@ use levade_policy::uniform;
 pub use crate::buffer::Buffer;
 pub use crate::cache::Cache;
 pub use crate::compute::Compute;
-pub use crate::learning::{Learning, Limits};
+pub use crate::gemm::{Matrix, Mode, PackedMatrix, Rhs, Scratch, gemm};
+pub use crate::learning::{Limits, TrainingState};
 pub use crate::ops::kv::Blocks;
 pub use crate::packing::{Packing, Unit, check};
 pub use crate::precision::Kernel;
-pub use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
 pub use crate::transformer::{Inference, Rows, Transformer};
 pub use crate::value_head::ValueHead;
 pub use crate::weights::Weights;
@@ -90,14 +90,14 @@ pub fn family_configs() -> Vec<ModelConfig> {
 /// around 1, biases around 0.
 pub fn random_weights(compute: &Compute, config: &ModelConfig, seed: u64) -> Weights {
     let mut weights = Weights::zeroed(config, compute.precision);
-    for (stream, place) in weights.layout.tensors.places.iter().enumerate() {
-        let shape = &place.parameter.shape;
+    for (stream, entry) in weights.layout.tensors.entries.iter().enumerate() {
+        let shape = &entry.parameter.shape;
         let (centre, spread) = match shape.len() {
-            1 if place.parameter.name.ends_with("bias") => (0.0, 0.3),
+            1 if entry.parameter.name.ends_with("bias") => (0.0, 0.3),
             1 => (1.0 - f64::from(config.norm_offset()), 0.3),
             _ => (0.0, 2.4 / (shape[1] as f64).sqrt()),
         };
-        for (i, value) in weights.master[place.range.clone()].iter_mut().enumerate() {
+        for (i, value) in weights.master[entry.range.clone()].iter_mut().enumerate() {
             *value = (centre + spread * (uniform(seed, stream as u64, i as u64) - 0.5)) as f32;
         }
     }

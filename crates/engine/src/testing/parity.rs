@@ -30,16 +30,16 @@ const DEADLINE: Duration = Duration::from_secs(120);
 const CONTEXT: usize = 1024;
 /// Minimum and maximum number of tokens of a completion that outlasts an update: a learner's command
 /// lets completions run for some hundred steps first.
-const OUTLIVES: [usize; 2] = [270, 400];
+const LONG_COMPLETION_TOKENS: [usize; 2] = [270, 400];
 
 /// Random numbers of one case, in sequence.
-struct Draws {
+struct RandomStream {
     seed: u64,
     case: u64,
     next: u64,
 }
 
-impl Draws {
+impl RandomStream {
     fn unit(&mut self) -> f64 {
         self.next += 1;
         uniform(self.seed, self.case, self.next)
@@ -69,7 +69,7 @@ impl Draws {
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Description of the engine.
-    pub what: String,
+    pub description: String,
     /// Number of recorded log-probabilities that were compared.
     pub compared: u64,
     /// Number of values that differ in any bit.
@@ -82,9 +82,9 @@ pub struct Outcome {
     pub prefix_hits: u64,
 }
 
-fn scaling(draws: &mut Draws) -> RopeScaling {
-    let original_context = draws.pick(&[32, 128]);
-    match draws.pick(&["none", "none", "none", "linear", "llama3", "yarn"]) {
+fn scaling(random: &mut RandomStream) -> RopeScaling {
+    let original_context = random.pick(&[32, 128]);
+    match random.pick(&["none", "none", "none", "linear", "llama3", "yarn"]) {
         "linear" => RopeScaling::Linear { factor: 2.5 },
         "llama3" => {
             RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context }
@@ -102,66 +102,66 @@ fn scaling(draws: &mut Draws) -> RopeScaling {
 
 /// Samples the attention pattern of the layers: windows within a block, within a stretch and over a few
 /// stretches, for some layers or for all.
-fn pattern(draws: &mut Draws, family: Family, layers: usize) -> Pattern {
+fn pattern(random: &mut RandomStream, family: Family, layers: usize) -> Pattern {
     let traits = family.traits();
-    let some = |draws: &mut Draws, p| (0..layers).filter(|_| draws.chance(p)).collect();
+    let some = |random: &mut RandomStream, p| (0..layers).filter(|_| random.chance(p)).collect();
     let windowed = match traits.windows {
         Windows::Never => return Pattern::default(),
         Windows::Every => (0..layers).collect(),
-        Windows::Last => some(draws, 0.2),
-        Windows::ButEvery(_) | Windows::Unrotated => some(draws, 0.6),
+        Windows::Last => some(random, 0.2),
+        Windows::ButEvery(_) | Windows::Unrotated => some(random, 0.6),
     };
     Pattern {
-        window: Some(draws.size(1, 600)),
+        window: Some(random.size(1, 600)),
         windowed,
         local_rope: traits
             .local_theta
-            .map(|usual| Rope { theta: draws.pick(&[300.0, usual]), scaling: RopeScaling::None }),
-        unrotated: if traits.unrotated_interval.is_some() { some(draws, 0.4) } else { [].into() },
+            .map(|usual| Rope { theta: random.pick(&[300.0, usual]), scaling: RopeScaling::None }),
+        unrotated: if traits.unrotated_interval.is_some() { some(random, 0.4) } else { [].into() },
     }
 }
 
 /// Samples a model's shape. With `large`, some dimensions are as wide and deep as in real models:
 /// matmuls over several slabs, many query heads per key head, heads of several panels.
-fn model(draws: &mut Draws, large: bool) -> ModelConfig {
+fn model(random: &mut RandomStream, large: bool) -> ModelConfig {
     // Families with their own rotary table for local layers are listed twice.
     let families = Family::all().flat_map(|family| {
         let count = if family.traits().local_theta.is_some() { 2 } else { 1 };
         std::iter::repeat_n(family, count)
     });
-    let family = draws.pick(&families.collect::<Vec<_>>());
-    let layers = if large { 1 } else { draws.size(1, 3) };
-    let pattern = pattern(draws, family, layers);
-    let kv_heads = if large { draws.size(1, 2) } else { draws.size(1, 4) };
-    let head_dim = if large { draws.pick(&[64, 80, 128]) } else { 2 * draws.size(2, 32) };
+    let family = random.pick(&families.collect::<Vec<_>>());
+    let layers = if large { 1 } else { random.size(1, 3) };
+    let pattern = pattern(random, family, layers);
+    let kv_heads = if large { random.size(1, 2) } else { random.size(1, 4) };
+    let head_dim = if large { random.pick(&[64, 80, 128]) } else { 2 * random.size(2, 32) };
     let config = ModelConfig {
         family,
-        hidden: 4 * if large { draws.size(24, 96) } else { draws.size(3, 24) },
+        hidden: 4 * if large { random.size(24, 96) } else { random.size(3, 24) },
         layers,
-        heads: kv_heads * if large { draws.pick(&[2, 5, 7, 8]) } else { draws.size(1, 3) },
+        heads: kv_heads * if large { random.pick(&[2, 5, 7, 8]) } else { random.size(1, 3) },
         kv_heads,
         head_dim,
-        intermediate: if large { draws.size(600, 2200) } else { draws.size(8, 120) },
-        vocabulary: if large { draws.size(1000, 5200) } else { draws.size(20, 400) },
+        intermediate: if large { random.size(600, 2200) } else { random.size(8, 120) },
+        vocabulary: if large { random.size(1000, 5200) } else { random.size(20, 400) },
         context: CONTEXT,
         norm_epsilon: 1e-5,
-        rope: Rope { theta: draws.pick(&[1e4, 1e6]), scaling: scaling(draws) },
-        tied: draws.chance(0.5),
+        rope: Rope { theta: random.pick(&[1e4, 1e6]), scaling: scaling(random) },
+        tied: random.chance(0.5),
         bos: None,
         eos: vec![0],
         ..tiny_config()
     }
     .with_family(family);
-    let query_scalar = config.query_scalar.map(|_| draws.pick(&[20.0, 168.0]));
+    let query_scalar = config.query_scalar.map(|_| random.pick(&[20.0, 168.0]));
     ModelConfig { pattern, query_scalar, ..config }
 }
 
 /// A recorded attempt.
 #[derive(Clone, Default)]
 struct Attempt {
-    path: Vec<u32>,
+    tokens: Vec<u32>,
     /// Index, log-probability and version of every sampled token.
-    drawn: Vec<(usize, f32, u64)>,
+    sampled: Vec<(usize, f32, u64)>,
     resumed: u64,
 }
 
@@ -178,7 +178,7 @@ struct Script {
     /// Number of tokens to keep for another attempt, which forks from this one when it is done.
     fork: Option<usize>,
     /// Semaphore with one permit for every attempt whose first request the engine has accepted.
-    begun: Arc<Semaphore>,
+    accepted: Arc<Semaphore>,
 }
 
 impl Script {
@@ -186,13 +186,13 @@ impl Script {
         SamplingParams { temperature: self.temperature, max_tokens, ..SamplingParams::default() }
     }
 
-    async fn reply(
+    async fn complete(
         &self,
         engine: &Engine,
         attempt: &mut Attempt,
         tokens: usize,
     ) -> Result<bool, PolicyError> {
-        let prompt = attempt.path.clone();
+        let prompt = attempt.tokens.clone();
         let request = SampleRequest {
             seed: 1,
             stream: self.stream,
@@ -200,72 +200,74 @@ impl Script {
             params: self.params(tokens),
             ..SampleRequest::default()
         };
-        let reply = engine.sample(request).await?;
-        if attempt.drawn.is_empty() {
-            self.begun.add_permits(1);
+        let completion = engine.sample(request).await?;
+        if attempt.sampled.is_empty() {
+            self.accepted.add_permits(1);
         }
-        let reply = reply.collect(DEADLINE).await?;
-        let versions = reply.versions.iter().flat_map(|run| (0..run.len).map(|_| run.version));
-        let places = attempt.path.len()..;
-        attempt.drawn.extend(places.zip(&reply.logprobs).zip(versions).map(|((at, p), v)| (at, *p, v)));
-        attempt.path.extend(reply.tokens);
-        Ok(reply.finish == FinishReason::Aborted)
+        let completion = completion.collect(DEADLINE).await?;
+        let versions = completion.versions.iter().flat_map(|run| (0..run.len).map(|_| run.version));
+        let positions = attempt.tokens.len()..;
+        attempt
+            .sampled
+            .extend(positions.zip(&completion.logprobs).zip(versions).map(|((at, p), v)| (at, *p, v)));
+        attempt.tokens.extend(completion.tokens);
+        Ok(completion.finish == FinishReason::Aborted)
     }
 
     async fn run(self, engine: Engine) -> Result<Vec<Attempt>, PolicyError> {
-        let mut attempt = Attempt { path: self.prompt.clone(), ..Attempt::default() };
-        for (turn, (tokens, answer)) in self.turns.iter().enumerate() {
-            let before = attempt.path.len();
+        let mut attempt = Attempt { tokens: self.prompt.clone(), ..Attempt::default() };
+        for (turn, (tokens, tool_tokens)) in self.turns.iter().enumerate() {
+            let before = attempt.tokens.len();
             if self.aborted == Some(turn) {
                 let (aborting, stream) = (engine.clone(), self.stream);
                 let abort = tokio::spawn(async move { aborting.abort(Some(stream)).await });
-                attempt.resumed += u64::from(self.reply(&engine, &mut attempt, *tokens).await?);
+                attempt.resumed += u64::from(self.complete(&engine, &mut attempt, *tokens).await?);
                 abort.await.map_err(|_| PolicyError::Stopped("the task that aborts".into()))??;
             }
-            let left = (before + tokens).saturating_sub(attempt.path.len());
-            if left > 0 {
-                self.reply(&engine, &mut attempt, left).await?;
+            let remaining = (before + tokens).saturating_sub(attempt.tokens.len());
+            if remaining > 0 {
+                self.complete(&engine, &mut attempt, remaining).await?;
             }
-            attempt.path.extend(answer);
+            attempt.tokens.extend(tool_tokens);
         }
         let mut attempts = vec![attempt.clone()];
         if let Some(kept) = self.fork {
-            let kept = kept.min(attempt.path.len());
-            let mut forked = Attempt { path: attempt.path[..kept].to_vec(), ..Attempt::default() };
+            let kept = kept.min(attempt.tokens.len());
+            let mut forked = Attempt { tokens: attempt.tokens[..kept].to_vec(), ..Attempt::default() };
             let other = Script { stream: self.stream + 1000, ..self.clone() };
-            other.reply(&engine, &mut forked, 5).await?;
+            other.complete(&engine, &mut forked, 5).await?;
             attempts.push(forked);
         }
         Ok(attempts)
     }
 }
 
-fn scripts(draws: &mut Draws, vocabulary: usize, long: bool, updates: bool) -> Vec<Script> {
-    let system = if long { draws.size(257, 330) } else { draws.size(1, 60) };
-    let system = draws.tokens(system, vocabulary);
+fn scripts(random: &mut RandomStream, vocabulary: usize, long: bool, updates: bool) -> Vec<Script> {
+    let system = if long { random.size(257, 330) } else { random.size(1, 60) };
+    let system = random.tokens(system, vocabulary);
     let mut scripts = Vec::new();
-    let begun = Arc::new(Semaphore::new(0));
-    for _ in 0..draws.size(1, 3) {
-        let question = draws.size(1, 40);
-        let prompt = [system.clone(), draws.tokens(question, vocabulary)].concat();
-        for _ in 0..draws.size(1, 4) {
-            let mut turns: Vec<(usize, Vec<u32>)> = (0..draws.size(1, 3))
+    let accepted = Arc::new(Semaphore::new(0));
+    for _ in 0..random.size(1, 3) {
+        let question = random.size(1, 40);
+        let prompt = [system.clone(), random.tokens(question, vocabulary)].concat();
+        for _ in 0..random.size(1, 4) {
+            let mut turns: Vec<(usize, Vec<u32>)> = (0..random.size(1, 3))
                 .map(|_| {
-                    let (drawn, answer) = (draws.size(1, 20), draws.size(1, 10));
-                    (drawn, draws.tokens(answer, vocabulary))
+                    let (num_sampled, tool_tokens) = (random.size(1, 20), random.size(1, 10));
+                    (num_sampled, random.tokens(tool_tokens, vocabulary))
                 })
                 .collect();
-            if updates && draws.chance(0.5) {
-                turns[0].0 = draws.size(OUTLIVES[0], OUTLIVES[1]);
+            if updates && random.chance(0.5) {
+                turns[0].0 = random.size(LONG_COMPLETION_TOKENS[0], LONG_COMPLETION_TOKENS[1]);
             }
             scripts.push(Script {
                 stream: scripts.len() as u64,
-                temperature: draws.pick(&[1.0, 0.3, 0.7, 1.3, 2.5]),
+                temperature: random.pick(&[1.0, 0.3, 0.7, 1.3, 2.5]),
                 prompt: prompt.clone(),
-                aborted: draws.chance(0.2).then(|| draws.size(1, turns.len()) - 1),
-                fork: draws.chance(0.2).then(|| draws.size(1, 80)),
+                aborted: random.chance(0.2).then(|| random.size(1, turns.len()) - 1),
+                fork: random.chance(0.2).then(|| random.size(1, 80)),
                 turns,
-                begun: Arc::clone(&begun),
+                accepted: Arc::clone(&accepted),
             });
         }
     }
@@ -277,31 +279,35 @@ fn scripts(draws: &mut Draws, vocabulary: usize, long: bool, updates: bool) -> V
 /// # Errors
 /// Returns an error if the engine rejects a request or stops.
 pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
-    let draws = &mut Draws { seed, case, next: 0 };
-    let large = draws.chance(0.08);
-    let config = model(draws, large);
+    let random = &mut RandomStream { seed, case, next: 0 };
+    let large = random.chance(0.08);
+    let config = model(random, large);
     // Portable code is slow if it has to emulate the fused multiply-add, and only its innermost loop
     // differs: few and small cases are enough.
     let isas = Isa::available();
-    let isa =
-        if !large && draws.chance(0.05) { Isa::Portable } else { draws.pick(&isas[..isas.len().max(2) - 1]) };
-    let precision = draws.pick(&[Precision::F32, Precision::Bf16]);
-    let threads = draws.pick(&[1, 2]);
+    let isa = if !large && random.chance(0.05) {
+        Isa::Portable
+    } else {
+        random.pick(&isas[..isas.len().max(2) - 1])
+    };
+    let precision = random.pick(&[Precision::F32, Precision::Bf16]);
+    let threads = random.pick(&[1, 2]);
     // Some cases have prompts so long that attempts share tiles (`ops/attention_tiles.rs`).
-    let long = draws.chance(0.1);
-    let updates = draws.chance(0.1);
+    let long = random.chance(0.1);
+    let updates = random.chance(0.1);
     // Room for at least one sequence.
-    let path = attention_shape(&config).path_bytes(config.layers, precision, CONTEXT).div_ceil(1 << 20);
+    let sequence_mib =
+        attention_shape(&config).sequence_bytes(config.layers, precision, CONTEXT).div_ceil(1 << 20);
     let options = EngineOptions {
         context: CONTEXT,
-        batch_tokens: draws.size(8, 2000),
-        kv_memory_mb: if large || long || updates { path } else { draws.pick(&[1, 1, 4]) },
-        running: draws.size(1, 16),
-        step_rows: draws.size(1, 100),
+        batch_tokens: random.size(8, 2000),
+        kv_memory_mb: if large || long || updates { sequence_mib } else { random.pick(&[1, 1, 4]) },
+        running: random.size(1, 16),
+        step_rows: random.size(1, 100),
         precision,
         ..EngineOptions::default()
     };
-    let what = format!(
+    let description = format!(
         "case {case}: {:?}, {:?}, {} layers of {} and {}, {} of {} heads of {}, {:?}, {} tokens; {isa:?}, {precision}, {threads} threads, \
          {} running, {} rows a step, {} rows a batch{}",
         config.family,
@@ -319,15 +325,16 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         options.batch_tokens,
         if updates { ", an update" } else { "" }
     );
-    let compute = Compute::with(threads, isa, precision);
+    let compute = Compute::with_isa(threads, isa, precision);
     let weights = random_weights(&compute, &config, seed ^ case);
     let base = Engine::start_with(compute, weights, &options, None)
         .map_err(|error| PolicyError::Invalid(error.to_string()))?;
-    let tokens = draws.tokens(20, config.vocabulary);
+    let tokens = random.tokens(20, config.vocabulary);
     let target =
         |index| PathTarget { index, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
-    let lesson = merged(&[PathInput { tokens: tokens.into(), targets: (1..20).map(target).collect() }])?;
-    let engine = if draws.chance(0.2) {
+    let lesson =
+        merge_sequences(&[PathInput { tokens: tokens.into(), targets: (1..20).map(target).collect() }])?;
+    let engine = if random.chance(0.2) {
         let engine = base.lora(LoraOptions { rank: 3, ..LoraOptions::default() }, case, "").await?;
         // One step, so that the adapter changes the output.
         engine.forward_backward(lesson.clone(), CROSS_ENTROPY).await?;
@@ -341,8 +348,8 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     if updates {
         engine.forward_backward(lesson, CROSS_ENTROPY).await?;
     }
-    let scripts = scripts(draws, config.vocabulary, long && !large, updates);
-    let (attempts, begun) = (scripts.len() as u32, Arc::clone(&scripts[0].begun));
+    let scripts = scripts(random, config.vocabulary, long && !large, updates);
+    let (attempts, accepted) = (scripts.len() as u32, Arc::clone(&scripts[0].accepted));
     let tasks: Vec<_> = scripts
         .into_iter()
         .map(|script| {
@@ -353,7 +360,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let mut last = engine.version().await?;
     if updates {
         // Commands sent after the first requests find completions in progress.
-        let all = timeout(DEADLINE, begun.acquire_many(attempts)).await;
+        let all = timeout(DEADLINE, accepted.acquire_many(attempts)).await;
         all.map_err(|_| PolicyError::Stopped("the first requests of all attempts".into()))?
             .map_err(|_| PolicyError::Stopped("the count of requests".into()))?
             .forget();
@@ -361,16 +368,17 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         last += 1;
         engine.publish(last).await?;
     }
-    let mut outcome = Outcome { what, compared: 0, different: 0, resumed: 0, updated: 0, prefix_hits: 0 };
-    let mut paths = Vec::new();
+    let mut outcome =
+        Outcome { description, compared: 0, different: 0, resumed: 0, updated: 0, prefix_hits: 0 };
+    let mut sequences = Vec::new();
     for (temperature, task) in tasks {
         for attempt in task.await.map_err(|_| PolicyError::Stopped("an attempt".into()))?? {
             outcome.resumed += attempt.resumed;
-            let versions: BTreeSet<u64> = attempt.drawn.iter().map(|(_, _, version)| *version).collect();
+            let versions: BTreeSet<u64> = attempt.sampled.iter().map(|(_, _, version)| *version).collect();
             outcome.updated += u64::from(versions.len() > 1);
             outcome.compared +=
-                attempt.drawn.iter().filter(|(_, _, version)| *version == last).count() as u64;
-            let targets = attempt.drawn.iter().map(|&(index, logprob, version)| PathTarget {
+                attempt.sampled.iter().filter(|(_, _, version)| *version == last).count() as u64;
+            let targets = attempt.sampled.iter().map(|&(index, logprob, version)| PathTarget {
                 index: index as u32,
                 temperature,
                 term: Term {
@@ -381,12 +389,12 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
                     ..Term::default()
                 },
             });
-            paths.push(PathInput { targets: targets.collect(), tokens: attempt.path.into() });
+            sequences.push(PathInput { targets: targets.collect(), tokens: attempt.tokens.into() });
         }
     }
     outcome.prefix_hits = engine.device_stats().await?.map_or(0, |stats| stats.prefix_hits);
-    for part in paths.chunks(draws.size(1, paths.len())) {
-        outcome.different += engine.forward_backward(merged(part)?, CROSS_ENTROPY).await?.mismatched;
+    for part in sequences.chunks(random.size(1, sequences.len())) {
+        outcome.different += engine.forward_backward(merge_sequences(part)?, CROSS_ENTROPY).await?.mismatched;
     }
     Ok(outcome)
 }
@@ -402,6 +410,6 @@ const OPTIM: levade_policy::OptimParams = levade_policy::OptimParams {
     max_grad_norm: 1.0,
 };
 
-fn merged(paths: &[PathInput]) -> Result<Arc<TreeBatch>, PolicyError> {
-    TreeBatch::merge(paths).map(Arc::new).map_err(|error| PolicyError::Invalid(error.to_string()))
+fn merge_sequences(sequences: &[PathInput]) -> Result<Arc<TreeBatch>, PolicyError> {
+    TreeBatch::merge(sequences).map(Arc::new).map_err(|error| PolicyError::Invalid(error.to_string()))
 }

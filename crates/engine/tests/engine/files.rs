@@ -18,12 +18,12 @@ fn start(config: &ModelConfig, seed: u64) -> Engine {
 }
 
 /// Returns the bits of a greedy completion's log-probabilities, which identify the weights.
-async fn reply(engine: &Engine) -> Vec<u32> {
+async fn completion_bits(engine: &Engine) -> Vec<u32> {
     let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..SamplingParams::default() };
     let request =
         SampleRequest { seed: 1, stream: 1, prompt: vec![5, 6, 7], params, ..SampleRequest::default() };
-    let reply = engine.sample(request).await.unwrap().collect(Duration::from_secs(20)).await.unwrap();
-    reply.logprobs.iter().map(|p| p.to_bits()).collect()
+    let completion = engine.sample(request).await.unwrap().collect(Duration::from_secs(20)).await.unwrap();
+    completion.logprobs.iter().map(|p| p.to_bits()).collect()
 }
 
 fn change_json(path: &Path, key: &str, value: Value) {
@@ -55,32 +55,32 @@ fn add_tensor(path: &Path, name: &str) {
 async fn rejected_load_leaves_policy_unchanged() {
     let config = tiny_config();
     let engine = start(&config, 3);
-    let before = reply(&engine).await;
+    let before = completion_bits(&engine).await;
     let dir = tempfile::tempdir().unwrap();
     let missing = engine.load(&dir.path().join("nothing"), true).await.unwrap_err().to_string();
     assert!(missing.contains("nothing"), "{missing}");
-    assert_eq!(reply(&engine).await, before);
+    assert_eq!(completion_bits(&engine).await, before);
 
     // The same shapes, but another model.
-    let turned = Rope { theta: 20_000.0, scaling: RopeScaling::None };
-    let other = start(&ModelConfig { rope: turned, ..config.clone() }, 4);
+    let other_rope = Rope { theta: 20_000.0, scaling: RopeScaling::None };
+    let other = start(&ModelConfig { rope: other_rope, ..config.clone() }, 4);
     other.save(dir.path(), false).await.unwrap();
-    let refused = engine.load(dir.path(), false).await.unwrap_err().to_string();
-    assert!(refused.contains("rope is") && refused.contains("20000"), "{refused}");
-    assert_eq!(reply(&engine).await, before);
+    let rejected = engine.load(dir.path(), false).await.unwrap_err().to_string();
+    assert!(rejected.contains("rope is") && rejected.contains("20000"), "{rejected}");
+    assert_eq!(completion_bits(&engine).await, before);
 
     // A complete model, but incomplete optimizer state.
     let other = start(&config, 4);
     other.save(dir.path(), false).await.unwrap();
     std::fs::write(dir.path().join("optimiser.json"), r#"{"schema": 1, "steps": 3}"#).unwrap();
-    let refused = engine.load(dir.path(), true).await.unwrap_err().to_string();
-    assert!(refused.contains("optimiser.first.safetensors"), "{refused}");
-    assert_eq!(reply(&engine).await, before);
+    let rejected = engine.load(dir.path(), true).await.unwrap_err().to_string();
+    assert!(rejected.contains("optimiser.first.safetensors"), "{rejected}");
+    assert_eq!(completion_bits(&engine).await, before);
 
     engine.load(dir.path(), false).await.unwrap();
     engine.publish(1).await.unwrap();
-    let after = reply(&engine).await;
-    assert!(after == reply(&other).await && after != before);
+    let after = completion_bits(&engine).await;
+    assert!(after == completion_bits(&other).await && after != before);
 }
 
 /// Every setting in an adapter's files that would change its computation is named in the error, and
@@ -90,7 +90,7 @@ async fn load_rejects_unsupported_adapter_features() {
     let base = start(&tiny_config(), 3);
     let lora = LoraOptions { rank: 2, ..LoraOptions::default() };
     let adapter = base.lora(lora.clone(), 0, "a model").await.unwrap();
-    let before = reply(&adapter).await;
+    let before = completion_bits(&adapter).await;
     let save = async || {
         let dir = tempfile::tempdir().unwrap();
         adapter.save(dir.path(), false).await.unwrap();
@@ -105,11 +105,11 @@ async fn load_rejects_unsupported_adapter_features() {
     ] {
         let dir = save().await;
         change_json(&dir.path().join("adapter_config.json"), key, value);
-        let refused = adapter.load(dir.path(), false).await.unwrap_err().to_string();
+        let rejected = adapter.load(dir.path(), false).await.unwrap_err().to_string();
         for part in ["adapter_config.json", key, "merge"] {
-            assert!(refused.contains(part), "{refused}");
+            assert!(rejected.contains(part), "{rejected}");
         }
-        assert_eq!(reply(&adapter).await, before);
+        assert_eq!(completion_bits(&adapter).await, before);
     }
     for (key, value) in [
         ("lora_alpha", json!(99.0)),
@@ -120,10 +120,10 @@ async fn load_rejects_unsupported_adapter_features() {
     ] {
         let dir = save().await;
         change_json(&dir.path().join("adapter_config.json"), key, value);
-        let refused = adapter.load(dir.path(), false).await.unwrap_err().to_string();
+        let rejected = adapter.load(dir.path(), false).await.unwrap_err().to_string();
         assert!(
-            refused.contains("adapter_config.json") && refused.contains("the policy has"),
-            "{key}: {refused}"
+            rejected.contains("adapter_config.json") && rejected.contains("the policy has"),
+            "{key}: {rejected}"
         );
     }
     let dir = save().await;
@@ -137,9 +137,9 @@ async fn load_rejects_unsupported_adapter_features() {
     adapter.publish(1).await.unwrap();
     let bias = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias";
     add_tensor(&dir.path().join("adapter_model.safetensors"), bias);
-    let refused = adapter.load(dir.path(), false).await.unwrap_err().to_string();
+    let rejected = adapter.load(dir.path(), false).await.unwrap_err().to_string();
     for part in ["adapter_model.safetensors", bias, "merge"] {
-        assert!(refused.contains(part), "{refused}");
+        assert!(rejected.contains(part), "{rejected}");
     }
-    assert_eq!(reply(&adapter).await, before);
+    assert_eq!(completion_bits(&adapter).await, before);
 }

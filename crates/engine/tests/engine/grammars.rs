@@ -7,7 +7,7 @@ use std::time::Duration;
 use levade_engine::testing::{Compute, random_weights, tiny_config};
 use levade_engine::{Engine, EngineOptions};
 use levade_policy::{
-    Allowed, Completion, Constraint, FinishReason, Grammar, Grammars, PolicyError, SampleEvent,
+    AllowedTokens, Completion, Constraint, FinishReason, Grammar, Grammars, PolicyError, SampleEvent,
     SampleRequest, Sampler, SamplingParams, uniform,
 };
 use levade_text::testing::{END_OF_TEXT, IM_END, tiny_tokenizer};
@@ -81,11 +81,16 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
 }
 
 /// Returns the text of a completion that a stop id has ended.
-fn text(reply: &Completion) -> String {
-    assert_eq!(reply.finish, FinishReason::StopId, "{}", tokenizer().decode_with_special(&reply.tokens));
-    let (last, said) = reply.tokens.split_last().unwrap();
+fn text(completion: &Completion) -> String {
+    assert_eq!(
+        completion.finish,
+        FinishReason::StopId,
+        "{}",
+        tokenizer().decode_with_special(&completion.tokens)
+    );
+    let (last, content) = completion.tokens.split_last().unwrap();
     assert!([IM_END, END_OF_TEXT].contains(last));
-    tokenizer().decode_with_special(said)
+    tokenizer().decode_with_special(content)
 }
 
 /// Each grammar, separately and all at once: the same bits, and the requested format.
@@ -101,9 +106,9 @@ async fn completions_follow_grammar_in_any_batch() {
     ];
     let of = |stream: u64| request(stream, forms[stream as usize / 4 % 4].clone());
     let engine = engine();
-    let mut alone = Vec::new();
+    let mut separate = Vec::new();
     for stream in 0..16 {
-        alone.push(sample(&engine, of(stream)).await);
+        separate.push(sample(&engine, of(stream)).await);
     }
     let company: Vec<_> = (0..16)
         .map(|stream| {
@@ -111,20 +116,20 @@ async fn completions_follow_grammar_in_any_batch() {
             tokio::spawn(async move { sample(&engine, request).await })
         })
         .collect();
-    for (task, alone) in company.into_iter().zip(&alone) {
-        assert_eq!(task.await.unwrap(), *alone);
+    for (task, separate) in company.into_iter().zip(&separate) {
+        assert_eq!(task.await.unwrap(), *separate);
     }
-    for reply in &alone[4..8] {
-        assert!(keeps_to_the_schema(&text(reply)), "{}", text(reply));
+    for completion in &separate[4..8] {
+        assert!(keeps_to_the_schema(&text(completion)), "{}", text(completion));
     }
-    for reply in &alone[8..12] {
-        let text = text(reply);
+    for completion in &separate[8..12] {
+        let text = text(completion);
         let digits = text.strip_suffix(" km").unwrap_or(&text);
         let digits = digits.strip_prefix('-').unwrap_or(digits);
         assert!(matches!(digits.len(), 1..=9) && digits.bytes().all(|b| b.is_ascii_digit()), "{text}");
     }
-    for reply in &alone[12..] {
-        let text = text(reply);
+    for completion in &separate[12..] {
+        let text = text(completion);
         let inner = text.strip_prefix("<call>").and_then(|text| text.strip_suffix(")</call>")).unwrap();
         let (name, arguments) = inner.split_once('(').unwrap();
         assert!(matches!(name.len(), 1..=4) && name.bytes().all(|b| b.is_ascii_lowercase()), "{text}");
@@ -140,14 +145,14 @@ async fn constrained_tokens_are_not_targets() {
     for (grammar, is_target) in [(Some(schema()), false), (None, true)] {
         let request = request(0, grammar);
         let (prompt, params) = (request.prompt.clone(), request.params.clone());
-        let reply = sample(&engine, request.clone()).await;
+        let completion = sample(&engine, request.clone()).await;
         // Log-probabilities of a scored prompt with the same tokens.
         let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..SamplingParams::default() };
-        let whole =
-            SampleRequest { prompt: [&prompt[..], &reply.tokens].concat(), params: scored, ..request };
-        let scored = sample(&engine, whole).await;
-        assert_eq!(scored.prompt_logprobs[prompt.len() - 1..], reply.logprobs);
-        let segment = reply.into_segment(None, &params, 0);
+        let full =
+            SampleRequest { prompt: [&prompt[..], &completion.tokens].concat(), params: scored, ..request };
+        let scored = sample(&engine, full).await;
+        assert_eq!(scored.prompt_logprobs[prompt.len() - 1..], completion.logprobs);
+        let segment = completion.into_segment(None, &params, 0);
         assert_eq!((segment.filtered, segment.is_target()), (!is_target, is_target));
     }
 }
@@ -159,32 +164,32 @@ async fn aborted_completion_keeps_its_grammar() {
     let engine = engine();
     for stream in [4, 5, 6] {
         let request = request(stream, Some(schema()));
-        let whole = sample(&engine, request.clone()).await;
-        let mut begun = engine.sample(request.clone()).await.unwrap();
-        let mut reply = Completion::default();
-        while reply.tokens.len() < 7 {
-            match begun.next().await.unwrap().unwrap() {
+        let full = sample(&engine, request.clone()).await;
+        let mut sample_stream = engine.sample(request.clone()).await.unwrap();
+        let mut completion = Completion::default();
+        while completion.tokens.len() < 7 {
+            match sample_stream.next().await.unwrap().unwrap() {
                 SampleEvent::Tokens { tokens, logprobs, version, .. } => {
-                    reply.extend(&tokens, &logprobs, version);
+                    completion.extend(&tokens, &logprobs, version);
                 }
                 other => panic!("{other:?}"),
             }
         }
         engine.abort(Some(stream)).await.unwrap();
-        begun.gather(&mut reply).await.unwrap();
+        sample_stream.gather(&mut completion).await.unwrap();
         let mut rest = request;
-        rest.prompt.extend(&reply.tokens);
-        rest.params.drawn_before = reply.tokens.len();
-        rest.params.max_tokens -= reply.tokens.len();
-        if reply.finish == FinishReason::Aborted {
+        rest.prompt.extend(&completion.tokens);
+        rest.params.drawn_before = completion.tokens.len();
+        rest.params.max_tokens -= completion.tokens.len();
+        if completion.finish == FinishReason::Aborted {
             let rest = sample(&engine, rest.clone()).await;
-            reply.extend(&rest.tokens, &rest.logprobs, 0);
+            completion.extend(&rest.tokens, &rest.logprobs, 0);
         }
-        assert_eq!((&reply.tokens, &reply.logprobs), (&whole.tokens, &whole.logprobs));
+        assert_eq!((&completion.tokens, &completion.logprobs), (&full.tokens, &full.logprobs));
         // A completion that violates the grammar cannot be continued.
         *rest.prompt.last_mut().unwrap() = 0;
-        let refused = engine.sample(rest).await.err().unwrap();
-        assert!(refused.to_string().contains("cannot be followed any further"), "{refused}");
+        let rejected = engine.sample(rest).await.err().unwrap();
+        assert!(rejected.to_string().contains("cannot be followed any further"), "{rejected}");
     }
 }
 
@@ -195,9 +200,9 @@ async fn sample_rejects_unusable_grammars() {
         (engine(), wrong, "the JSON schema cannot be followed"),
         (bare(), schema(), "started without its tokenizer's grammars"),
     ] {
-        let refused = engine.sample(request(1, Some(grammar))).await.err().unwrap();
-        assert!(matches!(refused, PolicyError::Invalid(_)), "{refused}");
-        assert!(refused.to_string().contains(reason), "{refused}");
+        let rejected = engine.sample(request(1, Some(grammar))).await.err().unwrap();
+        assert!(matches!(rejected, PolicyError::Invalid(_)), "{rejected}");
+        assert!(rejected.to_string().contains(reason), "{rejected}");
         assert!(!sample(&engine, request(1, None)).await.tokens.is_empty(), "it goes on");
     }
 }
@@ -214,10 +219,10 @@ async fn failing_constraint_ends_only_its_request() {
         }
     }
     impl Constraint for Counts {
-        fn allowed(&mut self) -> Result<Allowed, PolicyError> {
+        fn allowed(&mut self) -> Result<AllowedTokens, PolicyError> {
             let tokens =
                 if self.0 < 3 { [65, 66].into_iter().collect() } else { [1000].into_iter().collect() };
-            Ok(Allowed { tokens, may_end: self.0 >= 3 && self.1 == Grammar::JsonObject })
+            Ok(AllowedTokens { tokens, may_end: self.0 >= 3 && self.1 == Grammar::JsonObject })
         }
 
         fn push(&mut self, _: u32) -> Result<(), PolicyError> {
@@ -229,10 +234,10 @@ async fn failing_constraint_ends_only_its_request() {
         }
     }
     let engine = bare().with_grammars(Arc::new(Odd));
-    let alone = sample(&engine, request(8, None)).await;
+    let separate = sample(&engine, request(8, None)).await;
     let mut early = request(1, Some(Grammar::JsonObject));
     early.params.min_tokens = 20;
-    let (beside, early, lost, nothing) = tokio::join!(
+    let (concurrent, early, lost, nothing) = tokio::join!(
         sample(&engine, request(8, None)),
         sample(&engine, early),
         async {
@@ -247,7 +252,7 @@ async fn failing_constraint_ends_only_its_request() {
             engine.sample(request(3, Some(Grammar::Regex("".into())))).await.unwrap().collect(DEADLINE).await
         },
     );
-    assert_eq!(beside, alone);
+    assert_eq!(concurrent, separate);
     assert!(early.tokens.len() == 4 && early.finish == FinishReason::StopId, "{early:?}");
     assert_eq!(lost.unwrap_err(), PolicyError::Invalid("lost".into()));
     assert!(nothing.unwrap_err().to_string().contains("allows nothing that the model has a token for"));

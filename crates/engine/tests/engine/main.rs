@@ -4,7 +4,7 @@
 
 mod files;
 mod grammars;
+mod guarantees;
 mod parity;
 mod prompts;
 mod updates;
-mod whole;

@@ -8,7 +8,7 @@ async fn sampling_and_training_match_in_random_cases() {
     let (mut compared, mut resumed, mut updated, mut hits) = (0, 0, 0, 0);
     for case in 0..150 {
         let outcome = parity::run(7, case).await.unwrap();
-        assert_eq!(outcome.different, 0, "of {}: {}", outcome.compared, outcome.what);
+        assert_eq!(outcome.different, 0, "of {}: {}", outcome.compared, outcome.description);
         compared += outcome.compared;
         resumed += outcome.resumed;
         updated += outcome.updated;

@@ -17,7 +17,7 @@ fn options() -> EngineOptions {
 }
 
 fn start(options: &EngineOptions) -> Engine {
-    let compute = Compute::with(2, Isa::detect(), options.precision);
+    let compute = Compute::with_isa(2, Isa::detect(), options.precision);
     let weights = random_weights(&compute, &tiny_config(), 3);
     Engine::start_with(compute, weights, options, None).unwrap()
 }
@@ -35,10 +35,10 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
 }
 
 /// Merges a sequence whose tokens except the first are all targets.
-fn batch_of(path: &[u32], temperature: f32) -> Arc<TreeBatch> {
+fn batch_of(sequence: &[u32], temperature: f32) -> Arc<TreeBatch> {
     let target = |index: usize| PathTarget { index: index as u32, temperature, term: Term::default() };
-    let targets = (1..path.len()).map(target).collect();
-    Arc::new(TreeBatch::merge(&[PathInput { tokens: path.to_vec().into(), targets }]).unwrap())
+    let targets = (1..sequence.len()).map(target).collect();
+    Arc::new(TreeBatch::merge(&[PathInput { tokens: sequence.to_vec().into(), targets }]).unwrap())
 }
 
 /// Prompt log-probabilities equal those that training computes, for the base weights and an adapter, in
@@ -50,7 +50,7 @@ async fn prompt_logprobs_match_training_bitwise() {
         let base = start(&options);
         let adapter = base.lora(LoraOptions::default(), 5, "tiny").await.unwrap();
         for (engine, temperature) in [(&base, 1.0), (&base, 0.6), (&adapter, 1.7), (&adapter, 0.0)] {
-            let path = tokens(5, 200);
+            let sequence = tokens(5, 200);
             let params = SamplingParams {
                 temperature,
                 max_tokens: 20,
@@ -59,20 +59,20 @@ async fn prompt_logprobs_match_training_bitwise() {
                 ..SamplingParams::default()
             };
             // Another request that is sampled in the same batches.
-            let beside = SamplingParams { max_tokens: 20, ..SamplingParams::default() };
+            let concurrent = SamplingParams { max_tokens: 20, ..SamplingParams::default() };
             let (scored, _) = tokio::join!(
-                sample(engine, request(1, path.clone(), params.clone())),
-                sample(&base, request(2, path.clone(), beside)),
+                sample(engine, request(1, sequence.clone(), params.clone())),
+                sample(&base, request(2, sequence.clone(), concurrent)),
             );
-            let behaviour = if temperature == 0.0 { 1.0 } else { temperature };
-            let found = engine.logprobs(batch_of(&path, behaviour)).await.unwrap();
+            let behavior = if temperature == 0.0 { 1.0 } else { temperature };
+            let found = engine.logprobs(batch_of(&sequence, behavior)).await.unwrap();
             let bits = |logprobs: &[f32]| logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>();
             assert_eq!(found.len(), 199);
             assert_eq!(bits(&found), bits(&scored.prompt_logprobs), "{precision} at {temperature}");
             // Scoring a completion as a prompt gives the log-probabilities reported during sampling.
-            let whole = [&path[..], &scored.tokens].concat();
+            let full = [&sequence[..], &scored.tokens].concat();
             let again = SamplingParams { max_tokens: 0, ..params };
-            let again = sample(engine, request(3, whole, again)).await;
+            let again = sample(engine, request(3, full, again)).await;
             assert_eq!((again.finish, again.tokens.len()), (FinishReason::Length, 0));
             assert_eq!(bits(&again.prompt_logprobs[..199]), bits(&scored.prompt_logprobs));
             assert_eq!(bits(&again.prompt_logprobs[199..]), bits(&scored.logprobs));

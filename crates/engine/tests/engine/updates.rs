@@ -6,8 +6,9 @@ use std::time::Duration;
 use levade_engine::testing::{Compute, random_weights, tiny_config};
 use levade_engine::{Engine, EngineOptions};
 use levade_policy::{
-    Completion, Content, Cut, Learner, LoraOptions, OptimParams, Place, PolicyError, SampleRequest, Sampler,
-    SamplingParams, SavedFile, TrainRequest, Uncut, WeightsAt, WeightsRef, uniform,
+    Completion, Content, Learner, LoraOptions, MicroBatchPlan, OptimParams, PolicyError, SampleRequest,
+    Sampler, SamplingParams, SavedFile, TrainRequest, UpdateSequences, WeightsAt, WeightsLocation,
+    WeightsRef, uniform,
 };
 use levade_rl::{Loss, PolicyLoss};
 use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -25,14 +26,14 @@ const ADAM: OptimParams = OptimParams {
 
 fn start() -> Engine {
     let options = EngineOptions { kv_memory_mb: 8, batch_tokens: 512, ..EngineOptions::default() };
-    let compute = Compute::with(1, levade_engine::Isa::Portable, options.precision);
+    let compute = Compute::with_isa(1, levade_engine::Isa::Portable, options.precision);
     let weights = random_weights(&compute, &tiny_config(), 3);
     Engine::start_with(compute, weights, &options, None).unwrap()
 }
 
 /// Returns three sequences with a common prefix, and two other sequences.
-fn paths() -> Vec<PathInput> {
-    let path = |number: u64| {
+fn test_sequences() -> Vec<PathInput> {
+    let sequence = |number: u64| {
         let first = if number < 3 { 0 } else { number };
         let token = |i: u64| 2 + (uniform(9, if i < 6 { first } else { number }, i) * 250.0) as u32;
         let term = Term { weight: 0.125, ..Term::default() };
@@ -41,16 +42,16 @@ fn paths() -> Vec<PathInput> {
             targets: (6..12).map(|index| PathTarget { index, temperature: 1.0, term }).collect(),
         }
     };
-    (0..5).map(path).collect()
+    (0..5).map(sequence).collect()
 }
 
 fn request() -> TrainRequest {
-    TrainRequest { paths: paths(), loss: LOSS, params: ADAM }
+    TrainRequest { paths: test_sequences(), loss: LOSS, params: ADAM }
 }
 
 /// Returns the bits of log-probabilities, which identify the weights.
-async fn seen(engine: &Engine) -> Vec<u32> {
-    let batch = TreeBatch::merge(&paths()).unwrap();
+async fn sample_logprobs(engine: &Engine) -> Vec<u32> {
+    let batch = TreeBatch::merge(&test_sequences()).unwrap();
     engine.logprobs(Arc::new(batch)).await.unwrap().into_iter().map(f32::to_bits).collect()
 }
 
@@ -59,30 +60,30 @@ async fn seen(engine: &Engine) -> Vec<u32> {
 #[tokio::test]
 async fn train_follows_micro_batch_plan() {
     let of_groups = |groups: [usize; 3]| {
-        let mut paths = paths().into_iter().map(|path| path.tokens);
-        groups.map(|size| paths.by_ref().take(size).collect()).to_vec()
+        let mut sequences = test_sequences().into_iter().map(|sequence| sequence.tokens);
+        groups.map(|size| sequences.by_ref().take(size).collect()).to_vec()
     };
-    let uncut = Uncut { groups: of_groups([3, 1, 1]), micro_batch_tokens: 40 };
+    let update = UpdateSequences { groups: of_groups([3, 1, 1]), micro_batch_tokens: 40 };
     let engine = start();
-    let planned = engine.plan(&uncut).await.unwrap();
+    let planned = engine.plan(&update).await.unwrap();
     // Merged, the group has 6 + 3 · 6 tokens.
-    assert_eq!(planned, Cut::of_sizes([4, 1]));
-    let mut turned = planned.clone();
-    turned.micro_batches.reverse();
-    for cut in [planned, turned, Cut::of_sizes([1; 5])] {
+    assert_eq!(planned, MicroBatchPlan::from_sizes([4, 1]));
+    let mut reversed = planned.clone();
+    reversed.micro_batches.reverse();
+    for cut in [planned, reversed, MicroBatchPlan::from_sizes([1; 5])] {
         let (engine, by_hand) = (start(), start());
         let mut done = 0;
         let trained = engine.train(request(), &cut, &mut || done += 1).await.unwrap();
         assert_eq!(done, cut.micro_batches.len());
         let mut sums = Vec::new();
-        for batch in cut.apply(&paths()) {
+        for batch in cut.apply(&test_sequences()) {
             let batch: Vec<PathInput> = batch.into_iter().cloned().collect();
             let batch = Arc::new(TreeBatch::merge(&batch).unwrap());
             sums.push(by_hand.forward_backward(batch, LOSS).await.unwrap());
         }
         assert_eq!(trained.sums, sums);
         assert_eq!(trained.step, by_hand.optim_step(ADAM).await.unwrap());
-        assert_eq!(seen(&engine).await, seen(&by_hand).await);
+        assert_eq!(sample_logprobs(&engine).await, sample_logprobs(&by_hand).await);
     }
 }
 
@@ -90,22 +91,25 @@ async fn train_follows_micro_batch_plan() {
 #[tokio::test]
 async fn train_rejects_mismatched_plan() {
     let engine = start();
-    let before = seen(&engine).await;
-    let mut twice = Cut::of_sizes([4, 1]);
+    let before = sample_logprobs(&engine).await;
+    let mut twice = MicroBatchPlan::from_sizes([4, 1]);
     twice.micro_batches[1].paths[0] = 2;
     let tampered = [
-        (Cut::of_sizes([4]), "path 4 is in no micro-batch"),
-        (Cut::of_sizes([4, 2]), "micro-batch 1 has path 5, but there are 5"),
+        (MicroBatchPlan::from_sizes([4]), "path 4 is in no micro-batch"),
+        (MicroBatchPlan::from_sizes([4, 2]), "micro-batch 1 has path 5, but there are 5"),
         (twice, "micro-batch 1 has path 2, which came before"),
-        (Cut { world_size: 2, ..Cut::of_sizes([5]) }, "made for 2 ranks, and there are 1"),
+        (
+            MicroBatchPlan { world_size: 2, ..MicroBatchPlan::from_sizes([5]) },
+            "made for 2 ranks, and there are 1",
+        ),
     ];
-    for (cut, difference) in tampered {
-        let refused = engine.train(request(), &cut, &mut || panic!("nothing is learnt from")).await;
-        let Err(PolicyError::Cut(why)) = refused else { panic!("{refused:?}") };
+    for (plan, difference) in tampered {
+        let rejected = engine.train(request(), &plan, &mut || panic!("nothing is learnt from")).await;
+        let Err(PolicyError::Cut(why)) = rejected else { panic!("{rejected:?}") };
         assert!(why.contains(difference), "{why}");
     }
     engine.publish(1).await.unwrap();
-    assert_eq!(seen(&engine).await, before);
+    assert_eq!(sample_logprobs(&engine).await, before);
 }
 
 /// A request is never sampled from weights older than it requires, and other requests do not wait for
@@ -114,20 +118,20 @@ async fn train_rejects_mismatched_plan() {
 async fn request_waits_for_minimum_version() {
     let engine = start();
     let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
-    let request = |least_version| SampleRequest {
-        least_version,
+    let request = |min_version| SampleRequest {
+        least_version: min_version,
         prompt: vec![3, 4, 5],
         params: params.clone(),
         ..SampleRequest::default()
     };
     let mut waits = engine.sample(request(1)).await.unwrap();
-    let others = engine.sample(request(0)).await.unwrap().collect(DEADLINE).await.unwrap();
-    assert_eq!((others.tokens.len(), others.versions[0].version), (4, 0));
+    let other = engine.sample(request(0)).await.unwrap().collect(DEADLINE).await.unwrap();
+    assert_eq!((other.tokens.len(), other.versions[0].version), (4, 0));
     assert_eq!(engine.workload().await.unwrap().waiting, 1);
     engine.publish(1).await.unwrap();
-    let mut reply = Completion::default();
-    waits.gather(&mut reply).await.unwrap();
-    assert_eq!((reply.tokens, reply.versions[0].version), (others.tokens, 1));
+    let mut completion = Completion::default();
+    waits.gather(&mut completion).await.unwrap();
+    assert_eq!((completion.tokens, completion.versions[0].version), (other.tokens, 1));
 }
 
 /// A manifest lists every saved file, and no other file of the directory.
@@ -135,22 +139,22 @@ async fn request_waits_for_minimum_version() {
 async fn manifest_lists_saved_files() {
     let engine = start();
     let adapter = engine.lora(LoraOptions::default(), 1, "a-model").await.unwrap();
-    adapter.train(request(), &Cut::of_sizes([5]), &mut || ()).await.unwrap();
-    for (learner, content, most) in
+    adapter.train(request(), &MicroBatchPlan::from_sizes([5]), &mut || ()).await.unwrap();
+    for (learner, content, num_files) in
         [(&engine, Content::Whole, 2), (&adapter, Content::Adapter { base: "a-model".into() }, 5)]
     {
         let dir = tempfile::tempdir().unwrap();
         let manifest = learner.save(dir.path(), true).await.unwrap();
-        assert_eq!((&manifest.content, manifest.files.len()), (&content, most));
-        assert_eq!(manifest.place, Place::Local(dir.path().to_owned()));
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), most);
+        assert_eq!((&manifest.content, manifest.files.len()), (&content, num_files));
+        assert_eq!(manifest.place, WeightsLocation::Local(dir.path().to_owned()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), num_files);
         for file in &manifest.files {
             assert_eq!(&SavedFile::read(dir.path(), &file.name).unwrap(), file);
         }
     }
     let published = adapter.publish(1).await.unwrap();
-    adapter.adopt(&published).await.unwrap();
-    let error = engine.adopt(&published).await.unwrap_err();
+    adapter.update_weights(&published).await.unwrap();
+    let error = engine.update_weights(&published).await.unwrap_err();
     assert!(matches!(error, PolicyError::NotAdopted(_)), "{error}");
 }
 
@@ -159,23 +163,23 @@ async fn manifest_lists_saved_files() {
 #[tokio::test]
 async fn adopt_loads_published_files() {
     let (learner, sampler) = (start(), start());
-    learner.train(request(), &Cut::of_sizes([5]), &mut || {}).await.unwrap();
+    learner.train(request(), &MicroBatchPlan::from_sizes([5]), &mut || {}).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let manifest = learner.save(dir.path(), false).await.unwrap();
     let weights = WeightsRef { version: 7, at: WeightsAt::Manifest(manifest.clone()) };
-    let before = seen(&sampler).await;
-    assert_ne!(before, seen(&learner).await);
+    let before = sample_logprobs(&sampler).await;
+    assert_ne!(before, sample_logprobs(&learner).await);
 
     let damage = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
         let file = dir.path().join(name);
-        let whole = std::fs::read(&file).unwrap();
-        let mut bytes = whole.clone();
+        let original = std::fs::read(&file).unwrap();
+        let mut bytes = original.clone();
         change(&mut bytes);
         std::fs::write(&file, bytes).unwrap();
-        move || std::fs::write(&file, &whole).unwrap()
+        move || std::fs::write(&file, &original).unwrap()
     };
     let mend = damage("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1);
-    let error = sampler.adopt(&weights).await.unwrap_err();
+    let error = sampler.update_weights(&weights).await.unwrap_err();
     assert!(matches!(&error, PolicyError::NotAdopted(why) if why.contains("has the checksum")), "{error}");
     mend();
     // Files of another model, with a manifest that matches them.
@@ -189,15 +193,16 @@ async fn adopt_loads_published_files() {
     let mut other = manifest.clone();
     let changed = SavedFile::read(dir.path(), config).unwrap();
     *other.files.iter_mut().find(|file| file.name == config).unwrap() = changed;
-    let error = sampler.adopt(&WeightsRef { version: 7, at: WeightsAt::Manifest(other) }).await.unwrap_err();
+    let error =
+        sampler.update_weights(&WeightsRef { version: 7, at: WeightsAt::Manifest(other) }).await.unwrap_err();
     assert!(matches!(&error, PolicyError::NotAdopted(why) if why.contains("norm_epsilon")), "{error}");
     mend();
-    assert_eq!((seen(&sampler).await, sampler.version().await.unwrap()), (before, 0));
+    assert_eq!((sample_logprobs(&sampler).await, sampler.version().await.unwrap()), (before, 0));
 
-    sampler.adopt(&weights).await.unwrap();
-    assert_eq!(seen(&sampler).await, seen(&learner).await);
+    sampler.update_weights(&weights).await.unwrap();
+    assert_eq!(sample_logprobs(&sampler).await, sample_logprobs(&learner).await);
     let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
-    let asked = SampleRequest { least_version: 7, prompt: vec![3, 4, 5], params, ..Default::default() };
-    let reply = sampler.sample(asked).await.unwrap().collect(DEADLINE).await.unwrap();
-    assert_eq!(reply.versions.iter().map(|run| run.version).collect::<Vec<_>>(), [7]);
+    let pinned = SampleRequest { least_version: 7, prompt: vec![3, 4, 5], params, ..Default::default() };
+    let completion = sampler.sample(pinned).await.unwrap().collect(DEADLINE).await.unwrap();
+    assert_eq!(completion.versions.iter().map(|run| run.version).collect::<Vec<_>>(), [7]);
 }

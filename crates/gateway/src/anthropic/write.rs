@@ -1,7 +1,7 @@
 //! Responses in Anthropic's format.
 
 use levade_policy::FinishReason;
-use levade_text::{Piece, ToolCall};
+use levade_text::{CompletionDelta, ToolCall};
 use serde_json::{Value, json};
 
 use crate::http::{CollectedCompletion, Dialect, frame};
@@ -142,23 +142,23 @@ impl Writer {
         closed + &self.start(&empty)
     }
 
-    fn piece(&mut self, piece: &Piece) -> String {
+    fn piece(&mut self, piece: &CompletionDelta) -> String {
         match piece {
-            Piece::Speech(text) => {
+            CompletionDelta::Speech(text) => {
                 self.open(Open::Text) + &self.delta(&json!({ "type": "text_delta", "text": text }))
             }
-            Piece::Thought(text) => {
+            CompletionDelta::Reasoning(text) => {
                 let delta = json!({ "type": "thinking_delta", "thinking": text });
                 self.open(Open::Thinking) + &self.delta(&delta)
             }
-            Piece::Call(Ok(call)) => {
+            CompletionDelta::Call(Ok(call)) => {
                 let input = Value::from(call.arguments.clone()).to_string();
                 let delta = json!({ "type": "input_json_delta", "partial_json": input });
                 let frames =
                     [self.close(), self.start(&tool_use(call, json!({}))), self.delta(&delta), self.stop()];
                 frames.concat()
             }
-            Piece::Call(Err(_)) | Piece::Aside(_) => String::new(),
+            CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => String::new(),
         }
     }
 }
@@ -172,10 +172,10 @@ impl Dialect for Writer {
         let mut body = message(head);
         for CollectedCompletion { end, .. } in &replies {
             let content = end.parts.iter().filter_map(|part| match part {
-                Piece::Thought(text) => Some(thinking(text)),
-                Piece::Speech(text) => Some(json!({ "type": "text", "text": text })),
-                Piece::Call(Ok(call)) => Some(tool_use(call, Value::from(call.arguments.clone()))),
-                Piece::Call(Err(_)) | Piece::Aside(_) => None,
+                CompletionDelta::Reasoning(text) => Some(thinking(text)),
+                CompletionDelta::Speech(text) => Some(json!({ "type": "text", "text": text })),
+                CompletionDelta::Call(Ok(call)) => Some(tool_use(call, Value::from(call.arguments.clone()))),
+                CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => None,
             });
             let content: Vec<Value> = content.collect();
             let (reason, sequence) = stop(end);

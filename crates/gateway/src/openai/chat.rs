@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use levade_text::{Chat, Message, Piece, ToolCall, ToolSpec};
+use levade_text::{Chat, CompletionDelta, Message, ToolCall, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -454,15 +454,15 @@ impl Dialect for Writer {
                 let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
                 for piece in pieces {
                     match piece {
-                        Piece::Speech(text) => content += text,
-                        Piece::Thought(text) => thought += text,
-                        Piece::Call(Ok(found)) => {
+                        CompletionDelta::Speech(text) => content += text,
+                        CompletionDelta::Reasoning(text) => thought += text,
+                        CompletionDelta::Call(Ok(found)) => {
                             let mut value = self.call(found);
                             value["index"] = self.calls[*choice].into();
                             self.calls[*choice] += 1;
                             calls.push(value);
                         }
-                        Piece::Call(Err(_)) | Piece::Aside(_) => {}
+                        CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => {}
                     }
                 }
                 let has_tokens = self.tokens.any() && !tokens.is_empty();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use levade_text::{Chat, Piece};
+use levade_text::{Chat, CompletionDelta};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -302,7 +302,7 @@ impl Dialect for Writer {
             }
             Event::Delta { choice, pieces, tokens } => {
                 let texts = pieces.iter().map(|piece| match piece {
-                    Piece::Speech(text) => text.as_str(),
+                    CompletionDelta::Speech(text) => text.as_str(),
                     _ => "",
                 });
                 let text: String = texts.collect();

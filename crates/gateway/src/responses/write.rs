@@ -1,7 +1,7 @@
 //! Responses in the format of the Responses API.
 
 use levade_policy::FinishReason;
-use levade_text::Piece;
+use levade_text::CompletionDelta;
 use serde_json::{Map, Value, json};
 
 use super::items::encrypted;
@@ -272,12 +272,12 @@ impl Writer {
         frames + &self.done(item)
     }
 
-    fn piece(&mut self, head: &Head, piece: &Piece) -> String {
+    fn piece(&mut self, head: &Head, piece: &CompletionDelta) -> String {
         match piece {
-            Piece::Speech(text) => self.add(head, Open::Message, text),
-            Piece::Thought(text) => self.add(head, Open::Thought, text),
-            Piece::Call(Ok(call)) => self.call(head, call),
-            Piece::Call(Err(_)) | Piece::Aside(_) => String::new(),
+            CompletionDelta::Speech(text) => self.add(head, Open::Message, text),
+            CompletionDelta::Reasoning(text) => self.add(head, Open::Thought, text),
+            CompletionDelta::Call(Ok(call)) => self.call(head, call),
+            CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => String::new(),
         }
     }
 
@@ -390,9 +390,9 @@ impl Dialect for Writer {
     fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
         for CollectedCompletion { end, message, .. } in &replies {
             let mut tokens = message.iter();
-            let mut said = end.parts.iter().filter(|part| matches!(part, Piece::Speech(_))).count();
+            let mut said = end.parts.iter().filter(|part| matches!(part, CompletionDelta::Speech(_))).count();
             for piece in &end.parts {
-                if matches!(piece, Piece::Speech(_)) {
+                if matches!(piece, CompletionDelta::Speech(_)) {
                     said -= 1;
                     let count = if said == 0 { tokens.len() } else { 1 };
                     tokens.by_ref().take(count).for_each(|tokens| self.note(tokens));

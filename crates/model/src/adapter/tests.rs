@@ -40,9 +40,9 @@ fn open(changes: Value) -> Result<AdapterConfig, ModelError> {
     for (key, value) in changes.as_object().unwrap() {
         config[key] = value.clone();
     }
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join(AdapterConfig::FILE), config.to_string()).unwrap();
-    AdapterConfig::open(folder.path())
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join(AdapterConfig::FILE), config.to_string()).unwrap();
+    AdapterConfig::open(dir.path())
 }
 
 fn modules(changes: Value) -> Result<Vec<AdaptedModule>, ModelError> {
@@ -99,8 +99,8 @@ fn layers_and_exclusions_filter_target_modules() {
     );
     assert_eq!(modules(json!({ "layers_to_transform": [] })).unwrap().len(), 12);
     // A full name is selected regardless of `layers_to_transform`.
-    let whole = json!({ "layers_to_transform": [0], "target_modules": ["model.layers.3.self_attn.q_proj"] });
-    assert_eq!(names(whole), ["3.self_attn.q_proj"]);
+    let mixed = json!({ "layers_to_transform": [0], "target_modules": ["model.layers.3.self_attn.q_proj"] });
+    assert_eq!(names(mixed), ["3.self_attn.q_proj"]);
     let excluded = json!({ "target_modules": ["q_proj", "v_proj"], "exclude_modules": ["q_proj", "layers.0.self_attn.v_proj"] });
     assert_eq!(names(excluded).len(), 11);
     assert_eq!(names(json!({ "target_modules": "all-linear", "exclude_modules": r".*\.mlp\..*" })).len(), 48);
@@ -114,7 +114,7 @@ fn patterns_override_rank_and_alpha_per_module() {
         "alpha_pattern": { "v_proj": 5 },
     });
     let config = open(changes).unwrap();
-    assert!(config.rank_stabilised);
+    assert!(config.rank_stabilized);
     let found = config.modules(&base()).unwrap();
     let of = |name: &str| {
         found.iter().find(|module| module.name.ends_with(name)).map(|m| (m.rank, m.alpha)).unwrap()

@@ -40,17 +40,17 @@ impl Settings {
     pub(super) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ModelError> {
         let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let user = set("HOME").map(PathBuf::from);
-        let folder = |name: &str| {
+        let dir = |name: &str| {
             set(name).map(|value| match (value.strip_prefix("~/"), &user) {
                 (Some(rest), Some(user)) => user.join(rest),
                 _ => PathBuf::from(value),
             })
         };
-        let home = folder("HF_HOME").or_else(|| {
-            let caches = folder("XDG_CACHE_HOME").or_else(|| user.as_ref().map(|user| user.join(".cache")));
+        let home = dir("HF_HOME").or_else(|| {
+            let caches = dir("XDG_CACHE_HOME").or_else(|| user.as_ref().map(|user| user.join(".cache")));
             caches.map(|caches| caches.join("huggingface"))
         });
-        let cache = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE"));
+        let cache = dir("HF_HUB_CACHE").or_else(|| dir("HUGGINGFACE_HUB_CACHE"));
         let Some(cache) = cache.or_else(|| home.as_ref().map(|home| home.join("hub"))) else {
             return Err(ModelError::Source(
                 "there is no place for models from the hub: HOME is not set\nset HF_HOME to a folder".into(),
@@ -62,7 +62,7 @@ impl Settings {
             })
         };
         let login = || {
-            let file = folder("HF_TOKEN_PATH").or_else(|| home.as_ref().map(|home| home.join("token")));
+            let file = dir("HF_TOKEN_PATH").or_else(|| home.as_ref().map(|home| home.join("token")));
             file.filter(|_| !is_on(&"HF_HUB_DISABLE_IMPLICIT_TOKEN"))
                 .and_then(|file| std::fs::read_to_string(file).ok())
         };
@@ -83,9 +83,9 @@ impl Settings {
 }
 
 /// The directory of a model in the cache.
-pub(super) struct Cached(pub(super) PathBuf);
+pub(super) struct CacheLayout(pub(super) PathBuf);
 
-impl Cached {
+impl CacheLayout {
     pub(super) fn new(cache: &Path, id: &str) -> Self {
         Self(cache.join(format!("models--{}", id.replace('/', "--"))))
     }
@@ -117,21 +117,21 @@ impl Cached {
 ///
 /// # Errors
 /// Returns an error if the index of the weights is damaged.
-pub(super) fn lacks(snapshot: &Path) -> Result<Option<String>, ModelError> {
-    let lacks = |name: &str| !snapshot.join(name).is_file();
-    if !lacks(AdapterConfig::FILE) {
-        return Ok(Some(ADAPTER).filter(|name| lacks(name)).map(str::to_owned));
+pub(super) fn find_missing(snapshot: &Path) -> Result<Option<String>, ModelError> {
+    let is_missing = |name: &str| !snapshot.join(name).is_file();
+    if !is_missing(AdapterConfig::FILE) {
+        return Ok(Some(ADAPTER).filter(|name| is_missing(name)).map(str::to_owned));
     }
-    if lacks("config.json") {
+    if is_missing("config.json") {
         return Ok(Some("config.json".into()));
     }
-    if !lacks(SINGLE) {
+    if !is_missing(SINGLE) {
         return Ok(None);
     }
-    if lacks(INDEX) {
+    if is_missing(INDEX) {
         return Ok(Some(SINGLE.into()));
     }
-    Ok(shards(&snapshot.join(INDEX))?.into_iter().find(|shard| lacks(shard)))
+    Ok(shards(&snapshot.join(INDEX))?.into_iter().find(|shard| is_missing(shard)))
 }
 
 /// Returns the names of the files that an index of weights lists.
@@ -144,7 +144,7 @@ pub(super) fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
         weight_map: std::collections::BTreeMap<String, String>,
     }
     let bytes = std::fs::read(index).map_err(ModelError::io("read", index))?;
-    crate::placeholder::refuse(index, &bytes)?;
+    crate::placeholder::reject_placeholder(index, &bytes)?;
     let read: Index =
         serde_json::from_slice(&bytes).map_err(|error| ModelError::damaged(index, error.to_string()))?;
     Ok(read.weight_map.into_values().collect())
@@ -178,13 +178,13 @@ mod tests {
 
     #[test]
     fn token_is_read_from_environment_before_login() {
-        let folder = tempfile::tempdir().unwrap();
-        let home = folder.path().to_str().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().to_str().unwrap();
         let token = |variables: &[(&str, &str)]| read(&[&[("HF_HOME", home)], variables].concat()).token;
         assert_eq!(token(&[]), None);
-        std::fs::write(folder.path().join("token"), "of-login\n").unwrap();
-        std::fs::write(folder.path().join("other"), "of-other\n").unwrap();
-        let other = folder.path().join("other");
+        std::fs::write(dir.path().join("token"), "of-login\n").unwrap();
+        std::fs::write(dir.path().join("other"), "of-other\n").unwrap();
+        let other = dir.path().join("other");
         assert_eq!(token(&[]).as_deref(), Some("of-login"));
         assert_eq!(token(&[("HF_TOKEN_PATH", other.to_str().unwrap())]).as_deref(), Some("of-other"));
         assert_eq!(token(&[("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]), None);
@@ -203,15 +203,15 @@ mod tests {
         assert_eq!(offline("TRANSFORMERS_OFFLINE", "yes"), Some("TRANSFORMERS_OFFLINE"));
         assert_eq!(offline("HF_HUB_OFFLINE", "0"), None);
         assert_eq!(read(&[home, ("HF_ENDPOINT", "https://mirror/")]).endpoint, "https://mirror");
-        let refused =
+        let rejected =
             Settings::read(|name| Some(if name == "HF_ENDPOINT" { "mirror" } else { "/home/me" }.into()));
-        assert!(refused.unwrap_err().to_string().contains("HF_ENDPOINT is \"mirror\""));
+        assert!(rejected.unwrap_err().to_string().contains("HF_ENDPOINT is \"mirror\""));
     }
 
     #[test]
     fn find_rejects_revisions_outside_the_cache() {
-        let folder = tempfile::tempdir().unwrap();
-        let cached = Cached::new(folder.path(), "me/tiny");
+        let dir = tempfile::tempdir().unwrap();
+        let cached = CacheLayout::new(dir.path(), "me/tiny");
         std::fs::create_dir_all(cached.snapshot("abc")).unwrap();
         std::fs::create_dir_all(cached.0.join("refs/refs/pr")).unwrap();
         std::fs::write(cached.0.join("refs/refs/pr/1"), "abc").unwrap();
@@ -226,21 +226,21 @@ mod tests {
 
     #[test]
     fn lacks_returns_first_missing_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let lacks = || super::lacks(folder.path()).unwrap();
-        assert_eq!(lacks().as_deref(), Some("config.json"));
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        let missing = || super::find_missing(dir.path()).unwrap();
+        assert_eq!(missing().as_deref(), Some("config.json"));
         put("config.json", "{}");
-        assert_eq!(lacks().as_deref(), Some(SINGLE));
+        assert_eq!(missing().as_deref(), Some(SINGLE));
         put(INDEX, r#"{"weight_map": {"a": "one", "b": "two"}}"#);
         put("one", "");
-        assert_eq!(lacks().as_deref(), Some("two"));
+        assert_eq!(missing().as_deref(), Some("two"));
         #[cfg(unix)]
-        std::os::unix::fs::symlink("../blobs/gone", folder.path().join("two")).unwrap();
-        assert_eq!(lacks().as_deref(), Some("two"));
+        std::os::unix::fs::symlink("../blobs/gone", dir.path().join("two")).unwrap();
+        assert_eq!(missing().as_deref(), Some("two"));
         put(SINGLE, "");
-        assert_eq!(lacks(), None);
+        assert_eq!(missing(), None);
         put(AdapterConfig::FILE, "{}");
-        assert_eq!(lacks().as_deref(), Some(ADAPTER));
+        assert_eq!(missing().as_deref(), Some(ADAPTER));
     }
 }

@@ -16,8 +16,8 @@ use tracing::{debug, info};
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
-use super::cache::{ADAPTER, Cached, INDEX, SINGLE, Settings, lacks, shards};
-use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
+use super::cache::{ADAPTER, CacheLayout, INDEX, SINGLE, Settings, find_missing, shards};
+use super::{Progress, Report, WITHOUT_NETWORK, acquire_lock, sha256};
 use crate::{AdapterConfig, ModelError};
 
 /// Files that are downloaded in addition to the weights if the model has them.
@@ -75,7 +75,7 @@ impl RemoteFile {
 
 /// The completion marker of a revision: the contents of a JSON file in `.levade`.
 #[derive(Serialize, Deserialize)]
-struct Complete {
+struct CompleteMarker {
     commit: String,
     /// Names of the files, and their sizes in bytes.
     files: Vec<(String, u64)>,
@@ -114,27 +114,29 @@ impl Hub {
         before: &Path,
         progress: Report,
     ) -> Result<PathBuf, ModelError> {
-        let cached = Cached::new(&self.settings.cache, id);
+        let cached = CacheLayout::new(&self.settings.cache, id);
         let marks = cached.0.join(".levade");
         let mark = marks.join(format!("{}.json", file_name(revision)));
         // The directory of markers before the project was called Levade.
         let older = cached.0.join(".dressage").join(format!("{}.json", file_name(revision)));
         let earlier = before.join("hub").join(id.replace('/', "--"));
-        let kept = || {
-            let earlier =
-                kept(|commit| earlier.join(commit), &earlier.join(format!("{}.json", file_name(revision))));
+        let find_complete = || {
+            let earlier = find_complete(
+                |commit| earlier.join(commit),
+                &earlier.join(format!("{}.json", file_name(revision))),
+            );
             [&mark, &older]
                 .into_iter()
-                .find_map(|mark| kept(|commit| cached.snapshot(commit), mark))
+                .find_map(|mark| find_complete(|commit| cached.snapshot(commit), mark))
                 .or(earlier)
         };
-        if let Some(snapshot) = kept() {
+        if let Some(snapshot) = find_complete() {
             return Ok(snapshot);
         }
         // Downloads by Python have no marker. Their files are complete, but some may be missing.
         let found = cached.find(revision).filter(|_| !mark.exists());
-        let lacking = found.as_deref().map(lacks).transpose()?.flatten();
-        let usable = found.clone().filter(|_| lacking.is_none());
+        let missing = found.as_deref().map(find_missing).transpose()?.flatten();
+        let usable = found.clone().filter(|_| missing.is_none());
         if let Some(snapshot) = &usable
             && (self.settings.offline.is_some()
                 || ["tokenizer.json", AdapterConfig::FILE].iter().any(|name| snapshot.join(name).is_file()))
@@ -142,7 +144,7 @@ impl Hub {
             return Ok(snapshot.clone());
         }
         if let Some(variable) = self.settings.offline {
-            let what = match lacking {
+            let what = match missing {
                 Some(name) => format!("has only a part of {id} at {revision}: {name} is missing"),
                 None => format!("does not have {id} at {revision}"),
             };
@@ -154,9 +156,9 @@ impl Hub {
                 ),
             });
         }
-        let _held = hold(&marks, progress)?;
+        let _lock = acquire_lock(&marks, progress)?;
         // Another process may have completed the download before it released the lock.
-        if let Some(snapshot) = kept() {
+        if let Some(snapshot) = find_complete() {
             return Ok(snapshot);
         }
         let remote = match self.resolve(id, revision, progress) {
@@ -182,11 +184,11 @@ impl Hub {
             files.push((file.name, size));
         }
         if let Some(reference) = cached.reference(revision).filter(|_| revision != remote.sha) {
-            let folder = reference.parent().unwrap_or(&reference);
-            std::fs::create_dir_all(folder).map_err(ModelError::io("create", folder))?;
+            let dir = reference.parent().unwrap_or(&reference);
+            std::fs::create_dir_all(dir).map_err(ModelError::io("create", dir))?;
             std::fs::write(&reference, &remote.sha).map_err(ModelError::writing(&reference, 40))?;
         }
-        let complete = Complete { commit: remote.sha, files };
+        let complete = CompleteMarker { commit: remote.sha, files };
         let mark_part = mark.with_extension("part");
         let contents = serde_json::to_value(&complete).unwrap_or_default();
         crate::write_json(&mark_part, &contents)?;
@@ -222,7 +224,7 @@ impl Hub {
     }
 
     /// Creates the error for a status that is permanent, or that persisted through all retries.
-    fn refused(&self, what: &str, status: StatusCode) -> ModelError {
+    fn rejection(&self, what: &str, status: StatusCode) -> ModelError {
         match status.as_u16() {
             401 | 403 => self.fail(
                 what,
@@ -236,8 +238,11 @@ impl Hub {
 
     /// Requests the commit and the list of files of a revision.
     fn resolve(&self, id: &str, revision: &str, progress: Report) -> Result<Revision, ModelError> {
-        let url =
-            format!("{}/api/models/{id}/revision/{}?blobs=true", self.settings.endpoint, encoded(revision));
+        let url = format!(
+            "{}/api/models/{id}/revision/{}?blobs=true",
+            self.settings.endpoint,
+            percent_encode(revision)
+        );
         // A misspelled directory name looks like a model on the hub.
         let stage = format!("no folder {id} here: asking {} for it", self.settings.endpoint);
         progress(Progress { stage: &stage, done: 0, total: None });
@@ -246,7 +251,7 @@ impl Hub {
             match self.get(&url, 0) {
                 Ok(response) if response.status().is_success() => break response,
                 Ok(response) if !is_passing(response.status()) || failures + 1 == ATTEMPTS => {
-                    return Err(self.refused(id, response.status()));
+                    return Err(self.rejection(id, response.status()));
                 }
                 // Only one retry if the server cannot be reached: there may be no network.
                 Err(error) if failures > 0 => return Err(self.unreachable(id, error)),
@@ -368,17 +373,17 @@ impl Hub {
             let before = length(&partial);
             match self.continue_download(&url, file, &partial, progress) {
                 Ok(()) => break,
-                Err(Stopped::For(error)) => return Err(error),
-                Err(Stopped::Refused(status)) if !is_passing(status) => {
-                    return Err(self.refused(&what, status));
+                Err(DownloadError::Permanent(error)) => return Err(error),
+                Err(DownloadError::Rejected(status)) if !is_passing(status) => {
+                    return Err(self.rejection(&what, status));
                 }
-                Err(Stopped::Refused(status)) if failures + 1 == ATTEMPTS => {
-                    return Err(self.refused(&what, status));
+                Err(DownloadError::Rejected(status)) if failures + 1 == ATTEMPTS => {
+                    return Err(self.rejection(&what, status));
                 }
-                Err(Stopped::Cut(why)) if failures + 1 == ATTEMPTS => {
+                Err(DownloadError::Truncated(why)) if failures + 1 == ATTEMPTS => {
                     return Err(self.unreachable(&what, why));
                 }
-                Err(Stopped::Cut(_) | Stopped::Refused(_)) => {}
+                Err(DownloadError::Truncated(_) | DownloadError::Rejected(_)) => {}
             }
             failures = if length(&partial) > before { 1 } else { failures + 1 };
             debug!(file = %what, there = length(&partial), failures, "download cut; going on");
@@ -402,7 +407,7 @@ impl Hub {
         file: &RemoteFile,
         partial: &Path,
         progress: Report,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), DownloadError> {
         let mut done = length(partial);
         let total = file.size();
         if done > 0 && total == Some(done) {
@@ -411,16 +416,17 @@ impl Hub {
         if total.is_some_and(|total| done > total) {
             done = 0;
         }
-        let mut response = self.get(url, done).map_err(|error| Stopped::Cut(error.to_string()))?;
+        let mut response =
+            self.get(url, done).map_err(|error| DownloadError::Truncated(error.to_string()))?;
         let status = response.status();
         if status == StatusCode::RANGE_NOT_SATISFIABLE {
             // The partial file is not a prefix of the file: discard it and start over.
             std::fs::remove_file(partial)
-                .map_err(|error| Stopped::For(ModelError::io("remove", partial)(error)))?;
-            return Err(Stopped::Cut("the hub cannot continue the download".into()));
+                .map_err(|error| DownloadError::Permanent(ModelError::io("remove", partial)(error)))?;
+            return Err(DownloadError::Truncated("the hub cannot continue the download".into()));
         }
         if !status.is_success() {
-            return Err(Stopped::Refused(status));
+            return Err(DownloadError::Rejected(status));
         }
         let continues = status == StatusCode::PARTIAL_CONTENT
             && response
@@ -429,14 +435,17 @@ impl Hub {
                 .and_then(|range| range.to_str().ok())
                 .is_some_and(|range| range.starts_with(&format!("bytes {done}-")));
         if status == StatusCode::PARTIAL_CONTENT && !continues {
-            return Err(Stopped::Cut("the hub sends another part of the file than was asked for".into()));
+            return Err(DownloadError::Truncated(
+                "the hub sends another part of the file than was asked for".into(),
+            ));
         }
         if !continues {
             done = 0;
         }
         let opened =
             OpenOptions::new().create(true).write(true).append(continues).truncate(!continues).open(partial);
-        let mut out = opened.map_err(|error| Stopped::For(ModelError::io("open", partial)(error)))?;
+        let mut out =
+            opened.map_err(|error| DownloadError::Permanent(ModelError::io("open", partial)(error)))?;
         let stage = format!("downloading {}", file.name);
         copy(response.body_mut(), &mut out, partial, total, |added| {
             done += added;
@@ -444,11 +453,11 @@ impl Hub {
         })?;
         match total {
             Some(total) if done < total => {
-                Err(Stopped::Cut(format!("it ends after {done} of {total} bytes")))
+                Err(DownloadError::Truncated(format!("it ends after {done} of {total} bytes")))
             }
             Some(total) if done > total => {
                 let _ = std::fs::remove_file(partial);
-                Err(Stopped::Cut(format!("it has more than its {total} bytes")))
+                Err(DownloadError::Truncated(format!("it has more than its {total} bytes")))
             }
             _ => Ok(()),
         }
@@ -456,13 +465,13 @@ impl Hub {
 }
 
 /// The reason why a request did not complete a file.
-enum Stopped {
+enum DownloadError {
     /// The connection failed or the body was incomplete. A retry may succeed.
-    Cut(String),
+    Truncated(String),
     /// The server responded with an error status.
-    Refused(StatusCode),
+    Rejected(StatusCode),
     /// An error that a retry cannot resolve, such as a full disk.
-    For(ModelError),
+    Permanent(ModelError),
 }
 
 /// Copies the response body to the file and flushes it to disk. Calls `added` with the size of each chunk
@@ -473,8 +482,8 @@ fn copy(
     path: &Path,
     total: Option<u64>,
     mut added: impl FnMut(u64),
-) -> Result<(), Stopped> {
-    let writing = |error| Stopped::For(ModelError::writing(path, total.unwrap_or(0))(error));
+) -> Result<(), DownloadError> {
+    let writing = |error| DownloadError::Permanent(ModelError::writing(path, total.unwrap_or(0))(error));
     let mut reader = body.as_reader();
     let mut buffer = vec![0; 1 << 18];
     loop {
@@ -484,7 +493,7 @@ fn copy(
                 out.write_all(&buffer[..read]).map_err(writing)?;
                 added(read as u64);
             }
-            Err(error) => return Err(Stopped::Cut(error.to_string())),
+            Err(error) => return Err(DownloadError::Truncated(error.to_string())),
         }
     }
 }
@@ -501,15 +510,15 @@ fn length(path: &Path) -> u64 {
 
 /// Returns the snapshot that the completion marker `mark` describes, if all its files have the recorded
 /// sizes.
-fn kept(place: impl Fn(&str) -> PathBuf, mark: &Path) -> Option<PathBuf> {
-    let complete: Complete = serde_json::from_slice(&std::fs::read(mark).ok()?).ok()?;
-    let snapshot = place(&complete.commit);
-    let whole = complete.files.iter().all(|(name, size)| length(&snapshot.join(name)) == *size);
-    whole.then_some(snapshot)
+fn find_complete(snapshot_dir: impl Fn(&str) -> PathBuf, mark: &Path) -> Option<PathBuf> {
+    let complete: CompleteMarker = serde_json::from_slice(&std::fs::read(mark).ok()?).ok()?;
+    let snapshot = snapshot_dir(&complete.commit);
+    let is_complete = complete.files.iter().all(|(name, size)| length(&snapshot.join(name)) == *size);
+    is_complete.then_some(snapshot)
 }
 
 /// Percent-encodes a revision for a URL.
-fn encoded(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(encode).collect()
@@ -517,7 +526,7 @@ fn encoded(text: &str) -> String {
 
 /// Returns the name of a revision's marker file, without extension.
 fn file_name(revision: &str) -> String {
-    format!("revision-{}", encoded(revision).replace('%', "+"))
+    format!("revision-{}", percent_encode(revision).replace('%', "+"))
 }
 
 #[cfg(test)]

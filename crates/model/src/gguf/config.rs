@@ -20,7 +20,7 @@ pub(super) fn model(
 ) -> Result<ModelConfig, ModelError> {
     let metadata = &directory.metadata;
     let path = metadata.path();
-    refuse_parts(metadata)?;
+    reject_partial_models(metadata)?;
     let architecture =
         metadata.text("general.architecture")?.ok_or_else(|| metadata.missing("general.architecture"))?;
     let known = |traits: &Traits| traits.gguf.as_ref().is_some_and(|gguf| gguf.architecture == architecture);
@@ -118,7 +118,7 @@ pub(super) fn model(
         let way_out = "Levade runs models whose tokens see those before them alone";
         return Err(ModelError::unsupported(path, format!("{} is false", key("attention.causal")), way_out));
     }
-    metadata.settle_rest(architecture, |name, number| {
+    metadata.check_unread(architecture, |name, number| {
         WITHOUT_EFFECT.contains(&name) || (number == Some(1.0) && FACTORS.contains(&name))
     })?;
     Ok(config)
@@ -202,7 +202,7 @@ const FACTORS: [&str; 7] = [
 ];
 
 /// Rejects files that contain only part of a model, or something other than a model, such as an adapter.
-fn refuse_parts(metadata: &Metadata) -> Result<(), ModelError> {
+fn reject_partial_models(metadata: &Metadata) -> Result<(), ModelError> {
     let unsupported =
         |what: String, way_out: &str| Err(ModelError::unsupported(metadata.path(), what, way_out));
     if let Some(count @ 2..) = metadata.size("split.count")? {
@@ -322,11 +322,11 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
     // If the file does not contain these keys, the runtime decides by the algorithm: SentencePiece models
     // prepend both the token and the space, and byte-level models neither, except that Llama 3 prepends
     // the token.
-    let sentence_piece = model == "llama";
+    let is_sentencepiece = model == "llama";
     let add_bos = metadata
         .bool(&key("add_bos_token"))?
-        .unwrap_or(sentence_piece || LLAMA3_PRE_TOKENIZERS.contains(&pre.as_str()));
-    let add_space_prefix = metadata.bool(&key("add_space_prefix"))?.unwrap_or(sentence_piece);
+        .unwrap_or(is_sentencepiece || LLAMA3_PRE_TOKENIZERS.contains(&pre.as_str()));
+    let add_space_prefix = metadata.bool(&key("add_space_prefix"))?.unwrap_or(is_sentencepiece);
     Ok(GgufTokenizer {
         types,
         scores: metadata.floats(&key("scores"))?.unwrap_or_default().to_vec(),

@@ -75,8 +75,8 @@ impl GgufFile {
         let parameters = self.config.parameters();
         let known: std::collections::HashSet<String> = parameters
             .iter()
-            .filter_map(|parameter| names::place(&self.config, &parameter.name))
-            .map(|place| place.name)
+            .filter_map(|parameter| names::locate_parameter(&self.config, &parameter.name))
+            .map(|location| location.name)
             .collect();
         let tensors = self.directory.tensors.iter();
         tensors
@@ -86,8 +86,11 @@ impl GgufFile {
     }
 
     fn find(&self, name: &str) -> Option<(&Entry, Option<usize>, f32)> {
-        let place = names::place(&self.config, name)?;
-        self.directory.tensors.get(&place.name).map(|entry| (entry, place.interleaved_heads, place.offset))
+        let location = names::locate_parameter(&self.config, name)?;
+        self.directory
+            .tensors
+            .get(&location.name)
+            .map(|entry| (entry, location.interleaved_heads, location.offset))
     }
 
     /// Decodes a tensor into `out`, row-major, with rows in Hugging Face order. The length of `out` must

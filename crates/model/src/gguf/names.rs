@@ -4,7 +4,7 @@ use crate::ModelConfig;
 
 /// The location of a parameter in a GGUF file, and how its stored values differ from the model's.
 #[derive(Debug, PartialEq)]
-pub(super) struct Place {
+pub(super) struct GgufParameter {
     pub(super) name: String,
     /// Number of heads whose rows are stored in interleaved order. `None` if the rows are in Hugging Face
     /// order.
@@ -39,10 +39,10 @@ const MODULES: [(&str, &str); 9] = [
 
 /// Returns the location of the parameter with this Hugging Face name, or `None` if no supported model has
 /// such a parameter.
-pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
+pub(super) fn locate_parameter(config: &ModelConfig, name: &str) -> Option<GgufParameter> {
     let offset = if name.ends_with("norm.weight") { config.norm_offset() } else { 0.0 };
     if let Some((_, outer)) = OUTER.iter().find(|(hf, _)| *hf == name) {
-        return Some(Place { name: (*outer).to_string(), interleaved_heads: None, offset });
+        return Some(GgufParameter { name: (*outer).to_string(), interleaved_heads: None, offset });
     }
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
@@ -58,7 +58,7 @@ pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
         "attn_k" if is_interleaved => Some(config.kv_heads),
         _ => None,
     };
-    Some(Place { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads, offset })
+    Some(GgufParameter { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads, offset })
 }
 
 /// Returns the row of the interleaved matrix that corresponds to `row` of the half-split matrix. Within a

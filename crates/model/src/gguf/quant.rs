@@ -27,7 +27,7 @@ impl Encoding {
     pub(super) const NAMES: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
 
     /// Returns the encoding with this type number in GGUF, or `None` if it is not supported.
-    pub(super) fn of(kind: u32) -> Option<Self> {
+    pub(super) fn from_type_number(kind: u32) -> Option<Self> {
         Some(match kind {
             0 => Self::F32,
             1 => Self::F16,
@@ -344,7 +344,7 @@ mod tests {
             numbers in prop::collection::vec(-100.0f32..100.0, 6),
         ) {
             let (kind, encoding) = QUANTISED[which];
-            prop_assert_eq!(Encoding::of(kind), Some(encoding));
+            prop_assert_eq!(Encoding::from_type_number(kind), Some(encoding));
             let (values, bytes) = encoding.block();
             data.truncate(3 * bytes);
             for (block, numbers) in data.chunks_exact_mut(bytes).zip(numbers.chunks(2)) {

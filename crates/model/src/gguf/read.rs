@@ -129,7 +129,7 @@ impl Directory {
             raw.push(input.tensor(index)?);
         }
         let data = input.at.next_multiple_of(alignment);
-        let tensors = place(&input, raw, data, alignment)?;
+        let tensors = locate_tensors(&input, raw, data, alignment)?;
         Ok(Self { metadata, tensors })
     }
 }
@@ -143,7 +143,7 @@ struct RawTensor {
 }
 
 /// Locates the bytes of every tensor, and checks that they lie in the file and do not overlap.
-fn place(
+fn locate_tensors(
     input: &Input,
     raw: Vec<RawTensor>,
     data: usize,
@@ -197,16 +197,16 @@ impl<'a> Input<'a> {
         ModelError::damaged(self.path, what)
     }
 
-    fn left(&self) -> usize {
+    fn remaining(&self) -> usize {
         self.bytes.len() - self.at
     }
 
     fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8], ModelError> {
-        if length > self.left() {
+        if length > self.remaining() {
             return Err(self.damaged(format!(
                 "it ends inside {what}: {length} bytes wanted at byte {}, {} left",
                 self.at,
-                self.left()
+                self.remaining()
             )));
         }
         let taken = &self.bytes[self.at..self.at + length];
@@ -231,12 +231,12 @@ impl<'a> Input<'a> {
     /// Checks that `count` elements of at least `smallest` bytes each fit in the remaining bytes, and
     /// returns `count`.
     fn count(&self, count: u64, smallest: usize, what: &str) -> Result<usize, ModelError> {
-        let most = self.left() / smallest;
+        let max_items = self.remaining() / smallest;
         match usize::try_from(count) {
-            Ok(count) if count <= most => Ok(count),
+            Ok(count) if count <= max_items => Ok(count),
             _ => Err(self.damaged(format!(
-                "it claims {count} {what}; the {} bytes left hold {most} at most",
-                self.left()
+                "it claims {count} {what}; the {} bytes left hold {max_items} at most",
+                self.remaining()
             ))),
         }
     }
@@ -325,7 +325,7 @@ impl<'a> Input<'a> {
         shape.reverse();
         let kind = self.u32(&name)?;
         let offset = self.u64(&name)?;
-        let encoding = Encoding::of(kind).ok_or_else(|| {
+        let encoding = Encoding::from_type_number(kind).ok_or_else(|| {
             ModelError::unsupported(
                 self.path,
                 format!("tensor {name} is stored as {}", Encoding::foreign_name(kind)),
@@ -364,13 +364,13 @@ impl Metadata {
     /// Rejects an unread key of the architecture unless its value is off or `changes_nothing` returns
     /// true, because the key may change what the model computes. `changes_nothing` receives the key
     /// without the architecture's prefix, and the value if it is a number.
-    pub(super) fn settle_rest(
+    pub(super) fn check_unread(
         &self,
         architecture: &str,
         changes_nothing: impl Fn(&str, Option<f64>) -> bool,
     ) -> Result<(), ModelError> {
         let read = self.read.borrow();
-        let is_left = |(key, value): &(&String, &Value)| {
+        let is_unread = |(key, value): &(&String, &Value)| {
             let name = key.strip_prefix(architecture).and_then(|rest| rest.strip_prefix('.'));
             let number = match value {
                 Value::Integer(value) => Some(*value as f64),
@@ -379,7 +379,7 @@ impl Metadata {
             };
             name.is_some_and(|name| !read.contains(*key) && !value.is_off() && !changes_nothing(name, number))
         };
-        match self.entries.iter().filter(is_left).min_by_key(|(key, _)| *key) {
+        match self.entries.iter().filter(is_unread).min_by_key(|(key, _)| *key) {
             None => Ok(()),
             Some((key, value)) => Err(ModelError::unsupported(
                 &self.path,

@@ -14,7 +14,7 @@ const SLIDING: &str = "sliding_attention";
 /// Reads the sliding windows and the layers without rotary embedding of a model with `layers` layers.
 /// `local_rope` of the result is `None`.
 pub(super) fn read(keys: &Keys, traits: &Traits, layers: usize) -> Result<Pattern, ModelError> {
-    let unrotated = unrotated(keys, traits, layers)?;
+    let unrotated = read_unrotated(keys, traits, layers)?;
     let (window, windowed) = windows(keys, traits, layers, &unrotated)?;
     Ok(Pattern { window, windowed, local_rope: None, unrotated })
 }
@@ -22,7 +22,7 @@ pub(super) fn read(keys: &Keys, traits: &Traits, layers: usize) -> Result<Patter
 /// Returns the indices of the layers without rotary embedding. These are the layers whose `no_rope_layers`
 /// entry is 0: despite the key's name, SmolLM3 writes 1 for layers with the embedding. If the key is absent,
 /// every n-th layer has no rotary embedding. The set is empty for families whose layers all have it.
-fn unrotated(keys: &Keys, traits: &Traits, layers: usize) -> Result<BTreeSet<usize>, ModelError> {
+fn read_unrotated(keys: &Keys, traits: &Traits, layers: usize) -> Result<BTreeSet<usize>, ModelError> {
     let Some(interval) = traits.unrotated_interval else { return Ok(BTreeSet::new()) };
     let interval = keys.size("no_rope_layer_interval")?.unwrap_or(interval);
     let read = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();

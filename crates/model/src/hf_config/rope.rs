@@ -19,7 +19,7 @@ pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, Mode
     let Some((outer, object)) = inner else {
         return Ok(Rope { theta, scaling: RopeScaling::None });
     };
-    of_object(&Keys::new(keys.path, outer, object), theta, trained, context)
+    rope_from_object(&Keys::new(keys.path, outer, object), theta, trained, context)
 }
 
 /// Reads the two rotary embeddings of a family that has one for layers with full attention and one for
@@ -41,19 +41,24 @@ pub(super) fn rope_by_kind(
     let read = |kind: &str, outer: &str, over: Option<&Map<String, Value>>, theta: f32| {
         let mut object = kinds.object(kind)?.cloned().unwrap_or_default();
         object.extend(over.cloned().unwrap_or_default());
-        of_object(&Keys::new(keys.path, outer, &object), theta, None, context)
+        rope_from_object(&Keys::new(keys.path, outer, &object), theta, None, context)
     };
     let ropes = [
         read("full_attention", "rope_parameters.full_attention.", older, theta)?,
         read("sliding_attention", "rope_parameters.sliding_attention.", None, local)?,
     ];
-    kinds.settle_rest(|_| false, UNKNOWN)?;
+    kinds.check_unread(|_| false, UNKNOWN)?;
     Ok(ropes)
 }
 
 /// Reads a rotary embedding from an object. `theta` is the default base. `trained` is the original
 /// context length, in tokens, that the file specifies outside of the object, if any.
-fn of_object(inner: &Keys, theta: f32, trained: Option<usize>, context: usize) -> Result<Rope, ModelError> {
+fn rope_from_object(
+    inner: &Keys,
+    theta: f32,
+    trained: Option<usize>,
+    context: usize,
+) -> Result<Rope, ModelError> {
     let theta = inner.float("rope_theta")?.unwrap_or(theta);
     let scaling = scaling(inner, context)?;
     if let (Some(outer), Some(own)) = (trained, scaling.original_context())
@@ -67,7 +72,7 @@ fn of_object(inner: &Keys, theta: f32, trained: Option<usize>, context: usize) -
     inner.get("original_max_position_embeddings");
     // A remark in the files of fine-tunes of a model with scaled rotary embedding.
     inner.get("finetuned");
-    inner.settle_rest(|_| false, UNKNOWN)?;
+    inner.check_unread(|_| false, UNKNOWN)?;
     Ok(Rope { theta, scaling })
 }
 
@@ -86,12 +91,12 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
             }
             Ok(RopeScaling::None)
         }
-        "linear" => Ok(RopeScaling::Linear { factor: keys.needed_float("factor")? }),
+        "linear" => Ok(RopeScaling::Linear { factor: keys.required_float("factor")? }),
         "llama3" => Ok(RopeScaling::Llama3 {
-            factor: keys.needed_float("factor")?,
-            low_freq_factor: keys.needed_float("low_freq_factor")?,
-            high_freq_factor: keys.needed_float("high_freq_factor")?,
-            original_context: keys.needed_size("original_max_position_embeddings")?,
+            factor: keys.required_float("factor")?,
+            low_freq_factor: keys.required_float("low_freq_factor")?,
+            high_freq_factor: keys.required_float("high_freq_factor")?,
+            original_context: keys.required_size("original_max_position_embeddings")?,
         }),
         "yarn" => yarn(keys, context),
         _ => Err(keys.unsupported(
@@ -112,7 +117,7 @@ fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
         None if original_context > 0 && original_context < context => {
             context as f32 / original_context as f32
         }
-        None => keys.need("factor", None)?,
+        None => keys.require("factor", None)?,
     };
     let scales = (keys.float("mscale")?, keys.float("mscale_all_dim")?);
     let attention_factor = match keys.float("attention_factor")? {

@@ -14,7 +14,7 @@ fn read_with_notes(json: &Value) -> Result<(ModelConfig, Vec<String>), ModelErro
 }
 
 /// Returns a configuration with only the keys that have no default, and as many key heads as query heads.
-fn least(model_type: &str) -> Value {
+fn minimal_config(model_type: &str) -> Value {
     let mut json = json!({
         "model_type": model_type,
         "hidden_size": 64,
@@ -29,38 +29,38 @@ fn least(model_type: &str) -> Value {
     json
 }
 
-fn with(model_type: &str, key: &str, value: Value) -> Value {
-    let mut json = least(model_type);
+fn with_key(model_type: &str, key: &str, value: Value) -> Value {
+    let mut json = minimal_config(model_type);
     json[key] = value;
     json
 }
 
 #[test]
 fn absent_keys_use_transformers_defaults() {
-    let llama = read(&least("llama")).unwrap();
+    let llama = read(&minimal_config("llama")).unwrap();
     assert_eq!((llama.kv_heads, llama.head_dim, llama.context), (4, 16, 2048));
     assert_eq!((llama.norm_epsilon, llama.rope.theta), (1e-6, 10_000.0));
     assert!(!llama.tied && !llama.qkv_bias && !llama.output_bias && !llama.mlp_bias && !llama.qk_norm);
     assert_eq!((llama.bos, llama.eos, llama.pad), (None, vec![], None));
-    let qwen2 = read(&least("qwen2")).unwrap();
+    let qwen2 = read(&minimal_config("qwen2")).unwrap();
     assert!(qwen2.qkv_bias && !qwen2.output_bias && !qwen2.qk_norm);
     assert_eq!((qwen2.head_dim, qwen2.context), (16, 32768));
-    let qwen3 = read(&least("qwen3")).unwrap();
+    let qwen3 = read(&minimal_config("qwen3")).unwrap();
     assert!(!qwen3.qkv_bias && qwen3.qk_norm);
     assert_eq!(qwen3.head_dim, 128);
 }
 
 #[test]
 fn biases_and_special_token_ids_are_read() {
-    let llama = read(&with("llama", "attention_bias", json!(true))).unwrap();
+    let llama = read(&with_key("llama", "attention_bias", json!(true))).unwrap();
     assert!(llama.qkv_bias && llama.output_bias);
-    assert!(read(&with("llama", "mlp_bias", json!(true))).unwrap().mlp_bias);
-    let qwen3 = read(&with("qwen3", "attention_bias", json!(true))).unwrap();
+    assert!(read(&with_key("llama", "mlp_bias", json!(true))).unwrap().mlp_bias);
+    let qwen3 = read(&with_key("qwen3", "attention_bias", json!(true))).unwrap();
     assert!(qwen3.qkv_bias && qwen3.output_bias);
-    assert_eq!(read(&with("llama", "eos_token_id", json!(7))).unwrap().eos, [7]);
-    assert_eq!(read(&with("llama", "eos_token_id", json!([7, 8]))).unwrap().eos, [7, 8]);
-    assert_eq!(read(&with("llama", "pad_token_id", json!(-1))).unwrap().pad, None);
-    assert_eq!(read(&with("llama", "pad_token_id", json!(3))).unwrap().pad, Some(3));
+    assert_eq!(read(&with_key("llama", "eos_token_id", json!(7))).unwrap().eos, [7]);
+    assert_eq!(read(&with_key("llama", "eos_token_id", json!([7, 8]))).unwrap().eos, [7, 8]);
+    assert_eq!(read(&with_key("llama", "pad_token_id", json!(-1))).unwrap().pad, None);
+    assert_eq!(read(&with_key("llama", "pad_token_id", json!(3))).unwrap().pad, Some(3));
 }
 
 /// Each scaling parses to the same value in the older and the newer spelling.
@@ -93,23 +93,24 @@ fn rope_scalings_parse_in_both_spellings() {
         for kind_key in ["type", "rope_type"] {
             let mut scaling = parameters.clone();
             scaling[kind_key] = json!(kind);
-            let mut older = with("llama", "rope_scaling", scaling.clone());
+            let mut older = with_key("llama", "rope_scaling", scaling.clone());
             older["rope_theta"] = json!(500_000.0);
             scaling["rope_theta"] = json!(500_000.0);
-            let newer = with("llama", "rope_parameters", scaling);
+            let newer = with_key("llama", "rope_parameters", scaling);
             for json in [older, newer] {
                 let rope = read(&json).unwrap().rope;
                 assert_eq!(rope, Rope { theta: 500_000.0, scaling: expected.clone() }, "{json}");
             }
         }
     }
-    let null = read(&with("llama", "rope_scaling", Value::Null)).unwrap();
+    let null = read(&with_key("llama", "rope_scaling", Value::Null)).unwrap();
     assert_eq!(null.rope.scaling, RopeScaling::None);
 }
 
 #[test]
 fn yarn_derives_absent_parameters() {
-    let scaling = |json: Value| read(&with("qwen2", "rope_scaling", json)).map(|config| config.rope.scaling);
+    let scaling =
+        |json: Value| read(&with_key("qwen2", "rope_scaling", json)).map(|config| config.rope.scaling);
     let ratio = scaling(json!({ "rope_type": "yarn", "original_max_position_embeddings": 8192 })).unwrap();
     assert!(matches!(ratio, RopeScaling::Yarn { factor: 4.0, original_context: 8192, .. }), "{ratio:?}");
     let scales = json!({ "rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0 });
@@ -154,15 +155,15 @@ fn unsupported_keys_are_rejected_by_name() {
         ),
         ("rope_scaling", json!({ "type": "yarn", "factor": 2, "truncate": false }), "rope_scaling.truncate"),
     ] {
-        let error = read(&with("qwen2", key, value)).unwrap_err();
+        let error = read(&with_key("qwen2", key, value)).unwrap_err();
         let by_kind = matches!(error, ModelError::Unsupported { .. }) || key == "mlp_bias";
         assert!(by_kind, "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
-    let llama = read(&with("llama", "sliding_window", json!(4096))).unwrap_err().to_string();
+    let llama = read(&with_key("llama", "sliding_window", json!(4096))).unwrap_err().to_string();
     assert!(llama.contains("sliding_window is 4096"), "{llama}");
     // Files can contain the size of a window that is switched off.
-    let mut unused = with("qwen2", "sliding_window", json!(4096));
+    let mut unused = with_key("qwen2", "sliding_window", json!(4096));
     unused["use_sliding_window"] = json!(false);
     read(&unused).unwrap();
 }
@@ -185,7 +186,7 @@ fn errors_name_invalid_and_missing_keys() {
         ("rope_scaling", json!({ "type": "linear" }), "rope_scaling.factor is missing"),
         ("rope_scaling", json!({ "type": "linear", "factor": 0 }), "factor is 0"),
     ] {
-        let message = read(&with("llama", key, value)).unwrap_err().to_string();
+        let message = read(&with_key("llama", key, value)).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
         assert!(message.starts_with("config.json: "), "{message}");
     }
@@ -212,7 +213,7 @@ fn config_round_trips_through_hf_json() {
         [RopeScaling::None, RopeScaling::Linear { factor: 1.1 }, llama3, yarn(None), yarn(Some(1.25))];
     for traits in Family::all().map(Family::traits) {
         for scaling in &scalings {
-            let mut config = read(&least(traits.model_type)).unwrap();
+            let mut config = read(&minimal_config(traits.model_type)).unwrap();
             config.rope = Rope { theta: 1e6 + 0.5, scaling: scaling.clone() };
             config.norm_epsilon = 1e-5;
             config.tied = true;
@@ -229,7 +230,7 @@ fn config_round_trips_through_hf_json() {
 fn sliding_windows_follow_family_keys() {
     let layers = |pattern: &Pattern| (pattern.window, pattern.windowed.iter().copied().collect::<Vec<_>>());
     let of = |model_type: &str, keys: Value| {
-        let mut json = least(model_type);
+        let mut json = minimal_config(model_type);
         json["num_hidden_layers"] = json!(8);
         json.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
         let config = read(&json).unwrap();
@@ -270,7 +271,7 @@ fn gemma3_rope_is_read_per_layer_type() {
         "full_attention": { "rope_type": "linear", "factor": 4.0, "rope_theta": 5e5 },
         "sliding_attention": { "rope_type": "default", "rope_theta": 2e4 },
     });
-    let config = read(&with("gemma3_text", "rope_parameters", parameters)).unwrap();
+    let config = read(&with_key("gemma3_text", "rope_parameters", parameters)).unwrap();
     assert_eq!(config.rope, Rope { theta: 5e5, scaling: RopeScaling::Linear { factor: 4.0 } });
     assert_eq!(config.pattern.local_rope, Some(Rope { theta: 2e4, scaling: RopeScaling::None }));
     for (key, value, expected) in [
@@ -285,7 +286,7 @@ fn gemma3_rope_is_read_per_layer_type() {
             "local rotary embedding is scaled",
         ),
     ] {
-        let message = read(&with("gemma3_text", key, value)).unwrap_err().to_string();
+        let message = read(&with_key("gemma3_text", key, value)).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
 }
@@ -339,8 +340,8 @@ fn keys_without_effect_are_ignored() {
         ("temperature", json!(0.6)),
         ("hidden_act", json!("swish")),
     ] {
-        let (config, notes) = read_with_notes(&with("llama", key, value)).unwrap();
-        assert_eq!((config, notes), (read(&least("llama")).unwrap(), vec![]), "{key}");
+        let (config, notes) = read_with_notes(&with_key("llama", key, value)).unwrap();
+        assert_eq!((config, notes), (read(&minimal_config("llama")).unwrap(), vec![]), "{key}");
     }
 }
 
@@ -350,8 +351,8 @@ fn unknown_strings_and_dropout_become_notes() {
         ("license", json!("mit"), "license is \"mit\""),
         ("attention_dropout", json!(0.1), "attention_dropout is 0.1; Levade trains without"),
     ] {
-        let (config, notes) = read_with_notes(&with("llama", key, value)).unwrap();
-        assert_eq!(config, read(&least("llama")).unwrap());
+        let (config, notes) = read_with_notes(&with_key("llama", key, value)).unwrap();
+        assert_eq!(config, read(&minimal_config("llama")).unwrap());
         assert!(notes.len() == 1 && notes[0].contains(expected), "{notes:?}");
     }
 }
@@ -360,12 +361,12 @@ fn unknown_strings_and_dropout_become_notes() {
 /// empty.
 #[test]
 fn rope_scaling_takes_precedence_over_rope_parameters() {
-    let mut json = with("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5e5 }));
+    let mut json = with_key("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5e5 }));
     json["rope_scaling"] = json!({ "rope_type": "linear", "factor": 2.0 });
     assert_eq!(read(&json).unwrap().rope, Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.0 } });
     json["rope_scaling"] = json!({});
     assert_eq!(read(&json).unwrap().rope, Rope { theta: 5e5, scaling: RopeScaling::None });
-    let mut json = with(
+    let mut json = with_key(
         "qwen2",
         "rope_scaling",
         json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192 }),

@@ -8,7 +8,7 @@ use crate::{Activation, ModelConfig, RopeScaling};
 
 /// Returns the shortest decimal number that parses to this f32, so that 1e-6 is not written as
 /// 9.999999974752427e-7. Returns null for infinity and NaN.
-fn shortest(value: f32) -> Value {
+fn shortest_decimal(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
@@ -27,8 +27,8 @@ impl ModelConfig {
             "intermediate_size": self.intermediate,
             "vocab_size": self.vocabulary,
             "max_position_embeddings": self.context,
-            "rms_norm_eps": shortest(self.norm_epsilon),
-            "rope_theta": shortest(self.rope.theta),
+            "rms_norm_eps": shortest_decimal(self.norm_epsilon),
+            "rope_theta": shortest_decimal(self.rope.theta),
             "rope_scaling": self.rope.scaling.to_hf_json(),
             "tie_word_embeddings": self.tied,
             "attention_dropout": 0.0,
@@ -74,13 +74,14 @@ impl ModelConfig {
             json["no_rope_layers"] = (0..self.layers).map(rotated).collect();
         }
         if let Some(rope) = &pattern.local_rope {
-            json["rope_local_base_freq"] = shortest(rope.theta);
+            json["rope_local_base_freq"] = shortest_decimal(rope.theta);
         }
         if let Some(scalar) = self.query_scalar {
             // The class in transformers expects an integer. Write a float only if the number has a
             // fraction.
-            let whole = scalar.fract() == 0.0;
-            json["query_pre_attn_scalar"] = if whole { json!(scalar as u64) } else { shortest(scalar) };
+            let is_integer = scalar.fract() == 0.0;
+            json["query_pre_attn_scalar"] =
+                if is_integer { json!(scalar as u64) } else { shortest_decimal(scalar) };
         }
     }
 }
@@ -89,24 +90,24 @@ impl RopeScaling {
     fn to_hf_json(&self) -> Value {
         match *self {
             Self::None => Value::Null,
-            Self::Linear { factor } => json!({ "rope_type": "linear", "factor": shortest(factor) }),
+            Self::Linear { factor } => json!({ "rope_type": "linear", "factor": shortest_decimal(factor) }),
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
                 "rope_type": "llama3",
-                "factor": shortest(factor),
-                "low_freq_factor": shortest(low_freq_factor),
-                "high_freq_factor": shortest(high_freq_factor),
+                "factor": shortest_decimal(factor),
+                "low_freq_factor": shortest_decimal(low_freq_factor),
+                "high_freq_factor": shortest_decimal(high_freq_factor),
                 "original_max_position_embeddings": original_context,
             }),
             Self::Yarn { factor, beta_fast, beta_slow, attention_factor, original_context } => {
                 let mut json = json!({
                     "rope_type": "yarn",
-                    "factor": shortest(factor),
-                    "beta_fast": shortest(beta_fast),
-                    "beta_slow": shortest(beta_slow),
+                    "factor": shortest_decimal(factor),
+                    "beta_fast": shortest_decimal(beta_fast),
+                    "beta_slow": shortest_decimal(beta_slow),
                     "original_max_position_embeddings": original_context,
                 });
                 if let Some(factor) = attention_factor {
-                    json["attention_factor"] = shortest(factor);
+                    json["attention_factor"] = shortest_decimal(factor);
                 }
                 json
             }

@@ -6,26 +6,26 @@ use std::path::Path;
 use levade_model::{Family, ModelConfig, ModelFiles, TokenizerSource};
 use serde_json::json;
 
-use crate::support::{assert_all, encode, open_error, safetensors, tiny, weights, write_folder};
+use crate::support::{assert_all, encode, open_error, safetensors, tiny, weights, write_dir};
 
-fn folder_error(change: impl FnOnce(&Path)) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    write_folder(folder.path(), &tiny(Family::Qwen3), "F32", 1);
-    change(folder.path());
-    open_error(folder.path())
+fn dir_error(change: impl FnOnce(&Path)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    write_dir(dir.path(), &tiny(Family::Qwen3), "F32", 1);
+    change(dir.path());
+    open_error(dir.path())
 }
 
 /// Creates a valid model directory whose tensors have been modified by `change`.
 fn with_tensors(config: &ModelConfig, change: impl FnOnce(&mut Vec<StoredTensor>)) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    write_folder(folder.path(), config, "F32", 1);
+    let dir = tempfile::tempdir().unwrap();
+    write_dir(dir.path(), config, "F32", 1);
     let mut tensors: Vec<_> = weights(config)
         .into_iter()
         .map(|(name, (shape, values))| (name, "F32", shape, encode("F32", &values)))
         .collect();
     change(&mut tensors);
-    std::fs::write(folder.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
-    folder
+    std::fs::write(dir.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
+    dir
 }
 
 /// The name, type, shape and bytes of a tensor.
@@ -35,20 +35,20 @@ type StoredTensor = (String, &'static str, Vec<usize>, Vec<u8>);
 #[test]
 fn redundant_tensors_are_accepted() {
     let config = tiny(Family::Llama);
-    let folder = with_tensors(&config, |tensors| {
+    let dir = with_tensors(&config, |tensors| {
         let embedding =
             tensors.iter().find(|(name, ..)| name == "model.embed_tokens.weight").unwrap().clone();
         tensors.push(("lm_head.weight".into(), "F32", embedding.2, embedding.3));
         tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), "F32", vec![4], vec![0; 16]));
     });
-    let model = ModelFiles::open(folder.path()).unwrap();
+    let model = ModelFiles::open(dir.path()).unwrap();
     assert!(model.config.tied && model.notes.is_empty(), "{:?}", model.notes);
     // The head equals the embedding in value, although not in bytes.
-    let folder = with_tensors(&config, |tensors| {
+    let dir = with_tensors(&config, |tensors| {
         let values = &weights(&config)["model.embed_tokens.weight"].1;
         tensors.push(("lm_head.weight".into(), "F64", vec![10, 32], encode("F64", values)));
     });
-    assert!(ModelFiles::open(folder.path()).unwrap().config.tied);
+    assert!(ModelFiles::open(dir.path()).unwrap().config.tied);
 }
 
 /// As in transformers since version 5, a stored head is used regardless of `tie_word_embeddings`.
@@ -56,10 +56,10 @@ fn redundant_tensors_are_accepted() {
 fn differing_head_overrides_tie_word_embeddings() {
     let config = tiny(Family::Llama);
     assert!(config.tied);
-    let folder = with_tensors(&config, |tensors| {
+    let dir = with_tensors(&config, |tensors| {
         tensors.push(("lm_head.weight".into(), "F32", vec![10, 32], encode("F32", &[0.5; 320])));
     });
-    let model = ModelFiles::open(folder.path()).unwrap();
+    let model = ModelFiles::open(dir.path()).unwrap();
     assert!(!model.config.tied && model.tensor_names().contains(&"lm_head.weight".to_string()));
     assert_eq!(model.tensor("lm_head.weight").unwrap().data, [0.5; 320]);
     assert!(
@@ -69,21 +69,21 @@ fn differing_head_overrides_tie_word_embeddings() {
     );
     assert_eq!(model.config.to_hf_json()["tie_word_embeddings"], false);
 
-    let folder = with_tensors(&config, |tensors| {
+    let dir = with_tensors(&config, |tensors| {
         tensors.iter_mut().find(|tensor| tensor.0 == "model.embed_tokens.weight").unwrap().0 =
             "lm_head.weight".into();
     });
-    let model = ModelFiles::open(folder.path()).unwrap();
+    let model = ModelFiles::open(dir.path()).unwrap();
     assert!(model.config.tied && model.notes.is_empty());
     assert_eq!(
         model.tensor("model.embed_tokens.weight").unwrap().data,
         weights(&config)["model.embed_tokens.weight"].1
     );
 
-    let folder = with_tensors(&config, |tensors| {
+    let dir = with_tensors(&config, |tensors| {
         tensors.push(("lm_head.weight".into(), "F32", vec![9, 32], vec![0; 4 * 288]));
     });
-    assert_all(&open_error(folder.path()), &["lm_head.weight", "[9, 32]", "[10, 32]"]);
+    assert_all(&open_error(dir.path()), &["lm_head.weight", "[9, 32]", "[10, 32]"]);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn text_model_is_read_from_image_model() {
     let spellings: [Rename; 2] =
         [|name| format!("language_model.{name}"), |name| name.replacen("model.", "model.language_model.", 1)];
     for rename in spellings {
-        let folder = with_tensors(&config, |tensors| {
+        let dir = with_tensors(&config, |tensors| {
             tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0));
             for name in ["vision_tower.patch.weight", "multi_modal_projector.mm_soft_emb_norm.weight"] {
                 tensors.push((name.into(), "F32", vec![2], vec![0; 8]));
@@ -136,8 +136,8 @@ fn text_model_is_read_from_image_model() {
         });
         let text = config.to_hf_json();
         let larger = json!({ "model_type": "gemma3", "text_config": text, "vision_config": { "depth": 3 }, "eos_token_id": [2] });
-        std::fs::write(folder.path().join("config.json"), larger.to_string()).unwrap();
-        let model = ModelFiles::open(folder.path()).unwrap();
+        std::fs::write(dir.path().join("config.json"), larger.to_string()).unwrap();
+        let model = ModelFiles::open(dir.path()).unwrap();
         assert_eq!(model.config, config);
         for (name, (_, values)) in weights(&config) {
             assert_eq!(model.tensor(&name).unwrap().data, values, "{name}");
@@ -167,23 +167,23 @@ fn lfs_pointers_and_web_pages_are_rejected() {
             (pointer, "is a Git LFS pointer, not the file: git lfs pull"),
             ("<!DOCTYPE html>\n<html>", "is a web page"),
         ] {
-            let message = folder_error(|folder| std::fs::write(folder.join(name), contents).unwrap());
+            let message = dir_error(|dir| std::fs::write(dir.join(name), contents).unwrap());
             assert_all(&message, &[name, expected]);
         }
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
     std::fs::write(&path, pointer).unwrap();
     assert_all(&open_error(&path), &["model.gguf is a Git LFS pointer"]);
-    let path = folder.path().join("mp_rank_00_model_states.pt");
+    let path = dir.path().join("mp_rank_00_model_states.pt");
     std::fs::write(&path, b"PK").unwrap();
     assert_all(&open_error(&path), &["mp_rank_00_model_states.pt", "PyTorch"]);
 }
 
 #[test]
 fn invalid_eos_token_ids_are_rejected() {
-    let message = folder_error(|folder| {
-        std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": ["x"]}"#).unwrap();
+    let message = dir_error(|dir| {
+        std::fs::write(dir.join("generation_config.json"), r#"{"eos_token_id": ["x"]}"#).unwrap();
     });
     assert_all(&message, &["generation_config.json", "eos_token_id is [\"x\"]"]);
 }
@@ -192,12 +192,12 @@ fn invalid_eos_token_ids_are_rejected() {
 #[test]
 fn tokens_added_only_in_tokenizer_config_are_rejected() {
     let message = |decoder: serde_json::Value| {
-        folder_error(|folder| {
+        dir_error(|dir| {
             let tokenizer =
                 json!({ "added_tokens": [{ "id": 3, "content": "<end>", "special": true }], "model": {} });
-            std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+            std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
             let settings = json!({ "added_tokens_decoder": decoder });
-            std::fs::write(folder.join("tokenizer_config.json"), settings.to_string()).unwrap();
+            std::fs::write(dir.join("tokenizer_config.json"), settings.to_string()).unwrap();
         })
     };
     let more = message(json!({ "3": { "content": "<end>" }, "4": { "content": "<tool_call>" } }));
@@ -209,8 +209,8 @@ fn tokens_added_only_in_tokenizer_config_are_rejected() {
 /// The expected flags are those that transformers 5.23 returns for these files.
 #[test]
 fn tokenizer_config_overrides_added_token_flags() {
-    let folder = tempfile::tempdir().unwrap();
-    write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
+    let dir = tempfile::tempdir().unwrap();
+    write_dir(dir.path(), &tiny(Family::Qwen3), "BF16", 1);
     let token = |id: u32, content: &str, special: bool| json!({ "id": id, "content": content, "special": special, "lstrip": false });
     let added = [
         token(3, "<end>", false),
@@ -219,7 +219,7 @@ fn tokenizer_config_overrides_added_token_flags() {
         token(6, "<x>", false),
     ];
     let tokenizer = json!({ "added_tokens": added, "model": {} });
-    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let settings = json!({
         "pad_token": "<pad>",
         "added_tokens_decoder": {
@@ -227,8 +227,8 @@ fn tokenizer_config_overrides_added_token_flags() {
             "4": { "content": "<think>", "special": false, "lstrip": true },
         },
     });
-    std::fs::write(folder.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
-    let files = ModelFiles::open(folder.path()).unwrap();
+    std::fs::write(dir.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
+    let files = ModelFiles::open(dir.path()).unwrap();
     let Some(TokenizerSource::Json(bytes)) = &files.tokenizer else { panic!("there is a tokenizer.json") };
     let read: serde_json::Value = serde_json::from_slice(bytes).unwrap();
     let seen = |flag: &str| -> Vec<bool> {
@@ -241,15 +241,15 @@ fn tokenizer_config_overrides_added_token_flags() {
 #[test]
 fn contradictory_add_prefix_space_is_rejected() {
     let open = |class: &str, settings: Option<bool>, own: bool| {
-        let folder = tempfile::tempdir().unwrap();
-        write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
+        let dir = tempfile::tempdir().unwrap();
+        write_dir(dir.path(), &tiny(Family::Qwen3), "BF16", 1);
         let step = json!({ "type": "ByteLevel", "add_prefix_space": own });
         let steps = json!({ "type": "Sequence", "pretokenizers": [step] });
         let tokenizer = json!({ "added_tokens": [], "model": {}, "pre_tokenizer": steps });
-        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
         let settings = json!({ "tokenizer_class": class, "add_prefix_space": settings });
-        std::fs::write(folder.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
-        ModelFiles::open(folder.path()).map(drop).map_err(|error| error.to_string())
+        std::fs::write(dir.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
+        ModelFiles::open(dir.path()).map(drop).map_err(|error| error.to_string())
     };
     for class in ["GPT2Tokenizer", "GPT2TokenizerFast", "Qwen2TokenizerFast"] {
         for (settings, own) in [(Some(true), true), (Some(false), false), (None, false)] {

@@ -8,20 +8,20 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use crate::support::{
-    Gguf, GgufTensor, Meta, assert_all, encode, gguf, open_error, safetensors, tiny, weights, write_folder,
+    Gguf, GgufTensor, Meta, assert_all, encode, gguf, open_error, safetensors, tiny, weights, write_dir,
 };
 
 fn gguf_error(change: impl FnOnce(&mut Gguf)) -> String {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut file = gguf(&tiny(Family::Llama));
     change(&mut file);
-    open_error(&file.write(folder.path()))
+    open_error(&file.write(dir.path()))
 }
 
 /// Applies a change to the bytes of a valid GGUF file, and returns the error of opening it.
 fn gguf_bytes_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
     let mut bytes = gguf(&tiny(Family::Llama)).bytes();
     change(&mut bytes);
     std::fs::write(&path, bytes).unwrap();
@@ -31,7 +31,7 @@ fn gguf_bytes_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
 }
 
 /// Returns the offset of the end of the first occurrence of `text`.
-fn after(bytes: &[u8], text: &str) -> usize {
+fn offset_after(bytes: &[u8], text: &str) -> usize {
     bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap() + text.len()
 }
 
@@ -57,27 +57,27 @@ fn gguf_header_errors_name_the_defect() {
 fn gguf_metadata_errors_name_the_key() {
     let huge = u64::MAX.to_le_bytes();
     let text_length = |bytes: &mut Vec<u8>| {
-        let at = after(bytes, "tokenizer.chat_template") + 4;
+        let at = offset_after(bytes, "tokenizer.chat_template") + 4;
         patch(bytes, at, &huge);
     };
     assert_all(&gguf_bytes_error(text_length), &["tokenizer.chat_template", "18446744073709551615 bytes"]);
     let list_length = |bytes: &mut Vec<u8>| {
-        let at = after(bytes, "tokenizer.ggml.tokens") + 8;
+        let at = offset_after(bytes, "tokenizer.ggml.tokens") + 8;
         patch(bytes, at, &huge);
     };
     assert_all(&gguf_bytes_error(list_length), &["tokenizer.ggml.tokens", "18446744073709551615 elements"]);
     let list_of_lists = |bytes: &mut Vec<u8>| {
-        let at = after(bytes, "tokenizer.ggml.tokens") + 4;
+        let at = offset_after(bytes, "tokenizer.ggml.tokens") + 4;
         patch(bytes, at, &9u32.to_le_bytes());
     };
     assert_all(&gguf_bytes_error(list_of_lists), &["tokenizer.ggml.tokens", "of type 9"]);
     let unknown_type = |bytes: &mut Vec<u8>| {
-        let at = after(bytes, "llama.block_count");
+        let at = offset_after(bytes, "llama.block_count");
         patch(bytes, at, &77u32.to_le_bytes());
     };
     assert_all(&gguf_bytes_error(unknown_type), &["llama.block_count", "type 77"]);
     let not_utf8 = |bytes: &mut Vec<u8>| {
-        let at = after(bytes, "tokenizer.chat_template") + 12;
+        let at = offset_after(bytes, "tokenizer.chat_template") + 12;
         patch(bytes, at, &[0xff]);
     };
     assert_all(&gguf_bytes_error(not_utf8), &["tokenizer.chat_template", "UTF-8"]);
@@ -146,7 +146,7 @@ fn gguf_metadata_errors_name_the_key() {
 fn gguf_directory_errors_name_the_tensor() {
     let name = "blk.0.ffn_up.weight";
     // After the name follow the number of dimensions, two dimensions, the type and the offset.
-    let at = |bytes: &[u8], field: usize| after(bytes, name) + field;
+    let at = |bytes: &[u8], field: usize| offset_after(bytes, name) + field;
     let set = |field: usize, value: &[u8]| {
         let value = value.to_vec();
         gguf_bytes_error(|bytes| {
@@ -187,27 +187,26 @@ fn gguf_tensors_must_match_metadata() {
     assert_all(&gguf_error(|file| file.tensors.push(stray)), &["stray", "[2]", "does not ask for"]);
 }
 
-fn folder_error(change: impl FnOnce(&Path)) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    write_folder(folder.path(), &tiny(Family::Qwen3), "F32", 1);
-    change(folder.path());
-    open_error(folder.path())
+fn dir_error(change: impl FnOnce(&Path)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    write_dir(dir.path(), &tiny(Family::Qwen3), "F32", 1);
+    change(dir.path());
+    open_error(dir.path())
 }
 
 fn header_error(header: &str, data: usize) -> String {
-    folder_error(|folder| {
+    dir_error(|dir| {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
         bytes.resize(bytes.len() + data, 0);
-        std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        std::fs::write(dir.join("model.safetensors"), bytes).unwrap();
     })
 }
 
 #[test]
 fn safetensors_header_errors_name_the_tensor() {
-    let with = |bytes: Vec<u8>| {
-        folder_error(move |folder| std::fs::write(folder.join("model.safetensors"), bytes).unwrap())
-    };
+    let with =
+        |bytes: Vec<u8>| dir_error(move |dir| std::fs::write(dir.join("model.safetensors"), bytes).unwrap());
     assert_all(&with(vec![]), &["model.safetensors", "it is empty"]);
     assert_all(&with(vec![1, 2, 3]), &["model.safetensors", "3 bytes"]);
     assert_all(&with(vec![0xff; 100]), &["18446744073709551615 bytes", "the file has 100"]);
@@ -247,9 +246,9 @@ fn safetensors_header_errors_name_the_tensor() {
 
 #[test]
 fn tensor_errors_name_dtype_and_shape() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let config = tiny(Family::Llama);
-    write_folder(folder.path(), &config, "F32", 1);
+    write_dir(dir.path(), &config, "F32", 1);
     let tensors: Vec<_> = weights(&config)
         .into_iter()
         .map(|(name, (shape, values))| match name.as_str() {
@@ -257,10 +256,10 @@ fn tensor_errors_name_dtype_and_shape() {
             _ => (name, "F32", shape, encode("F32", &values)),
         })
         .collect();
-    std::fs::write(folder.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
-    assert_all(&open_error(folder.path()), &["model.norm.weight", "F8_E4M3", "not quantised"]);
-    write_folder(folder.path(), &config, "F32", 1);
-    let model = ModelFiles::open(folder.path()).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
+    assert_all(&open_error(dir.path()), &["model.norm.weight", "F8_E4M3", "not quantised"]);
+    write_dir(dir.path(), &config, "F32", 1);
+    let model = ModelFiles::open(dir.path()).unwrap();
     let message = model.tensor("nothing").unwrap_err().to_string();
     assert_all(&message, &["has no tensor nothing"]);
     let message = model.tensor_into("model.embed_tokens.weight", &[32, 10], &mut [0.0; 320]).unwrap_err();
@@ -272,25 +271,24 @@ fn tensor_errors_name_dtype_and_shape() {
 #[test]
 fn directory_errors_name_file_or_tensor() {
     assert_all(&open_error(Path::new("no/such/model")), &["no/such/model does not exist"]);
-    let without =
-        |name: &'static str| folder_error(move |folder| std::fs::remove_file(folder.join(name)).unwrap());
+    let without = |name: &'static str| dir_error(move |dir| std::fs::remove_file(dir.join(name)).unwrap());
     assert_all(&without("config.json"), &["has no config.json"]);
     assert_all(&without("model.safetensors"), &["has neither model.safetensors nor"]);
-    let pickled = folder_error(|folder| {
-        std::fs::rename(folder.join("model.safetensors"), folder.join("pytorch_model.bin")).unwrap();
+    let pickled = dir_error(|dir| {
+        std::fs::rename(dir.join("model.safetensors"), dir.join("pytorch_model.bin")).unwrap();
     });
     assert_all(&pickled, &["pytorch_model.bin"]);
-    let file_alone = folder_error(|folder| {
-        assert_all(&open_error(&folder.join("model.safetensors")), &["give the folder"]);
-        std::fs::write(folder.join("tokenizer_config.json"), "[]").unwrap();
+    let config_only = dir_error(|dir| {
+        assert_all(&open_error(&dir.join("model.safetensors")), &["give the folder"]);
+        std::fs::write(dir.join("tokenizer_config.json"), "[]").unwrap();
     });
-    assert_all(&file_alone, &["tokenizer_config.json", "not a JSON object"]);
+    assert_all(&config_only, &["tokenizer_config.json", "not a JSON object"]);
 
     let config = |change: fn(&mut ModelConfig)| {
-        folder_error(move |folder| {
+        dir_error(move |dir| {
             let mut config = tiny(Family::Qwen3);
             change(&mut config);
-            std::fs::write(folder.join("config.json"), config.to_hf_json().to_string()).unwrap();
+            std::fs::write(dir.join("config.json"), config.to_hf_json().to_string()).unwrap();
         })
     };
     assert_all(
@@ -306,11 +304,11 @@ fn directory_errors_name_file_or_tensor() {
         &config(|config| (config.qkv_bias, config.output_bias) = (true, true)),
         &["model.layers.0.self_attn.q_proj.bias", "[32]"],
     );
-    let untied = folder_error(|folder| {
+    let untied = dir_error(|dir| {
         let mut config = tiny(Family::Llama);
-        write_folder(folder, &config, "F32", 1);
+        write_dir(dir, &config, "F32", 1);
         config.tied = false;
-        std::fs::write(folder.join("config.json"), config.to_hf_json().to_string()).unwrap();
+        std::fs::write(dir.join("config.json"), config.to_hf_json().to_string()).unwrap();
     });
     assert_all(&untied, &["lm_head.weight", "[10, 32]", "tie_word_embeddings"]);
 }
@@ -318,24 +316,24 @@ fn directory_errors_name_file_or_tensor() {
 #[test]
 fn shard_errors_name_file_or_index() {
     let error = |change: &dyn Fn(&Path)| {
-        let folder = tempfile::tempdir().unwrap();
-        write_folder(folder.path(), &tiny(Family::Llama), "F32", 2);
-        change(folder.path());
-        open_error(folder.path())
+        let dir = tempfile::tempdir().unwrap();
+        write_dir(dir.path(), &tiny(Family::Llama), "F32", 2);
+        change(dir.path());
+        open_error(dir.path())
     };
     let second = "model-00002-of-00002.safetensors";
     let index = "model.safetensors.index.json";
-    let missing = error(&|folder| std::fs::remove_file(folder.join(second)).unwrap());
+    let missing = error(&|dir| std::fs::remove_file(dir.join(second)).unwrap());
     assert_all(&missing, &[second, "is missing", index]);
-    let twice = error(&|folder| {
-        std::fs::copy(folder.join("model-00001-of-00002.safetensors"), folder.join(second)).unwrap();
+    let twice = error(&|dir| {
+        std::fs::copy(dir.join("model-00001-of-00002.safetensors"), dir.join(second)).unwrap();
     });
     assert_all(&twice, &[second, "is also in"]);
-    let no_map = error(&|folder| std::fs::write(folder.join(index), "{}").unwrap());
+    let no_map = error(&|dir| std::fs::write(dir.join(index), "{}").unwrap());
     assert_all(&no_map, &[index, "weight_map"]);
     for elsewhere in ["../secret.safetensors", "/etc/passwd", "..", ""] {
         let map = json!({ "weight_map": { "w": elsewhere } }).to_string();
-        let outside = error(&|folder| std::fs::write(folder.join(index), &map).unwrap());
+        let outside = error(&|dir| std::fs::write(dir.join(index), &map).unwrap());
         assert_all(&outside, &[index, "not a file name"]);
     }
 }
@@ -386,7 +384,7 @@ proptest! {
         ]),
     ) {
         let folder = tempfile::tempdir().unwrap();
-        write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
+        write_dir(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
         let added = json!({ "added_tokens": [{ "id": 3, "content": "<end>" }] }).to_string();
         let decoder = json!({ "added_tokens_decoder": { "3": { "content": "<end>" } }, "eos_token": "<end>" }).to_string();
         for (name, text) in

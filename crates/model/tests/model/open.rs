@@ -9,7 +9,7 @@ use levade_model::{
 };
 use serde_json::json;
 
-use crate::support::{Meta, encode, gguf, tiny, weights, write_folder};
+use crate::support::{Meta, encode, gguf, tiny, weights, write_dir};
 
 /// Returns the families that have a GGUF architecture.
 fn with_architecture() -> impl Iterator<Item = Family> {
@@ -34,9 +34,9 @@ fn assert_holds(model: &ModelFiles, config: &ModelConfig) {
 fn hf_directories_open_with_every_family_and_dtype() {
     for family in Family::all() {
         for (dtype, shards) in [("F32", 1), ("F16", 1), ("BF16", 3), ("F64", 2)] {
-            let folder = tempfile::tempdir().unwrap();
-            write_folder(folder.path(), &tiny(family), dtype, shards);
-            assert_holds(&ModelFiles::open(folder.path()).unwrap(), &tiny(family));
+            let dir = tempfile::tempdir().unwrap();
+            write_dir(dir.path(), &tiny(family), dtype, shards);
+            assert_holds(&ModelFiles::open(dir.path()).unwrap(), &tiny(family));
         }
     }
 }
@@ -45,11 +45,11 @@ fn hf_directories_open_with_every_family_and_dtype() {
 fn gguf_files_open_with_every_family_and_version() {
     for family in with_architecture() {
         for (version, alignment) in [(3, 32), (2, 32), (3, 64)] {
-            let folder = tempfile::tempdir().unwrap();
+            let dir = tempfile::tempdir().unwrap();
             let mut file = gguf(&tiny(family));
             (file.version, file.alignment) = (version, alignment);
             file.set("general.alignment", Meta::U32(alignment as u32));
-            let model = ModelFiles::open(&file.write(folder.path())).unwrap();
+            let model = ModelFiles::open(&file.write(dir.path())).unwrap();
             assert_holds(&model, &tiny(family));
         }
     }
@@ -58,7 +58,7 @@ fn gguf_files_open_with_every_family_and_version() {
 /// Covers keys that writers add and that have no effect on the computation.
 #[test]
 fn gguf_metadata_without_effect_is_ignored() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut file = gguf(&tiny(Family::Llama));
     for (key, value) in [
         ("llama.vocab_size", Meta::U32(10)),
@@ -74,7 +74,7 @@ fn gguf_metadata_without_effect_is_ignored() {
     ] {
         file.set(key, value);
     }
-    assert_holds(&ModelFiles::open(&file.write(folder.path())).unwrap(), &tiny(Family::Llama));
+    assert_holds(&ModelFiles::open(&file.write(dir.path())).unwrap(), &tiny(Family::Llama));
 }
 
 /// Llama with every optional bias and an untied head. In the GGUF file, the biases of queries and keys
@@ -89,18 +89,18 @@ fn llama_opens_with_all_optional_parameters() {
         eos: vec![2, 7],
         ..tiny(Family::Llama)
     };
-    let folder = tempfile::tempdir().unwrap();
-    write_folder(folder.path(), &config, "F32", 1);
-    assert_holds(&ModelFiles::open(folder.path()).unwrap(), &config);
+    let dir = tempfile::tempdir().unwrap();
+    write_dir(dir.path(), &config, "F32", 1);
+    assert_holds(&ModelFiles::open(dir.path()).unwrap(), &config);
     let mut file = gguf(&config);
     file.set("tokenizer.ggml.eot_token_id", Meta::U32(7));
-    assert_holds(&ModelFiles::open(&file.write(folder.path())).unwrap(), &config);
+    assert_holds(&ModelFiles::open(&file.write(dir.path())).unwrap(), &config);
 }
 
 #[test]
 fn gguf_tensors_decode_in_half_and_quantized_formats() {
     let config = tiny(Family::Llama);
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut file = gguf(&config);
     let values: Vec<f32> = file
         .tensor("blk.0.attn_q.weight")
@@ -110,7 +110,7 @@ fn gguf_tensors_decode_in_half_and_quantized_formats() {
         .iter()
         .map(|x| f32::from_le_bytes(*x))
         .collect();
-    let quantised: Vec<u8> = values
+    let quantized: Vec<u8> = values
         .chunks(32)
         .flat_map(|block| {
             // The values are multiples of 1/64 between −2 and 2, so that this scale represents them
@@ -121,23 +121,23 @@ fn gguf_tensors_decode_in_half_and_quantized_formats() {
         })
         .collect();
     let tensor = file.tensor("blk.0.attn_q.weight");
-    (tensor.kind, tensor.bytes) = (8, quantised);
+    (tensor.kind, tensor.bytes) = (8, quantized);
     for (name, kind, dtype) in [("blk.1.attn_k.weight", 1, "F16"), ("token_embd.weight", 30, "BF16")] {
         let tensor = file.tensor(name);
         let values: Vec<f32> =
             tensor.bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
         (tensor.kind, tensor.bytes) = (kind, encode(dtype, &values));
     }
-    assert_holds(&ModelFiles::open(&file.write(folder.path())).unwrap(), &config);
+    assert_holds(&ModelFiles::open(&file.write(dir.path())).unwrap(), &config);
 }
 
 #[test]
 fn gguf_tokenizer_and_chat_template_are_read() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut file = gguf(&tiny(Family::Qwen2));
     file.set("tokenizer.ggml.padding_token_id", Meta::U32(u32::MAX));
     file.set("tokenizer.ggml.unknown_token_id", Meta::U32(0));
-    let model = ModelFiles::open(&file.write(folder.path())).unwrap();
+    let model = ModelFiles::open(&file.write(dir.path())).unwrap();
     assert_eq!(model.chat_template.as_deref(), Some("{{ messages }}"));
     let special = |text: &str| Some(text.to_string());
     let expected = SpecialTokens {
@@ -156,15 +156,15 @@ fn gguf_tokenizer_and_chat_template_are_read() {
 
     file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
     file.set("tokenizer.ggml.add_space_prefix", Meta::Bool(true));
-    let model = ModelFiles::open(&file.write(folder.path())).unwrap();
+    let model = ModelFiles::open(&file.write(dir.path())).unwrap();
     let Some(TokenizerSource::Gguf(tokenizer)) = &model.tokenizer else { panic!("no tokenizer") };
     assert!(tokenizer.add_bos && tokenizer.add_space_prefix);
 }
 
 #[test]
 fn gguf_rope_scalings_are_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let open = |file: &crate::support::Gguf| ModelFiles::open(&file.write(folder.path()));
+    let dir = tempfile::tempdir().unwrap();
+    let open = |file: &crate::support::Gguf| ModelFiles::open(&file.write(dir.path()));
     let mut file = gguf(&tiny(Family::Qwen2));
     file.set("qwen2.rope.scaling.type", Meta::Text("yarn".into()));
     file.set("qwen2.rope.scaling.factor", Meta::F32(4.0));
@@ -187,7 +187,7 @@ fn gguf_rope_scalings_are_read() {
 /// Llama 3 files contain only the divisor of each rotary frequency, not the parameters of the scaling.
 #[test]
 fn llama3_scaling_is_recovered_from_divisors() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut config = tiny(Family::Llama);
     config.head_dim = 64;
     config.rope.theta = 500_000.0;
@@ -213,7 +213,7 @@ fn llama3_scaling_is_recovered_from_divisors() {
             kind: 0,
             bytes: encode("F32", values),
         });
-        ModelFiles::open(&file.write(folder.path()))
+        ModelFiles::open(&file.write(dir.path()))
     };
     for factor in [8.0, 32.0] {
         let expected = RopeScaling::Llama3 {
@@ -233,10 +233,10 @@ fn llama3_scaling_is_recovered_from_divisors() {
 
 #[test]
 fn tokenizer_template_and_special_tokens_are_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    write_folder(folder.path(), &tiny(Family::Qwen2), "F32", 1);
-    let open = || ModelFiles::open(folder.path()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    write_dir(dir.path(), &tiny(Family::Qwen2), "F32", 1);
+    let open = || ModelFiles::open(dir.path()).unwrap();
     assert_eq!((open().tokenizer, open().chat_template), (None, None));
 
     std::fs::write(at("tokenizer.json"), b"{}").unwrap();
@@ -258,10 +258,10 @@ fn tokenizer_template_and_special_tokens_are_read() {
     assert_eq!(model.chat_template.as_deref(), Some("yes"));
     assert_eq!((model.special_tokens.bos, model.special_tokens.eos.as_deref()), (None, Some("<end>")));
     assert_eq!(model.special_tokens.pad.as_deref(), Some("<pad>"));
-    let others: Vec<_> = model.special_tokens.others.into_iter().collect();
+    let remaining: Vec<_> = model.special_tokens.other_tokens.into_iter().collect();
     let named = |name: &str, text: &str| (name.to_string(), text.to_string());
     assert_eq!(
-        others,
+        remaining,
         [named("audio_token", "<audio>"), named("cls_token", "<cls>"), named("image_token", "<image>")]
     );
 
@@ -271,26 +271,27 @@ fn tokenizer_template_and_special_tokens_are_read() {
     assert_eq!(open().chat_template.as_deref(), Some("file"));
 }
 
-fn save(folder: &Path, config: &ModelConfig) {
+fn save(dir: &Path, config: &ModelConfig) {
     let weights = weights(config);
     let tensors = config.parameters().into_iter().map(|parameter| {
         let values = weights[&parameter.name].1.as_slice();
         (parameter.name, parameter.shape, values)
     });
-    write_safetensors(&folder.join("model.safetensors"), tensors).unwrap();
-    write_json(&folder.join("config.json"), &config.to_hf_json()).unwrap();
+    write_safetensors(&dir.join("model.safetensors"), tensors).unwrap();
+    write_json(&dir.join("config.json"), &config.to_hf_json()).unwrap();
 }
 
 #[test]
 fn model_directory_round_trips() {
     for family in with_architecture() {
-        let folder = tempfile::tempdir().unwrap();
-        save(folder.path(), &tiny(family));
-        let others = [("image_token".to_string(), "<image>".to_string())].into();
-        let special = SpecialTokens { eos: Some("<end>".into()), others, ..Default::default() };
-        let path = folder.path().join("tokenizer_config.json");
+        let dir = tempfile::tempdir().unwrap();
+        save(dir.path(), &tiny(family));
+        let remaining = [("image_token".to_string(), "<image>".to_string())].into();
+        let special =
+            SpecialTokens { eos: Some("<end>".into()), other_tokens: remaining, ..Default::default() };
+        let path = dir.path().join("tokenizer_config.json");
         write_tokenizer_config(&path, &special, Some("{{ x }}"), 128).unwrap();
-        let model = ModelFiles::open(folder.path()).unwrap();
+        let model = ModelFiles::open(dir.path()).unwrap();
         assert_holds(&model, &tiny(family));
         assert_eq!((model.special_tokens, model.chat_template.as_deref()), (special, Some("{{ x }}")));
     }
@@ -299,8 +300,8 @@ fn model_directory_round_trips() {
 /// Readers that map the file require numbers at multiples of their size.
 #[test]
 fn write_safetensors_aligns_data() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
     for name in ["a", "ab", "abc", "abcd", "abcde"] {
         write_safetensors(&path, [(name.to_string(), vec![1], [1.0f32].as_slice())]).unwrap();
         let bytes = std::fs::read(&path).unwrap();
@@ -312,8 +313,8 @@ fn write_safetensors_aligns_data() {
 
 #[test]
 fn write_safetensors_rejects_shape_mismatch() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
     let error = write_safetensors(&path, [("w".to_string(), vec![2, 2], [0.0f32; 3].as_slice())]);
     assert!(error.unwrap_err().to_string().contains("tensor w of shape [2, 2] was given 3 values"));
     assert!(!path.exists());
@@ -322,8 +323,8 @@ fn write_safetensors_rejects_shape_mismatch() {
 #[cfg(target_os = "linux")]
 #[test]
 fn full_disk_is_reported_and_leaves_no_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
     // Every write to the device /dev/full fails with "no space left". Removing `path` removes only the
     // link.
     std::os::unix::fs::symlink("/dev/full", &path).unwrap();

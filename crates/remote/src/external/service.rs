@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use levade_policy::awake::sleep;
+use levade_policy::process_time::sleep;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use levade_policy::awake::{Stopwatch, within};
+use levade_policy::process_time::{Stopwatch, with_timeout};
 
 use super::error::ExternalError;
 
@@ -50,7 +50,7 @@ impl Waits {
     ) -> Result<T, ExternalError> {
         let remaining = self.remaining();
         let waited = if timeout < remaining { timeout } else { self.limit };
-        let (endpoint, done) = (self.endpoint.clone(), within(remaining.min(timeout), work).await);
+        let (endpoint, done) = (self.endpoint.clone(), with_timeout(remaining.min(timeout), work).await);
         done.ok_or_else(|| ExternalError::Deadline { endpoint, waited, what: what.into() })
     }
 }

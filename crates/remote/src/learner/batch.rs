@@ -1,6 +1,6 @@
 //! Converts batches, sequences and updates to arrays.
 
-use levade_policy::Uncut;
+use levade_policy::UpdateSequences;
 use levade_tree::{PathInput, Term, Tokens, TreeBatch};
 
 use super::wire::Body;
@@ -47,7 +47,7 @@ pub(super) fn put_paths(body: &mut Body, paths: &[PathInput]) {
 }
 
 /// Writes an update that needs a micro-batch plan into a body.
-pub(super) fn put_update_sequences(body: &mut Body, update: &Uncut) {
+pub(super) fn put_update_sequences(body: &mut Body, update: &UpdateSequences) {
     put_tokens(body, update.groups.iter().flatten());
     body.integers("group_len", update.groups.iter().map(|group| group.len() as i64));
 }
@@ -178,11 +178,11 @@ pub(super) mod decode {
     }
 
     /// Reads an update that needs a micro-batch plan.
-    pub fn update_sequences(body: &mut Body) -> Result<Uncut, String> {
+    pub fn update_sequences(body: &mut Body) -> Result<UpdateSequences, String> {
         let mut tokens = tokens_of(body)?.into_iter();
         let groups: Vec<usize> = body.take_integers("group_len")?;
         let groups = groups.into_iter().map(|len| tokens.by_ref().take(len).collect()).collect();
-        Ok(Uncut { groups, micro_batch_tokens: body.take("micro_batch_tokens")? })
+        Ok(UpdateSequences { groups, micro_batch_tokens: body.take("micro_batch_tokens")? })
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(decode::paths(&mut written(|body| put_paths(body, &paths))).unwrap(), paths);
         let tokens = |path: &PathInput| path.tokens.clone();
         let groups = vec![paths[..2].iter().map(tokens).collect(), Vec::new(), vec![paths[2].tokens.clone()]];
-        let update = Uncut { groups, micro_batch_tokens: 9 };
+        let update = UpdateSequences { groups, micro_batch_tokens: 9 };
         assert_eq!(
             decode::update_sequences(&mut written(|body| put_update_sequences(body, &update))).unwrap(),
             update

@@ -9,7 +9,7 @@ use hyper::Method;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use levade_http::{Bounds, ClientRequest, HttpError};
 use levade_policy::PolicyError;
-use levade_policy::awake::{sleep, within};
+use levade_policy::process_time::{sleep, with_timeout};
 
 use super::description::{Description, LearnerRequirements, POLICY};
 use super::link::{CallFailure, LearnerOptions, Link, POLL_INTERVAL, Processes};
@@ -197,7 +197,7 @@ impl Group {
     async fn reconnect(&self, why: &str, wait: &mut Wait<'_>) -> Result<(), PolicyError> {
         let timeout = self.link.options.reconnect;
         let mut last = String::new();
-        let found = within(timeout, async {
+        let found = with_timeout(timeout, async {
             let mut pause = Duration::from_millis(250);
             loop {
                 let described = tokio::select! {

@@ -86,9 +86,9 @@ fn request() -> TrainRequest {
     TrainRequest { paths: paths(), loss: LOSS, params: ADAM }
 }
 
-fn update_sequences() -> Uncut {
+fn update_sequences() -> UpdateSequences {
     let tokens = paths().into_iter().map(|path| path.tokens).collect();
-    Uncut { groups: vec![tokens], micro_batch_tokens: 12 }
+    UpdateSequences { groups: vec![tokens], micro_batch_tokens: 12 }
 }
 
 /// Every verb has the same result as on a local learner, to the bit.
@@ -141,7 +141,7 @@ async fn begin_again_restores_initial_weights() {
     let micro_batch_plan = remote.plan(&update_sequences()).await.unwrap();
     remote.train(request(), &micro_batch_plan, &mut || {}).await.unwrap();
     assert_ne!(remote.logprobs(batch.clone()).await, local_learner.logprobs(batch.clone()).await);
-    remote.begin_again().await.unwrap();
+    remote.reset().await.unwrap();
     assert_eq!(remote.logprobs(batch.clone()).await, local_learner.logprobs(batch).await);
     assert_eq!(group.done("load"), 1);
 }
@@ -276,10 +276,11 @@ async fn rejections_keep_their_error_kind() {
     let beyond = Arc::new(TreeBatch::merge(&[beyond]).unwrap());
     let error = remote.logprobs(beyond).await.unwrap_err();
     assert!(matches!(&error, PolicyError::Invalid(why) if why.contains("token 99 is not in")), "{error}");
-    let micro_batch_plan = Cut { world_size: 2, ..remote.plan(&update_sequences()).await.unwrap() };
+    let micro_batch_plan =
+        MicroBatchPlan { world_size: 2, ..remote.plan(&update_sequences()).await.unwrap() };
     let error = remote.train(request(), &micro_batch_plan, &mut || {}).await.unwrap_err();
     assert!(matches!(&error, PolicyError::Cut(why) if why.contains("cluster.learner.processes")), "{error}");
-    let error = remote.train(request(), &Cut::of_sizes([3]), &mut || {}).await.unwrap_err();
+    let error = remote.train(request(), &MicroBatchPlan::from_sizes([3]), &mut || {}).await.unwrap_err();
     assert!(matches!(&error, PolicyError::Cut(why) if why.contains("path 3 is in no")), "{error}");
     let error = remote.with_name("teacher").values(batch.clone()).await.unwrap_err();
     assert!(error.to_string().contains("there is no learner teacher"), "{error}");

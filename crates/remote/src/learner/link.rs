@@ -10,7 +10,7 @@ use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
 use levade_http::{Bounds, Client, ClientRequest, ClientResponse, Hosts};
 use levade_policy::PolicyError;
-use levade_policy::awake::{sleep, within};
+use levade_policy::process_time::{sleep, with_timeout};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -108,7 +108,7 @@ impl Link {
     pub async fn await_description(&self) -> Result<Description, PolicyError> {
         let timeout = self.options.start;
         let mut last = String::new();
-        let described = within(timeout, async {
+        let described = with_timeout(timeout, async {
             loop {
                 let described = tokio::select! {
                     ended = self.wait_for_exit() => return Err(self.stopped_error(&ended)),

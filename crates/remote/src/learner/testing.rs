@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use levade_policy::{Content, Learner, Manifest, OptimParams, PolicyError, Simulator, SimulatorConfig};
-use levade_policy::{Cut, TrainRequest, WeightsAt, WeightsRef};
+use levade_policy::{MicroBatchPlan, TrainRequest, WeightsAt, WeightsRef};
 use levade_rl::Loss;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -238,7 +238,7 @@ impl GroupState {
             "train" => {
                 let loss: Loss = body.take("loss").map_err(invalid)?;
                 let params = params(&mut body)?;
-                let micro_batch_plan: Cut = body.take("cut").map_err(invalid)?;
+                let micro_batch_plan: MicroBatchPlan = body.take("cut").map_err(invalid)?;
                 let paths = decode::paths(&mut body).map_err(invalid)?;
                 let mut done = 0;
                 let mut note = || {
@@ -285,7 +285,7 @@ impl GroupState {
                 std::fs::create_dir_all(&dir).unwrap();
                 let written = target.save(&dir, false).await?;
                 let names: Vec<String> = written.files.into_iter().map(|file| file.name).collect();
-                let manifest = Manifest::of(&dir, Content::Whole, &names)?;
+                let manifest = Manifest::from_files(&dir, Content::Whole, &names)?;
                 *self.version.lock().unwrap() = Some(version);
                 response.json =
                     json!({ "weights": WeightsRef { version, at: WeightsAt::Manifest(manifest) } });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use levade_policy::PolicyError;
-use levade_policy::awake::Stopwatch;
+use levade_policy::process_time::Stopwatch;
 use serde::Deserialize;
 
 /// Progress that a learner reports.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -148,7 +148,7 @@ impl Call {
                 () = ended(&mut self.aborted), if !is_ending => {
                     is_ending = true;
                     let abort = replica.sampler.abort(Some(self.request.stream));
-                    within(options.response_timeout, abort).await;
+                    with_timeout(options.response_timeout, abort).await;
                     continue;
                 }
                 () = replica.sleep_unpaused(options.response_timeout, options), if is_ending => return Ok(FinishReason::Aborted),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use levade_policy::PolicyError;
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -162,7 +162,7 @@ impl Gate {
                 ended.await;
             }
         };
-        within(timeout, empty).await.ok_or_else(|| {
+        with_timeout(timeout, empty).await.ok_or_else(|| {
             let (running, waiting) = self.counts();
             PolicyError::Deadline(timeout, format!("{running} calls that run and {waiting} that wait to end"))
         })

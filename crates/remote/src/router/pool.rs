@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use levade_policy::{Completion, PolicyError, SampleRequest, Sampler, SamplingParams, WeightsRef};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -209,7 +209,7 @@ impl Pool {
                 returned.await;
             }
         };
-        within(self.options.replica_timeout, chosen).await.ok_or_else(|| self.no_replica_error())
+        with_timeout(self.options.replica_timeout, chosen).await.ok_or_else(|| self.no_replica_error())
     }
 
     /// Builds the error of a router none of whose replicas serves.
@@ -286,7 +286,8 @@ impl Pool {
             calls.spawn(async move {
                 let what = format!("adopt version {}", weights.version);
                 let update_guard = replica.start_weight_update();
-                let loaded = replica.call_with_timeout(timeout, &what, replica.sampler.adopt(&weights)).await;
+                let loaded =
+                    replica.call_with_timeout(timeout, &what, replica.sampler.update_weights(&weights)).await;
                 if loaded.is_ok() {
                     replica.has_version(weights.version);
                 }
@@ -302,14 +303,15 @@ impl Pool {
             }
         }
         drop(rest_guard);
-        let all_unreachable = !loaded && missed.iter().all(|(_, error)| error.may_pass());
+        let all_unreachable = !loaded && missed.iter().all(|(_, error)| error.is_transient());
         if loaded || all_unreachable {
             for (replica, error) in &missed {
                 self.quarantines(replica, error);
             }
         }
         if all_unreachable {
-            loaded = within(self.options.update_timeout, self.return_with(weights.version)).await.is_some();
+            loaded =
+                with_timeout(self.options.update_timeout, self.return_with(weights.version)).await.is_some();
         }
         if !loaded {
             let mut known = lock(&self.weights);
@@ -423,7 +425,7 @@ impl Pool {
         let min_version = weights.version;
         if has < min_version {
             let what = format!("adopt version {min_version}");
-            replica.call_with_timeout(update_timeout, &what, replica.sampler.adopt(weights)).await?;
+            replica.call_with_timeout(update_timeout, &what, replica.sampler.update_weights(weights)).await?;
             let has = version().await?;
             replica.has_version(has);
             if has < min_version {

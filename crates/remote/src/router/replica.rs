@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use levade_policy::awake::{sleep, within};
+use levade_policy::process_time::{sleep, with_timeout};
 use levade_policy::{PolicyError, Sampler};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -273,14 +273,14 @@ impl Replica {
         what: &str,
         question: impl Future<Output = Result<T, PolicyError>>,
     ) -> Result<T, PolicyError> {
-        let response = within(timeout, question).await;
+        let response = with_timeout(timeout, question).await;
         response.unwrap_or_else(|| Err(PolicyError::Deadline(timeout, format!("{} to {what}", self.name))))
     }
 
     /// Waits for `limit`, excluding time in which the replica was paused.
     pub async fn sleep_unpaused(&self, limit: Duration, options: &RouterOptions) {
         let paused = || async {
-            let paused = within(options.response_timeout, self.sampler.paused()).await;
+            let paused = with_timeout(options.response_timeout, self.sampler.paused()).await;
             paused.and_then(Result::ok).unwrap_or_default()
         };
         loop {
@@ -303,7 +303,7 @@ impl Replica {
             let before = self.progress();
             self.sleep_unpaused(options.silence, options).await;
             let may_sample = || async {
-                let version = within(options.response_timeout, self.sampler.version()).await;
+                let version = with_timeout(options.response_timeout, self.sampler.version()).await;
                 // A replica that does not report its version counts as silent.
                 version.and_then(Result::ok).is_none_or(|version| version >= min_version)
             };

@@ -208,7 +208,7 @@ async fn error_names_all_replicas_if_none_serves() {
     let start = Instant::now();
     let error = complete(&router, request(1, 8)).await.unwrap_err();
     let why = "every member of the router (a: it stopped; see its log for the reason; b: it stopped; see its";
-    assert!(error.may_pass() && error.to_string().starts_with(why), "{error}");
+    assert!(error.is_transient() && error.to_string().starts_with(why), "{error}");
     assert_eq!(start.elapsed(), 60 * SECOND);
     assert!(router.version().await.is_err());
 }
@@ -216,7 +216,7 @@ async fn error_names_all_replicas_if_none_serves() {
 #[tokio::test(start_paused = true)]
 async fn recovered_replica_loads_newest_weights_before_serving() {
     let (router, replicas) = router(2, round_robin_options());
-    router.adopt(&weights(3)).await.unwrap();
+    router.update_weights(&weights(3)).await.unwrap();
     assert_eq!(router.version().await.unwrap(), 3);
     // It fails, restarts with the weights on its disk, and finds no newer weights for a while.
     replicas[0].fails(FailureMode::Rejects(stopped_error()));
@@ -244,7 +244,7 @@ async fn recovered_replica_loads_newest_weights_before_serving() {
 #[tokio::test(start_paused = true)]
 async fn unnoticed_restart_is_detected_by_old_version() {
     let (router, replicas) = router(2, round_robin_options());
-    router.adopt(&weights(3)).await.unwrap();
+    router.update_weights(&weights(3)).await.unwrap();
     replicas[0].version.store(1, Ordering::Relaxed);
     let new = SampleRequest { least_version: 3, ..request(2, 4) };
     for _ in 0..4 {
@@ -261,7 +261,7 @@ async fn unnoticed_restart_is_detected_by_old_version() {
 #[tokio::test(start_paused = true)]
 async fn probe_during_weight_update_causes_no_second_update() {
     let (router, replicas) = router(1, round_robin_options());
-    router.adopt(&weights(1)).await.unwrap();
+    router.update_weights(&weights(1)).await.unwrap();
     *replicas[0].update_delay.lock().unwrap() = 40 * SECOND;
     // Meanwhile a probe is due, and an older token arrives late, as in a completion that continues
     // under new weights.
@@ -272,7 +272,7 @@ async fn probe_during_weight_update_causes_no_second_update() {
         sleep(38 * SECOND).await;
         assert_eq!(health(&router), [Health::Serving]);
     };
-    let (loaded, ()) = tokio::join!(router.adopt(&newer), late);
+    let (loaded, ()) = tokio::join!(router.update_weights(&newer), late);
     loaded.unwrap();
     sleep(100 * SECOND).await;
     assert_eq!(*replicas[0].loaded_versions.lock().unwrap(), [1, 2]);
@@ -283,7 +283,7 @@ async fn probe_during_weight_update_causes_no_second_update() {
 async fn adopt_quarantines_replicas_that_miss_weights() {
     let (router, replicas) = router(3, round_robin_options());
     *replicas[1].rejects_weights.lock().unwrap() = Some(PolicyError::NotAdopted("disk full".into()));
-    router.adopt(&weights(1)).await.unwrap();
+    router.update_weights(&weights(1)).await.unwrap();
     assert_eq!(health(&router), [Health::Serving, Health::Quarantined, Health::Serving]);
     assert!(router.replicas()[1].reason.as_ref().unwrap().contains("disk full"));
     assert_eq!(router.version().await.unwrap(), 1);
@@ -294,7 +294,7 @@ async fn adopt_quarantines_replicas_that_miss_weights() {
     for replica in &replicas {
         *replica.rejects_weights.lock().unwrap() = Some(PolicyError::NotAdopted("other model".into()));
     }
-    let error = router.adopt(&weights(2)).await.unwrap_err().to_string();
+    let error = router.update_weights(&weights(2)).await.unwrap_err().to_string();
     for name in ["a", "b", "c"] {
         assert!(
             error.contains(&format!("{name}: cannot adopt the published weights: other model")),
@@ -312,10 +312,10 @@ async fn recovering_replica_loads_weights_published_meanwhile() {
     complete(&router, request(1, 4)).await.unwrap();
     replicas[0].fails(FailureMode::Never);
     *replicas[0].update_delay.lock().unwrap() = 20 * SECOND;
-    router.adopt(&weights(1)).await.unwrap();
+    router.update_weights(&weights(1)).await.unwrap();
     sleep(10 * SECOND).await;
     assert_eq!(health(&router), [Health::Quarantined, Health::Serving], "it adopts the first ones");
-    router.adopt(&weights(2)).await.unwrap();
+    router.update_weights(&weights(2)).await.unwrap();
     sleep(15 * SECOND).await;
     assert_eq!((health(&router)[0], router.version().await.unwrap()), (Health::Quarantined, 2));
     sleep(20 * SECOND).await;
@@ -333,7 +333,7 @@ async fn replica_waiting_for_weights_is_not_suspected() {
     let stream = router.sample(SampleRequest { least_version: 1, ..request(1, 4) }).await.unwrap();
     sleep(500 * SECOND).await;
     let weights = simulator.publish(1).await.unwrap();
-    router.adopt(&weights).await.unwrap();
+    router.update_weights(&weights).await.unwrap();
     assert_eq!(stream.collect(SECOND).await.unwrap().versions[0].version, 1);
     assert_eq!((health(&router)[0], router.replicas()[0].failed), (Health::Serving, 0));
 }
@@ -341,8 +341,8 @@ async fn replica_waiting_for_weights_is_not_suspected() {
 #[tokio::test(start_paused = true)]
 async fn resumed_run_can_publish_lower_versions() {
     let (router, replicas) = router(2, round_robin_options());
-    router.adopt(&weights(7)).await.unwrap();
-    router.adopt(&weights(4)).await.unwrap();
+    router.update_weights(&weights(7)).await.unwrap();
+    router.update_weights(&weights(4)).await.unwrap();
     sleep(100 * SECOND).await;
     assert_eq!((health(&router), router.version().await.unwrap()), (vec![Health::Serving; 2], 4));
     assert_eq!((router.replicas()[0].failed, replicas[0].probed()), (0, 3));
@@ -562,7 +562,7 @@ async fn new_rejects_routers_that_never_serve() {
 async fn replicas_join_with_newest_weights_and_leave_gracefully() {
     let (router, replicas) = router(1, round_robin_options());
     let newest = weights(3);
-    router.adopt(&newest).await.unwrap();
+    router.update_weights(&newest).await.unwrap();
     let joining = ScriptedSampler::new(Duration::from_millis(10));
     router.join("new", joining.clone()).unwrap();
     assert!(router.join("new", joining.clone()).unwrap_err().to_string().contains("\"new\" already"));

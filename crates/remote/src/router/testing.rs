@@ -164,7 +164,7 @@ impl Sampler for ScriptedSampler {
         Ok(if still { self.started.elapsed() } else { Duration::ZERO })
     }
 
-    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         if let Some(error) = self.rejects_weights.lock().unwrap().clone() {
             return Err(error);
         }

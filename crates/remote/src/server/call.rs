@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -143,7 +143,7 @@ impl Call {
                 let gate = self.gate.wait_for(|gate| !gate.is_closed || gate.is_asleep).await;
                 gate.map(|gate| gate.clone())
             };
-            let gate = match within(limit, gate_change).await {
+            let gate = match with_timeout(limit, gate_change).await {
                 Some(Ok(gate)) => gate,
                 Some(Err(_)) => return Err(server.http.stopped_error("it was let go")),
                 None => {
@@ -322,7 +322,7 @@ impl Call {
         let mut next = std::pin::pin!(events.next());
         let data = loop {
             let progress = server.progress.load(Ordering::Relaxed);
-            match within(silence, &mut next).await {
+            match with_timeout(silence, &mut next).await {
                 Some(data) => break data.map_err(|why| server.http.stopped_error(&why))?,
                 // The server samples for other calls, and this call waits in its queue.
                 None if progress != server.progress.load(Ordering::Relaxed) => {}

@@ -269,7 +269,7 @@ pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<Strin
              drawn before (drawn_before); ask without them, or set in_flight = \"keep\""
         ));
     }
-    (params.prompt_logprobs.is_some() && params.behaviour_temperature() != 1.0).then(|| {
+    (params.prompt_logprobs.is_some() && params.behavior_temperature() != 1.0).then(|| {
         format!("prompt_logprobs at temperature {}: {program} tells them at 1 only", params.temperature)
     })
 }

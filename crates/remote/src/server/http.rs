@@ -9,7 +9,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
 use levade_http::{Bounds, Client, ClientRequest, Hosts, HttpError, causes};
 use levade_policy::PolicyError;
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use serde_json::Value;
 
 use crate::external::{Decoder, MAX_ERROR_BYTES, Server as Endpoint, message_of, plain_uri, truncate};
@@ -102,7 +102,7 @@ impl Http {
         // The deadline above excludes suspended time, which `levade_http` cannot measure; this
         // bound is a safety net.
         let bounds = Bounds { deadline: deadline * 4, bytes: MAX_BYTES, redirects: 0 };
-        let response = within(deadline, self.client.send(request, bounds)).await;
+        let response = with_timeout(deadline, self.client.send(request, bounds)).await;
         let late = || PolicyError::Deadline(deadline, format!("an answer of {} to {path}", self.name));
         let reply = response.ok_or_else(late)?.map_err(|error| self.lost(error))?;
         let text = self.endpoint.without_key(&reply.text());
@@ -159,14 +159,14 @@ impl Http {
             .map_err(|error| self.rejection(format!("{path}: {error}")))?;
         *request.headers_mut() = self.headers();
         let late = || PolicyError::Deadline(deadline, format!("{} to begin an answer to {path}", self.name));
-        let response = within(deadline, self.client.request(request)).await.ok_or_else(late)?;
+        let response = with_timeout(deadline, self.client.request(request)).await.ok_or_else(late)?;
         let response = response.map_err(|error| self.lost(error))?;
         let status = response.status();
         let mut events = Events { body: response.into_body(), decoder: Decoder::default(), read: Vec::new() };
         if status.is_success() {
             return Ok(events);
         }
-        let text = within(deadline, events.text()).await.unwrap_or_default();
+        let text = with_timeout(deadline, events.text()).await.unwrap_or_default();
         let value = serde_json::from_str(&text).unwrap_or(Value::Null);
         let text = self.endpoint.without_key(&text);
         Err(self.status_error(path, status, &JsonResponse { status, value, text }.error_message()))

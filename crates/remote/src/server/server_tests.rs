@@ -39,7 +39,7 @@ async fn completions_match_adopted_weights() {
         let (fake, dir) = (Fake::new(api).await, TempDir::new().unwrap());
         let server = fake.server(InFlight::Recompute);
         assert!(server.inspect().await.unwrap().contains(" with m"));
-        server.adopt(&publish(dir.path(), 4)).await.unwrap();
+        server.update_weights(&publish(dir.path(), 4)).await.unwrap();
         assert_eq!(server.version().await.unwrap(), 4, "{api:?}");
         assert!(server.difference().unwrap().max < 1e-5);
         let mut issued = request(1, 12);
@@ -137,8 +137,8 @@ async fn weight_update_during_completion_changes_token_versions() {
     ] {
         let (fake, dir) = (Fake::new(api).await, TempDir::new().unwrap());
         let server = fake.server(in_flight);
-        server.adopt(&publish(dir.path(), 1)).await.unwrap();
-        let update = async || server.adopt(&publish(dir.path(), 2)).await.unwrap();
+        server.update_weights(&publish(dir.path(), 1)).await.unwrap();
+        let update = async || server.update_weights(&publish(dir.path(), 2)).await.unwrap();
         across(&server, 8, update, &format!("{api:?} {in_flight:?}")).await;
         let generate_calls =
             |route| fake.requests(route).iter().filter(|body| body["stream"] == true).count();
@@ -166,14 +166,14 @@ async fn abort_ends_completion_and_hang_times_out() {
     let start = Instant::now();
     let error = complete(&server, request(11, 50)).await.unwrap_err();
     assert!(error.to_string().contains("waited 2s for token 4 of a reply from vLLM at"), "{error}");
-    assert!(error.may_pass() && start.elapsed() < Duration::from_secs(10));
+    assert!(error.is_transient() && start.elapsed() < Duration::from_secs(10));
     fake.life_paused();
     let error = complete(&server, request(12, 50)).await.unwrap_err();
     assert!(error.to_string().contains("which says that somebody has paused it"), "{error}");
     fake.set(Behavior { exits_after: Some(3), ..Behavior::default() });
     fake.restart().await;
     let error = complete(&server, request(13, 50)).await.unwrap_err();
-    assert!(error.may_pass(), "{error}");
+    assert!(error.is_transient(), "{error}");
 }
 
 #[tokio::test]
@@ -209,7 +209,7 @@ async fn look_names_missing_server_flags() {
         let fake = Fake::with(api, behavior).await;
         let options = ServerOptions { adapters, ..fake.options(in_flight) };
         let error = Server::new(options).unwrap().inspect().await.unwrap_err();
-        assert!(!error.may_pass(), "{error}");
+        assert!(!error.is_transient(), "{error}");
         error.to_string()
     };
     let without = |without| Behavior { without, ..Behavior::default() };
@@ -245,7 +245,7 @@ async fn look_names_missing_server_flags() {
             text.contains(want) && text.contains("--weight-transfer-config '{\"backend\": \"gloo\"}'"),
             "{text}"
         );
-        assert!(!error.may_pass());
+        assert!(!error.is_transient());
         fake.server(InFlight::Recompute).inspect().await.unwrap();
     }
     let old = why(ServerApi::OldVllm, plain(), InFlight::Keep, false).await;
@@ -258,14 +258,14 @@ async fn look_names_missing_server_flags() {
     let error = Server::new(other).unwrap().inspect().await.unwrap_err().to_string();
     assert!(error.contains("this is no vLLM server"), "{error}");
     fake.kill();
-    assert!(fake.server(InFlight::Keep).inspect().await.unwrap_err().may_pass());
+    assert!(fake.server(InFlight::Keep).inspect().await.unwrap_err().is_transient());
 }
 
 #[tokio::test]
 async fn invalid_weight_directory_never_reaches_server() {
     let (fake, root) = (Fake::new(ServerApi::NewVllm).await, TempDir::new().unwrap());
     let server = fake.server(InFlight::Recompute);
-    server.adopt(&publish(root.path(), 1)).await.unwrap();
+    server.update_weights(&publish(root.path(), 1)).await.unwrap();
     let num_updates = fake.requests("/collective_rpc").len();
     type Damage = (&'static str, fn(&std::path::Path));
     let damage: [Damage; 4] = [
@@ -284,7 +284,7 @@ async fn invalid_weight_directory_never_reaches_server() {
     for (version, (want, damage)) in (2..).zip(damage) {
         let weights = publish(root.path(), version);
         damage(&dir_of(&weights));
-        let error = server.adopt(&weights).await.unwrap_err();
+        let error = server.update_weights(&weights).await.unwrap_err();
         assert!(error.to_string().contains(want), "{want}: {error}");
     }
     // Complete according to its checksums, but of another model.
@@ -294,15 +294,23 @@ async fn invalid_weight_directory_never_reaches_server() {
     std::fs::write(&config, text).unwrap();
     let WeightsAt::Manifest(manifest) = &weights.at else { panic!() };
     let names: Vec<String> = manifest.files.iter().map(|file| file.name.clone()).collect();
-    let manifest = Manifest::of(&parent_of(&config), manifest.content.clone(), &names).unwrap();
-    let error = server.adopt(&WeightsRef { at: WeightsAt::Manifest(manifest), ..weights }).await.unwrap_err();
+    let manifest = Manifest::from_files(&parent_of(&config), manifest.content.clone(), &names).unwrap();
+    let error = server
+        .update_weights(&WeightsRef { at: WeightsAt::Manifest(manifest), ..weights })
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("model.embed_tokens.weight"), "{error}");
     assert_eq!(fake.requests("/collective_rpc").len(), num_updates);
     assert_eq!(server.version().await.unwrap(), 1);
     complete(&server, request(1, 3)).await.unwrap();
     let memory = WeightsRef { version: 3, at: WeightsAt::Memory };
     assert!(
-        server.adopt(&memory).await.unwrap_err().to_string().contains("published in the learner's memory")
+        server
+            .update_weights(&memory)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("published in the learner's memory")
     );
 }
 
@@ -315,13 +323,13 @@ async fn probe_detects_server_that_kept_old_weights() {
     let (fake, root) = (Fake::new(ServerApi::NewVllm).await, TempDir::new().unwrap());
     let server = fake.server(InFlight::Recompute);
     fake.set(Behavior { keeps_weights: true, ..Behavior::default() });
-    let error = server.adopt(&publish(root.path(), 5)).await.unwrap_err().to_string();
+    let error = server.update_weights(&publish(root.path(), 5)).await.unwrap_err().to_string();
     assert!(error.contains("finds other log-probabilities than the learner"), "{error}");
     assert_eq!(server.version().await.unwrap(), 0);
     let error = complete(&server, request(1, 3)).await.unwrap_err();
     assert!(error.to_string().contains("has not adopted weights as a whole"), "{error}");
     fake.set(Behavior::default());
-    server.adopt(&publish(root.path(), 5)).await.unwrap();
+    server.update_weights(&publish(root.path(), 5)).await.unwrap();
     check(&complete(&server, request(1, 3)).await.unwrap(), &[3, 1, 4]);
 }
 
@@ -341,16 +349,19 @@ async fn adapters_are_loaded_side_by_side_and_unloaded() {
             std::fs::write(dir.join("adapter_config.json"), config.to_string()).unwrap();
             let names = ["adapter_config.json", "adapter_model.safetensors", PROBE].map(str::to_owned);
             let content = levade_policy::Content::Adapter { base: "m".into() };
-            WeightsRef { version, at: WeightsAt::Manifest(Manifest::of(&dir, content, &names).unwrap()) }
+            WeightsRef {
+                version,
+                at: WeightsAt::Manifest(Manifest::from_files(&dir, content, &names).unwrap()),
+            }
         };
-        server.adopt(&adapter(3)).await.unwrap();
+        server.update_weights(&adapter(3)).await.unwrap();
         let issued = request(1, 30);
         let mut stream = server.sample(issued.clone()).await.unwrap();
         let mut completion = Completion::default();
         if let SampleEvent::Tokens { tokens, logprobs, version, .. } = stream.next().await.unwrap().unwrap() {
             completion.extend(&tokens, &logprobs, version);
         }
-        server.adopt(&adapter(4)).await.unwrap();
+        server.update_weights(&adapter(4)).await.unwrap();
         stream.gather(&mut completion).await.unwrap();
         let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
         // A continued request stays with the adapter that it started with.
@@ -388,16 +399,16 @@ async fn pushed_weights_change_token_versions() {
     ] {
         let (fake, dir) = (Fake::new(api).await, TempDir::new().unwrap());
         let (server, _, broadcast) = sent(&fake, in_flight).await;
-        server.adopt(&publish(dir.path(), 1)).await.unwrap();
+        server.update_weights(&publish(dir.path(), 1)).await.unwrap();
         let update = async || {
             broadcast.offer(2).await;
-            server.adopt(&publish(dir.path(), 2)).await.unwrap();
+            server.update_weights(&publish(dir.path(), 2)).await.unwrap();
         };
         across(&server, 5, update, &format!("{api:?} {in_flight:?}")).await;
         assert_eq!((broadcast.counts(), read(&fake), fake.half()), ((2, 0), 0, 0), "{api:?} {in_flight:?}");
         // The learner's weights have changed since; the published ones are in the directory.
         broadcast.withdraw().await;
-        server.adopt(&publish(dir.path(), 3)).await.unwrap();
+        server.update_weights(&publish(dir.path(), 3)).await.unwrap();
         assert_eq!((broadcast.counts(), read(&fake)), ((2, 0), 1), "{api:?} {in_flight:?}");
         assert_eq!(server.version().await.unwrap(), 3);
     }
@@ -410,12 +421,12 @@ async fn failed_push_falls_back_to_directory_before_sampling() {
         for fault in [SendFault::HasMovedOn, SendFault::Exits, SendFault::Hangs] {
             let (fake, root) = (Fake::new(api).await, TempDir::new().unwrap());
             let (server, sender, broadcast) = sent(&fake, InFlight::Keep).await;
-            server.adopt(&publish(root.path(), 1)).await.unwrap();
+            server.update_weights(&publish(root.path(), 1)).await.unwrap();
             let issued = request(1, 40);
             let stream = server.sample(issued.clone()).await.unwrap();
             *sender.fault.lock().unwrap() = fault;
             broadcast.offer(2).await;
-            server.adopt(&publish(root.path(), 2)).await.unwrap();
+            server.update_weights(&publish(root.path(), 2)).await.unwrap();
             let completion = stream.collect(LONG).await.unwrap();
             check(&completion, &issued.prompt);
             assert_eq!(completion.versions.last().unwrap().version, 2, "{api:?} {fault:?}");
@@ -426,7 +437,7 @@ async fn failed_push_falls_back_to_directory_before_sampling() {
         let (server, sender, broadcast) = sent(&fake, InFlight::Recompute).await;
         fake.set(rejecting.clone());
         let start = Instant::now();
-        let error = server.adopt(&publish(root.path(), 1)).await.unwrap_err();
+        let error = server.update_weights(&publish(root.path(), 1)).await.unwrap_err();
         assert!(error.to_string().contains("shapes differ"), "{error}");
         assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
         assert_eq!((broadcast.counts(), server.version().await.unwrap()), ((0, 1), 0));
@@ -441,17 +452,17 @@ async fn server_exit_during_push_releases_learner() {
         let (server, sender, broadcast) = sent(&fake, InFlight::Recompute).await;
         fake.set(Behavior { exits_while_reading: true, ..Behavior::default() });
         let start = Instant::now();
-        let error = server.adopt(&publish(root.path(), 1)).await.unwrap_err();
-        assert!(error.may_pass(), "{error}");
+        let error = server.update_weights(&publish(root.path(), 1)).await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
         assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
         broadcast.withdraw().await;
         assert_eq!(sender.sending.load(std::sync::atomic::Ordering::Relaxed), 0);
         fake.set(Behavior::default());
         fake.restart().await;
-        server.adopt(&publish(root.path(), 1)).await.unwrap();
+        server.update_weights(&publish(root.path(), 1)).await.unwrap();
         assert_eq!((server.version().await.unwrap(), read(&fake)), (1, 1), "it comes back by the folder");
         broadcast.offer(2).await;
-        server.adopt(&publish(root.path(), 2)).await.unwrap();
+        server.update_weights(&publish(root.path(), 2)).await.unwrap();
         assert_eq!(
             (server.version().await.unwrap(), broadcast.counts()),
             (2, (1, 1)),
@@ -478,7 +489,7 @@ async fn never_mixed(pushes: bool) {
     let broadcast = Arc::new(WeightBroadcast::new(sender.clone(), GroupBackend::Gloo));
     let publish_and_update = async |router: &Router, version| {
         broadcast.offer(version).await;
-        router.adopt(&publish(root.path(), version)).await.unwrap();
+        router.update_weights(&publish(root.path(), version)).await.unwrap();
         // The learner continues to train.
         broadcast.withdraw().await;
         assert_eq!(sender.sending.load(std::sync::atomic::Ordering::Relaxed), 0);

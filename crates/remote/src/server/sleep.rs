@@ -8,7 +8,7 @@
 use std::sync::{PoisonError, Weak};
 
 use hyper::Method;
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use levade_policy::{PolicyError, WeightsRef};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -77,7 +77,7 @@ impl Inner {
 
     async fn sleep(&self) -> Result<(), PolicyError> {
         let (response_timeout, timeout) = (self.options.response_timeout, self.options.update_timeout * 2);
-        let Some(_lock) = within(timeout, self.update_lock.lock()).await else {
+        let Some(_lock) = with_timeout(timeout, self.update_lock.lock()).await else {
             let what = format!("{} to have adopted weights, so that it can sleep", self.http.name);
             return Err(PolicyError::Deadline(timeout, what));
         };
@@ -147,7 +147,7 @@ impl Inner {
         let (response_timeout, update_timeout) = (self.options.response_timeout, self.options.update_timeout);
         let asleep = match self.dialect.is_asleep(&self.http, response_timeout).await {
             // The server is of another kind, which the inspection will report.
-            Err(error) if !error.may_pass() => false,
+            Err(error) if !error.is_transient() => false,
             asleep => asleep?,
         };
         if asleep {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use levade_model::{AdapterConfig, ModelError, ModelFiles, SafetensorsFile};
-use levade_policy::{Content, Manifest, Place, PolicyError};
+use levade_policy::{Content, Manifest, PolicyError, WeightsLocation};
 use serde::{Deserialize, Serialize};
 
 /// File with the learner's log-probabilities of a prompt, against which a server is checked.
@@ -94,7 +94,7 @@ type Stamp = (u64, u64, i64, i64);
 
 fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
     use std::os::unix::fs::MetadataExt;
-    let Place::Local(dir) = &manifest.place else { return None };
+    let WeightsLocation::Local(dir) = &manifest.place else { return None };
     let stamp_of = |file: &levade_policy::SavedFile| {
         let found = std::fs::metadata(dir.join(&file.name)).ok()?;
         Some((found.ino(), found.len(), found.ctime(), found.ctime_nsec()))

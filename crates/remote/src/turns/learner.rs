@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    Cut, ForwardBackward, Learner, LossTerms, Manifest, OptimParams, OptimReport, PolicyError, Predictions,
-    TrainRequest, Trained, Uncut, WeightsRef,
+    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError,
+    Predictions, TrainReport, TrainRequest, UpdateSequences, WeightsRef,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
@@ -47,16 +47,16 @@ impl ColocatedLearner {
 #[async_trait]
 impl Learner for ColocatedLearner {
     /// Needs no device.
-    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+    async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
         self.learner.plan(update).await
     }
 
     async fn train(
         &self,
         update: TrainRequest,
-        micro_batch_plan: &Cut,
+        micro_batch_plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
-    ) -> Result<Trained, PolicyError> {
+    ) -> Result<TrainReport, PolicyError> {
         self.with_devices(self.learner.train(update, micro_batch_plan, done)).await
     }
 
@@ -100,15 +100,15 @@ impl Learner for ColocatedLearner {
         self.with_devices(self.learner.load(dir, with_optimizer)).await
     }
 
-    async fn begin_again(&self) -> Result<(), PolicyError> {
-        self.with_devices(self.learner.begin_again()).await
+    async fn reset(&self) -> Result<(), PolicyError> {
+        self.with_devices(self.learner.reset()).await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         self.with_devices(self.learner.publish(version)).await
     }
 
-    fn handed_over(&self) -> Option<Duration> {
+    fn handoff_time(&self) -> Option<Duration> {
         Some(self.colocation.spent())
     }
 }

@@ -46,7 +46,7 @@ impl Sampler for ColocatedSampler {
         self.router.paused().await
     }
 
-    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         self.colocation.hand_to_samplers(weights).await
     }
 

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use levade_policy::{
-    Completion, Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Sampler, Uncut,
+    Completion, ForwardBackward, Learner, Manifest, MicroBatchPlan, OptimParams, OptimReport, Sampler,
+    UpdateSequences,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
@@ -107,8 +108,8 @@ impl BroadcastWeights for Trainee {
 
 #[async_trait]
 impl Learner for Trainee {
-    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
-        Cut::filled(update)
+    async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
+        MicroBatchPlan::pack(update)
     }
 
     async fn logprobs(&self, _: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
@@ -131,7 +132,7 @@ impl Learner for Trainee {
 
     async fn save(&self, dir: &Path, _: bool) -> Result<Manifest, PolicyError> {
         self.verb("save")?;
-        Manifest::of(dir, levade_policy::Content::Whole, &[])
+        Manifest::from_files(dir, levade_policy::Content::Whole, &[])
     }
 
     async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
@@ -238,7 +239,7 @@ impl ColocatedFleet {
         if let Some(push) = &self.push {
             push.offer(version).await;
         }
-        self.sampler.adopt(&weights).await
+        self.sampler.update_weights(&weights).await
     }
 
     pub(super) async fn sample_completion(&self, stream: u64) -> Completion {

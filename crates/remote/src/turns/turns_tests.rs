@@ -46,7 +46,7 @@ async fn handoff_releases_devices_before_acquiring_them() {
         fleet.step().await;
         assert_eq!(fleet.requests(), ["[optim_step]", "[step done]"], "{api:?}");
         assert!(fleet.colocation.spent() > Duration::ZERO);
-        assert_eq!(fleet.learner.handed_over(), Some(fleet.colocation.spent()));
+        assert_eq!(fleet.learner.handoff_time(), Some(fleet.colocation.spent()));
         fleet.is_sound();
     }
 }
@@ -207,7 +207,7 @@ async fn unresponsive_server_delays_learner_until_timeout() {
     fleet.step().await;
     fleet.is_sound();
     let weights = fleet.learner.publish(2).await.unwrap();
-    let (loaded, ()) = tokio::join!(fleet.sampler.adopt(&weights), async {
+    let (loaded, ()) = tokio::join!(fleet.sampler.update_weights(&weights), async {
         fleet.colocation.starts().wait_for(|may| *may).await.unwrap();
         fleet.fakes[0].restart().await;
         fleet.running[0].send_replace(true);
@@ -259,7 +259,7 @@ async fn sleep_failure_names_missing_flag_or_server() {
         let options = ServerOptions { sleeps: true, ..fake.options(InFlight::Recompute) };
         let server = Server::new(options).unwrap();
         let error = server.inspect().await.unwrap_err();
-        assert!(error.to_string().contains(flag) && !error.may_pass(), "{error}");
+        assert!(error.to_string().contains(flag) && !error.is_transient(), "{error}");
         let error = server.sleep().await.unwrap_err();
         assert!(error.to_string().contains(flag), "one that was started again is looked at, too: {error}");
         let fleet = ColocatedFleet::new(&[api], false).await;
@@ -293,7 +293,7 @@ async fn exited_learner_fails_calls_without_hanging() {
     let error = tokio::time::timeout(LONG, completion).await.unwrap().unwrap_err();
     assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
     let weights = publish(fleet.root.path(), 2);
-    let error = fleet.sampler.adopt(&weights).await.unwrap_err();
+    let error = fleet.sampler.update_weights(&weights).await.unwrap_err();
     assert!(error.to_string().contains("the learner stopped"), "{error}");
 }
 
@@ -306,7 +306,7 @@ async fn handoff_completes_if_its_caller_is_cancelled() {
         tokio::time::timeout(wait, fleet.learner.optim_step(ADAM)).await.ok();
         fleet.step().await;
         let weights = fleet.learner.publish(version).await.unwrap();
-        tokio::time::timeout(wait, fleet.sampler.adopt(&weights)).await.ok();
+        tokio::time::timeout(wait, fleet.sampler.update_weights(&weights)).await.ok();
         assert_eq!(version_of(&fleet.sample_completion(version).await), version);
         fleet.is_sound();
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use levade_policy::awake::within;
+use levade_policy::process_time::with_timeout;
 use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
@@ -154,7 +154,7 @@ impl Query {
             let _ = tell.send(connection.get_interrupt_handle());
             self.rows_of(&connection)
         });
-        let done = match within(limit, &mut running).await {
+        let done = match with_timeout(limit, &mut running).await {
             Some(done) => done,
             None => {
                 if let Ok(handle) = told.await {

@@ -44,7 +44,7 @@ impl Order {
 
     /// Returns the complete environment of a node's processes.
     pub fn full_environment(&self) -> Vec<(String, String)> {
-        let mut all = levade_policy::environment::passed(&self.environment);
+        let mut all = levade_policy::environment::child_environment(&self.environment);
         all.extend(self.variables.iter().cloned());
         all
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use levade_policy::LoraOptions;
-use levade_policy::awake::{Stopwatch, sleep};
-use levade_policy::environment::own;
+use levade_policy::environment::read_variable;
+use levade_policy::process_time::{Stopwatch, sleep};
 use levade_process::{Child, Launch, Supervisor};
 use levade_recipe::{Recipe, TorchKeys};
 use levade_remote::Processes;
@@ -61,7 +61,7 @@ pub async fn start(
     order::clear(&dir).with_context(|| format!("cannot write into {}", dir.display()))?;
     let port = dir.join(PORT);
     let _ = fs::remove_file(&port);
-    let configured_head = own(HEAD).map(|head| head.to_string_lossy().into_owned());
+    let configured_head = read_variable(HEAD).map(|head| head.to_string_lossy().into_owned());
     let head = match (configured_head, keys.nodes) {
         (Some(head), _) => head,
         (None, 1) => "127.0.0.1".into(),

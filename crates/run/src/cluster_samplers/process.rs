@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use levade_policy::Precision;
-use levade_policy::environment::passed;
+use levade_policy::environment::child_environment;
 use levade_process::{Launch, Supervisor};
 use levade_recipe::SamplersKeys;
 use levade_remote::GroupBackend;
@@ -129,7 +129,7 @@ impl Spec {
             add(&["--dtype", dtype(precision)]);
         }
         command.extend(keys.args.iter().cloned());
-        let mut environment = passed(&gpus::with_visible(&keys.environment));
+        let mut environment = child_environment(&gpus::with_visible(&keys.environment));
         let fixed = [
             ("VLLM_SERVER_DEV_MODE", "1"),
             ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),

@@ -1,6 +1,6 @@
 //! Creates attempts and step plans for the contract suite.
 
-use levade_policy::{Cut, uniform};
+use levade_policy::{MicroBatchPlan, uniform};
 use levade_tree::{
     AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
 };
@@ -115,8 +115,8 @@ pub(super) fn plan(run: &RunId, numbers: &[(f32, f32)]) -> StepPlan {
             Update::default(),
             Update {
                 paths: paths.clone(),
-                cut: Cut::of_sizes([0, paths.len()]),
-                critic: Some(Cut::of_sizes([paths.len()])),
+                cut: MicroBatchPlan::from_sizes([0, paths.len()]),
+                critic: Some(MicroBatchPlan::from_sizes([paths.len()])),
             },
         ],
         ..PolicyPlan::default()

@@ -11,7 +11,7 @@ mod tries;
 
 use std::sync::Arc;
 
-use levade_policy::{Cut, uniform};
+use levade_policy::{MicroBatchPlan, uniform};
 use levade_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Segment, SegmentId};
 use serde_json::json;
 
@@ -435,7 +435,7 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
         changed(first.clone(), &|of| of.policy = "c".into()),
         changed(first.clone(), &|of| of.version = 4),
         changed(first.clone(), &|of| of.updates.truncate(1)),
-        changed(first.clone(), &|of| of.updates[1].cut = Cut::of_sizes([1, 1])),
+        changed(first.clone(), &|of| of.updates[1].cut = MicroBatchPlan::from_sizes([1, 1])),
         changed(first.clone(), &|of| of.updates[1].critic = None),
         StepPlan { places: vec![7, 8], ..first.clone() },
         plan(&run, &[(0.5, 0.25)]),
@@ -459,7 +459,9 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
         plan(&run, &[(1.0, f32::INFINITY)]),
         plan(&run, &[(1.0, 1.0), (f32::NEG_INFINITY, 1.0)]),
         changed(plan(&run, &[]), &|of| of.kl = Some(ChargedKl { found: f64::NAN, ..kl })),
-        changed(plan(&run, &[(0.5, 0.25), (1.0, 2.0)]), &|of| of.updates[1].cut = Cut::of_sizes([1])),
+        changed(plan(&run, &[(0.5, 0.25), (1.0, 2.0)]), &|of| {
+            of.updates[1].cut = MicroBatchPlan::from_sizes([1])
+        }),
     ];
     for bad in endless {
         assert_rejected(store.record_step(&StepPlan { step: 9, ..bad }), Code::Invalid).await;

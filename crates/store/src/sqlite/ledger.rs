@@ -1,6 +1,6 @@
 //! The write-ahead ledger: stores the plan of each training step before the step runs.
 
-use levade_policy::Cut;
+use levade_policy::MicroBatchPlan;
 use levade_tree::{AttemptId, SegmentId};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
@@ -34,9 +34,9 @@ struct HeadOfPolicy {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HeadOfUpdate {
-    cut: Cut,
+    cut: MicroBatchPlan,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    critic: Option<Cut>,
+    critic: Option<MicroBatchPlan>,
 }
 
 /// Records a plan unless an equal one is recorded. A different recorded plan is a conflict.

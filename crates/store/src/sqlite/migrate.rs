@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use levade_policy::Cut;
+use levade_policy::MicroBatchPlan;
 use levade_tree::{AttemptId, DEFAULT, Outcome, Placement, Purpose, RunId, SegmentId};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
 use serde::Deserialize;
@@ -204,7 +204,7 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
         // In schema 3, one device trained the policy in these micro-batches, and the critic in the same
         // ones.
         let update = |Update3 { micro_batches }| {
-            let cut = Cut::of_sizes(micro_batches.iter().map(Vec::len));
+            let cut = MicroBatchPlan::from_sizes(micro_batches.iter().map(Vec::len));
             let paths: Vec<PlannedPath> = micro_batches.into_iter().flatten().map(&path).collect();
             let critic = paths.iter().any(|path| path.returns.is_some()).then(|| cut.clone());
             Update { paths, cut, critic }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use levade_policy::awake;
+use levade_policy::process_time;
 use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment};
 use rusqlite::Connection;
 use tempfile::TempDir;
@@ -191,7 +191,7 @@ async fn wait_for_result<T, E>(
     outcome: oneshot::Receiver<Result<T, E>>,
 ) -> Result<Result<T, (E, String)>, StoreError> {
     let location = || location.to_owned();
-    match awake::within(limit, outcome).await {
+    match process_time::with_timeout(limit, outcome).await {
         Some(Ok(result)) => Ok(result.map_err(|error| (error, key))),
         Some(Err(_)) => Err(StoreError::Stopped { place: location(), action, key }),
         None => Err(StoreError::Deadline { place: location(), action, key, waited: limit }),

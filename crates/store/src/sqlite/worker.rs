@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use levade_policy::awake;
+use levade_policy::process_time;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
@@ -119,7 +119,7 @@ impl Drop for Worker {
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         // If the limit passes, the thread hangs in a system call. Writes that it reported as recorded are
         // durable.
-        let _ = awake::receive(ended, self.limit);
+        let _ = process_time::receive(ended, self.limit);
     }
 }
 

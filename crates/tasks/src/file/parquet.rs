@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use levade_policy::caught;
+use levade_policy::catch_panic;
 use parquet::basic::Compression;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -79,7 +79,7 @@ struct Column {
 
 fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
     // The library panics on some malformed files.
-    let read = caught(|| {
+    let read = catch_panic(|| {
         let reader = SerializedFileReader::new(bytes.clone()).map_err(|error| error.to_string())?;
         let file = reader.metadata();
         let is_brotli = |name: &str| {
@@ -126,7 +126,7 @@ fn read_columns(
     needed: &dyn Fn(&str) -> bool,
     each: &mut dyn FnMut(Map<String, Value>),
 ) -> Result<Vec<SkippedColumn>, Unread> {
-    let read = caught(|| {
+    let read = catch_panic(|| {
         let wrong = |error: ParquetError| Unread::Damaged(error.to_string());
         let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
         let schema = reader.metadata().file_metadata().schema();
@@ -441,7 +441,7 @@ mod tests {
             file
         });
         let says_so = |file: &Vec<u8>| {
-            let codecs = caught(|| {
+            let codecs = catch_panic(|| {
                 let reader = SerializedFileReader::new(bytes::Bytes::from(file.clone())).ok()?;
                 Some(
                     reader

@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Value};
 
-use super::Written;
+use super::ParsedCall;
 use crate::message::arguments_object;
 
 /// Parses an object with a name and arguments. The arguments can be under any of `keys`, can be a string
 /// that contains the object as JSON, and may be missing if the call has only a name. Other keys are
 /// ignored.
-pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<Written, String> {
+pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<ParsedCall, String> {
     let key = keys.first().copied().unwrap_or("arguments");
     let Value::Object(mut map) = value else {
         return Err(format!("not a JSON object with \"name\" and {key:?}"));
@@ -31,7 +31,7 @@ pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<Written, String> 
 }
 
 /// Parses the JSON arguments of a call of the tool `name`.
-pub(crate) fn arguments_of(name: &str, json: &str) -> Result<Written, String> {
+pub(crate) fn arguments_of(name: &str, json: &str) -> Result<ParsedCall, String> {
     if name.is_empty() {
         return Err("the tool's name is missing".into());
     }

@@ -10,7 +10,9 @@ use std::ops::Range;
 
 use super::tags::{blank, header, opening};
 use super::values::arguments;
-use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Trailer, Written, arguments_of};
+use super::{
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, Trailer, arguments_of,
+};
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"];
@@ -24,7 +26,7 @@ pub(crate) struct Deepseek {
     pub fenced: bool,
 }
 
-const SPELLING: Spelling = Spelling {
+const SPELLING: SyntaxTags = SyntaxTags {
     marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)],
     closes: &[CLOSE],
     tags: &[SECTION[0], SECTION[1], OPEN, CLOSE, SEPARATOR],
@@ -32,11 +34,11 @@ const SPELLING: Spelling = Spelling {
     sign: OPEN,
     example: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>TOOL\n```json\n\
                  {\"PARAMETER\": VALUE}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
-static SPELLINGS: [Spelling; 2] = [
-    Spelling {
+static SPELLINGS: [SyntaxTags; 2] = [
+    SyntaxTags {
         example: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>TOOL<｜tool▁sep｜>{\"PARAMETER\": VALUE}\
                  <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ..SPELLING
@@ -45,7 +47,7 @@ static SPELLINGS: [Spelling; 2] = [
 ];
 
 impl Syntax for Deepseek {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLINGS[usize::from(self.fenced)]
     }
 
@@ -76,10 +78,10 @@ impl Syntax for Deepseek {
     fn trailer(&self, rest: &str, ended: bool) -> Trailer {
         let after = rest.strip_prefix(FENCE[1]).unwrap_or(rest);
         let before = rest.len() - after.len();
-        let is_begun = |tag: &str, text: &str| text.len() < tag.len() && tag.starts_with(text);
+        let is_prefix = |tag: &str, text: &str| text.len() < tag.len() && tag.starts_with(text);
         match opening(after, CLOSE, ended) {
-            Some(Some(len)) => Trailer::Whole(before + len),
-            Some(None) if !ended && before == 0 && is_begun(FENCE[1], rest) => Trailer::More,
+            Some(Some(len)) => Trailer::Complete(before + len),
+            Some(None) if !ended && before == 0 && is_prefix(FENCE[1], rest) => Trailer::More,
             Some(None) => Trailer::Broken,
             None => Trailer::More,
         }
@@ -90,15 +92,15 @@ impl Syntax for Deepseek {
         text: &str,
         json: Option<Range<usize>>,
         _: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = json?;
         let (kind, name) = text[OPEN.len()..json.start].split_once(SEPARATOR)?;
         let name = name.trim().trim_end_matches(FENCE[0]).trim();
         let name = if name.is_empty() { kind.trim() } else { name };
-        Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)])
+        Some(vec![arguments_of(name, &text[json]).map_err(MalformedReason::from)])
     }
 
-    fn fault(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
+    fn explain_error(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
         let Some((_, rest)) = text.split_once(SEPARATOR) else {
             return Some(format!("{SEPARATOR} is missing"));
         };
@@ -128,11 +130,11 @@ impl Syntax for Deepseek {
         format!("{content}{}{}{}", SECTION[0], calls.collect::<Vec<_>>().join(between), SECTION[1])
     }
 
-    fn writes(&self, printed: &str) -> bool {
+    fn is_variant_of(&self, printed: &str) -> bool {
         self.fenced == printed.contains(FENCE[0])
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let (before, after): (fn(&str) -> String, String) = match self.fenced {
             true => (
                 |name| format!("{OPEN}function{SEPARATOR}{name}\n{}\n", FENCE[0]),

@@ -15,8 +15,10 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::values::{between, call_of, tagged, unquoted};
-use super::{Body, Fault, Forms, Holds, Mark, Spelling, Syntax, Written, call_from};
+use super::values::{call_of, split_between, strip_quotes, write_tagged};
+use super::{
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument, call_from,
+};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -33,7 +35,7 @@ pub(crate) struct Glm {
     pub lines: bool,
 }
 
-static SPELLING: Spelling = Spelling {
+static SPELLING: SyntaxTags = SyntaxTags {
     marks: &[(OPEN, Mark::Call)],
     closes: &[CLOSE],
     tags: &[OPEN, CLOSE, KEY[0], KEY[1], VALUE[0], VALUE[1]],
@@ -41,11 +43,11 @@ static SPELLING: Spelling = Spelling {
     how: "its name, and the name and value of each argument between tags",
     sign: OPEN,
     example: "<tool_call>TOOL\n<arg_key>PARAMETER</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
 impl Syntax for Glm {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLING
     }
 
@@ -57,7 +59,7 @@ impl Syntax for Glm {
         Body::Text(OPEN.len())
     }
 
-    fn holds(&self, before: &str, _: &str) -> Holds {
+    fn tag_in_argument(&self, before: &str, _: &str) -> TagInArgument {
         let tail = before.trim_end();
         let is_text = before.contains(VALUE[0])
             && ![VALUE[1], CLOSE].iter().any(|close| tail.ends_with(close))
@@ -70,8 +72,8 @@ impl Syntax for Glm {
         text: &str,
         _: Option<Range<usize>>,
         tools: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
-        Some(vec![read(text, tools).map_err(Fault::from)])
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
+        Some(vec![read(text, tools).map_err(MalformedReason::from)])
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
@@ -79,7 +81,7 @@ impl Syntax for Glm {
             Some(content.to_owned()).filter(|text| !text.is_empty()).into_iter().collect();
         for call in calls {
             let line = if self.lines { "\n" } else { "" };
-            let arguments = tagged(call, line, |key, value| {
+            let arguments = write_tagged(call, line, |key, value| {
                 format!("{}{key}{}{line}{}{value}{}{line}", KEY[0], KEY[1], VALUE[0], VALUE[1])
             });
             parts.push(format!("{OPEN}{}{line}{arguments}{CLOSE}", call.name));
@@ -87,11 +89,11 @@ impl Syntax for Glm {
         parts.join(if self.lines { "\n" } else { "" })
     }
 
-    fn writes(&self, printed: &str) -> bool {
+    fn is_variant_of(&self, printed: &str) -> bool {
         printed.contains(KEY[0]) && self.lines == printed.contains("\n<arg_key>")
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let line = if self.lines { "\n" } else { "" };
         let open = |key: &str| format!("{}{key}{}{line}{}", KEY[0], KEY[1], VALUE[0]);
         let close = format!("{}{line}", VALUE[1]);
@@ -101,7 +103,7 @@ impl Syntax for Glm {
     }
 }
 
-fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
+fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let inner = text.strip_prefix(OPEN).unwrap_or(text);
     let inner = inner.strip_suffix(CLOSE).ok_or(format!("{CLOSE} is missing"))?;
     if let Ok(value @ Value::Object(_)) = serde_json::from_str(inner) {
@@ -109,7 +111,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     }
     let end = inner.find(KEY[0]).unwrap_or(inner.len());
     let (name, mut rest) = inner.split_at(end);
-    let name = unquoted(name);
+    let name = strip_quotes(name);
     if name.is_empty() || name.contains(['\n', '<']) {
         return Err(format!("a tool's name should stand behind {OPEN}, not {:?}", excerpt(name)));
     }
@@ -117,9 +119,9 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     while !rest.trim().is_empty() {
         let misplaced =
             |rest: &str, tag: &str| format!("{:?} stands where {tag} should", excerpt(rest.trim()));
-        let (key, after) = between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
+        let (key, after) = split_between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
         let is_name = |at: &usize| {
-            let parts = between(&after[*at..], KEY[0], KEY[1]);
+            let parts = split_between(&after[*at..], KEY[0], KEY[1]);
             parts.is_some_and(|(key, rest)| !key.contains('<') && rest.trim_start().starts_with(VALUE[0]))
         };
         let end = after.match_indices(KEY[0]).map(|(at, _)| at).find(is_name).unwrap_or(after.len());
@@ -129,7 +131,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
         if !behind.trim().is_empty() {
             return Err(misplaced(behind, KEY[0]));
         }
-        arguments.push((unquoted(key), value));
+        arguments.push((strip_quotes(key), value));
         rest = &after[end..];
     }
     Ok(call_of(name, arguments, tools))

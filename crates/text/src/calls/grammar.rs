@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 
 use crate::grammar_schema::GrammarSchema;
 use crate::schema::Schema;
-use crate::{LeftOut, ToolSpec};
+use crate::{OmittedKeyword, ToolSpec};
 
 /// The tools that can be called, and the special tokens for which the grammar is built.
-pub(crate) struct Forms<'a> {
+pub(crate) struct GrammarContext<'a> {
     pub tools: &'a [ToolSpec],
     /// Whether several calls are allowed.
     pub several: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Forms<'a> {
     /// Tags of the format.
     pub tags: &'a [&'a str],
     /// Keywords of the tools' schemas that the grammar does not enforce.
-    pub left_out: &'a RefCell<Vec<LeftOut>>,
+    pub omitted: &'a RefCell<Vec<OmittedKeyword>>,
 }
 
 /// Terms of a grammar rule, and additional rules that these terms need.
@@ -39,15 +39,15 @@ pub(crate) struct Rule {
 
 impl Rule {
     /// Appends terms.
-    pub(crate) fn then(mut self, terms: impl AsRef<str>) -> Self {
+    pub(crate) fn append(mut self, terms: impl AsRef<str>) -> Self {
         self.terms.push_str(terms.as_ref());
         self.terms.push(' ');
         self
     }
 
     /// Appends a rule of this name, and its name to the terms.
-    pub(crate) fn by(self, name: &str, body: impl AsRef<str>) -> Self {
-        let mut rule = self.then(name);
+    pub(crate) fn append_rule(self, name: &str, body: impl AsRef<str>) -> Self {
+        let mut rule = self.append(name);
         let _ = writeln!(rule.rules, "{name}: {}", body.as_ref());
         rule
     }
@@ -69,7 +69,7 @@ fn literal(text: &str) -> String {
 }
 
 /// Escapes a text for a regular expression.
-fn escaped(text: &str) -> String {
+fn escape_regex(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         match c {
@@ -82,10 +82,10 @@ fn escaped(text: &str) -> String {
     out
 }
 
-impl Forms<'_> {
+impl GrammarContext<'_> {
     /// Returns the terms of a text: special tokens for the tags that are tokens, and literals for the
     /// rest.
-    pub(crate) fn said(&self, text: &str) -> String {
+    pub(crate) fn text_terms(&self, text: &str) -> String {
         let (mut terms, mut plain, mut rest) = (Vec::new(), String::new(), text);
         while let Some(c) = rest.chars().next() {
             let tag = self.tags.iter().filter(|tag| rest.starts_with(**tag));
@@ -114,8 +114,8 @@ impl Forms<'_> {
         [open, between, close]: [&str; 3],
         call: impl Fn(usize, &ToolSpec) -> Rule,
     ) -> String {
-        let more = if self.several { format!("({} call)*", self.said(between)) } else { String::new() };
-        let mut text = format!("start: {} call {more} {}\n", self.said(open), self.said(close));
+        let more = if self.several { format!("({} call)*", self.text_terms(between)) } else { String::new() };
+        let mut text = format!("start: {} call {more} {}\n", self.text_terms(open), self.text_terms(close));
         let names: Vec<String> = (0..self.tools.len()).map(|at| format!("call_{at}")).collect();
         let _ = writeln!(text, "call: {}", names.join(" | "));
         for (at, tool) in self.tools.iter().enumerate() {
@@ -127,22 +127,26 @@ impl Forms<'_> {
     }
 
     /// Returns the enforceable form of a schema, and records the omitted keywords.
-    fn followed(&self, tool: &ToolSpec, schema: Schema<'_>, path: &str) -> GrammarSchema {
-        let form = GrammarSchema::of(schema, path);
-        self.note(tool, form.left_out.iter().cloned());
-        form
+    fn enforce_schema(&self, tool: &ToolSpec, schema: Schema<'_>, schema_pointer: &str) -> GrammarSchema {
+        let enforceable = GrammarSchema::from_schema(schema, schema_pointer);
+        self.note_omitted(tool, enforceable.omitted.iter().cloned());
+        enforceable
     }
 
-    fn note(&self, tool: &ToolSpec, left_out: impl Iterator<Item = LeftOut>) {
-        let named = left_out.map(|found| LeftOut { tool: tool.name.clone(), ..found });
-        self.left_out.borrow_mut().extend(named);
+    fn note_omitted(&self, tool: &ToolSpec, omitted: impl Iterator<Item = OmittedKeyword>) {
+        let named = omitted.map(|found| OmittedKeyword { tool: tool.name.clone(), ..found });
+        self.omitted.borrow_mut().extend(named);
     }
 
     /// Returns the rule of a call whose arguments are JSON between two texts.
     pub(crate) fn arguments(&self, at: usize, tool: &ToolSpec, before: &str, after: &str) -> Rule {
-        let schema = self.followed(tool, Schema::of(&tool.parameters), "").of_object().closed().document();
-        let rule = Rule::default().then(self.said(before));
-        rule.by(&format!("arguments_{at}"), json_of(schema)).then(self.said(after))
+        let schema = self
+            .enforce_schema(tool, Schema::from_document(&tool.parameters), "")
+            .restrict_to_object()
+            .close_objects()
+            .document();
+        let rule = Rule::default().append(self.text_terms(before));
+        rule.append_rule(&format!("arguments_{at}"), json_of(schema)).append(self.text_terms(after))
     }
 
     /// Returns the rule of a call that is a JSON object between two texts. The object contains the tool's
@@ -154,8 +158,11 @@ impl Forms<'_> {
         [before, after]: [&str; 2],
         more: &Value,
     ) -> Rule {
-        let arguments = self.followed(tool, Schema::of(&tool.parameters), "").of_object().closed();
-        let schema = arguments.within(|arguments| {
+        let arguments = self
+            .enforce_schema(tool, Schema::from_document(&tool.parameters), "")
+            .restrict_to_object()
+            .close_objects();
+        let schema = arguments.embed_in(|arguments| {
             let mut schema = json!({
                 "type": "object",
                 "properties": { "name": { "const": tool.name }, key: arguments },
@@ -167,8 +174,8 @@ impl Forms<'_> {
             }
             schema
         });
-        let rule = Rule::default().then(self.said(before));
-        rule.by(&format!("object_{at}"), json_of(schema)).then(self.said(after))
+        let rule = Rule::default().append(self.text_terms(before));
+        rule.append_rule(&format!("object_{at}"), json_of(schema)).append(self.text_terms(after))
     }
 
     /// Returns the rule of a call with separate arguments between `before` and `after`. `open` returns
@@ -182,45 +189,48 @@ impl Forms<'_> {
         close: &str,
         after: &str,
     ) -> Rule {
-        let schema = Schema::of(&tool.parameters);
-        let mut rule = Rule::default().then(self.said(before));
+        let schema = Schema::from_document(&tool.parameters);
+        let mut rule = Rule::default().append(self.text_terms(before));
         let required = schema.required();
         for (number, (key, of)) in schema.properties().into_iter().enumerate() {
             let value = self.value(&format!("value_{at}_{number}"), tool, (key, of), close);
-            let (opens, terms) = (self.said(&open(key)), value.terms);
+            let (opening, terms) = (self.text_terms(&open(key)), value.terms);
             rule.rules.push_str(&value.rules);
-            rule = rule.then(match required.contains(key) {
-                true => format!("{opens} {terms}"),
-                false => format!("({opens} {terms})?"),
+            rule = rule.append(match required.contains(key) {
+                true => format!("{opening} {terms}"),
+                false => format!("({opening} {terms})?"),
             });
         }
-        rule.then(self.said(after))
+        rule.append(self.text_terms(after))
     }
 
     /// Returns the rule of a value as plain text, followed by `close`.
     fn value(&self, name: &str, tool: &ToolSpec, (key, schema): (&str, Schema<'_>), close: &str) -> Rule {
         if let Some(texts) = schema.texts() {
             let all: Vec<String> = texts.into_iter().map(literal).collect();
-            return Rule::default().by(name, all.join(" | ")).then(self.said(close));
+            return Rule::default().append_rule(name, all.join(" | ")).append(self.text_terms(close));
         }
-        let (types, path) = (schema.types(), format!("/properties/{key}"));
+        let (types, schema_pointer) = (schema.types(), format!("/properties/{key}"));
         if !types.is_empty() && !types.contains("string") {
-            let schema = self.followed(tool, schema, &path).document();
-            return Rule::default().by(name, json_of(schema)).then(self.said(close));
+            let schema = self.enforce_schema(tool, schema, &schema_pointer).document();
+            return Rule::default().append_rule(name, json_of(schema)).append(self.text_terms(close));
         }
         // Any text is allowed; restrictions of the text are omitted.
         let restricts = ["pattern", "minLength", "maxLength"].into_iter();
         let restricts = restricts.filter(|keyword| !schema.value[*keyword].is_null());
-        let left_out =
-            |keyword: &str| LeftOut { tool: String::new(), path: path.clone(), keyword: keyword.into() };
-        self.note(tool, restricts.map(left_out));
+        let omitted = |keyword: &str| OmittedKeyword {
+            tool: String::new(),
+            path: schema_pointer.clone(),
+            keyword: keyword.into(),
+        };
+        self.note_omitted(tool, restricts.map(omitted));
         self.text(name, close)
     }
 
     /// Returns the rule of any text without tags of the format, followed by `close`. A tag in the text
     /// would end or start a call.
     pub(crate) fn text(&self, name: &str, close: &str) -> Rule {
-        let tags: Vec<String> = self.tags.iter().map(|tag| escaped(tag)).collect();
+        let tags: Vec<String> = self.tags.iter().map(|tag| escape_regex(tag)).collect();
         let without = format!("~/(.|\\n)*({})(.|\\n)*/", tags.join("|"));
         let tags = self.tags.iter().filter_map(|tag| close.find(*tag).map(|at| (at, *tag)));
         // Without a tag, the text ends with `close`.
@@ -228,13 +238,13 @@ impl Forms<'_> {
         let (before, after) = (&close[..at], &close[at..]);
         if (self.special)(tag).is_some() {
             // A special token is never text.
-            let body = format!("/(.|\\n)*{}/ & {without}", escaped(before));
-            return Rule::default().by(&name.to_uppercase(), body).then(self.said(after));
+            let body = format!("/(.|\\n)*{}/ & {without}", escape_regex(before));
+            return Rule::default().append_rule(&name.to_uppercase(), body).append(self.text_terms(after));
         }
         let suffix = literal(&close[..at + tag.len()]);
-        let (mut rule, terminal) = (Rule::default().then(name), name.to_uppercase());
+        let (mut rule, terminal) = (Rule::default().append(name), name.to_uppercase());
         let _ = writeln!(rule.rules, "{name}[suffix={suffix}]: {terminal}");
         let _ = writeln!(rule.rules, "{terminal}: /(.|\\n)*/ & {without}");
-        rule.then(self.said(&close[at + tag.len()..]))
+        rule.append(self.text_terms(&close[at + tag.len()..]))
     }
 }

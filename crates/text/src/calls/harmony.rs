@@ -14,7 +14,10 @@ use std::ops::Range;
 
 use super::tags::header;
 use super::values::arguments;
-use super::{Begins, Body, Fault, Forms, Mark, Spelling, Syntax, Written, arguments_of, not_json};
+use super::{
+    Body, ContentStart, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, arguments_of,
+    not_json,
+};
 use crate::{ToolCall, ToolSpec};
 
 const START: &str = "<|start|>";
@@ -26,12 +29,12 @@ const RETURN: &str = "<|return|>";
 const CALL: &str = "<|call|>";
 const RECIPIENT: &str = "to=";
 /// Tags around reasoning in demonstrations.
-pub(crate) const THOUGHT: [&str; 2] = ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
+pub(crate) const REASONING_TAGS: [&str; 2] = ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
 
 /// The format.
 pub(crate) struct Harmony;
 
-static SPELLING: Spelling = Spelling {
+static SPELLING: SyntaxTags = SyntaxTags {
     marks: &[
         (START, Mark::Call),
         (CHANNEL, Mark::Call),
@@ -42,25 +45,25 @@ static SPELLING: Spelling = Spelling {
         (CALL, Mark::Silent),
     ],
     closes: &[CALL, END, RETURN],
-    in_thought: &[
+    in_reasoning: &[
         (START, Mark::Call),
         (CHANNEL, Mark::Call),
-        (END, Mark::ThoughtClose),
-        (RETURN, Mark::ThoughtClose),
-        (CALL, Mark::ThoughtClose),
+        (END, Mark::ReasoningClose),
+        (RETURN, Mark::ReasoningClose),
+        (CALL, Mark::ReasoningClose),
     ],
     tags: &[START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL],
     stops: &[RETURN, CALL],
-    goes_on: &[END],
-    thought_tags: Some(THOUGHT),
+    message_ends: &[END],
+    reasoning_tags: Some(REASONING_TAGS),
     how: "a message to it on the commentary channel",
     sign: "to=functions.",
     example: "<|channel|>commentary to=functions.TOOL <|constrain|>json<|message|>{\"PARAMETER\": VALUE}<|call|>",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
 impl Syntax for Harmony {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLING
     }
 
@@ -79,18 +82,18 @@ impl Syntax for Harmony {
             return Body::Json(from);
         }
         match header.split_once(CHANNEL).map(|(_, channel)| channel.trim_start().starts_with("analysis")) {
-            Some(true) => Body::Thought(from),
+            Some(true) => Body::Reasoning(from),
             _ => Body::Speech(from),
         }
     }
 
-    fn begins(&self, text: &str, called: bool, _: &[ToolSpec], ended: bool) -> Begins {
+    fn classify_start(&self, text: &str, called: bool, _: &[ToolSpec], ended: bool) -> ContentStart {
         if text.starts_with(RECIPIENT) && !called {
-            Begins::Call
+            ContentStart::Call
         } else if RECIPIENT.starts_with(text) && !ended && !called {
-            Begins::More
+            ContentStart::More
         } else {
-            Begins::Speech
+            ContentStart::Speech
         }
     }
 
@@ -99,13 +102,13 @@ impl Syntax for Harmony {
         text: &str,
         json: Option<Range<usize>>,
         _: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = json?;
         let name = recipient(&text[..json.start])?;
-        Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)])
+        Some(vec![arguments_of(name, &text[json]).map_err(MalformedReason::from)])
     }
 
-    fn fault(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
+    fn explain_error(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
         let Some((header, body)) = text.split_once(MESSAGE) else {
             let tagged = text.starts_with("<|");
             return tagged
@@ -118,17 +121,18 @@ impl Syntax for Harmony {
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
         // Reasoning, or a completion as it was sampled, already contains its tags.
-        let (thoughts, said) = match content.rfind(THOUGHT[1]) {
-            Some(at) => content.split_at(at + THOUGHT[1].len()),
+        let (reasoning, message) = match content.rfind(REASONING_TAGS[1]) {
+            Some(at) => content.split_at(at + REASONING_TAGS[1].len()),
             None => ("", content),
         };
-        let is_written = said.trim_start().starts_with(CHANNEL) || said.trim_start().starts_with(RECIPIENT);
-        let mut text = match (said, calls) {
+        let is_written =
+            message.trim_start().starts_with(CHANNEL) || message.trim_start().starts_with(RECIPIENT);
+        let mut text = match (message, calls) {
             _ if is_written => content.to_owned(),
-            (said, []) => format!("{thoughts}{CHANNEL}final{MESSAGE}{said}"),
-            (said, _) if said.trim().is_empty() => thoughts.to_owned(),
-            (said, _) => {
-                format!("{thoughts}{CHANNEL}commentary{MESSAGE}{said}{END}{START}assistant")
+            (message, []) => format!("{reasoning}{CHANNEL}final{MESSAGE}{message}"),
+            (message, _) if message.trim().is_empty() => reasoning.to_owned(),
+            (message, _) => {
+                format!("{reasoning}{CHANNEL}commentary{MESSAGE}{message}{END}{START}assistant")
             }
         };
         for (index, call) in calls.iter().enumerate() {
@@ -143,17 +147,20 @@ impl Syntax for Harmony {
         text
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         // A completion ends with its first call. Reasoning may precede it.
-        let forms = &Forms { several: false, ..*forms };
+        let forms = &GrammarContext { several: false, ..*forms };
         let mut text = forms.calls(["", "", ""], |at, tool| {
             let header = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
             forms.arguments(at, tool, &header, "")
         });
-        let thought = forms.text("thought", THOUGHT[1]);
-        text =
-            text.replacen("start: ", &format!("start: ({} {})? ", forms.said(THOUGHT[0]), thought.terms), 1);
-        Some(text + &thought.rules)
+        let reasoning = forms.text("thought", REASONING_TAGS[1]);
+        text = text.replacen(
+            "start: ",
+            &format!("start: ({} {})? ", forms.text_terms(REASONING_TAGS[0]), reasoning.terms),
+            1,
+        );
+        Some(text + &reasoning.rules)
     }
 }
 

@@ -13,9 +13,12 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::tags::closed_by;
+use super::tags::parse_close;
 use super::values::object;
-use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Trailer, Written, call_from, not_closed_json};
+use super::{
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, Trailer, call_from,
+    not_closed_json,
+};
 use crate::{ToolCall, ToolSpec};
 
 const OPEN: &str = "<tool_call>";
@@ -24,18 +27,18 @@ const CLOSE: &str = "</tool_call>";
 /// The format.
 pub(crate) struct Hermes;
 
-static SPELLING: Spelling = Spelling {
+static SPELLING: SyntaxTags = SyntaxTags {
     marks: &[(OPEN, Mark::Call)],
     closes: &[CLOSE],
     tags: &[OPEN, CLOSE],
     how: "its name and its arguments as JSON between tags",
     sign: OPEN,
     example: "<tool_call>\n{\"name\": \"<tool>\", \"arguments\": {\"<parameter>\": <value>}}\n</tool_call>",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
 impl Syntax for Hermes {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLING
     }
 
@@ -44,7 +47,7 @@ impl Syntax for Hermes {
     }
 
     fn trailer(&self, rest: &str, ended: bool) -> Trailer {
-        closed_by(rest, CLOSE, ended)
+        parse_close(rest, CLOSE, ended)
     }
 
     fn read(
@@ -52,14 +55,14 @@ impl Syntax for Hermes {
         text: &str,
         json: Option<Range<usize>>,
         _: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = text.get(json?)?;
         let value = serde_json::from_str(json).map_err(|error| format!("not valid JSON: {error}"));
         let call = value.and_then(|value| call_from(value, &["arguments"]));
-        Some(vec![call.map_err(Fault::from)])
+        Some(vec![call.map_err(MalformedReason::from)])
     }
 
-    fn fault(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
+    fn explain_error(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
         Some(not_closed_json(text.strip_prefix(OPEN).unwrap_or(text), CLOSE, closed))
     }
 
@@ -68,13 +71,11 @@ impl Syntax for Hermes {
         content.into_iter().chain(calls.iter().map(render_call)).collect::<Vec<_>>().join("\n")
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
-        let around = [format!("{OPEN}\n"), format!("\n{CLOSE}")];
-        let around = [around[0].as_str(), around[1].as_str()];
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+        let tags = [format!("{OPEN}\n"), format!("\n{CLOSE}")];
+        let tags = [tags[0].as_str(), tags[1].as_str()];
         Some(
-            forms.calls(["", "\n", ""], |at, tool| {
-                forms.object((at, tool), "arguments", around, &Value::Null)
-            }),
+            forms.calls(["", "\n", ""], |at, tool| forms.object((at, tool), "arguments", tags, &Value::Null)),
         )
     }
 }
@@ -91,9 +92,9 @@ mod tests {
     use super::*;
     use crate::calls::CallFormat;
     use crate::calls::tests::{json_value, read};
-    use crate::{Malformed, Parsed};
+    use crate::{MalformedCall, ParsedCompletion};
 
-    fn parse(text: &str) -> Parsed {
+    fn parse(text: &str) -> ParsedCompletion {
         read(CallFormat::Hermes, text, &[])
     }
 
@@ -125,9 +126,9 @@ mod tests {
         assert_eq!((calls[1].name.as_str(), calls[1].id.as_str()), ("b", "call_1"));
         assert_eq!(
             parse("No call </tool_call> here. "),
-            Parsed { content: "No call </tool_call> here.".into(), ..Parsed::default() }
+            ParsedCompletion { content: "No call </tool_call> here.".into(), ..ParsedCompletion::default() }
         );
-        assert_eq!(parse(""), Parsed::default());
+        assert_eq!(parse(""), ParsedCompletion::default());
     }
 
     #[test]
@@ -170,7 +171,8 @@ mod tests {
     fn unclosed_call_ends_at_next_call() {
         let parsed = parse("A <tool_call>{\"name\": \n<tool_call>{\"name\": \"b\"}</tool_call> C");
         assert_eq!(parsed.content, "A\nC");
-        let broken = Malformed { why: "</tool_call> is missing".into(), raw: "<tool_call>{\"name\":".into() };
+        let broken =
+            MalformedCall { why: "</tool_call> is missing".into(), raw: "<tool_call>{\"name\":".into() };
         assert_eq!(parsed.calls[0], Err(broken));
         assert_eq!(parsed.calls[1].as_ref().unwrap().name, "b");
         let broken = parse("x <tool_call>{oops}</tool_call> y");

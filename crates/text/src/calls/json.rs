@@ -21,7 +21,7 @@ pub(crate) enum Progress {
 
 /// What the scanner expects next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Expect {
+enum Expected {
     Value,
     ValueOrEnd,
     Key,
@@ -39,7 +39,7 @@ enum Expect {
 pub(crate) struct Json {
     /// Open brackets; `true` for objects, `false` for arrays.
     open: Vec<bool>,
-    expect: Expect,
+    expect: Expected,
     /// Number of scanned bytes.
     at: usize,
     progress: Progress,
@@ -48,7 +48,7 @@ pub(crate) struct Json {
 impl Json {
     /// Creates a scanner for a value that starts with the first non-blank byte.
     pub(crate) fn new() -> Self {
-        Json { open: Vec::new(), expect: Expect::Value, at: 0, progress: Progress::More }
+        Json { open: Vec::new(), expect: Expected::Value, at: 0, progress: Progress::More }
     }
 
     /// Continues with `text`, which is the value from its start as far as it is known.
@@ -57,7 +57,7 @@ impl Json {
         while self.progress == Progress::More && self.at < bytes.len() {
             let byte = bytes[self.at];
             match self.step(byte) {
-                Some(true) if self.open.is_empty() && self.expect == Expect::CommaOrEnd => {
+                Some(true) if self.open.is_empty() && self.expect == Expected::CommaOrEnd => {
                     self.progress = Progress::Done(self.at + 1);
                 }
                 Some(true) => {}
@@ -72,7 +72,7 @@ impl Json {
 
     /// Scans a byte. Returns whether the byte was consumed, or `None` if it is invalid here.
     fn step(&mut self, byte: u8) -> Option<bool> {
-        use Expect::*;
+        use Expected::*;
         let blank = matches!(byte, b' ' | b'\n' | b'\r' | b'\t');
         self.expect = match (self.expect, byte) {
             (Text { key: true }, b'"') => Colon,
@@ -93,8 +93,8 @@ impl Json {
                 return Some(false);
             }
             (same, _) if blank => same,
-            (Value | ValueOrEnd, b'{') => self.opened(true)?,
-            (Value | ValueOrEnd, b'[') => self.opened(false)?,
+            (Value | ValueOrEnd, b'{') => self.open_container(true)?,
+            (Value | ValueOrEnd, b'[') => self.open_container(false)?,
             (Value | ValueOrEnd, b'"') => Text { key: false },
             // A call is neither a number nor a literal, so these are accepted only within an array or
             // object.
@@ -103,8 +103,8 @@ impl Json {
             (Value | ValueOrEnd, b'f') => Word(b"alse"),
             (Value | ValueOrEnd, b'n') => Word(b"ull"),
             (Value | ValueOrEnd, b'-' | b'0'..=b'9') => Number,
-            (ValueOrEnd | CommaOrEnd, b']') if self.open.last() == Some(&false) => self.closed(),
-            (KeyOrEnd | CommaOrEnd, b'}') if self.open.last() == Some(&true) => self.closed(),
+            (ValueOrEnd | CommaOrEnd, b']') if self.open.last() == Some(&false) => self.close_container(),
+            (KeyOrEnd | CommaOrEnd, b'}') if self.open.last() == Some(&true) => self.close_container(),
             (Key | KeyOrEnd, b'"') => Text { key: true },
             (Colon, b':') => Value,
             (CommaOrEnd, b',') => match self.open.last()? {
@@ -116,15 +116,15 @@ impl Json {
         Some(true)
     }
 
-    fn opened(&mut self, object: bool) -> Option<Expect> {
+    fn open_container(&mut self, object: bool) -> Option<Expected> {
         self.open.push(object);
-        let expect = if object { Expect::KeyOrEnd } else { Expect::ValueOrEnd };
+        let expect = if object { Expected::KeyOrEnd } else { Expected::ValueOrEnd };
         (self.open.len() <= DEEPEST).then_some(expect)
     }
 
-    fn closed(&mut self) -> Expect {
+    fn close_container(&mut self) -> Expected {
         self.open.pop();
-        Expect::CommaOrEnd
+        Expected::CommaOrEnd
     }
 }
 

@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 
-use super::tags::{closed_by, header};
+use super::tags::{header, parse_close};
 use super::values::arguments;
 use super::{
-    Body, Fault, Forms, Mark, Rule, Spelling, Syntax, Trailer, Written, arguments_of, not_closed_json,
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Rule, Syntax, SyntaxTags, Trailer, arguments_of,
+    not_closed_json,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -20,7 +21,7 @@ const CLOSE: &str = "<|tool_call_end|>";
 /// The format.
 pub(crate) struct Kimi;
 
-static SPELLING: Spelling = Spelling {
+static SPELLING: SyntaxTags = SyntaxTags {
     marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)],
     closes: &[CLOSE],
     tags: &[SECTION[0], SECTION[1], OPEN, ARGUMENTS, CLOSE],
@@ -28,11 +29,11 @@ static SPELLING: Spelling = Spelling {
     sign: OPEN,
     example: "<|tool_calls_section_begin|><|tool_call_begin|>functions.TOOL:0<|tool_call_argument_begin|>\
          {\"PARAMETER\": VALUE}<|tool_call_end|><|tool_calls_section_end|>",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
 impl Syntax for Kimi {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLING
     }
 
@@ -45,7 +46,7 @@ impl Syntax for Kimi {
     }
 
     fn trailer(&self, rest: &str, ended: bool) -> Trailer {
-        closed_by(rest, CLOSE, ended)
+        parse_close(rest, CLOSE, ended)
     }
 
     fn read(
@@ -53,7 +54,7 @@ impl Syntax for Kimi {
         text: &str,
         json: Option<Range<usize>>,
         _: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = json?;
         let id = text[OPEN.len()..json.start].trim().trim_end_matches(ARGUMENTS).trim();
         let name = id.strip_prefix("functions.").unwrap_or(id);
@@ -63,10 +64,10 @@ impl Syntax for Kimi {
             }
             _ => name,
         };
-        Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)])
+        Some(vec![arguments_of(name, &text[json]).map_err(MalformedReason::from)])
     }
 
-    fn fault(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
+    fn explain_error(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
         let Some((_, rest)) = text.split_once(ARGUMENTS) else {
             return Some(format!("{ARGUMENTS} is missing"));
         };
@@ -87,10 +88,11 @@ impl Syntax for Kimi {
         Some(id(name, index))
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         Some(forms.calls([SECTION[0], "", SECTION[1]], |at, tool| {
-            let begun = Rule::default().then(forms.said(&format!("{OPEN}functions.{}:", tool.name)));
-            let numbered = begun.by(&format!("index_{at}"), "/[0-9]{1,4}/");
+            let numbered_start =
+                Rule::default().append(forms.text_terms(&format!("{OPEN}functions.{}:", tool.name)));
+            let numbered = numbered_start.append_rule(&format!("index_{at}"), "/[0-9]{1,4}/");
             let Rule { terms, rules } = forms.arguments(at, tool, ARGUMENTS, CLOSE);
             Rule { rules: numbered.rules + &rules, terms: numbered.terms + &terms }
         }))

@@ -13,7 +13,10 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::values::object;
-use super::{Begins, Body, Fault, Forms, Mark, Spelling, Syntax, Written, call_from, not_json};
+use super::{
+    Body, ContentStart, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, call_from,
+    not_json,
+};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<|python_tag|>";
@@ -23,18 +26,18 @@ const END: &str = "<|eom_id|>";
 /// The format.
 pub(crate) struct Llama;
 
-static SPELLING: Spelling = Spelling {
+static SPELLING: SyntaxTags = SyntaxTags {
     marks: &[(OPEN, Mark::Call), (END, Mark::Silent)],
     tags: &[OPEN],
     stops: &[END],
     how: "nothing but its name and its parameters as JSON",
     sign: "{\"name\": …, \"parameters\": …}",
     example: "{\"name\": \"TOOL\", \"parameters\": {\"PARAMETER\": VALUE}}",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
 impl Syntax for Llama {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLING
     }
 
@@ -42,11 +45,11 @@ impl Syntax for Llama {
         Body::Json(if text.starts_with(OPEN) { OPEN.len() } else { 0 })
     }
 
-    fn begins(&self, text: &str, called: bool, tools: &[ToolSpec], _: bool) -> Begins {
+    fn classify_start(&self, text: &str, called: bool, tools: &[ToolSpec], _: bool) -> ContentStart {
         match text.chars().next() {
-            Some('{') if called || !tools.is_empty() => Begins::Call,
-            Some(';') if called => Begins::Silent(1),
-            _ => Begins::Speech,
+            Some('{') if called || !tools.is_empty() => ContentStart::Call,
+            Some(';') if called => ContentStart::Silent(1),
+            _ => ContentStart::Speech,
         }
     }
 
@@ -55,7 +58,7 @@ impl Syntax for Llama {
         text: &str,
         json: Option<Range<usize>>,
         tools: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let value = serde_json::from_str(&text[json?]);
         let value = value.map(|value| match value {
             Value::Object(mut fields) if fields.get("function").is_some_and(Value::is_object) => {
@@ -73,19 +76,19 @@ impl Syntax for Llama {
         }
         let call = value.map_err(|error| format!("not valid JSON: {error}"));
         let call = call.and_then(|value| call_from(value, &["parameters", "arguments"]));
-        Some(vec![call.map_err(Fault::from)])
+        Some(vec![call.map_err(MalformedReason::from)])
     }
 
-    fn fault(&self, text: &str, _: bool, tools: &[ToolSpec]) -> Option<String> {
+    fn explain_error(&self, text: &str, _: bool, tools: &[ToolSpec]) -> Option<String> {
         if let Some(rest) = text.strip_prefix(OPEN) {
             return Some(not_json(rest));
         }
-        let begins = |tool: &ToolSpec| {
+        let find_error = |tool: &ToolSpec| {
             let rest = text.strip_prefix('{')?.trim_start().strip_prefix("\"name\"")?;
             let rest = rest.trim_start().strip_prefix(':')?.trim_start();
             rest.starts_with(&python_json::dumps(&Value::String(tool.name.clone()))).then_some(())
         };
-        tools.iter().find_map(begins).map(|()| not_json(text))
+        tools.iter().find_map(find_error).map(|()| not_json(text))
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
@@ -94,7 +97,7 @@ impl Syntax for Llama {
         format!("{content}{tag}{}", calls.iter().map(call).collect::<Vec<_>>().join("; "))
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         Some(
             forms.calls(["", "; ", ""], |at, tool| {
                 forms.object((at, tool), "parameters", ["", ""], &Value::Null)

@@ -12,8 +12,8 @@
 
 use std::ops::Range;
 
-use super::values::{between, call_of, tagged, unquoted, value_before};
-use super::{Body, Fault, Forms, Holds, Mark, Spelling, Syntax, Written};
+use super::values::{call_of, split_between, strip_quotes, value_before, write_tagged};
+use super::{Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -26,7 +26,7 @@ const PARAMETER_END: &str = "</parameter>";
 /// The format.
 pub(crate) struct Minimax;
 
-static SPELLING: Spelling = Spelling {
+static SPELLING: SyntaxTags = SyntaxTags {
     marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (INVOKE, Mark::Call)],
     closes: &[INVOKE_END],
     tags: &[SECTION[0], SECTION[1], INVOKE, INVOKE_END, PARAMETER, PARAMETER_END],
@@ -35,11 +35,11 @@ static SPELLING: Spelling = Spelling {
     sign: SECTION[0],
     example: "<minimax:tool_call>\n<invoke name=\"TOOL\">\n<parameter name=\"PARAMETER\">VALUE</parameter>\n</invoke>\n\
          </minimax:tool_call>",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
 impl Syntax for Minimax {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLING
     }
 
@@ -47,7 +47,7 @@ impl Syntax for Minimax {
         Body::Text(INVOKE.len())
     }
 
-    fn holds(&self, before: &str, tag: &str) -> Holds {
+    fn tag_in_argument(&self, before: &str, tag: &str) -> TagInArgument {
         let tail = before.trim_end();
         let is_text = [INVOKE, INVOKE_END].contains(&tag)
             && before.contains(PARAMETER)
@@ -60,8 +60,8 @@ impl Syntax for Minimax {
         text: &str,
         _: Option<Range<usize>>,
         tools: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
-        Some(vec![read(text, tools).map_err(Fault::from)])
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
+        Some(vec![read(text, tools).map_err(MalformedReason::from)])
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
@@ -74,16 +74,16 @@ impl Syntax for Minimax {
         }
         for call in calls {
             let argument = |key: &str, value: &str| format!("{PARAMETER}\"{key}\">{value}{PARAMETER_END}\n");
-            let arguments = tagged(call, "\n", argument);
+            let arguments = write_tagged(call, "\n", argument);
             text.push_str(&format!("{INVOKE}\"{}\">\n{arguments}{INVOKE_END}\n", call.name));
         }
         text + SECTION[1]
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
-        let (begin, end) = (format!("{}\n", SECTION[0]), format!("\n{}", SECTION[1]));
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+        let (open, end) = (format!("{}\n", SECTION[0]), format!("\n{}", SECTION[1]));
         let close = format!("{PARAMETER_END}\n");
-        Some(forms.calls([&begin, "\n", &end], |at, tool| {
+        Some(forms.calls([&open, "\n", &end], |at, tool| {
             let before = format!("{INVOKE}\"{}\">\n", tool.name);
             forms.parts((at, tool), &before, |key| format!("{PARAMETER}\"{key}\">"), &close, INVOKE_END)
         }))
@@ -92,18 +92,18 @@ impl Syntax for Minimax {
 
 /// Returns a name without quotation marks, or an error if it is empty.
 fn name_of(text: &str) -> Result<&str, String> {
-    let name = unquoted(text);
+    let name = strip_quotes(text);
     if name.is_empty() { Err("a name is empty".into()) } else { Ok(name) }
 }
 
-fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
+fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let inner = text.trim_end().strip_suffix(INVOKE_END).ok_or(format!("{INVOKE_END} is missing"))?;
-    let (name, mut rest) = between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not ended"))?;
+    let (name, mut rest) = split_between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not ended"))?;
     let name = name_of(name)?;
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
         let misplaced = || format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()));
-        let (key, value) = between(rest, PARAMETER, ">").ok_or_else(misplaced)?;
+        let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(misplaced)?;
         if !value.contains(PARAMETER_END) {
             return Err(format!("{PARAMETER_END} is missing behind {key}"));
         }

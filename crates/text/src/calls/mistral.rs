@@ -13,7 +13,10 @@ use serde_json::{Value, json};
 
 use super::tags::{blank, header};
 use super::values::{arguments, object};
-use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Written, arguments_of, call_from, not_json};
+use super::{
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, arguments_of, call_from,
+    not_json,
+};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "[TOOL_CALLS]";
@@ -25,17 +28,17 @@ pub(crate) struct Mistral {
     pub named: bool,
 }
 
-const SPELLING: Spelling = Spelling {
+const SPELLING: SyntaxTags = SyntaxTags {
     marks: &[(OPEN, Mark::Call)],
     tags: &[OPEN, ID, ARGUMENTS],
     how: "a tag, its name and its arguments as JSON",
     sign: OPEN,
     example: "[TOOL_CALLS]TOOL[ARGS]{\"PARAMETER\": VALUE}",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
-static SPELLINGS: [Spelling; 2] = [
-    Spelling {
+static SPELLINGS: [SyntaxTags; 2] = [
+    SyntaxTags {
         example: "[TOOL_CALLS][{\"name\": \"TOOL\", \"arguments\": {\"PARAMETER\": VALUE}}]",
         ..SPELLING
     },
@@ -43,7 +46,7 @@ static SPELLINGS: [Spelling; 2] = [
 ];
 
 impl Syntax for Mistral {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLINGS[usize::from(self.named)]
     }
 
@@ -51,11 +54,11 @@ impl Syntax for Mistral {
         let rest = &text[OPEN.len()..];
         let Some(blank) = blank(rest) else { return Body::Missing };
         let after = &rest[blank..];
-        let begin = OPEN.len() + blank;
+        let start = OPEN.len() + blank;
         let tagged = |tag: &str| after.starts_with(tag) || (tag.starts_with(after) && !ended);
         match after.chars().next() {
-            Some('{') => return Body::Json(begin),
-            Some('[') if !tagged(ID) && !tagged(ARGUMENTS) => return Body::Json(begin),
+            Some('{') => return Body::Json(start),
+            Some('[') if !tagged(ID) && !tagged(ARGUMENTS) => return Body::Json(start),
             _ => {}
         }
         match header(rest, &[ARGUMENTS, "{"], ended) {
@@ -71,13 +74,13 @@ impl Syntax for Mistral {
         text: &str,
         json: Option<Range<usize>>,
         _: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = json?;
         let head = text[OPEN.len()..json.start].trim();
         let head = head.strip_suffix(ARGUMENTS).unwrap_or(head);
         let name = head.split(ID).next().unwrap_or_default().trim();
         if !name.is_empty() {
-            return Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)]);
+            return Some(vec![arguments_of(name, &text[json]).map_err(MalformedReason::from)]);
         }
         let calls = match serde_json::from_str(&text[json]) {
             Ok(Value::Array(calls)) => calls,
@@ -89,12 +92,12 @@ impl Syntax for Mistral {
         }
         let read = |call: Value| {
             let raw = Some(python_json::dumps(&call));
-            call_from(call, &["arguments", "parameters"]).map_err(|why| Fault { why, raw })
+            call_from(call, &["arguments", "parameters"]).map_err(|why| MalformedReason { why, raw })
         };
         Some(calls.into_iter().map(read).collect())
     }
 
-    fn fault(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
+    fn explain_error(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
         let rest = &text[OPEN.len().min(text.len())..];
         Some(match rest.find(['[', '{']) {
             None if rest.trim().is_empty() => format!("there is no call behind {OPEN}"),
@@ -135,12 +138,12 @@ impl Syntax for Mistral {
         Some(id(index))
     }
 
-    fn writes(&self, printed: &str) -> bool {
+    fn is_variant_of(&self, printed: &str) -> bool {
         let array = printed.split_once(OPEN).is_some_and(|(_, call)| call.trim_start().starts_with('['));
         self.named != array
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         if self.named {
             let before = |tool: &ToolSpec| format!("{OPEN}{}{ARGUMENTS}", tool.name);
             return Some(forms.calls(["", "", ""], |at, tool| forms.arguments(at, tool, &before(tool), "")));

@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub(crate) use arguments::{arguments_of, call_from, not_closed_json, not_json};
-pub(crate) use grammar::{Forms, Rule};
+pub(crate) use grammar::{GrammarContext, Rule};
 pub(crate) use json::{Json, Progress};
 pub(crate) use tags::{Next, Table};
 
@@ -45,33 +45,33 @@ pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
 
 /// Content and tool calls of a completion.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Parsed {
+pub struct ParsedCompletion {
     /// Text outside of reasoning and calls. Its stretches are trimmed and joined by line breaks.
     pub content: String,
     /// Calls in the order of the text. Their ids `call_0`, `call_1`, … are indices in this list, which
     /// includes malformed calls.
-    pub calls: Vec<Result<ToolCall, Malformed>>,
+    pub calls: Vec<Result<ToolCall, MalformedCall>>,
     /// Whether the calls were written without tags, in a format that has tags.
     pub bare: bool,
 }
 
 /// A call that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Malformed {
+pub struct MalformedCall {
     /// Explanation that helps the model that wrote the call.
     pub why: String,
     /// Original text of the call, with its tags.
     pub raw: String,
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for MalformedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "malformed tool call: {}", self.why)
     }
 }
 
 /// Maximum number of bytes of a call before its arguments. A longer header is rejected.
-pub(crate) const LONGEST_HEADER: usize = 1024;
+pub(crate) const MAX_HEADER: usize = 1024;
 
 /// Tool-call format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -152,9 +152,9 @@ impl CallFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// Starts reasoning.
-    ThoughtOpen,
+    ReasoningOpen,
     /// Ends reasoning.
-    ThoughtClose,
+    ReasoningClose,
     /// Starts a call.
     Call,
     /// Ends a call that has not ended by itself.
@@ -178,7 +178,7 @@ pub(crate) enum Body {
     /// Text up to the closing tag starts here.
     Text(usize),
     /// The text is not a call but reasoning, which starts here.
-    Thought(usize),
+    Reasoning(usize),
     /// The text is not a call but content, which starts here.
     Speech(usize),
     /// The call has no body.
@@ -187,16 +187,16 @@ pub(crate) enum Body {
 
 /// Whether a tag is text of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holds {
+pub(crate) enum TagInArgument {
     Yes,
     No,
     /// The tag is text if a later closing tag ends the call before the next call starts.
     IfClosed,
 }
 
-impl From<bool> for Holds {
+impl From<bool> for TagInArgument {
     fn from(holds: bool) -> Self {
-        if holds { Holds::Yes } else { Holds::No }
+        if holds { TagInArgument::Yes } else { TagInArgument::No }
     }
 }
 
@@ -206,14 +206,14 @@ pub(crate) enum Trailer {
     /// Undecided until more text arrives.
     More,
     /// The rest of the call, with this length in bytes.
-    Whole(usize),
+    Complete(usize),
     /// Text that does not belong there.
     Broken,
 }
 
 /// Start of content, in formats whose calls need no tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Begins {
+pub(crate) enum ContentStart {
     /// Undecided until more text arrives.
     More,
     /// A possible call.
@@ -227,39 +227,39 @@ pub(crate) enum Begins {
 /// Why a call is malformed, and the part of its text that is concerned. `raw` is `None` if that is the
 /// complete text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct MalformedReason {
     pub why: String,
     pub raw: Option<String>,
 }
 
-impl From<String> for Fault {
+impl From<String> for MalformedReason {
     fn from(why: String) -> Self {
-        Fault { why, raw: None }
+        MalformedReason { why, raw: None }
     }
 }
 
 /// A parsed call: the tool's name and its arguments.
-pub(crate) type Written = (String, Map<String, Value>);
+pub(crate) type ParsedCall = (String, Map<String, Value>);
 
 /// Tags and texts of a format.
 #[derive(Debug)]
-pub(crate) struct Spelling {
+pub(crate) struct SyntaxTags {
     /// Tags that have an effect within content.
     pub marks: &'static [(&'static str, Mark)],
     /// Tags that end a call which has not ended by itself.
     pub closes: &'static [&'static str],
     /// Tags that have an effect within this format's reasoning, in addition to the model's reasoning
     /// tags.
-    pub in_thought: &'static [(&'static str, Mark)],
+    pub in_reasoning: &'static [(&'static str, Mark)],
     /// All texts that are written as special tokens if the model has them.
     pub tags: &'static [&'static str],
     /// Tokens that end a completion in this format, in addition to those of the template and the
     /// tokenizer.
     pub stops: &'static [&'static str],
     /// Tokens that end a message, but not the completion.
-    pub goes_on: &'static [&'static str],
+    pub message_ends: &'static [&'static str],
     /// Tags around reasoning, if the format defines how reasoning is written.
-    pub thought_tags: Option<[&'static str; 2]>,
+    pub reasoning_tags: Option<[&'static str; 2]>,
     /// Whether calls are recognized only within sections.
     pub only_in_sections: bool,
     /// Description of how a call is written.
@@ -271,16 +271,16 @@ pub(crate) struct Spelling {
     pub sign: &'static str,
 }
 
-impl Spelling {
+impl SyntaxTags {
     /// A format without tags, from which the formats derive their own spelling.
     pub(crate) const NONE: Self = Self {
         marks: &[],
         closes: &[],
-        in_thought: &[],
+        in_reasoning: &[],
         tags: &[],
         stops: &[],
-        goes_on: &[],
-        thought_tags: None,
+        message_ends: &[],
+        reasoning_tags: None,
         only_in_sections: false,
         how: "",
         example: "",
@@ -291,7 +291,7 @@ impl Spelling {
 /// A tool-call format.
 pub(crate) trait Syntax: Sync {
     /// Returns the tags and texts of the format.
-    fn spelling(&self) -> &'static Spelling;
+    fn syntax_tags(&self) -> &'static SyntaxTags;
 
     /// Returns the token that ends a turn with or without calls, if it differs from the token that the
     /// template prints in the history.
@@ -313,21 +313,21 @@ pub(crate) trait Syntax: Sync {
 
     /// Returns whether a tag that would end a call is text of an argument. `before` is the text of the
     /// call before the tag.
-    fn holds(&self, before: &str, tag: &str) -> Holds {
+    fn tag_in_argument(&self, before: &str, tag: &str) -> TagInArgument {
         let _ = (before, tag);
-        Holds::No
+        TagInArgument::No
     }
 
     /// Parses the text after the JSON of a call and after white space.
     fn trailer(&self, rest: &str, ended: bool) -> Trailer {
         let _ = (rest, ended);
-        Trailer::Whole(0)
+        Trailer::Complete(0)
     }
 
     /// Classifies text at the start of a completion, after reasoning or after calls (`called`).
-    fn begins(&self, text: &str, called: bool, tools: &[ToolSpec], ended: bool) -> Begins {
+    fn classify_start(&self, text: &str, called: bool, tools: &[ToolSpec], ended: bool) -> ContentStart {
         let _ = (text, called, tools, ended);
-        Begins::Speech
+        ContentStart::Speech
     }
 
     /// Parses the calls of a text that includes its tags. `json` is the range of the JSON, if the body is
@@ -338,11 +338,11 @@ pub(crate) trait Syntax: Sync {
         text: &str,
         json: Option<Range<usize>>,
         tools: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>>;
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>>;
 
     /// Explains what is wrong with a call whose body is not valid JSON. `closed` states whether its
     /// closing tag is present. Returns `None` in the same case as [`read`](Self::read).
-    fn fault(&self, text: &str, closed: bool, tools: &[ToolSpec]) -> Option<String> {
+    fn explain_error(&self, text: &str, closed: bool, tools: &[ToolSpec]) -> Option<String> {
         let _ = (text, closed, tools);
         None
     }
@@ -352,13 +352,13 @@ pub(crate) trait Syntax: Sync {
 
     /// Returns a grammar, in the Lark dialect of llguidance, of completions that consist only of calls of
     /// these tools. `None` if the format has no grammar.
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let _ = forms;
         None
     }
 
     /// Returns whether a call that a template printed is in this variant of the format.
-    fn writes(&self, printed: &str) -> bool {
+    fn is_variant_of(&self, printed: &str) -> bool {
         let _ = printed;
         true
     }

@@ -26,13 +26,13 @@ pub(crate) fn number(text: &str) -> Option<Value> {
     };
     let at = digits.find(['e', 'E']).unwrap_or(digits.len());
     let (mantissa, exponent) = digits.split_at(at);
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let [whole, fraction] = [plain_digits(whole)?, plain_digits(fraction)?];
-    if whole.is_empty() && fraction.is_empty() {
+    let (integer, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let [integer, fraction] = [plain_digits(integer)?, plain_digits(fraction)?];
+    if integer.is_empty() && fraction.is_empty() {
         return None;
     }
-    let whole = Some(whole.trim_start_matches('0')).filter(|whole| !whole.is_empty()).unwrap_or("0");
-    let mut json = format!("{sign}{whole}");
+    let integer = Some(integer.trim_start_matches('0')).filter(|integer| !integer.is_empty()).unwrap_or("0");
+    let mut json = format!("{sign}{integer}");
     if mantissa.contains('.') {
         json += &format!(".{}", if fraction.is_empty() { "0" } else { &fraction });
     }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     /// Parses a JSON number, keeping its exponent.
-    fn written(json: &str) -> Value {
+    fn parse_literal(json: &str) -> Value {
         serde_json::from_str(json).unwrap()
     }
 
@@ -204,7 +204,7 @@ mod tests {
             ("{'a': True}", json!({ "a": true })),
             (
                 "{'a': {'b': [None, False]}, \"c\": -1.5e3,}",
-                json!({ "a": { "b": [null, false] }, "c": written("-1.5e3") }),
+                json!({ "a": { "b": [null, false] }, "c": parse_literal("-1.5e3") }),
             ),
             ("{'a': true, 'b': null}", json!({ "a": true, "b": null })),
             ("(1, 2)", json!([1, 2])),
@@ -217,7 +217,7 @@ mod tests {
                 json!(["it's", "a\tb", "Aé😀😀", "\\d"]),
             ),
             ("[r'\\d+', u'x', '''a\n'b' ''']", json!(["\\d+", "x", "a\n'b' "])),
-            ("[+5, .5, 5., 1_000, 007, 1e3]", json!([5, 0.5, 5.0, 1000, 7, written("1e3")])),
+            ("[+5, .5, 5., 1_000, 007, 1e3]", json!([5, 0.5, 5.0, 1000, 7, parse_literal("1e3")])),
             ("['é', '日本']", json!(["é", "日本"])),
         ] {
             assert_eq!(container(text), Some(want), "{text}");
@@ -266,9 +266,9 @@ mod tests {
             ("-.5", json!(-0.5)),
             ("5.", json!(5.0)),
             ("1_000", json!(1000)),
-            ("+1.5E+3", written("1.5e+3")),
-            ("2e-1", written("2e-1")),
-            ("1e400", written("1e400")),
+            ("+1.5E+3", parse_literal("1.5e+3")),
+            ("2e-1", parse_literal("2e-1")),
+            ("1e400", parse_literal("1e400")),
         ] {
             assert_eq!(number(text), Some(want), "{text}");
         }

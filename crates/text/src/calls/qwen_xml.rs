@@ -18,8 +18,10 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::tags::opening;
-use super::values::{between, call_of, parameters, tagged, unquoted, value_before};
-use super::{Body, Fault, Forms, Holds, Mark, Spelling, Syntax, Written, call_from};
+use super::values::{call_of, parameters, split_between, strip_quotes, value_before, write_tagged};
+use super::{
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument, call_from,
+};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -33,18 +35,18 @@ const PARAMETER_END: &str = "</parameter>";
 /// The format.
 pub(crate) struct QwenXml;
 
-static SPELLING: Spelling = Spelling {
+static SPELLING: SyntaxTags = SyntaxTags {
     marks: &[(OPEN, Mark::Call), (FUNCTION, Mark::Call)],
     closes: &[CLOSE],
     tags: &[OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END],
     how: "its name and its arguments between tags",
     sign: OPEN,
     example: "<tool_call>\n<function=TOOL>\n<parameter=PARAMETER>\nVALUE\n</parameter>\n</function>\n</tool_call>",
-    ..Spelling::NONE
+    ..SyntaxTags::NONE
 };
 
 impl Syntax for QwenXml {
-    fn spelling(&self) -> &'static Spelling {
+    fn syntax_tags(&self) -> &'static SyntaxTags {
         &SPELLING
     }
 
@@ -56,18 +58,22 @@ impl Syntax for QwenXml {
         }
     }
 
-    fn holds(&self, before: &str, tag: &str) -> Holds {
+    fn tag_in_argument(&self, before: &str, tag: &str) -> TagInArgument {
         let tail = before.trim_end();
-        let begins_line = before.trim_end_matches([' ', '\t']).ends_with('\n');
+        let starts_line = before.trim_end_matches([' ', '\t']).ends_with('\n');
         let is_closed = |tail: &str| tail.ends_with(PARAMETER_END) || !before.contains(PARAMETER);
         if tag == CLOSE && !is_closed(tail.strip_suffix(FUNCTION_END).unwrap_or(tail).trim_end()) {
-            return if begins_line || tail.ends_with(FUNCTION_END) { Holds::IfClosed } else { Holds::Yes };
+            return if starts_line || tail.ends_with(FUNCTION_END) {
+                TagInArgument::IfClosed
+            } else {
+                TagInArgument::Yes
+            };
         }
         let is_outside = [PARAMETER_END, FUNCTION_END, CLOSE].iter().any(|close| tail.ends_with(close));
         if tag == CLOSE || is_outside || !before.contains(PARAMETER) {
-            return Holds::No;
+            return TagInArgument::No;
         }
-        (tag == FUNCTION || !begins_line).into()
+        (tag == FUNCTION || !starts_line).into()
     }
 
     fn read(
@@ -75,8 +81,8 @@ impl Syntax for QwenXml {
         text: &str,
         _: Option<Range<usize>>,
         tools: &[ToolSpec],
-    ) -> Option<Vec<Result<Written, Fault>>> {
-        Some(vec![read(text, tools).map_err(Fault::from)])
+    ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
+        Some(vec![read(text, tools).map_err(MalformedReason::from)])
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
@@ -88,17 +94,17 @@ impl Syntax for QwenXml {
                 _ => "\n",
             });
             let argument = |key: &str, value: &str| format!("{PARAMETER}{key}>\n{value}\n{PARAMETER_END}\n");
-            let arguments = tagged(call, "\n", argument);
+            let arguments = write_tagged(call, "\n", argument);
             text.push_str(&format!("{OPEN}\n{FUNCTION}{}>\n{arguments}{FUNCTION_END}\n{CLOSE}", call.name));
         }
         text
     }
 
-    fn writes(&self, printed: &str) -> bool {
+    fn is_variant_of(&self, printed: &str) -> bool {
         printed.contains(FUNCTION)
     }
 
-    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let close = format!("\n{PARAMETER_END}\n");
         let after = format!("{FUNCTION_END}\n{CLOSE}");
         Some(forms.calls(["", "\n", ""], |at, tool| {
@@ -110,7 +116,7 @@ impl Syntax for QwenXml {
 
 /// Returns the name in a tag, without quotation marks.
 fn name_of<'a>(text: &'a str, tag: &str) -> Result<&'a str, String> {
-    let name = unquoted(text);
+    let name = strip_quotes(text);
     if name.is_empty() {
         return Err(format!("the name behind {tag} is empty"));
     }
@@ -120,14 +126,14 @@ fn name_of<'a>(text: &'a str, tag: &str) -> Result<&'a str, String> {
     Ok(name)
 }
 
-fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
+fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let inner = text.strip_prefix(OPEN).unwrap_or(text).trim();
     let (inner, closed) = inner.strip_suffix(CLOSE).map_or((inner, false), |inner| (inner, true));
     if closed && let Ok(value @ Value::Object(_)) = serde_json::from_str(inner) {
         return call_from(value, &["arguments", "parameters"]);
     }
-    let (name, rest) =
-        between(inner, FUNCTION, ">").ok_or_else(|| format!("{FUNCTION}NAME> is missing behind {OPEN}"))?;
+    let (name, rest) = split_between(inner, FUNCTION, ">")
+        .ok_or_else(|| format!("{FUNCTION}NAME> is missing behind {OPEN}"))?;
     let name = name_of(name, FUNCTION)?;
     let mut rest = match rest.rsplit_once(FUNCTION_END) {
         Some((rest, after)) if after.trim().is_empty() => rest,
@@ -141,7 +147,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     let is_parameter = |key: &str| known.as_ref().is_none_or(|known| known.contains(&key));
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
-        let (key, value) = between(rest, PARAMETER, ">")
+        let (key, value) = split_between(rest, PARAMETER, ">")
             .ok_or_else(|| format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim())))?;
         if !value.contains(PARAMETER_END) {
             return Err(format!("{PARAMETER_END} is missing behind {PARAMETER}{}>", excerpt(key)));
@@ -173,11 +179,15 @@ mod tests {
             "</function>\n</tool_call>\nmore\n</tool_call>\n",
             "a </parameter> b\n</tool_call>",
         ] {
-            let said = format!("{ONE}{value}{END}\nSo.\n{ONE}1{END}");
-            let parsed = read(CallFormat::QwenXml, &said, &[]);
+            let completion = format!("{ONE}{value}{END}\nSo.\n{ONE}1{END}");
+            let parsed = read(CallFormat::QwenXml, &completion, &[]);
             let texts: Vec<_> =
                 parsed.calls.iter().map(|call| call.as_ref().unwrap().arguments["text"].clone()).collect();
-            assert_eq!((texts, parsed.content.as_str()), (vec![json!(value), json!(1)], "So."), "{said}");
+            assert_eq!(
+                (texts, parsed.content.as_str()),
+                (vec![json!(value), json!(1)], "So."),
+                "{completion}"
+            );
         }
     }
 

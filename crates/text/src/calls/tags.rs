@@ -6,14 +6,14 @@
 
 use std::ops::Range;
 
-use super::{LONGEST_HEADER, Mark, Trailer};
+use super::{MAX_HEADER, Mark, Trailer};
 
 /// Returns the length of the white space at the start of a text, or `None` if it is longer than a header
 /// may be.
 pub(crate) fn blank(text: &str) -> Option<usize> {
-    let window = text.char_indices().take(LONGEST_HEADER + 1);
+    let window = text.char_indices().take(MAX_HEADER + 1);
     let end = window.clone().find(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
-    end.or_else(|| (window.count() <= LONGEST_HEADER).then_some(text.len()))
+    end.or_else(|| (window.count() <= MAX_HEADER).then_some(text.len()))
 }
 
 /// Returns the length of white space and a following `tag` at the start of a text. `None` if more text is
@@ -33,24 +33,24 @@ pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize
 /// Returns the offset of the first of some tags in a header, and that tag. `None` if more text is needed
 /// to decide, `Some(None)` if the header contains no tag or is too long.
 pub(crate) fn header<'a>(text: &str, tags: &[&'a str], ended: bool) -> Option<Option<(usize, &'a str)>> {
-    let longest = tags.iter().map(|tag| tag.len()).max().unwrap_or_default();
-    let is_long = text.len() > LONGEST_HEADER + longest;
+    let max_tag_len = tags.iter().map(|tag| tag.len()).max().unwrap_or_default();
+    let is_long = text.len() > MAX_HEADER + max_tag_len;
     // Limits the text that is examined again as it grows.
-    let end = (LONGEST_HEADER + longest..=text.len()).find(|&end| text.is_char_boundary(end));
+    let end = (MAX_HEADER + max_tag_len..=text.len()).find(|&end| text.is_char_boundary(end));
     let text = &text[..end.unwrap_or(text.len())];
     let found = tags.iter().filter_map(|tag| Some((text.find(tag)?, *tag))).min();
     match found {
-        Some((at, tag)) => Some(Some((at, tag)).filter(|_| at <= LONGEST_HEADER)),
+        Some((at, tag)) => Some(Some((at, tag)).filter(|_| at <= MAX_HEADER)),
         None if ended || is_long => Some(None),
         None => None,
     }
 }
 
 /// Parses white space and a closing tag.
-pub(crate) fn closed_by(rest: &str, close: &str, ended: bool) -> Trailer {
+pub(crate) fn parse_close(rest: &str, close: &str, ended: bool) -> Trailer {
     let after = rest.trim_start();
     if after.starts_with(close) {
-        Trailer::Whole(rest.len() - after.len() + close.len())
+        Trailer::Complete(rest.len() - after.len() + close.len())
     } else if close.starts_with(after) && !ended {
         Trailer::More
     } else {
@@ -71,7 +71,7 @@ pub(crate) struct Table {
 pub(crate) enum Next {
     Tag(Range<usize>, Mark),
     /// A tag may start at this offset; more text is needed to decide.
-    Begun(usize),
+    Partial(usize),
     None,
 }
 
@@ -104,7 +104,7 @@ impl Table {
                     return Next::Tag(at..at + tag.len(), *mark);
                 }
                 if !ended && tag.starts_with(rest) {
-                    return Next::Begun(at);
+                    return Next::Partial(at);
                 }
             }
         }

@@ -4,13 +4,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::reader::{Reader, Tags};
-use crate::thought::Thoughts;
+use crate::completion_parser::{Reader, Tags};
+use crate::reasoning_tags::ReasoningTagSet;
 
 /// Parses a complete completion of a model without reasoning tags.
-pub(crate) fn read(format: CallFormat, text: &str, tools: &[ToolSpec]) -> Parsed {
-    let tags = Tags::new(&Thoughts::default(), format.syntax());
-    Parsed::of(Reader::read(&tags, text, false, tools).0)
+pub(crate) fn read(format: CallFormat, text: &str, tools: &[ToolSpec]) -> ParsedCompletion {
+    let tags = Tags::new(&ReasoningTagSet::default(), format.syntax());
+    ParsedCompletion::from_findings(Reader::read(&tags, text, false, tools).0)
 }
 
 /// Generates any JSON value.
@@ -70,23 +70,23 @@ fn arguments_keep_digits_from_completion_to_message() {
 }
 
 /// Parses a completion that arrives in these pieces. Also returns its text.
-fn read_in_pieces(format: CallFormat, pieces: &[&str], tools: &[ToolSpec]) -> (Parsed, String) {
-    let tags = Tags::new(&Thoughts::default(), format.syntax());
+fn read_in_chunks(format: CallFormat, chunks: &[&str], tools: &[ToolSpec]) -> (ParsedCompletion, String) {
+    let tags = Tags::new(&ReasoningTagSet::default(), format.syntax());
     let (mut reader, mut found) = (Reader::new(false), Vec::new());
-    for piece in pieces {
-        reader.push(&tags, tools, piece, &mut found);
+    for chunk in chunks {
+        reader.push(&tags, tools, chunk, &mut found);
     }
     reader.finish(&tags, tools, &mut found);
     let text = found.iter().map(|found| match found {
-        crate::reader::Found::Text(_, text) => text.as_str(),
+        crate::completion_parser::Finding::Text(_, text) => text.as_str(),
         _ => "",
     });
     let text = text.collect();
-    (Parsed::of(found), text)
+    (ParsedCompletion::from_findings(found), text)
 }
 
 /// Splits a text at character boundaries.
-fn cut<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
+fn split_at_cuts<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
     let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
     at.retain(|&at| text.is_char_boundary(at));
     at.extend([0, text.len()]);
@@ -101,9 +101,9 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
         let format = CallFormat::ALL[index];
         let syntax = format.syntax();
         let mut parts: Vec<String> =
-            syntax.spelling().marks.iter().map(|(tag, _)| (*tag).to_owned()).collect();
+            syntax.syntax_tags().marks.iter().map(|(tag, _)| (*tag).to_owned()).collect();
         parts.extend(
-            syntax.spelling().tags.iter().chain(syntax.spelling().closes).map(|tag| (*tag).to_owned()),
+            syntax.syntax_tags().tags.iter().chain(syntax.syntax_tags().closes).map(|tag| (*tag).to_owned()),
         );
         let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
         parts.push(syntax.render("", std::slice::from_ref(&call)));
@@ -131,7 +131,7 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
         ] {
             parts.push(part.into());
         }
-        parts.extend([" ".repeat(LONGEST_HEADER + 1), "x".repeat(LONGEST_HEADER + 1)]);
+        parts.extend([" ".repeat(MAX_HEADER + 1), "x".repeat(MAX_HEADER + 1)]);
         let part = prop_oneof![4 => prop::sample::select(parts), 1 => any::<String>()];
         (Just(format), prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat()))
     })
@@ -171,22 +171,22 @@ fn floats(value: Value) -> Value {
 
 /// Returns whether no string of a value contains a tag of this format. A format with values between tags
 /// cannot represent such tags.
-fn says(value: &Value, syntax: &dyn Syntax) -> bool {
+fn has_no_tags(value: &Value, syntax: &dyn Syntax) -> bool {
     let text = value.to_string();
-    syntax.spelling().tags.iter().all(|tag| !text.contains(tag))
+    syntax.syntax_tags().tags.iter().all(|tag| !text.contains(tag))
 }
 
 #[test]
 fn parser_cost_is_linear_in_every_format() {
     const LENGTH: usize = 1 << 20;
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     let tools = [tool()];
     for format in CallFormat::ALL {
         let syntax = format.syntax();
         let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
         let call = syntax.render("", std::slice::from_ref(&call));
         let (head, tail) = call.split_at(call.find("{}").map_or(call.len() / 2, |at| at + 1));
-        let open = syntax.spelling().marks[0].0;
+        let open = syntax.syntax_tags().marks[0].0;
         for (head, unit, tail) in [
             ("", open, ""),
             (head, "\"a\": \"", tail),
@@ -200,7 +200,7 @@ fn parser_cost_is_linear_in_every_format() {
             ("", &call, ""),
         ] {
             let text = format!("{head}{}{tail}", unit.repeat(LENGTH / 8 / unit.len()));
-            let tags = Tags::new(&Thoughts::default(), syntax);
+            let tags = Tags::new(&ReasoningTagSet::default(), syntax);
             let (mut reader, mut found) = (Reader::new(false), Vec::new());
             let mut buffer = [0; 4];
             for c in text.chars() {
@@ -211,20 +211,20 @@ fn parser_cost_is_linear_in_every_format() {
         }
     }
     // 16 million characters: a cost that grows with the preceding text would take hours.
-    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }
 
 proptest! {
     #[test]
     fn parse_result_is_independent_of_splits((format, text) in jumble(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
         let tools = [tool()];
-        let (whole, read) = read_in_pieces(format, &[&text], &tools);
+        let (whole, read) = read_in_chunks(format, &[&text], &tools);
         prop_assert_eq!(&read, &text);
-        let (in_pieces, read) = read_in_pieces(format, &cut(&text, &cuts), &tools);
+        let (in_pieces, read) = read_in_chunks(format, &split_at_cuts(&text, &cuts), &tools);
         prop_assert_eq!(&read, &text);
         prop_assert_eq!(&in_pieces, &whole);
         let each: Vec<&str> = text.split("").collect();
-        let (by_character, read) = read_in_pieces(format, &each, &tools);
+        let (by_character, read) = read_in_chunks(format, &each, &tools);
         prop_assert_eq!(&read, &text);
         prop_assert_eq!(&by_character, &whole);
     }
@@ -236,7 +236,7 @@ proptest! {
         arguments in prop::collection::vec(arguments(), 1..3),
     ) {
         let syntax = CallFormat::ALL[index].syntax();
-        prop_assume!(arguments.iter().all(|arguments| says(&Value::Object(arguments.clone()), syntax)));
+        prop_assume!(arguments.iter().all(|arguments| has_no_tags(&Value::Object(arguments.clone()), syntax)));
         let call = |(index, arguments): (usize, Map<String, Value>)| ToolCall { id: format!("call_{index}"), name: "probe".into(), arguments: arguments.into() };
         let calls: Vec<ToolCall> = arguments.into_iter().enumerate().map(call).collect();
         let text = syntax.render(&content, &calls);

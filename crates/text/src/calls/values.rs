@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::Written;
+use super::ParsedCall;
 use super::python;
 use crate::schema::{Schema, type_of};
 use crate::{ToolCall, ToolSpec, python_json};
@@ -18,7 +18,7 @@ use crate::{ToolCall, ToolSpec, python_json};
 ///    unknown.
 /// 5. A text that the schema lists is a string, unless the schema also lists the value that the text
 ///    represents.
-fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
+fn parse_typed(schema: Schema<'_>, text: &str) -> Option<Value> {
     let types = schema.types();
     let allows = |name: &str| types.contains(name);
     let is_text = allows("string");
@@ -48,7 +48,7 @@ fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
         .or_else(|| python::number(trimmed).filter(|_| allows("integer") || allows("number")))
     };
     let Some(value) = value.or_else(|| if is_text { None } else { literal() }) else { return as_text() };
-    let value = if allows("integer") && !allows("number") && !is_text { whole(value) } else { value };
+    let value = if allows("integer") && !allows("number") && !is_text { to_integer(value) } else { value };
     let listed = schema.values().unwrap_or_default();
     if !listed.contains(&value) && listed.iter().any(|value| value == text) {
         return as_text();
@@ -59,20 +59,21 @@ fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
 }
 
 /// Returns the integer that a number equals, or the value unchanged.
-fn whole(value: Value) -> Value {
+fn to_integer(value: Value) -> Value {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let float = value.as_f64().filter(|float| type_of(&value) == "number" && float.fract() == 0.0);
     float.filter(|float| float.abs() < EXACT).map_or(value, |float| (float as i64).into())
 }
 
 /// Returns the call of `name` with typed arguments. Empty arguments that cannot be strings are omitted.
-pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpec]) -> Written {
+pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpec]) -> ParsedCall {
     let tool = tools.iter().find(|tool| tool.name == name);
-    let properties = tool.map(|tool| Schema::of(&tool.parameters).properties()).unwrap_or_default();
-    let unknown = Schema::of(&Value::Null);
+    let properties =
+        tool.map(|tool| Schema::from_document(&tool.parameters).properties()).unwrap_or_default();
+    let unknown = Schema::from_document(&Value::Null);
     let value = |(key, text): (&str, &str)| {
         let schema = properties.iter().find(|(name, _)| *name == key).map_or(unknown, |(_, schema)| *schema);
-        Some((key.to_owned(), typed(schema, text)?))
+        Some((key.to_owned(), parse_typed(schema, text)?))
     };
     (name.to_owned(), arguments.into_iter().filter_map(value).collect::<Map<String, Value>>())
 }
@@ -80,11 +81,11 @@ pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpe
 /// Returns the names of a tool's parameters, or `None` if the tool is unknown.
 pub(crate) fn parameters<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'a str>> {
     let tool = tools.iter().find(|spec| spec.name == tool)?;
-    Some(Schema::of(&tool.parameters).properties().into_iter().map(|(name, _)| name).collect())
+    Some(Schema::from_document(&tool.parameters).properties().into_iter().map(|(name, _)| name).collect())
 }
 
 /// Returns a name without surrounding quotation marks.
-pub(crate) fn unquoted(name: &str) -> &str {
+pub(crate) fn strip_quotes(name: &str) -> &str {
     let name = name.trim();
     let inner = |mark: char| name.strip_prefix(mark).and_then(|name| name.strip_suffix(mark));
     inner('"').or_else(|| inner('\'')).map_or(name, str::trim)
@@ -108,21 +109,21 @@ pub(crate) fn value_before<'a>(
     };
     let closed = closes().find(is_end);
     let before = &text[..closed.unwrap_or(text.len())];
-    let begins_line = |at: &usize| before[..*at].trim_end_matches(' ').ends_with('\n');
-    let opens = || before.match_indices(open).map(|(at, _)| at).filter(begins_line);
+    let starts_line = |at: &usize| before[..*at].trim_end_matches(' ').ends_with('\n');
+    let opened_tags = || before.match_indices(open).map(|(at, _)| at).filter(starts_line);
     let names = |at: &usize| {
         let after = &text[at + open.len()..];
-        after.split_once('>').is_some_and(|(name, _)| is_parameter(unquoted(name)))
+        after.split_once('>').is_some_and(|(name, _)| is_parameter(strip_quotes(name)))
     };
     // An equal number of closing tags belongs to parameters that the value only mentions.
-    let is_open = opens().count() > before.matches(close).count();
-    if let Some(opened) = opens().find(names).filter(|_| is_open) {
+    let is_open = opened_tags().count() > before.matches(close).count();
+    if let Some(opened) = opened_tags().find(names).filter(|_| is_open) {
         return text.split_at(opened);
     }
     // The caller reports other text after a tag.
     match closed.or_else(|| closes().next()) {
         Some(at) => (&text[..at], &text[at + close.len()..]),
-        None => text.split_at(opens().next().unwrap_or(text.len())),
+        None => text.split_at(opened_tags().next().unwrap_or(text.len())),
     }
 }
 
@@ -144,7 +145,7 @@ pub(crate) fn object(call: &ToolCall, key: &str, more: &str) -> String {
 
 /// Returns the arguments of a call, each written by `argument` from its name and value. Arguments that
 /// are not a JSON object are written unchanged, followed by `line`.
-pub(crate) fn tagged(call: &ToolCall, line: &str, argument: impl Fn(&str, &str) -> String) -> String {
+pub(crate) fn write_tagged(call: &ToolCall, line: &str, argument: impl Fn(&str, &str) -> String) -> String {
     let mut text: String = call.arguments.iter().map(|(key, value)| argument(key, &plain(value))).collect();
     if let Some(unreadable) = call.arguments.unreadable() {
         text.push_str(&format!("{unreadable}{line}"));
@@ -154,7 +155,7 @@ pub(crate) fn tagged(call: &ToolCall, line: &str, argument: impl Fn(&str, &str) 
 
 /// Returns the text between `open` and `close` at the start of `text`, and the rest. Leading white space
 /// is skipped.
-pub(crate) fn between<'a>(text: &'a str, open: &str, close: &str) -> Option<(&'a str, &'a str)> {
+pub(crate) fn split_between<'a>(text: &'a str, open: &str, close: &str) -> Option<(&'a str, &'a str)> {
     text.trim_start().strip_prefix(open)?.split_once(close)
 }
 
@@ -168,7 +169,7 @@ mod tests {
     fn argument_texts_are_typed_by_schema() {
         let read = |number: &str| -> Value { serde_json::from_str(number).unwrap() };
         let string = json!({"type": "string"});
-        let typed = |schema: &Value, text: &str| typed(Schema::of(schema), text);
+        let typed = |schema: &Value, text: &str| parse_typed(Schema::from_document(schema), text);
         for text in ["42", "\"a\"", "null", " a\n", "{\"a\": 1}", "True", "", "['a']", "+5"] {
             assert_eq!(typed(&string, text), Some(json!(text)));
             assert_eq!(typed(&json!({"enum": ["a", "b"]}), text), Some(json!(text)));
@@ -272,7 +273,7 @@ mod tests {
             ("\"log'", "\"log'"),
             ("\"", "\""),
         ] {
-            assert_eq!(unquoted(name), want);
+            assert_eq!(strip_quotes(name), want);
         }
     }
 }

@@ -9,28 +9,28 @@ use super::limits::failure;
 pub(super) type Filter = fn(&mut State, Value, &[Value]) -> Result<Value, Error>;
 
 /// Values by parameter; `None` for parameters that the caller omitted.
-pub(crate) struct Bound<'a> {
+pub(crate) struct BoundArguments<'a> {
     call: &'a str,
     names: &'a [&'a str],
     values: Vec<Option<Value>>,
 }
 
 /// Separates positional and named arguments.
-pub(crate) fn apart(arguments: &[Value]) -> Result<(&[Value], Kwargs), Error> {
+pub(crate) fn split_arguments(arguments: &[Value]) -> Result<(&[Value], Kwargs), Error> {
     from_args(arguments)
 }
 
-impl<'a> Bound<'a> {
+impl<'a> BoundArguments<'a> {
     /// Binds the arguments of `call` to `names`.
     ///
     /// # Errors
     /// Returns an error if there are too many arguments, if an argument is given twice, or if a name is
     /// unknown.
     pub fn new(call: &'a str, names: &'a [&'a str], arguments: &[Value]) -> Result<Self, Error> {
-        let (positional, named) = apart(arguments)?;
+        let (positional, named) = split_arguments(arguments)?;
         if positional.len() > names.len() {
-            let (given, most) = (positional.len(), names.len());
-            let message = format!("{call} takes at most {most} arguments, but {given} are given");
+            let (given, max_arguments) = (positional.len(), names.len());
+            let message = format!("{call} takes at most {max_arguments} arguments, but {given} are given");
             return Err(Error::new(ErrorKind::TooManyArguments, message));
         }
         let mut values: Vec<Option<Value>> = positional.iter().cloned().map(Some).collect();
@@ -43,7 +43,7 @@ impl<'a> Bound<'a> {
                 return Err(failure(format!("{call} is given {name} twice")));
             }
         }
-        Ok(Bound { call, names, values })
+        Ok(BoundArguments { call, names, values })
     }
 
     fn failure(&self, index: usize, wanted: &str, value: Option<&Value>) -> Error {

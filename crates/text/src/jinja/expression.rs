@@ -16,22 +16,22 @@ pub(super) struct Expression<'a> {
     depth: usize,
 }
 
-type Translated = Result<String, String>;
+type TranslateResult = Result<String, String>;
 
 impl<'a> Expression<'a> {
-    pub fn of(tag: &'a Tag<'a>, rest: &'a [Token<'a>], macros: &'a OpenMacros) -> Self {
+    pub fn new(tag: &'a Tag<'a>, rest: &'a [Token<'a>], macros: &'a OpenMacros) -> Self {
         Expression { tag, rest, macros, depth: 0 }
     }
 
     /// Translates all tokens as one expression.
-    pub fn whole(mut self) -> Translated {
+    pub fn translate(mut self) -> TranslateResult {
         let translated = self.expression(true)?;
         self.end()?;
         Ok(translated)
     }
 
     /// Translates all tokens as one expression, or as several separated by commas.
-    pub fn whole_tuple(mut self) -> Translated {
+    pub fn translate_tuple(mut self) -> TranslateResult {
         let translated = self.tuple(true)?;
         self.end()?;
         Ok(translated)
@@ -67,7 +67,7 @@ impl<'a> Expression<'a> {
         if self.peek(text) { self.next().ok().map(Token::source) } else { None }
     }
 
-    pub fn expect(&mut self, text: &str) -> Translated {
+    pub fn expect(&mut self, text: &str) -> TranslateResult {
         self.take(text).ok_or_else(|| self.unexpected())
     }
 
@@ -104,13 +104,13 @@ impl<'a> Expression<'a> {
     }
 
     /// Translates expressions separated by commas as one tuple. A single expression stays unchanged.
-    pub fn tuple(&mut self, conditions: bool) -> Translated {
-        let (items, is_tuple) = self.listed(conditions)?;
-        Ok(if is_tuple { called(KEEP, &[&format!("({items})")]) } else { items })
+    pub fn tuple(&mut self, conditions: bool) -> TranslateResult {
+        let (items, is_tuple) = self.parse_list(conditions)?;
+        Ok(if is_tuple { call_text(KEEP, &[&format!("({items})")]) } else { items })
     }
 
     /// Translates expressions separated by commas. Also returns whether there is a comma.
-    fn listed(&mut self, conditions: bool) -> Result<(String, bool), String> {
+    fn parse_list(&mut self, conditions: bool) -> Result<(String, bool), String> {
         let mut items = self.expression(conditions)?;
         let is_tuple = self.peek(",");
         while let Some(comma) = self.take(",") {
@@ -124,7 +124,7 @@ impl<'a> Expression<'a> {
     }
 
     /// Translates one expression. It can be a conditional expression if `conditions` is set.
-    pub fn expression(&mut self, conditions: bool) -> Translated {
+    pub fn expression(&mut self, conditions: bool) -> TranslateResult {
         self.enter()?;
         let mut out = self.or()?;
         while conditions && let Some(keyword) = self.take("if") {
@@ -139,12 +139,16 @@ impl<'a> Expression<'a> {
         Ok(out)
     }
 
-    fn or(&mut self) -> Translated {
-        self.joined(&["or"], |this| this.joined(&["and"], Self::not))
+    fn or(&mut self) -> TranslateResult {
+        self.parse_joined(&["or"], |this| this.parse_joined(&["and"], Self::not))
     }
 
     /// Translates operands separated by operators that stay unchanged.
-    fn joined(&mut self, operators: &[&str], operand: impl Fn(&mut Self) -> Translated) -> Translated {
+    fn parse_joined(
+        &mut self,
+        operators: &[&str],
+        operand: impl Fn(&mut Self) -> TranslateResult,
+    ) -> TranslateResult {
         let mut out = operand(self)?;
         while let Some(operator) = operators.iter().find_map(|operator| self.take(operator)) {
             out.push_str(&operator);
@@ -153,7 +157,7 @@ impl<'a> Expression<'a> {
         Ok(out)
     }
 
-    fn not(&mut self) -> Translated {
+    fn not(&mut self) -> TranslateResult {
         match self.take("not") {
             Some(not) => {
                 self.enter()?;
@@ -167,7 +171,7 @@ impl<'a> Expression<'a> {
 
     /// Translates comparisons. Order comparisons become calls, because Python rejects some that the
     /// engine accepts.
-    fn comparison(&mut self) -> Translated {
+    fn comparison(&mut self) -> TranslateResult {
         let first = self.sum()?;
         let mut pairs: Vec<String> = Vec::new();
         let mut left = first;
@@ -182,7 +186,7 @@ impl<'a> Expression<'a> {
             let right = self.sum()?;
             pairs.push(match found {
                 0..=2 => format!("{left}{operator}{right}"),
-                _ => called("__levade_order", &[&format!("\"{}\"", operator.trim()), &left, &right]),
+                _ => call_text("__levade_order", &[&format!("\"{}\"", operator.trim()), &left, &right]),
             });
             left = right;
         }
@@ -193,11 +197,11 @@ impl<'a> Expression<'a> {
         })
     }
 
-    fn sum(&mut self) -> Translated {
+    fn sum(&mut self) -> TranslateResult {
         let mut left = self.concatenation()?;
         loop {
             if self.take("+").is_some() {
-                left = called("__levade_add", &[&left, &self.concatenation()?]);
+                left = call_text("__levade_add", &[&left, &self.concatenation()?]);
             } else if let Some(minus) = self.take("-") {
                 left = format!("{left}{minus}{}", self.concatenation()?);
             } else {
@@ -206,24 +210,24 @@ impl<'a> Expression<'a> {
         }
     }
 
-    fn concatenation(&mut self) -> Translated {
-        let mut parts = vec![self.product()?];
+    fn concatenation(&mut self) -> TranslateResult {
+        let mut parts = vec![self.multiplicative()?];
         while self.take("~").is_some() {
-            parts.push(self.product()?);
+            parts.push(self.multiplicative()?);
         }
         if parts.len() > 1 {
-            return Ok(called("__levade_concat", &parts));
+            return Ok(call_text("__levade_concat", &parts));
         }
         Ok(parts.remove(0))
     }
 
-    fn product(&mut self) -> Translated {
+    fn multiplicative(&mut self) -> TranslateResult {
         let mut left = self.power()?;
         loop {
             if self.take("*").is_some() {
-                left = called("__levade_mul", &[&left, &self.power()?]);
+                left = call_text("__levade_mul", &[&left, &self.power()?]);
             } else if self.take("%").is_some() {
-                left = called("__levade_mod", &[&left, &self.power()?]);
+                left = call_text("__levade_mod", &[&left, &self.power()?]);
             } else if let Some(operator) = self.take("/").or_else(|| self.take("//")) {
                 left = format!("{left}{operator}{}", self.power()?);
             } else {
@@ -232,15 +236,15 @@ impl<'a> Expression<'a> {
         }
     }
 
-    fn power(&mut self) -> Translated {
+    fn power(&mut self) -> TranslateResult {
         let mut left = self.unary(true)?;
         while self.take("**").is_some() {
-            left = called("__levade_pow", &[&left, &self.unary(true)?]);
+            left = call_text("__levade_pow", &[&left, &self.unary(true)?]);
         }
         Ok(left)
     }
 
-    fn unary(&mut self, filters: bool) -> Translated {
+    fn unary(&mut self, filters: bool) -> TranslateResult {
         let mut signed = false;
         let operand = if let Some(minus) = self.take("-") {
             self.enter()?;
@@ -277,9 +281,10 @@ impl<'a> Expression<'a> {
                 Token { gap: token.gap, text: joined.into(), quoted: true }.source()
             }
             "(" => {
-                let (inner, is_tuple) = if self.peek(")") { Default::default() } else { self.listed(true)? };
-                let whole = format!("{}({inner}{}", token.gap, self.expect(")")?);
-                if is_tuple { called(KEEP, &[&whole]) } else { whole }
+                let (inner, is_tuple) =
+                    if self.peek(")") { Default::default() } else { self.parse_list(true)? };
+                let full = format!("{}({inner}{}", token.gap, self.expect(")")?);
+                if is_tuple { call_text(KEEP, &[&full]) } else { full }
             }
             "[" => self.items(token, "]", |this| this.expression(true))?,
             "{" => self.items(token, "}", |this| {
@@ -299,7 +304,12 @@ impl<'a> Expression<'a> {
         Ok((primary, name))
     }
 
-    fn items(&mut self, open: &Token<'_>, close: &str, item: impl Fn(&mut Self) -> Translated) -> Translated {
+    fn items(
+        &mut self,
+        open: &Token<'_>,
+        close: &str,
+        item: impl Fn(&mut Self) -> TranslateResult,
+    ) -> TranslateResult {
         let mut out = open.source();
         while !self.peek(close) {
             out.push_str(&item(self)?);
@@ -310,11 +320,11 @@ impl<'a> Expression<'a> {
         }
         let is_empty = out.trim_start().len() == 1;
         out.push_str(&self.expect(close)?);
-        Ok(if is_empty { out } else { called(KEEP, &[&out]) })
+        Ok(if is_empty { out } else { call_text(KEEP, &[&out]) })
     }
 
     /// Translates attributes, items, slices and calls.
-    fn postfix(&mut self, mut of: String, mut name: Option<&'a str>) -> Translated {
+    fn postfix(&mut self, mut of: String, mut name: Option<&'a str>) -> TranslateResult {
         loop {
             if let Some(dot) = self.take(".") {
                 let attribute = self.next()?;
@@ -327,7 +337,7 @@ impl<'a> Expression<'a> {
                     false => format!("{of}[{}]", attribute.source()),
                     true if METHODS.contains(&attribute.text.as_ref()) && !self.peek("(") => {
                         let gaps = [dot.trim_end_matches('.'), attribute.gap].concat();
-                        called(ATTRIBUTE, &[of, format!("{gaps}\"{}\"", attribute.text)])
+                        call_text(ATTRIBUTE, &[of, format!("{gaps}\"{}\"", attribute.text)])
                     }
                     true => format!("{of}{dot}{}", attribute.source()),
                 };
@@ -350,7 +360,7 @@ impl<'a> Expression<'a> {
         }
     }
 
-    fn subscript(&mut self, of: String, open: &str) -> Translated {
+    fn subscript(&mut self, of: String, open: &str) -> TranslateResult {
         let mut parts = vec![None];
         loop {
             if self.take(":").is_some() {
@@ -373,11 +383,11 @@ impl<'a> Expression<'a> {
         }
         parts.resize(3, None);
         let bound = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());
-        Ok(called("__levade_slice", &[of, bound(&parts[0]), bound(&parts[1]), bound(&parts[2])]))
+        Ok(call_text("__levade_slice", &[of, bound(&parts[0]), bound(&parts[1]), bound(&parts[2])]))
     }
 
     /// Translates the arguments between the parentheses of a call.
-    fn arguments(&mut self) -> Translated {
+    fn arguments(&mut self) -> TranslateResult {
         let mut out = String::new();
         while !self.peek(")") {
             if let Some(splat) = self.take("**").or_else(|| self.take("*")) {
@@ -398,7 +408,7 @@ impl<'a> Expression<'a> {
     }
 
     /// Translates filters and tests after a value.
-    fn filters(&mut self, mut of: String) -> Translated {
+    fn filters(&mut self, mut of: String) -> TranslateResult {
         loop {
             if let Some(pipe) = self.take("|") {
                 let name = self.next_name().ok_or_else(|| self.unexpected())?;
@@ -412,7 +422,7 @@ impl<'a> Expression<'a> {
                 of = format!("{of}{is}{not}{name}");
                 if let Some(open) = self.take("(") {
                     of = format!("{of}{open}{}{}", self.arguments()?, self.expect(")")?);
-                } else if self.begins_argument() {
+                } else if self.starts_argument() {
                     let (primary, name) = self.primary()?;
                     of = format!("{of}({})", self.postfix(primary, name)?.trim_start());
                 }
@@ -423,7 +433,7 @@ impl<'a> Expression<'a> {
     }
 
     /// Returns whether an unparenthesized argument of a test follows.
-    fn begins_argument(&self) -> bool {
+    fn starts_argument(&self) -> bool {
         self.rest.first().is_some_and(|token| {
             token.quoted
                 || ["[", "{"].contains(&token.text.as_ref())
@@ -436,7 +446,7 @@ impl<'a> Expression<'a> {
 }
 
 /// Returns a call of one of our functions. The leading space separates it from a preceding word.
-fn called(function: &str, arguments: &[impl AsRef<str>]) -> String {
+fn call_text(function: &str, arguments: &[impl AsRef<str>]) -> String {
     let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     format!(" {function}({})", arguments.join(","))
 }

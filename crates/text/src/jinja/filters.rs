@@ -3,11 +3,11 @@
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
-use super::arguments::{Bound, Filter, integer};
+use super::arguments::{BoundArguments, Filter, integer};
 use super::format;
 use super::from_json::Digits;
-use super::limits::{self, charge, failure, keep, list, measure, pairs};
-use super::numbers::{number, ungrouped};
+use super::limits::{self, failure, keep, list, measure, pairs, spend_bytes};
+use super::numbers::{number, strip_underscores};
 use super::repr::text;
 use super::strings;
 use super::text_filters::{self, as_text};
@@ -73,7 +73,7 @@ fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
     match value.as_str() {
         _ if value.is_undefined() => Ok(Vec::new()),
         Some(text) => {
-            charge(state, text.len().saturating_mul(size_of::<Value>()))?;
+            spend_bytes(state, text.len().saturating_mul(size_of::<Value>()))?;
             Ok(text.chars().map(Value::from).collect())
         }
         None if value.is_none() => Err(failure("none is not iterable")),
@@ -91,7 +91,7 @@ fn attribute(value: &Value, path: &Value) -> Result<Value, Error> {
 }
 
 fn length(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    Bound::new("length", &[], given)?;
+    BoundArguments::new("length", &[], given)?;
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(0)),
         ValueKind::Bytes => Ok(Value::from(value.as_bytes().map_or(0, <[u8]>::len))),
@@ -105,14 +105,14 @@ fn length(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> 
 /// Implements `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of
 /// transformers.
 fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("tojson", &["ensure_ascii", "indent", "separators", "sort_keys"], given)?;
+    let bound = BoundArguments::new("tojson", &["ensure_ascii", "indent", "separators", "sort_keys"], given)?;
     let indent = match bound.value(1) {
         None => None,
         Some(indent) => Some(match (indent.as_str(), integer(indent)) {
             (Some(text), _) => text.to_string(),
             (None, Some(width)) => {
                 let width = usize::try_from(width).unwrap_or(0);
-                charge(state, width)?;
+                spend_bytes(state, width)?;
                 " ".repeat(width)
             }
             (None, None) => {
@@ -144,7 +144,7 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
     let between =
         separators.as_ref().map_or(0, |(comma, colon): &(String, String)| comma.len() + colon.len());
     let each = indentation.saturating_add(between);
-    charge(state, size.bytes.saturating_add(size.values.saturating_mul(each)))?;
+    spend_bytes(state, size.bytes.saturating_add(size.values.saturating_mul(each)))?;
     let value = json(&value)?;
     let style = Style {
         ensure_ascii: bound.truth(0, false),
@@ -197,7 +197,7 @@ fn json(value: &Value) -> Result<serde_json::Value, Error> {
 }
 
 fn join(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("join", &["d", "attribute"], given)?;
+    let bound = BoundArguments::new("join", &["d", "attribute"], given)?;
     let between = match bound.value(0) {
         Some(between) => text(state, between)?,
         None => String::new(),
@@ -208,7 +208,7 @@ fn join(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error
             item = attribute(&item, path)?;
         }
         let item = text(state, &item)?;
-        charge(state, between.len())?;
+        spend_bytes(state, between.len())?;
         if index > 0 {
             out.push_str(&between);
         }
@@ -218,7 +218,7 @@ fn join(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error
 }
 
 fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("int", &["default", "base"], given)?;
+    let bound = BoundArguments::new("int", &["default", "base"], given)?;
     if value.is_undefined() {
         return Err(failure("int: the value is undefined"));
     }
@@ -238,20 +238,21 @@ fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
                 _ => "",
             };
             let digits = digits.strip_prefix(prefix).unwrap_or(digits);
-            ungrouped(digits).and_then(|digits| i128::from_str_radix(&format!("{sign}{digits}"), base).ok())
+            strip_underscores(digits)
+                .and_then(|digits| i128::from_str_radix(&format!("{sign}{digits}"), base).ok())
         }
         None if value.is_integer() => return Ok(value),
         None => None,
     };
     let whole = match (whole, number(&value)) {
-        (None, Some(number)) if number.is_finite() => Some(format::whole(number)?),
+        (None, Some(number)) if number.is_finite() => Some(format::to_integer(number)?),
         (whole, _) => whole,
     };
     Ok(whole.map(Value::from).unwrap_or_else(|| bound.value(0).cloned().unwrap_or(Value::from(0))))
 }
 
 fn float(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("float", &["default"], given)?;
+    let bound = BoundArguments::new("float", &["default"], given)?;
     if value.is_undefined() {
         return Err(failure("float: the value is undefined"));
     }
@@ -259,7 +260,7 @@ fn float(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
 }
 
 fn reverse(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    Bound::new("reverse", &[], given)?;
+    BoundArguments::new("reverse", &[], given)?;
     if let Some(text) = value.as_str() {
         return limits::text(state, text.chars().rev().collect::<String>());
     }
@@ -269,7 +270,7 @@ fn reverse(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Er
 }
 
 fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    Bound::new("items", &[], given)?;
+    BoundArguments::new("items", &[], given)?;
     match value.kind() {
         ValueKind::Undefined => list(state, Vec::new()),
         ValueKind::Map => {
@@ -281,13 +282,13 @@ fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Valu
 
 /// Returns an attribute. Keys of a mapping are not attributes.
 fn attr(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("attr", &["name"], given)?;
+    let bound = BoundArguments::new("attr", &["name"], given)?;
     let name = bound.text(0)?;
     Ok(if value.kind() == ValueKind::Map { Value::UNDEFINED } else { value.get_item(&Value::from(name))? })
 }
 
 fn default(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("default", &["default_value", "boolean"], given)?;
+    let bound = BoundArguments::new("default", &["default_value", "boolean"], given)?;
     if value.is_undefined() || (bound.truth(1, false) && !value.is_true()) {
         return bound.required(0).cloned().or_else(|_| Ok(Value::from("")));
     }
@@ -303,13 +304,13 @@ fn by_name(
     given: &[Value],
     filter: impl Fn(&State, Value, Kwargs) -> Result<Value, Error>,
 ) -> Result<Value, Error> {
-    let bound = Bound::new(call, names, given)?;
+    let bound = BoundArguments::new(call, names, given)?;
     if value.is_none() {
         return Err(failure(format!("{call}: none is not iterable")));
     }
     // The engine compares values without checking the time limit.
     let size = measure(state, &value)?;
-    charge(state, size.bytes)?;
+    spend_bytes(state, size.bytes)?;
     let named =
         names.iter().enumerate().filter_map(|(index, name)| Some((*name, bound.value(index)?.clone())));
     let value = filter(state, value, named.collect())?;
@@ -346,13 +347,13 @@ fn in_groups(
     given: &[Value],
     filter: impl Fn(&State, Value, usize, Option<Value>) -> Result<Value, Error>,
 ) -> Result<Value, Error> {
-    let bound = Bound::new(call, &["count", "fill_with"], given)?;
+    let bound = BoundArguments::new(call, &["count", "fill_with"], given)?;
     bound.required(0)?;
     if value.is_none() {
         return Err(failure(format!("{call}: none is not iterable")));
     }
     let count = usize::try_from(bound.integer(0, 1)?).unwrap_or(0);
-    charge(state, count.saturating_mul(size_of::<Value>()))?;
+    spend_bytes(state, count.saturating_mul(size_of::<Value>()))?;
     let groups = filter(state, value, count, bound.value(1).cloned())?;
     keep(state, groups)
 }

@@ -5,8 +5,8 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, State, Value};
 
-use super::arguments::{apart, integer};
-use super::limits::{TEXT, charge, failure};
+use super::arguments::{integer, split_arguments};
+use super::limits::{TEXT, failure, spend_bytes};
 use super::repr::{is_printable, repr, text};
 
 /// Maximum number of digits of a float. No 64-bit float has more than 1074 digits after its point.
@@ -69,8 +69,10 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
             Some(value) => value,
             None => next()?,
         };
-        let (width, precision) =
-            (bounded(state, width)?, precision.map(|precision| bounded(state, precision)).transpose()?);
+        let (width, precision) = (
+            spend_width(state, width)?,
+            precision.map(|precision| spend_width(state, precision)).transpose()?,
+        );
         let body = match conversion {
             's' | 'r' | 'a' => {
                 let body = match (conversion, value.as_str()) {
@@ -86,7 +88,7 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
                 let value = match value.kind() {
                     ValueKind::Bool => Value::from(i64::from(value.is_true())),
                     ValueKind::Number if decimal && !value.is_integer() => {
-                        Value::from(whole(f64::try_from(value.clone()).unwrap_or(f64::NAN))?)
+                        Value::from(to_integer(f64::try_from(value.clone()).unwrap_or(f64::NAN))?)
                     }
                     ValueKind::Number => value,
                     ValueKind::String if conversion == 'c' => value,
@@ -113,18 +115,18 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
             other => return Err(failure(format!("{template:?} has the unknown field %{other}"))),
         };
         pad(&mut out, &body, ' ', width, if left { '<' } else { '>' });
-        charge(state, width.max(body.len()))?;
+        spend_bytes(state, width.max(body.len()))?;
     }
     out.push_str(rest);
     if !mapping && !named && values.next().is_some() {
         return Err(failure(format!("{template:?} does not print all of its values")));
     }
-    charge(state, out.len())?;
+    spend_bytes(state, out.len())?;
     Ok(out)
 }
 
 /// Returns a float without its fraction, or an error if it does not fit into 128 bits.
-pub(super) fn whole(value: f64) -> Result<i128, Error> {
+pub(super) fn to_integer(value: f64) -> Result<i128, Error> {
     let range = -(2f64.powi(127))..2f64.powi(127);
     if range.contains(&value) {
         Ok(value.trunc() as i128)
@@ -158,9 +160,9 @@ fn count(rest: &mut &str, next: &mut impl FnMut() -> Result<Value, Error>) -> Re
 }
 
 /// Charges a width to the budget and returns it.
-fn bounded(state: &mut State, width: i64) -> Result<usize, Error> {
+fn spend_width(state: &mut State, width: i64) -> Result<usize, Error> {
     let width = usize::try_from(width).unwrap_or(TEXT + 1);
-    charge(state, width)?;
+    spend_bytes(state, width)?;
     Ok(width)
 }
 
@@ -191,11 +193,11 @@ fn escape(c: char) -> String {
 
 /// Implements `template.format(*arguments)`.
 pub(crate) fn str_format(state: &mut State, template: &str, arguments: &[Value]) -> Result<String, Error> {
-    let (positional, named) = apart(arguments)?;
+    let (positional, named) = split_arguments(arguments)?;
     let mut fields = Fields { positional, named, automatic: 0, numbered: false };
     let mut out = String::new();
     fields.format(state, template, &mut out, 0)?;
-    charge(state, out.len())?;
+    spend_bytes(state, out.len())?;
     Ok(out)
 }
 
@@ -255,7 +257,7 @@ impl Fields<'_> {
                 "a" => Value::from(ascii(&repr(state, &value)?)),
                 other => return Err(failure(format!("{template:?} has the unknown conversion !{other}"))),
             };
-            out.push_str(&formatted(state, &value, &inner)?);
+            out.push_str(&format_value(state, &value, &inner)?);
         }
         out.push_str(rest);
         Ok(())
@@ -298,7 +300,7 @@ impl Fields<'_> {
 }
 
 /// Implements `format(value, spec)`.
-fn formatted(state: &mut State, value: &Value, spec: &str) -> Result<String, Error> {
+fn format_value(state: &mut State, value: &Value, spec: &str) -> Result<String, Error> {
     if spec.is_empty() {
         return text(state, value);
     }
@@ -306,8 +308,8 @@ fn formatted(state: &mut State, value: &Value, spec: &str) -> Result<String, Err
         ValueKind::Number | ValueKind::Bool | ValueKind::String => value.clone(),
         kind => return Err(failure(format!("format: {spec:?} does not suit a value of kind {kind}"))),
     };
-    let layout = Layout::of(spec);
-    charge(state, layout.width)?;
+    let layout = Layout::parse(spec);
+    spend_bytes(state, layout.width)?;
     if let Some((_, precision)) = layout.body.split_once('.') {
         let end = precision.find(|c: char| !c.is_ascii_digit()).unwrap_or(precision.len());
         if value.as_str().is_none() {
@@ -316,11 +318,11 @@ fn formatted(state: &mut State, value: &Value, spec: &str) -> Result<String, Err
     }
     if let (Some(body), Ok(number)) = (layout.body.strip_suffix('%'), f64::try_from(value.clone())) {
         let body = format(FormatStyle::StrFormat, &format!("{{:{body}f}}"), &[Value::from(number * 100.0)])?;
-        return Ok(layout.laid_out(&(body + "%")));
+        return Ok(layout.apply_layout(&(body + "%")));
     }
     if spec.contains('=') && layout.align == Some('=') {
         let body = format(FormatStyle::StrFormat, &format!("{{:{}}}", layout.body), &[value])?;
-        return Ok(layout.laid_out(&body));
+        return Ok(layout.apply_layout(&body));
     }
     format(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[value])
 }
@@ -335,7 +337,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(spec: &str) -> Self {
+    fn parse(spec: &str) -> Self {
         let mut chars = spec.chars();
         let (first, second) = (chars.next(), chars.next());
         let is_align = |c: &char| "<>=^".contains(*c);
@@ -343,8 +345,8 @@ impl Layout {
             (Some(fill), Some(align), _) => (Some(fill), Some(align)),
             (_, _, align) => (None, align),
         };
-        let begun = fill.map_or(0, char::len_utf8) + align.map_or(0, char::len_utf8);
-        let rest = &spec[begun..];
+        let prefix_len = fill.map_or(0, char::len_utf8) + align.map_or(0, char::len_utf8);
+        let rest = &spec[prefix_len..];
         let signs = rest.len() - rest.trim_start_matches(['+', '-', ' ', '#']).len();
         let (signs, rest) = rest.split_at(signs);
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -359,7 +361,7 @@ impl Layout {
     }
 
     /// Returns a number padded to its field. `=` inserts the padding after the sign.
-    fn laid_out(&self, body: &str) -> String {
+    fn apply_layout(&self, body: &str) -> String {
         let mut out = String::new();
         match self.align {
             Some('=') => {
@@ -374,7 +376,7 @@ impl Layout {
 }
 
 /// Implements `str.center`, `ljust` and `rjust`.
-pub(crate) fn justified(
+pub(crate) fn justify(
     state: &mut State,
     text: &str,
     width: i64,
@@ -382,7 +384,7 @@ pub(crate) fn justified(
     align: char,
 ) -> Result<String, Error> {
     let width = usize::try_from(width.max(0)).unwrap_or(TEXT + 1);
-    charge(state, width.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
+    spend_bytes(state, width.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
     let mut out = String::new();
     if align == '^' {
         // If the width is odd, Python puts the extra character before the text.

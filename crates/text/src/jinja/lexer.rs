@@ -6,7 +6,7 @@ use std::borrow::Cow;
 const OPERATORS: usize = 1000;
 
 /// A part of a template.
-pub(super) enum Piece<'a> {
+pub(super) enum TemplatePart<'a> {
     /// Text, comments and raw blocks, which stay unchanged.
     Text(&'a str),
     /// A `{{ … }}` tag, which prints a value.
@@ -69,21 +69,21 @@ pub(super) fn is_name(text: &str) -> bool {
 }
 
 /// Splits a template into pieces.
-pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
-    let mut pieces = Vec::new();
+pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
+    let mut parts = Vec::new();
     let mut rest = source;
     let (mut line, mut counted) = (1, 0);
     loop {
-        let begin = rest
+        let start = rest
             .match_indices('{')
             .map(|(at, _)| at)
             .find(|&at| matches!(rest.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')));
-        let Some(begin) = begin else {
-            pieces.push(Piece::Text(rest));
-            return Ok(pieces);
+        let Some(start) = start else {
+            parts.push(TemplatePart::Text(rest));
+            return Ok(parts);
         };
-        let (text, tag) = rest.split_at(begin);
-        pieces.push(Piece::Text(text));
+        let (text, tag) = rest.split_at(start);
+        parts.push(TemplatePart::Text(text));
         let at = source.len() - tag.len();
         line += source[counted..at].matches('\n').count();
         counted = at;
@@ -91,22 +91,22 @@ pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
             let end = tag
                 .find("#}")
                 .ok_or_else(|| format!("a comment has no end (line {line} of the template)"))?;
-            pieces.push(Piece::Text(&tag[..end + 2]));
+            parts.push(TemplatePart::Text(&tag[..end + 2]));
             rest = &tag[end + 2..];
-        } else if let Some(begin) = block_tag(tag, "raw") {
-            let body = &tag[begin..];
+        } else if let Some(start) = block_tag(tag, "raw") {
+            let body = &tag[start..];
             let end =
                 body.match_indices("{%").find_map(|(at, _)| Some(at + block_tag(&body[at..], "endraw")?));
             let end = end.ok_or_else(|| format!("a raw block has no end (line {line} of the template)"))?;
             // Jinja2 keeps the line break after the opening tag. The sign `+` makes the engine keep it.
-            let (open, close) = tag[..begin].split_at(begin - 2);
+            let (open, close) = tag[..start].split_at(start - 2);
             let sign = if open.ends_with('-') { "" } else { "+" };
-            pieces.extend([open, sign, close, &body[..end]].map(Piece::Text));
+            parts.extend([open, sign, close, &body[..end]].map(TemplatePart::Text));
             rest = &body[end..];
         } else {
             let is_print = tag.starts_with("{{");
             let (tag, after) = read_tag(tag, line)?;
-            pieces.push(if is_print { Piece::Print(tag) } else { Piece::Block(tag) });
+            parts.push(if is_print { TemplatePart::Print(tag) } else { TemplatePart::Block(tag) });
             rest = after;
         }
     }
@@ -145,7 +145,7 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
         let (text, length) = match first {
             '\'' | '"' => {
                 let length = string_length(body).ok_or_else(|| tag.error("a string has no end"))?;
-                (unescaped(&body[1..length - 1]).map_err(|what| tag.error(what))?.into(), length)
+                (unescape(&body[1..length - 1]).map_err(|what| tag.error(what))?.into(), length)
             }
             '0'..='9' => number(body, after_dot).map_err(|what| tag.error(what))?,
             c if c == '_' || c.is_alphabetic() => {
@@ -232,7 +232,7 @@ fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String
 }
 
 /// Resolves Python's escape sequences in a string.
-fn unescaped(body: &str) -> Result<String, String> {
+fn unescape(body: &str) -> Result<String, String> {
     let mut out = String::with_capacity(body.len());
     let mut rest = body;
     while let Some(at) = rest.find('\\') {

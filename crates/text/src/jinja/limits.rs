@@ -69,7 +69,7 @@ pub(crate) fn failure(message: impl Into<std::borrow::Cow<'static, str>>) -> Err
 ///
 /// # Errors
 /// Returns an error if there are too many bytes for one text, or for the remaining budget.
-pub(crate) fn charge(state: &mut State, bytes: usize) -> Result<(), Error> {
+pub(crate) fn spend_bytes(state: &mut State, bytes: usize) -> Result<(), Error> {
     state.get_or_insert_extension_with(Budget::new).spend(bytes)
 }
 
@@ -84,13 +84,13 @@ pub(crate) fn tick(state: &mut State, bytes: usize) -> Result<Value, Error> {
 /// Creates a text and charges its length to the budget.
 pub(crate) fn text(state: &mut State, text: impl Into<String>) -> Result<Value, Error> {
     let text = text.into();
-    charge(state, text.len())?;
+    spend_bytes(state, text.len())?;
     Ok(Value::from(text))
 }
 
 /// Creates a list and charges its items to the budget.
 pub(crate) fn list(state: &mut State, items: Vec<Value>) -> Result<Value, Error> {
-    charge(state, items.len().saturating_mul(size_of::<Value>()))?;
+    spend_bytes(state, items.len().saturating_mul(size_of::<Value>()))?;
     Ok(Value::from(items))
 }
 
@@ -175,7 +175,7 @@ pub(crate) fn keep(state: &mut State, value: Value) -> Result<Value, Error> {
             return Err(failure("it puts a namespace into another value, which Levade does not allow"));
         }
         let size = measure(state, &value)?;
-        charge(state, size.values.saturating_mul(size_of::<Value>()))?;
+        spend_bytes(state, size.values.saturating_mul(size_of::<Value>()))?;
     }
     Ok(value)
 }

@@ -10,7 +10,7 @@ pub(super) fn number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some(text) => {
             let text = strings::strip(text, None, true, true);
-            let digits = ungrouped(text)?;
+            let digits = strip_underscores(text)?;
             let known = digits.trim_start_matches(['+', '-']).to_lowercase();
             let is_word = ["inf", "infinity", "nan"].contains(&known.as_str());
             let is_number = known.starts_with(|c: char| c.is_ascii_digit() || c == '.');
@@ -23,7 +23,7 @@ pub(super) fn number(value: &Value) -> Option<f64> {
 
 /// Removes the underscores that Python allows between two digits. Returns `None` if an underscore stands
 /// anywhere else.
-pub(super) fn ungrouped(text: &str) -> Option<String> {
+pub(super) fn strip_underscores(text: &str) -> Option<String> {
     let digit = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
     let between = |(at, _): (usize, &str)| {
         digit(text[..at].chars().next_back()) && digit(text[at + 1..].chars().next())

@@ -6,10 +6,10 @@ use std::cmp::Ordering;
 use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
 
-use super::arguments::{apart, integer};
+use super::arguments::{integer, split_arguments};
 use super::containers;
 use super::format;
-use super::limits::{self, charge, failure, list, measure};
+use super::limits::{self, failure, list, measure, spend_bytes};
 use super::repr::text;
 use super::text_filters::escape;
 
@@ -24,7 +24,7 @@ pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_function("__levade_bind", bind);
     environment.add_function("__levade_order", order);
     environment.add_function(super::names::ATTRIBUTE, containers::attribute);
-    environment.add_function(super::names::ITER, iterated);
+    environment.add_function(super::names::ITER, check_iterable);
     environment.add_function(super::names::KEEP, limits::keep);
     environment.add_function(super::names::TICK, limits::tick);
 }
@@ -36,7 +36,7 @@ enum Number {
 }
 
 impl Number {
-    fn of(value: &Value) -> Option<Self> {
+    fn from_value(value: &Value) -> Option<Self> {
         match value.kind() {
             ValueKind::Bool => Some(Number::Integer(i128::from(value.is_true()))),
             ValueKind::Number if value.is_integer() => {
@@ -62,7 +62,7 @@ fn arithmetic(
     integers: impl Fn(i128, i128) -> Option<i128>,
     floats: impl Fn(f64, f64) -> f64,
 ) -> Result<Value, Error> {
-    match (Number::of(left), Number::of(right)) {
+    match (Number::from_value(left), Number::from_value(right)) {
         (Some(Number::Integer(a)), Some(Number::Integer(b))) => {
             let result = integers(a, b)
                 .ok_or_else(|| failure(format!("{a} {operator} {b} has no result in 128 bits")))?;
@@ -83,10 +83,10 @@ fn is_list(value: &Value) -> bool {
 
 fn add(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
-        charge(state, a.len() + b.len())?;
+        spend_bytes(state, a.len() + b.len())?;
         if left.is_safe() || right.is_safe() {
-            let joined = [marked_up(&left), marked_up(&right)].concat();
-            charge(state, joined.len())?;
+            let joined = [to_markup(&left), to_markup(&right)].concat();
+            spend_bytes(state, joined.len())?;
             return Ok(Value::from_safe_string(joined));
         }
         return Ok(Value::from([a, b].concat()));
@@ -99,7 +99,7 @@ fn add(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
 }
 
 /// Returns a text as markup. Plain text is escaped when it is joined with markup, as in markupsafe.
-fn marked_up(value: &Value) -> String {
+fn to_markup(value: &Value) -> String {
     let text = value.as_str().unwrap_or_default();
     if value.is_safe() { text.to_string() } else { escape(text) }
 }
@@ -119,13 +119,13 @@ fn mul(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     let (value, count) = pair.ok_or_else(|| failure("* repeats strings and lists by integers only"))?;
     let count = usize::try_from(count).unwrap_or(0);
     if let Some(text) = value.as_str() {
-        charge(state, text.len().saturating_mul(count))?;
+        spend_bytes(state, text.len().saturating_mul(count))?;
         return Ok(Value::from(text.repeat(count)));
     }
     let texts = measure(state, value)?.bytes;
-    charge(state, texts.saturating_mul(count))?;
+    spend_bytes(state, texts.saturating_mul(count))?;
     let items: Vec<Value> = value.try_iter()?.collect();
-    charge(state, items.len().saturating_mul(count).saturating_mul(size_of::<Value>()))?;
+    spend_bytes(state, items.len().saturating_mul(count).saturating_mul(size_of::<Value>()))?;
     sequence(state, vec![items; count].concat(), value.is_tuple())
 }
 
@@ -134,8 +134,8 @@ pub(super) fn modulo(state: &mut State, left: Value, right: Value) -> Result<Val
         let formatted = format::printf(state, template, &right)?;
         return Ok(Value::from(formatted));
     }
-    let zero = Number::of(&right).is_some_and(|right| right.float() == 0.0);
-    if zero && Number::of(&left).is_some() {
+    let zero = Number::from_value(&right).is_some_and(|right| right.float() == 0.0);
+    if zero && Number::from_value(&left).is_some() {
         return Err(failure(format!("{left} % {right} divides by zero")));
     }
     let floor = |a: i128, b: i128| {
@@ -155,7 +155,7 @@ pub(super) fn modulo(state: &mut State, left: Value, right: Value) -> Result<Val
 
 fn pow(left: Value, right: Value) -> Result<Value, Error> {
     if let (Some(base), Some(Number::Integer(exponent @ i128::MIN..0))) =
-        (Number::of(&left), Number::of(&right))
+        (Number::from_value(&left), Number::from_value(&right))
     {
         if base.float() == 0.0 {
             return Err(failure(format!("{left} ** {right} divides by zero")));
@@ -198,7 +198,7 @@ fn slice(state: &mut State, value: Value, start: Value, stop: Value, step: Value
     }
     // For a value that cannot be sliced, Jinja2 returns an undefined value instead of an error.
     if let Some(text) = value.as_str() {
-        charge(state, text.len())?;
+        spend_bytes(state, text.len())?;
         if step == 1 && start.unwrap_or(0) >= 0 && stop.is_none() {
             let from = usize::try_from(start.unwrap_or(0)).unwrap_or(usize::MAX);
             let from = text.char_indices().nth(from).map_or(text.len(), |(at, _)| at);
@@ -217,23 +217,23 @@ fn slice(state: &mut State, value: Value, start: Value, stop: Value, step: Value
         };
     }
     let items: Vec<Value> = value.try_iter()?.collect();
-    let cut = positions(items.len(), start, stop, step).map(|at| items[at].clone()).collect();
-    sequence(state, cut, value.is_tuple())
+    let sliced = positions(items.len(), start, stop, step).map(|at| items[at].clone()).collect();
+    sequence(state, sliced, value.is_tuple())
 }
 
 /// Returns the indices of `range(*slice(start, stop, step).indices(length))`.
 fn positions(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
     let (least, most) = if step > 0 { (0, length) } else { (-1, length - 1) };
-    let place = |bound: Option<i64>, default: i64| match bound {
+    let clamp = |bound: Option<i64>, default: i64| match bound {
         None => default,
         Some(bound) if bound < 0 => bound.saturating_add(length).max(least),
         Some(bound) => bound.min(most),
     };
     let (start, stop) = if step > 0 {
-        (place(start, 0), place(stop, length))
+        (clamp(start, 0), clamp(stop, length))
     } else {
-        (place(start, most), place(stop, least))
+        (clamp(start, most), clamp(stop, least))
     };
     let mut next = Some(start);
     std::iter::from_fn(move || {
@@ -246,7 +246,7 @@ fn positions(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) ->
 /// Implements `left < right` and the other order operators. As in Python, they compare numbers, strings,
 /// lists or tuples with values of the same kind.
 pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
-    let numbers = match (Number::of(&left), Number::of(&right)) {
+    let numbers = match (Number::from_value(&left), Number::from_value(&right)) {
         (Some(Number::Integer(a)), Some(Number::Integer(b))) => Some(Some(a.cmp(&b))),
         (Some(a), Some(b)) => Some(a.float().partial_cmp(&b.float())),
         _ => None,
@@ -274,7 +274,7 @@ pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, 
 }
 
 /// Returns the value over which a loop iterates, or an error if it is `none`.
-fn iterated(value: Value) -> Result<Value, Error> {
+fn check_iterable(value: Value) -> Result<Value, Error> {
     if value.is_none() {
         return Err(failure("a loop runs over none, which is not iterable"));
     }
@@ -285,14 +285,14 @@ fn iterated(value: Value) -> Result<Value, Error> {
 /// remaining arguments as `varargs` and `kwargs`.
 fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let arguments = arguments.into_values();
-    let (positional, named) = apart(&arguments)?;
+    let (positional, named) = split_arguments(&arguments)?;
     let names: Vec<Value> = names.try_iter()?.collect();
     let mut bound: Vec<(Value, Value)> = names.iter().cloned().zip(positional.iter().cloned()).collect();
-    let mut others: Vec<(Value, Value)> = Vec::new();
+    let mut keyword_pairs: Vec<(Value, Value)> = Vec::new();
     for name in named.args() {
         let (key, value) = (Value::from(name), named.peek::<Value>(name)?);
         if !names.contains(&key) && name != "caller" {
-            others.push((key, value));
+            keyword_pairs.push((key, value));
         } else if bound.iter().any(|(known, _)| *known == key) {
             return Err(failure(format!("a macro is given {name} twice")));
         } else {
@@ -301,7 +301,7 @@ fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Resu
     }
     let rest = positional.get(names.len()..).unwrap_or_default().to_vec();
     bound.push((Value::from("varargs"), Value::from(Tuple::from(rest))));
-    bound.push((Value::from("kwargs"), Value::from_pairs(others)));
+    bound.push((Value::from("kwargs"), Value::from_pairs(keyword_pairs)));
     let bound = Value::from_pairs(bound);
     measure(state, &bound)?;
     Ok(bound)

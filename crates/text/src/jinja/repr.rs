@@ -17,7 +17,7 @@ pub(crate) fn text(state: &mut State, value: &Value) -> Result<String, Error> {
         printer.print(value, 0)?
     }
     let text = printer.out;
-    limits::charge(state, text.len())?;
+    limits::spend_bytes(state, text.len())?;
     Ok(text)
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn repr(state: &mut State, value: &Value) -> Result<String, Error> {
     let mut printer = Printer::new(state);
     printer.print(value, 0)?;
     let text = printer.out;
-    limits::charge(state, text.len())?;
+    limits::spend_bytes(state, text.len())?;
     Ok(text)
 }
 
@@ -52,7 +52,7 @@ impl Printer {
             ValueKind::Number if !value.is_integer() => {
                 self.out.push_str(&f64::try_from(value.clone()).map_or(String::new(), number));
             }
-            ValueKind::String => self.quoted(value.as_str().unwrap_or_default()),
+            ValueKind::String => self.write_quoted(value.as_str().unwrap_or_default()),
             ValueKind::Map => {
                 self.out.push('{');
                 for (index, (key, item)) in pairs(value).enumerate() {
@@ -88,7 +88,7 @@ impl Printer {
         }
     }
 
-    fn quoted(&mut self, text: &str) {
+    fn write_quoted(&mut self, text: &str) {
         let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
         self.out.push(quote);
         for c in text.chars() {

@@ -6,16 +6,16 @@ use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use unicode_categories::UnicodeCategories;
 
-use super::arguments::Bound;
+use super::arguments::BoundArguments;
 use super::format;
-use super::limits::{self, charge, failure};
+use super::limits::{self, failure, spend_bytes};
 
 /// Calls `text.method(*arguments)`.
 ///
 /// # Errors
 /// Returns [`ErrorKind::UnknownMethod`] if `str` has no such method, and the errors of the method itself.
 pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let bound = |names: &'static [&'static str]| Bound::new(method, names, arguments);
+    let bound = |names: &'static [&'static str]| BoundArguments::new(method, names, arguments);
     let made = |state: &mut State, text: String| limits::text(state, text);
     match method {
         "upper" => bound(&[]).and_then(|_| made(state, text.to_uppercase())),
@@ -43,8 +43,8 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
         }
         "split" | "rsplit" => {
             let bound = bound(&["sep", "maxsplit"])?;
-            let most = usize::try_from(bound.integer(1, -1)?).unwrap_or(usize::MAX);
-            let parts = split(text, bound.text_or_none(0)?, most, method == "rsplit")?;
+            let max_splits = usize::try_from(bound.integer(1, -1)?).unwrap_or(usize::MAX);
+            let parts = split(text, bound.text_or_none(0)?, max_splits, method == "rsplit")?;
             texts(state, &parts)
         }
         "splitlines" => {
@@ -57,7 +57,7 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
             if separator.is_empty() {
                 return Err(failure(format!("{method}: the separator is empty")));
             }
-            charge(state, text.len())?;
+            spend_bytes(state, text.len())?;
             let found =
                 if method == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
             let parts = match found {
@@ -77,7 +77,7 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
                         item.kind()
                     )));
                 };
-                charge(state, item.len() + text.len())?;
+                spend_bytes(state, item.len() + text.len())?;
                 if index > 0 {
                     out.push_str(text);
                 }
@@ -141,20 +141,20 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
                 "ljust" => '<',
                 _ => '>',
             };
-            format::justified(state, text, bound.integer(0, 0)?, fill, align).map(Value::from)
+            format::justify(state, text, bound.integer(0, 0)?, fill, align).map(Value::from)
         }
         "zfill" => {
             let bound = bound(&["width"])?;
             bound.required(0)?;
             let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
             let width = bound.integer(0, 0)?.saturating_sub(i64::try_from(sign.len()).unwrap_or(0));
-            format::justified(state, digits, width, '0', '>')
+            format::justify(state, digits, width, '0', '>')
                 .map(|digits| Value::from(format!("{sign}{digits}")))
         }
         "expandtabs" => {
             let bound = bound(&["tabsize"])?;
             let size = usize::try_from(bound.integer(0, 8)?).unwrap_or(0);
-            charge(state, text.len().saturating_add(text.matches('\t').count().saturating_mul(size)))?;
+            spend_bytes(state, text.len().saturating_add(text.matches('\t').count().saturating_mul(size)))?;
             Ok(Value::from(expand_tabs(text, size)))
         }
         "encode" => {
@@ -166,7 +166,7 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
                     return Err(failure(format!("encode: {other:?} is not known for this text; utf-8 is")));
                 }
             }
-            charge(state, text.len())?;
+            spend_bytes(state, text.len())?;
             Ok(Value::from_bytes(text.as_bytes().to_vec()))
         }
         "format" => format::str_format(state, text, arguments).map(Value::from),
@@ -190,7 +190,7 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
 
 /// Creates a list of texts, and charges it to the budget first.
 fn texts(state: &mut State, parts: &[&str]) -> Result<Value, Error> {
-    charge(state, parts.iter().map(|part| part.len() + size_of::<Value>()).sum())?;
+    spend_bytes(state, parts.iter().map(|part| part.len() + size_of::<Value>()).sum())?;
     Ok(parts.iter().copied().map(Value::from).collect())
 }
 
@@ -237,8 +237,8 @@ fn is_cased(c: char) -> bool {
 fn is_title(text: &str) -> bool {
     let (mut any, mut inside) = (false, false);
     for c in text.chars() {
-        let begins = c.is_uppercase() || c.is_letter_titlecase();
-        if (begins && inside) || (c.is_lowercase() && !inside) {
+        let starts_word = c.is_uppercase() || c.is_letter_titlecase();
+        if (starts_word && inside) || (c.is_lowercase() && !inside) {
             return false;
         }
         inside = is_cased(c);
@@ -295,7 +295,7 @@ pub(crate) fn replace(
 ) -> Result<Value, Error> {
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     let found = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() }.min(count);
-    charge(state, text.len().saturating_add(found.saturating_mul(new.len())))?;
+    spend_bytes(state, text.len().saturating_add(found.saturating_mul(new.len())))?;
     Ok(Value::from(text.replacen(old, new, count)))
 }
 
@@ -303,39 +303,39 @@ pub(crate) fn replace(
 fn split<'a>(
     text: &'a str,
     separator: Option<&str>,
-    most: usize,
+    max_splits: usize,
     from_end: bool,
 ) -> Result<Vec<&'a str>, Error> {
-    let Some(separator) = separator else { return Ok(split_spaces(text, most, from_end)) };
+    let Some(separator) = separator else { return Ok(split_spaces(text, max_splits, from_end)) };
     if separator.is_empty() {
         return Err(failure("split: the separator is empty"));
     }
-    let most = most.saturating_add(1);
+    let max_splits = max_splits.saturating_add(1);
     Ok(if from_end {
-        let mut parts: Vec<_> = text.rsplitn(most, separator).collect();
+        let mut parts: Vec<_> = text.rsplitn(max_splits, separator).collect();
         parts.reverse();
         parts
     } else {
-        text.splitn(most, separator).collect()
+        text.splitn(max_splits, separator).collect()
     })
 }
 
 /// Splits a text at white space into words, with at most `most` splits. If words remain unsplit, the last
 /// part keeps the white space within it and on its outer side.
-fn split_spaces(text: &str, most: usize, from_end: bool) -> Vec<&str> {
+fn split_spaces(text: &str, max_splits: usize, from_end: bool) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = strip(text, None, !from_end, from_end);
     while !rest.is_empty() {
         let at = if from_end { rest.rfind(is_space) } else { rest.find(is_space) };
-        let Some(at) = at.filter(|_| words.len() < most) else {
+        let Some(at) = at.filter(|_| words.len() < max_splits) else {
             words.push(rest);
             break;
         };
         let space = rest[at..].chars().next().map_or(1, char::len_utf8);
         let (before, after) = (&rest[..at], &rest[at + space..]);
-        let (word, others) = if from_end { (after, before) } else { (before, after) };
+        let (word, remaining) = if from_end { (after, before) } else { (before, after) };
         words.push(word);
-        rest = strip(others, None, !from_end, from_end);
+        rest = strip(remaining, None, !from_end, from_end);
     }
     if from_end {
         words.reverse();
@@ -384,13 +384,17 @@ fn expand_tabs(text: &str, size: usize) -> String {
 /// Returns the characters from argument `start` up to argument `start + 1`, and the number of characters
 /// before them. Returns `None` if the start is after the end, so that not even an empty text is found
 /// there.
-fn part<'a>(text: &'a str, bound: &Bound<'_>, start: usize) -> Result<Option<(usize, &'a str)>, Error> {
+fn part<'a>(
+    text: &'a str,
+    bound: &BoundArguments<'_>,
+    start: usize,
+) -> Result<Option<(usize, &'a str)>, Error> {
     if bound.value(start).is_none() && bound.value(start + 1).is_none() {
         return Ok(Some((0, text)));
     }
     let length = i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
-    let place = |bound: i64| if bound < 0 { bound.saturating_add(length).max(0) } else { bound };
-    let (from, to) = (place(bound.integer(start, 0)?), place(bound.integer(start + 1, length)?).min(length));
+    let clamp = |bound: i64| if bound < 0 { bound.saturating_add(length).max(0) } else { bound };
+    let (from, to) = (clamp(bound.integer(start, 0)?), clamp(bound.integer(start + 1, length)?).min(length));
     if from > to {
         return Ok(None);
     }

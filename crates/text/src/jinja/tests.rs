@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use crate::{ChatTemplate, Rendering, TextError};
+use crate::{ChatTemplate, TemplateInput, TextError};
 
 fn render(
     source: &str,
@@ -11,7 +11,7 @@ fn render(
     variables: &Map<String, Value>,
     now: u64,
 ) -> Result<String, TextError> {
-    let rendering = Rendering { messages, tools: None, add_generation_prompt: true, variables };
+    let rendering = TemplateInput { messages, tools: None, add_generation_prompt: true, variables };
     ChatTemplate::at(source, now)?.render(rendering)
 }
 
@@ -24,11 +24,11 @@ fn failure(source: &str) -> String {
 #[test]
 fn templates_match_recorded_transformers_output() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../conformance/templates.json");
-    let record: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let messages = record["messages"].as_array().unwrap();
-    let variables = record["variables"].as_object().unwrap();
-    let now = record["now"].as_u64().unwrap();
-    let snippets = record["snippets"].as_object().unwrap();
+    let recorded: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let messages = recorded["messages"].as_array().unwrap();
+    let variables = recorded["variables"].as_object().unwrap();
+    let now = recorded["now"].as_u64().unwrap();
+    let snippets = recorded["snippets"].as_object().unwrap();
     assert!(snippets.len() > 100);
     let mut wrong = Vec::new();
     for (name, snippet) in snippets {
@@ -112,7 +112,7 @@ fn template_limits_bound_time_and_memory() {
 /// The engine recurses over operators. Tests run on a stack of 2 MiB, like the workers of the server.
 #[test]
 fn longest_expressions_fit_on_stack() {
-    for (most, step) in [
+    for (max_depth, step) in [
         (1000, " and 1"),
         (1000, " or 0"),
         (1000, " - 1"),
@@ -126,8 +126,8 @@ fn longest_expressions_fit_on_stack() {
         (500, "[0]"),
     ] {
         let chain = |count: usize| format!("{{% if 0 %}}{{{{ 1{} }}}}{{% endif %}}", step.repeat(count));
-        let most = if step == " in []" { most / 3 } else { most };
-        assert_eq!(render(&chain(most), &[], &Map::new(), 0).unwrap(), "", "{step}");
+        let max_depth = if step == " in []" { max_depth / 3 } else { max_depth };
+        assert_eq!(render(&chain(max_depth), &[], &Map::new(), 0).unwrap(), "", "{step}");
         assert!(failure(&chain(20_000)).contains("operators"), "{step}");
     }
     let branches = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(499));

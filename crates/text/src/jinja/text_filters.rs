@@ -3,9 +3,9 @@
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, State, Value};
 
-use super::arguments::{Bound, Filter};
+use super::arguments::{BoundArguments, Filter};
 use super::format;
-use super::limits::{self, charge, failure, pairs};
+use super::limits::{self, failure, pairs, spend_bytes};
 use super::numbers::number;
 use super::repr::{repr, text};
 use super::strings;
@@ -18,8 +18,8 @@ pub(super) const FILTERS: [(&str, Filter); 19] = [
     ("capitalize", |state, value, _| as_text(state, value, strings::capitalize)),
     ("title", |state, value, _| as_text(state, value, title)),
     ("striptags", |state, value, _| as_text(state, value, strip_tags)),
-    ("e", marked_up),
-    ("escape", marked_up),
+    ("e", to_markup),
+    ("escape", to_markup),
     ("forceescape", |state, value, _| as_text(state, value, escape).map(as_markup)),
     ("urlencode", urlencode),
     ("wordcount", wordcount),
@@ -44,7 +44,7 @@ pub(super) fn as_text(
 }
 
 fn title(text: &str) -> String {
-    let begins = |c: char| strings::is_space(c) || "-({[<".contains(c);
+    let starts_word = |c: char| strings::is_space(c) || "-({[<".contains(c);
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
     for c in text.chars() {
@@ -53,7 +53,7 @@ fn title(text: &str) -> String {
         } else {
             out.extend(c.to_uppercase())
         }
-        inside = !begins(c);
+        inside = !starts_word(c);
     }
     out
 }
@@ -62,7 +62,7 @@ fn as_markup(value: Value) -> Value {
     Value::from_safe_string(value.as_str().unwrap_or_default().to_string())
 }
 
-fn marked_up(state: &mut State, value: Value, _: &[Value]) -> Result<Value, Error> {
+fn to_markup(state: &mut State, value: Value, _: &[Value]) -> Result<Value, Error> {
     if value.is_safe() { Ok(value) } else { as_text(state, value, escape).map(as_markup) }
 }
 
@@ -99,7 +99,7 @@ fn strip_tags(text: &str) -> String {
 }
 
 fn urlencode(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    Bound::new("urlencode", &[], given)?;
+    BoundArguments::new("urlencode", &[], given)?;
     let quoted = |text: &str, query: bool| {
         let mut out = String::new();
         for byte in text.bytes() {
@@ -126,47 +126,50 @@ fn urlencode(state: &mut State, value: Value, given: &[Value]) -> Result<Value, 
 }
 
 fn wordcount(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    Bound::new("wordcount", &[], given)?;
+    BoundArguments::new("wordcount", &[], given)?;
     let text = text(state, &value)?;
     let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
     Ok(Value::from(words.filter(|word| !word.is_empty()).count()))
 }
 
 fn wordwrap(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound =
-        Bound::new("wordwrap", &["width", "break_long_words", "wrapstring", "break_on_hyphens"], given)?;
+    let bound = BoundArguments::new(
+        "wordwrap",
+        &["width", "break_long_words", "wrapstring", "break_on_hyphens"],
+        given,
+    )?;
     let value = text(state, &value)?;
     let width = usize::try_from(bound.integer(0, 79)?).unwrap_or(0);
     let between = bound.text_or_none(2)?.unwrap_or("\n");
     let (words, hyphens) = (bound.truth(1, true), bound.truth(3, true));
     // There is at most one more line break than there are characters.
-    charge(state, value.len().saturating_mul(between.len().saturating_add(1)))?;
+    spend_bytes(state, value.len().saturating_mul(between.len().saturating_add(1)))?;
     let wrapped =
         strings::lines(&value, false).into_iter().map(|line| wrap(line, width, words, hyphens).join(between));
     limits::text(state, wrapped.collect::<Vec<_>>().join(between))
 }
 
 fn trim(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("trim", &["chars"], given)?;
+    let bound = BoundArguments::new("trim", &["chars"], given)?;
     let chars = bound.text_or_none(0)?;
     as_text(state, value, |text| strings::strip(text, chars, true, true).to_string())
 }
 
 fn replace(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("replace", &["old", "new", "count"], given)?;
+    let bound = BoundArguments::new("replace", &["old", "new", "count"], given)?;
     let (old, new) = (text(state, bound.required(0)?)?, text(state, bound.required(1)?)?);
     let value = text(state, &value)?;
     strings::replace(state, &value, &old, &new, bound.integer(2, -1)?)
 }
 
 fn center(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("center", &["width"], given)?;
+    let bound = BoundArguments::new("center", &["width"], given)?;
     let value = text(state, &value)?;
-    format::justified(state, &value, bound.integer(0, 80)?, ' ', '^').map(Value::from)
+    format::justify(state, &value, bound.integer(0, 80)?, ' ', '^').map(Value::from)
 }
 
 fn indent(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("indent", &["width", "first", "blank"], given)?;
+    let bound = BoundArguments::new("indent", &["width", "first", "blank"], given)?;
     let Some(value) = value.as_str() else {
         return Err(failure(format!("indent: the value is of kind {}, but must be a string", value.kind())));
     };
@@ -174,14 +177,14 @@ fn indent(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
         Ok(Some(text)) => text.to_string(),
         _ => {
             let width = usize::try_from(bound.integer(0, 4)?).unwrap_or(0);
-            charge(state, width)?;
+            spend_bytes(state, width)?;
             " ".repeat(width)
         }
     };
     let (first, blank) = (bound.truth(1, false), bound.truth(2, false));
-    let whole = format!("{value}\n");
-    let lines = strings::lines(&whole, false);
-    charge(state, whole.len().saturating_add(lines.len().saturating_mul(width.len())))?;
+    let full = format!("{value}\n");
+    let lines = strings::lines(&full, false);
+    spend_bytes(state, full.len().saturating_add(lines.len().saturating_mul(width.len())))?;
     let mut out = String::new();
     for (index, line) in lines.iter().enumerate() {
         if index > 0 {
@@ -196,7 +199,7 @@ fn indent(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
 }
 
 fn truncate(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("truncate", &["length", "killwords", "end", "leeway"], given)?;
+    let bound = BoundArguments::new("truncate", &["length", "killwords", "end", "leeway"], given)?;
     let value = text(state, &value)?;
     let end = bound.text_or_none(2)?.unwrap_or("...");
     let length = usize::try_from(bound.integer(0, 255)?).unwrap_or(0);
@@ -207,17 +210,17 @@ fn truncate(state: &mut State, value: Value, given: &[Value]) -> Result<Value, E
     if value.chars().count() <= length.saturating_add(leeway) {
         return Ok(Value::from(value));
     }
-    let cut: String = value.chars().take(kept).collect();
-    let cut = if bound.truth(1, false) {
-        &cut
+    let truncated: String = value.chars().take(kept).collect();
+    let truncated = if bound.truth(1, false) {
+        &truncated
     } else {
-        cut.rsplit_once(' ').map_or(cut.as_str(), |(words, _)| words)
+        truncated.rsplit_once(' ').map_or(truncated.as_str(), |(words, _)| words)
     };
-    limits::text(state, format!("{cut}{end}"))
+    limits::text(state, format!("{truncated}{end}"))
 }
 
 fn file_size(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = Bound::new("filesizeformat", &["binary"], given)?;
+    let bound = BoundArguments::new("filesizeformat", &["binary"], given)?;
     let binary = bound.truth(0, false);
     let (base, middle) = if binary { (1024.0, "iB") } else { (1000.0, "B") };
     let bytes = number(&value).ok_or_else(|| failure(format!("filesizeformat: {value} is no number")))?;
@@ -242,7 +245,7 @@ fn file_size(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Erro
 
 /// Implements `pprint.pformat` for values that fit on one line.
 fn pprint(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    Bound::new("pprint", &[], given)?;
+    BoundArguments::new("pprint", &[], given)?;
     let sorted = match value.kind() {
         ValueKind::Map => {
             let mut items: Vec<_> = pairs(&value).collect();
@@ -261,7 +264,7 @@ fn pprint(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
 }
 
 fn format_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let (positional, named) = super::arguments::apart(given)?;
+    let (positional, named) = super::arguments::split_arguments(given)?;
     let template = text(state, &value)?;
     let arguments = match named.args().next() {
         None => Value::from(Tuple::from(positional)),

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::expression::Expression;
-use super::lexer::{Piece, Tag, Token, is_name, split};
+use super::lexer::{Tag, TemplatePart, Token, is_name, split};
 use super::names::{ITER, KEEP, OpenMacros, TICK};
 
 /// Maximum number of branches of one condition. The engine recurses over them without a limit.
@@ -26,20 +26,20 @@ const BODIES: [&str; 3] = ["for", "macro", "call"];
 /// Returns an error that names the line if the template does not parse.
 pub(crate) fn translate(source: &str) -> Result<String, String> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    let pieces = split(&source)?;
-    let (macros, sizes) = survey(&pieces);
+    let parts = split(&source)?;
+    let (macros, sizes) = analyze(&parts);
     let mut out = String::with_capacity(source.len() * 2);
     let mut branches = Vec::new();
-    for (index, piece) in pieces.iter().enumerate() {
-        match piece {
-            Piece::Text(text) => out.push_str(text),
-            Piece::Print(tag) => {
+    for (index, part) in parts.iter().enumerate() {
+        match part {
+            TemplatePart::Text(text) => out.push_str(text),
+            TemplatePart::Print(tag) => {
                 out.push_str(tag.open);
-                out.push_str(&Expression::of(tag, &tag.tokens, &macros).whole_tuple()?);
+                out.push_str(&Expression::new(tag, &tag.tokens, &macros).translate_tuple()?);
                 out.push_str(tag.tail);
                 out.push_str(tag.close);
             }
-            Piece::Block(tag) => {
+            TemplatePart::Block(tag) => {
                 match (tag.keyword(), branches.last_mut()) {
                     ("if", _) => branches.push(1),
                     ("elif", Some(&mut BRANCHES)) => {
@@ -65,32 +65,32 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
 }
 
 /// Finds the macros that accept any arguments, and the length in bytes of the text in each body.
-fn survey(pieces: &[Piece<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
+fn analyze(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
     let (mut macros, mut sizes) = (OpenMacros::new(), HashMap::new());
     // Index of the block, length of its text in bytes, and whether it reads extra arguments.
     let mut open: Vec<(usize, usize, bool)> = Vec::new();
-    for (index, piece) in pieces.iter().enumerate() {
-        let tag = match piece {
-            Piece::Text(text) => {
+    for (index, part) in parts.iter().enumerate() {
+        let tag = match part {
+            TemplatePart::Text(text) => {
                 open.iter_mut().for_each(|(_, size, _)| *size += text.len());
                 continue;
             }
-            Piece::Print(tag) | Piece::Block(tag) => tag,
+            TemplatePart::Print(tag) | TemplatePart::Block(tag) => tag,
         };
         if tag.tokens.iter().any(|token| token.is("varargs") || token.is("kwargs")) {
             open.iter_mut().for_each(|(_, _, reads)| *reads = true);
         }
-        let Piece::Block(tag) = piece else { continue };
+        let TemplatePart::Block(tag) = part else { continue };
         let keyword = tag.keyword();
         if BODIES.contains(&keyword) {
             open.push((index, 0, false));
         } else if keyword.strip_prefix("end").is_some_and(|of| BODIES.contains(&of))
-            && let Some((begin, size, reads)) = open.pop()
+            && let Some((start, size, reads)) = open.pop()
         {
-            sizes.insert(begin, size);
-            if let (Piece::Block(begin), true, "endmacro") = (&pieces[begin], reads, keyword) {
-                let name = begin.tokens.get(1).map(|token| token.text.to_string()).unwrap_or_default();
-                macros.insert(name, parameters(&begin.tokens));
+            sizes.insert(start, size);
+            if let (TemplatePart::Block(start), true, "endmacro") = (&parts[start], reads, keyword) {
+                let name = start.tokens.get(1).map(|token| token.text.to_string()).unwrap_or_default();
+                macros.insert(name, parameters(&start.tokens));
             }
         }
     }
@@ -120,7 +120,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
     let tokens = tag.tokens.as_slice();
     let [first, rest @ ..] = tokens else { return Err(tag.error("a tag is empty")) };
     let head = first.source();
-    let expression = |tokens| Expression::of(tag, tokens, macros);
+    let expression = |tokens| Expression::new(tag, tokens, macros);
     // Returns the position of a token outside of all brackets.
     let at = |wanted: &str| {
         let mut depth = 0;
@@ -136,7 +136,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
     };
     let copied = |tokens: &[Token<'_>]| tokens.iter().map(|token| token.source()).collect::<String>();
     Ok(match first.text.as_ref() {
-        "if" | "elif" => format!("{head}{}", expression(rest).whole_tuple()?),
+        "if" | "elif" => format!("{head}{}", expression(rest).translate_tuple()?),
         "for" => {
             let Some(of) = at("in") else { return Err(tag.error("a for has no in")) };
             let (targets, after) = rest.split_at(of + 1);
@@ -153,7 +153,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
         "set" => {
             let Some(equals) = at("=") else { return Ok(copied(tokens)) };
             let (targets, after) = rest.split_at(equals);
-            let value = expression(&after[1..]).whole_tuple()?;
+            let value = expression(&after[1..]).translate_tuple()?;
             let value = match targets {
                 [_, dot, _] if dot.is(".") => format!("{KEEP}({value})"),
                 _ => value,
@@ -208,7 +208,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
                 _ => 0,
             };
             let (parameters, call) = rest.split_at(parameters);
-            format!("{head}{}{}", copied(parameters), expression(call).whole()?)
+            format!("{head}{}{}", copied(parameters), expression(call).translate()?)
         }
         // A scope, as in transformers: a name that is set inside is not visible outside.
         "generation" => head.replace("generation", "with"),

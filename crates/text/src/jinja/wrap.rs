@@ -10,7 +10,7 @@ pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: b
     chunks.reverse();
     let blank = |chunk: &str| chunk.chars().all(is_space);
     // Returns the offset at which a chunk exceeds `most` characters. The search stops there.
-    let over = |chunk: &str, most: usize| chunk.char_indices().nth(most).map(|(at, _)| at);
+    let over = |chunk: &str, max_len: usize| chunk.char_indices().nth(max_len).map(|(at, _)| at);
     let mut lines: Vec<String> = Vec::new();
     while let Some(chunk) = chunks.last() {
         if !lines.is_empty() && blank(chunk) {

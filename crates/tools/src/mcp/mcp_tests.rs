@@ -84,7 +84,7 @@ async fn hanging_call_does_not_affect_next_call() {
     let call = |name: &str| {
         let call =
             levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
-        levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
+        levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
     };
     let late = open.answer(&call("hangs"), true).await;
     assert_eq!(late[0].kind, ObservationKind::Timeout, "{late:?}");
@@ -152,7 +152,7 @@ async fn announced_tool_can_be_called_in_same_attempt() {
     let call = |name: &str| {
         let call =
             levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
-        levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
+        levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
     };
     let unknown = open.answer(&call("grown"), true).await;
     assert_eq!(unknown[0].kind, ObservationKind::UnknownTool);
@@ -180,7 +180,7 @@ async fn call_returns_without_missing_tool_list() {
     for (name, text) in [("grows", "grown is there"), ("count", "1")] {
         let call =
             levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
-        let reply = levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
+        let reply = levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() };
         let answer = open.answer(&reply, true).await;
         assert_eq!((answer[0].kind, answer[0].text.as_str()), (ObservationKind::Ok, text));
     }
@@ -197,7 +197,7 @@ async fn progress_extends_timeout_up_to_limit() {
         let arguments = json!({ "length": steps }).as_object().unwrap().clone();
         let call =
             levade_text::ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
-        let reply = levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
+        let reply = levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() };
         open.answer(&reply, true).await.remove(0)
     };
     let done = works("works", 13).await;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use levade_process::Supervisor;
 use levade_tasks::Task;
-use levade_text::{Parsed, ToolCall};
+use levade_text::{ParsedCompletion, ToolCall};
 use levade_tools::{Observation, OpenTools, PythonKeys, PythonTools, ToolContext, ToolSet, Toolbox};
 use serde_json::{Map, Value};
 
@@ -68,7 +68,8 @@ async fn open(set: &ToolSet, name: &str) -> OpenTools {
 }
 
 async fn answers(open: &mut OpenTools, calls: Vec<ToolCall>) -> Vec<Observation> {
-    let reply = Parsed { content: String::new(), calls: calls.into_iter().map(Ok).collect(), bare: false };
+    let reply =
+        ParsedCompletion { content: String::new(), calls: calls.into_iter().map(Ok).collect(), bare: false };
     open.answer(&reply, true).await
 }
 

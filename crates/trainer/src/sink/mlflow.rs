@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use levade_policy::awake;
+use levade_policy::process_time;
 use levade_recipe::Recipe;
 use serde_json::{Value, json};
 use ureq::Body;
@@ -103,7 +103,7 @@ impl Sink for Mlflow {
     fn close(&mut self, finished: bool) -> Result<(), String> {
         let _ = self.messages.send(Message::Close { finished });
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let ended = awake::receive(ended, FAREWELL);
+        let ended = process_time::receive(ended, FAREWELL);
         if ended == Err(RecvTimeoutError::Timeout) {
             return Err(format!(
                 "not all metrics were taken within {FAREWELL:?}: the server is slow, or away"

@@ -446,7 +446,7 @@ impl<F: Fn(&Path) -> Result<(), PolicyError> + Send + Sync> Learner for HookedSa
         self.simulator.publish(version).await
     }
 
-    fn handed_over(&self) -> Option<Duration> {
+    fn handoff_time(&self) -> Option<Duration> {
         Some(Duration::from_secs(self.handed_over.load(Ordering::SeqCst).into()))
     }
 }

@@ -19,7 +19,7 @@ struct State {
     /// Error statuses of the next responses, the last one first.
     refusals: Vec<u16>,
     /// Maximum number of bytes in the next response body, by file.
-    cut: HashMap<String, usize>,
+    truncate_at: HashMap<String, usize>,
     /// Name of the file for which the server publishes a wrong hash.
     wrong_hash: Option<String>,
     ignore_ranges: bool,
@@ -39,11 +39,11 @@ impl Server {
         let address = format!("http://{}", listener.local_addr().unwrap());
         let files = files.iter().map(|(name, bytes)| (name.to_string(), bytes.to_vec())).collect();
         let state = Arc::new(Mutex::new(State { files, ..State::default() }));
-        let shared = state.clone();
+        let server_state = state.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 // Tests include clients that disconnect during a response.
-                let _ = answer(stream.unwrap(), &shared);
+                let _ = respond(stream.unwrap(), &server_state);
             }
         });
         Self { address, state, cache: tempfile::tempdir().unwrap() }
@@ -77,7 +77,7 @@ fn hub(address: &str, cache: &Path, offline: Option<&'static str>) -> Hub {
     Hub::new(settings, Duration::from_millis(1))
 }
 
-fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
     let (mut from, mut seen) = (0, first.clone());
@@ -95,12 +95,12 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     }
     let mut state = state.lock().unwrap();
     state.requests.push(seen);
-    let reply = |stream: &mut TcpStream, status: &str, extra: &str, length: usize, body: &[u8]| {
+    let respond = |stream: &mut TcpStream, status: &str, extra: &str, length: usize, body: &[u8]| {
         write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{extra}\r\n")?;
         stream.write_all(body)
     };
     if let Some(status) = state.refusals.pop() {
-        return reply(&mut stream, &format!("{status} No"), "", 0, b"");
+        return respond(&mut stream, &format!("{status} No"), "", 0, b"");
     }
     let target = first.split(' ').nth(1).unwrap_or_default().to_string();
     if target.starts_with("/api/models/owner/name/revision/main") {
@@ -120,23 +120,24 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             })
             .collect();
         let body = json!({ "sha": COMMIT, "siblings": siblings }).to_string();
-        return reply(&mut stream, "200 OK", "", body.len(), body.as_bytes());
+        return respond(&mut stream, "200 OK", "", body.len(), body.as_bytes());
     }
     let name = target.strip_prefix(&format!("/owner/name/resolve/{COMMIT}/")).unwrap_or_default();
     let Some(bytes) = state.files.get(name).cloned() else {
-        return reply(&mut stream, "404 Not Found", "", 0, b"");
+        return respond(&mut stream, "404 Not Found", "", 0, b"");
     };
     if from > 0 && from >= bytes.len() {
-        return reply(&mut stream, "416 Range Not Satisfiable", "", 0, b"");
+        return respond(&mut stream, "416 Range Not Satisfiable", "", 0, b"");
     }
     let from = if state.ignore_ranges { 0 } else { from };
     let rest = &bytes[from..];
-    let sent = state.cut.remove(name).map_or(rest, |cut| &rest[..cut.min(rest.len())]);
+    let sent =
+        state.truncate_at.remove(name).map_or(rest, |truncate_at| &rest[..truncate_at.min(rest.len())]);
     if from == 0 {
-        return reply(&mut stream, "200 OK", "", rest.len(), sent);
+        return respond(&mut stream, "200 OK", "", rest.len(), sent);
     }
     let range = format!("Content-Range: bytes {from}-{}/{}\r\n", bytes.len() - 1, bytes.len());
-    reply(&mut stream, "206 Partial Content", &range, rest.len(), sent)
+    respond(&mut stream, "206 Partial Content", &range, rest.len(), sent)
 }
 
 fn weights() -> Vec<u8> {
@@ -155,32 +156,32 @@ fn fetch_downloads_model_once_and_repairs_damage() {
     ]);
     let hub = server.hub(None);
     let mut last = HashMap::new();
-    let folder = hub
+    let dir = hub
         .fetch("owner/name", "main", server.cache.path(), &mut |progress| {
             last.insert(progress.stage.to_string(), (progress.done, progress.total));
         })
         .unwrap();
-    let mut names: Vec<_> = std::fs::read_dir(&folder)
+    let mut names: Vec<_> = std::fs::read_dir(&dir)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
     assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
-    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
-    assert_eq!(folder, server.snapshot());
+    assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), weights);
+    assert_eq!(dir, server.snapshot());
     let reference = server.cache.path().join("models--owner--name/refs/main");
     assert_eq!(std::fs::read_to_string(reference).unwrap(), COMMIT);
     assert_eq!(last["downloading model.safetensors"], (300_000, Some(300_000)));
     assert!(server.state().requests.iter().all(|request| request.contains("authorization: bearer secret")));
 
     let requests = server.state().requests.len();
-    assert_eq!(server.fetch().unwrap(), folder);
+    assert_eq!(server.fetch().unwrap(), dir);
     assert_eq!(server.state().requests.len(), requests);
 
     // Only a damaged file is downloaded again.
-    std::fs::write(folder.join("model.safetensors"), b"short").unwrap();
-    assert_eq!(server.fetch().unwrap(), folder);
-    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    std::fs::write(dir.join("model.safetensors"), b"short").unwrap();
+    assert_eq!(server.fetch().unwrap(), dir);
+    assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), weights);
     assert_eq!(server.state().requests.len(), requests + 2);
 }
 
@@ -195,13 +196,13 @@ fn only_shards_in_the_index_are_downloaded() {
         ("model-2.safetensors", b"two"),
         ("other.safetensors", b"not needed"),
     ];
-    let folder = Server::new(&files).fetch().unwrap();
-    assert_eq!(folder.file_name().unwrap(), COMMIT);
+    let dir = Server::new(&files).fetch().unwrap();
+    assert_eq!(dir.file_name().unwrap(), COMMIT);
 
     let server = Server::new(&files);
-    let folder = server.fetch().unwrap();
-    assert_eq!(std::fs::read(folder.join("model-2.safetensors")).unwrap(), b"two");
-    assert!(!folder.join("other.safetensors").exists());
+    let dir = server.fetch().unwrap();
+    assert_eq!(std::fs::read(dir.join("model-2.safetensors")).unwrap(), b"two");
+    assert!(!dir.join("other.safetensors").exists());
     files.remove(3);
     let message = Server::new(&files).fetch().unwrap_err().to_string();
     assert!(message.contains("names the shard \"model-2.safetensors\""), "{message}");
@@ -211,9 +212,9 @@ fn only_shards_in_the_index_are_downloaded() {
 fn truncated_download_resumes_in_same_run() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
-    server.state().cut.insert("model.safetensors".into(), 100_000);
-    let folder = server.fetch().unwrap();
-    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    server.state().truncate_at.insert("model.safetensors".into(), 100_000);
+    let dir = server.fetch().unwrap();
+    assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), weights);
     let requests = server.requests_for("model.safetensors");
     assert_eq!(requests.len(), 2);
     assert!(!requests[0].contains("range:") && requests[1].contains("range: bytes=100000-"), "{requests:?}");
@@ -237,9 +238,9 @@ fn download_restarts_if_server_ignores_ranges() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
     server.state().ignore_ranges = true;
-    server.state().cut.insert("model.safetensors".into(), 100_000);
-    let folder = server.fetch().unwrap();
-    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    server.state().truncate_at.insert("model.safetensors".into(), 100_000);
+    let dir = server.fetch().unwrap();
+    assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), weights);
 }
 
 #[test]
@@ -296,20 +297,20 @@ fn unreachable_hub_error_suggests_alternatives() {
 
 #[test]
 fn revisions_are_encoded_for_urls_and_files() {
-    assert_eq!(encoded("refs/pr/1"), "refs%2Fpr%2F1");
+    assert_eq!(percent_encode("refs/pr/1"), "refs%2Fpr%2F1");
     assert_eq!(file_name("../v1.0"), "revision-..+2Fv1.0");
 }
 
 /// Creates a model in the layout of `huggingface_hub`: a snapshot of links to blobs.
 fn fetched_by_python(cache: &Path, files: &[&str]) -> PathBuf {
-    let folder = cache.join("models--owner--name");
-    let snapshot = folder.join("snapshots/abc");
-    for place in [&snapshot, &folder.join("refs"), &folder.join("blobs")] {
-        std::fs::create_dir_all(place).unwrap();
+    let dir = cache.join("models--owner--name");
+    let snapshot = dir.join("snapshots/abc");
+    for file in [&snapshot, &dir.join("refs"), &dir.join("blobs")] {
+        std::fs::create_dir_all(file).unwrap();
     }
-    std::fs::write(folder.join("refs/main"), "abc").unwrap();
+    std::fs::write(dir.join("refs/main"), "abc").unwrap();
     for name in files {
-        std::fs::write(folder.join("blobs").join(name), "{}").unwrap();
+        std::fs::write(dir.join("blobs").join(name), "{}").unwrap();
         #[cfg(unix)]
         std::os::unix::fs::symlink(Path::new("../../blobs").join(name), snapshot.join(name)).unwrap();
         #[cfg(not(unix))]
@@ -403,8 +404,8 @@ fn adapter_is_downloaded_without_base_config() {
     let files: [(&str, &[u8]); 3] =
         [("adapter_config.json", b"{}"), ("adapter_model.safetensors", b"w"), ("README.md", b"not needed")];
     let server = Server::new(&files);
-    let folder = server.fetch().unwrap();
-    assert!(folder.join("adapter_model.safetensors").is_file() && !folder.join("README.md").exists());
+    let dir = server.fetch().unwrap();
+    assert!(dir.join("adapter_model.safetensors").is_file() && !dir.join("README.md").exists());
     let message = Server::new(&[files[0], ("adapter_model.bin", b"p")]).fetch().unwrap_err().to_string();
     assert!(message.contains("without adapter_model.safetensors"), "{message}");
 }

@@ -91,25 +91,25 @@ pub fn safetensors(tensors: &[(String, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
 
 /// Writes a model directory in Hugging Face format. All weights have the type `dtype`, and are split into
 /// `shards` files.
-pub fn write_folder(folder: &Path, config: &ModelConfig, dtype: &str, shards: usize) {
-    std::fs::create_dir_all(folder).unwrap();
-    std::fs::write(folder.join("config.json"), config.to_hf_json().to_string()).unwrap();
+pub fn write_dir(dir: &Path, config: &ModelConfig, dtype: &str, shards: usize) {
+    std::fs::create_dir_all(dir).unwrap();
+    std::fs::write(dir.join("config.json"), config.to_hf_json().to_string()).unwrap();
     let tensors: Vec<_> = weights(config)
         .into_iter()
         .map(|(name, (shape, values))| (name, dtype, shape, encode(dtype, &values)))
         .collect();
     if shards == 1 {
-        std::fs::write(folder.join("model.safetensors"), safetensors(&tensors)).unwrap();
+        std::fs::write(dir.join("model.safetensors"), safetensors(&tensors)).unwrap();
         return;
     }
     let mut map = serde_json::Map::new();
     for (index, part) in tensors.chunks(tensors.len().div_ceil(shards)).enumerate() {
         let file = format!("model-{:05}-of-{shards:05}.safetensors", index + 1);
-        std::fs::write(folder.join(&file), safetensors(part)).unwrap();
+        std::fs::write(dir.join(&file), safetensors(part)).unwrap();
         map.extend(part.iter().map(|(name, ..)| (name.clone(), json!(file))));
     }
     let index = json!({ "metadata": {}, "weight_map": map });
-    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    std::fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
 /// A metadata value of a GGUF file, with its stored type.
@@ -212,8 +212,8 @@ impl Gguf {
         out
     }
 
-    pub fn write(&self, folder: &Path) -> PathBuf {
-        let path = folder.join("model.gguf");
+    pub fn write(&self, dir: &Path) -> PathBuf {
+        let path = dir.join("model.gguf");
         std::fs::write(&path, self.bytes()).unwrap();
         path
     }

@@ -7,7 +7,7 @@ use crate::simd::Isa;
 
 /// A sampled token, or a token of a scored prompt.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
+pub struct SampledToken {
     pub token: u32,
     /// Behavior log-probability: under the complete distribution at the request's temperature (1 for
     /// greedy decoding), without filters, penalties and biases. It is the same number that training
@@ -21,18 +21,18 @@ pub struct Chosen {
 /// its last `reply` tokens belong to the completion. `allowed` are the tokens that a grammar allows, if
 /// there is one. `u` is a uniform number in [0, 1). Returns `None` if logits are not finite, so that no
 /// token can be sampled.
-pub fn choose(
+pub fn sample_token(
     isa: Isa,
     logits: &mut [f32],
     params: &SamplingParams,
-    (path, reply): (&[u32], usize),
+    (history, num_sampled): (&[u32], usize),
     allowed: Option<&TokenSet>,
     u: f64,
-) -> Option<Chosen> {
-    let (greedy, temperature) = (params.temperature == 0.0, params.behaviour_temperature());
+) -> Option<SampledToken> {
+    let (greedy, temperature) = (params.temperature == 0.0, params.behavior_temperature());
     let candidates = params.is_filtered().then(|| {
         let mut candidates = logits.to_vec();
-        params.adjust(&mut candidates, path, reply);
+        params.adjust(&mut candidates, history, num_sampled);
         if let Some(allowed) = allowed {
             allowed.restrict(&mut candidates, logits);
         }
@@ -40,37 +40,37 @@ pub fn choose(
         candidates
     });
     scale(isa, logits, temperature);
-    let distribution = Distribution::of(isa, logits);
-    if !distribution.normaliser.sum.is_finite() {
+    let distribution = Distribution::from_logits(isa, logits);
+    if !distribution.normalizer.sum.is_finite() {
         return None;
     }
     let token = match candidates {
         Some(candidates) if greedy => argmax(&candidates),
-        Some(mut candidates) if params.truncates() => draw_truncated(isa, &mut candidates, params, u)?,
+        Some(mut candidates) if params.has_truncation() => sample_truncated(isa, &mut candidates, params, u)?,
         Some(candidates) => {
-            let adjusted = Distribution::of(isa, &candidates);
+            let adjusted = Distribution::from_logits(isa, &candidates);
             // A penalty can make logits infinite.
-            adjusted.normaliser.sum.is_finite().then(|| adjusted.draw(isa, u))?
+            adjusted.normalizer.sum.is_finite().then(|| adjusted.sample(isa, u))?
         }
         None if greedy => argmax(logits),
-        None => distribution.draw(isa, u),
+        None => distribution.sample(isa, u),
     };
-    Some(chosen(&distribution.normaliser, logits, token, params.top_logprobs))
+    Some(to_sampled_token(&distribution.normalizer, logits, token, params.top_logprobs))
 }
 
 /// Scores a known token: returns it with its log-probability and the `top` most likely tokens at its
 /// position. `logits` are scaled in place. Returns `None` if they are not finite.
-pub fn score(isa: Isa, logits: &mut [f32], temperature: f32, token: u32, top: usize) -> Option<Chosen> {
+pub fn score(isa: Isa, logits: &mut [f32], temperature: f32, token: u32, top: usize) -> Option<SampledToken> {
     scale(isa, logits, temperature);
-    let normaliser = Distribution::of(isa, logits).normaliser;
-    normaliser.sum.is_finite().then(|| chosen(&normaliser, logits, token as usize, top))
+    let normalizer = Distribution::from_logits(isa, logits).normalizer;
+    normalizer.sum.is_finite().then(|| to_sampled_token(&normalizer, logits, token as usize, top))
 }
 
 /// Returns a token of a row of scaled logits, with the `top` most likely tokens.
-fn chosen(normaliser: &Normalizer, logits: &[f32], token: usize, top: usize) -> Chosen {
-    let logprob = |token: usize| (token as u32, normaliser.log_probability(logits[token]));
+fn to_sampled_token(normalizer: &Normalizer, logits: &[f32], token: usize, top: usize) -> SampledToken {
+    let logprob = |token: usize| (token as u32, normalizer.log_probability(logits[token]));
     let top = most_likely(logits, top).into_iter().map(logprob).collect();
-    Chosen { token: token as u32, logprob: logprob(token).1, top }
+    SampledToken { token: token as u32, logprob: logprob(token).1, top }
 }
 
 /// Returns the indices of the `count` largest logits, largest first; among equal logits, the lower
@@ -91,9 +91,9 @@ fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
 
 /// Samples from the renormalized distribution that remains after top-k, then top-p, then min-p. Equal
 /// logits are ranked by token id. Returns `None` if a penalty has made logits infinite.
-fn draw_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Option<usize> {
-    let (normaliser, _) = exponentiate(isa, z);
-    if !normaliser.sum.is_finite() {
+fn sample_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Option<usize> {
+    let (normalizer, _) = exponentiate(isa, z);
+    if !normalizer.sum.is_finite() {
         return None;
     }
     let mut order: Vec<usize> = (0..z.len()).collect();
@@ -113,16 +113,16 @@ fn draw_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> O
         let kept = kept.count();
         order.truncate(kept.max(1));
     }
-    let least = params.min_p * z[order[0]];
-    order.retain(|t| z[*t] >= least);
+    let min_probability = params.min_p * z[order[0]];
+    order.retain(|t| z[*t] >= min_probability);
     let goal = u * order.iter().map(|t| f64::from(z[*t])).sum::<f64>();
     let mut below = 0.0;
     // The most likely token is first, and serves as fallback if rounding leaves `goal` unreached.
-    let drawn = order.iter().copied().filter(|t| z[*t] > 0.0).find(|t| {
+    let sampled = order.iter().copied().filter(|t| z[*t] > 0.0).find(|t| {
         below += f64::from(z[*t]);
         below > goal
     });
-    Some(drawn.unwrap_or(order[0]))
+    Some(sampled.unwrap_or(order[0]))
 }
 
 #[cfg(test)]
@@ -134,9 +134,10 @@ mod tests {
     fn counts(params: &SamplingParams, before: &[u32], logits: &[f32]) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
         for i in 0..3000 {
-            let path = (before, before.len());
-            let chosen = choose(Isa::detect(), &mut logits.to_vec(), params, path, None, uniform(1, 1, i));
-            let Chosen { token, logprob: logp, .. } = chosen.expect("finite logits");
+            let history = (before, before.len());
+            let sampled =
+                sample_token(Isa::detect(), &mut logits.to_vec(), params, history, None, uniform(1, 1, i));
+            let SampledToken { token, logprob: logp, .. } = sampled.expect("finite logits");
             counts[token as usize] += 1;
             let t = if params.temperature == 0.0 { 1.0 } else { f64::from(params.temperature) };
             let total: f64 = logits.iter().map(|z| (f64::from(*z) / t).exp()).sum();
@@ -172,7 +173,7 @@ mod tests {
     #[test]
     fn adjusted_samples_match_f64_reference() {
         let logits: Vec<f32> = (0..3000).map(|i| (16.0 * uniform(3, 1, i) - 8.0) as f32).collect();
-        let path: Vec<u32> = (0..300).map(|i| (3000.0 * uniform(3, 2, i).powi(3)) as u32).collect();
+        let history: Vec<u32> = (0..300).map(|i| (3000.0 * uniform(3, 2, i).powi(3)) as u32).collect();
         let plain = SamplingParams { temperature: 0.7, top_logprobs: 4, ..SamplingParams::default() };
         let all = SamplingParams {
             repetition_penalty: 1.2,
@@ -185,9 +186,10 @@ mod tests {
         };
         let adjusted = |token: usize| {
             let z = f64::from(logits[token]);
-            let count = |path: &[u32]| path.iter().filter(|other| **other as usize == token).count() as f64;
-            let penalty = if count(&path) == 0.0 { 1.0 } else { f64::from(1.2f32) };
-            let c = count(&path[200..]);
+            let count =
+                |history: &[u32]| history.iter().filter(|other| **other as usize == token).count() as f64;
+            let penalty = if count(&history) == 0.0 { 1.0 } else { f64::from(1.2f32) };
+            let c = count(&history[200..]);
             let z = if z > 0.0 { z / penalty } else { z * penalty } - 1.5 * c - 0.5 * c.min(1.0);
             let z = z + if token.is_multiple_of(7) { 1.5 } else { 0.0 };
             if [1, 2, 8].contains(&token) { 0.0 } else { (z / f64::from(0.7f32)).exp() }
@@ -201,26 +203,26 @@ mod tests {
         let (mut checked, mut same) = (0, 0);
         for i in 0..400 {
             let u = uniform(1, 2, i);
-            let draw = |params| {
-                choose(Isa::detect(), &mut logits.clone(), params, (&path, 100), None, u)
+            let sample = |params| {
+                sample_token(Isa::detect(), &mut logits.clone(), params, (&history, 100), None, u)
                     .expect("finite logits")
             };
-            let chosen = draw(&all);
+            let sampled = sample(&all);
             assert!(
-                (f64::from(chosen.logprob) - exact(chosen.token)).abs() < 1e-5,
+                (f64::from(sampled.logprob) - exact(sampled.token)).abs() < 1e-5,
                 "plain log-probabilities"
             );
-            assert_eq!(chosen.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), order[..4]);
-            assert!(chosen.top.iter().all(|(t, p)| (f64::from(*p) - exact(*t)).abs() < 1e-5), "{chosen:?}");
-            let below: f64 = masses[..chosen.token as usize].iter().sum();
-            let above = below + masses[chosen.token as usize];
-            assert!(below / total < u + 1e-6 && above / total > u - 1e-6, "{i}: {chosen:?}");
+            assert_eq!(sampled.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), order[..4]);
+            assert!(sampled.top.iter().all(|(t, p)| (f64::from(*p) - exact(*t)).abs() < 1e-5), "{sampled:?}");
+            let below: f64 = masses[..sampled.token as usize].iter().sum();
+            let above = below + masses[sampled.token as usize];
+            assert!(below / total < u + 1e-6 && above / total > u - 1e-6, "{i}: {sampled:?}");
             checked += usize::from(above / total > u && below / total <= u);
             // Adjustments without effect sample the same tokens as the plain distribution.
-            let idle = SamplingParams { min_tokens: 101, stop_ids: vec![5000], ..plain.clone() };
-            assert!(idle.adjusts());
-            assert_eq!(draw(&idle), draw(&plain));
-            same += usize::from(draw(&plain).token == chosen.token);
+            let no_op = SamplingParams { min_tokens: 101, stop_ids: vec![5000], ..plain.clone() };
+            assert!(no_op.has_adjustments());
+            assert_eq!(sample(&no_op), sample(&plain));
+            same += usize::from(sample(&plain).token == sampled.token);
         }
         assert!(checked > 395 && same < 200, "{checked} {same}");
     }
@@ -238,7 +240,7 @@ mod tests {
         };
         let total: f64 = logits.iter().map(|z| f64::from(*z).exp()).sum();
         let mass: f64 = [3, 40, 69].iter().map(|t: &usize| f64::from(logits[*t]).exp()).sum();
-        for (params, least) in [
+        for (params, num_possible) in [
             (plain.clone(), 3),
             (SamplingParams { top_k: 2, ..plain.clone() }, 2),
             (SamplingParams { temperature: 0.0, ..plain.clone() }, 1),
@@ -248,18 +250,19 @@ mod tests {
             let mut counts = [0; 70];
             for i in 0..2000 {
                 let u = uniform(1, 1, i);
-                let draw = |set: &TokenSet| {
-                    let path = (&[5][..], 1);
-                    choose(Isa::detect(), &mut logits.clone(), &params, path, Some(set), u).expect("finite")
+                let sample = |set: &TokenSet| {
+                    let history = (&[5][..], 1);
+                    sample_token(Isa::detect(), &mut logits.clone(), &params, history, Some(set), u)
+                        .expect("finite")
                 };
-                let chosen = draw(&allowed);
-                counts[chosen.token as usize] += 1;
-                let exact = f64::from(logits[chosen.token as usize]) - total.ln();
-                assert!((f64::from(chosen.logprob) - exact).abs() < 1e-5, "the model's own");
-                assert_eq!(draw(&[69].into_iter().collect()).token, 69);
+                let sampled = sample(&allowed);
+                counts[sampled.token as usize] += 1;
+                let exact = f64::from(logits[sampled.token as usize]) - total.ln();
+                assert!((f64::from(sampled.logprob) - exact).abs() < 1e-5, "the model's own");
+                assert_eq!(sample(&[69].into_iter().collect()).token, 69);
             }
-            assert_eq!(counts.iter().filter(|count| **count > 0).count(), least, "{counts:?}");
-            if least == 3 {
+            assert_eq!(counts.iter().filter(|count| **count > 0).count(), num_possible, "{counts:?}");
+            if num_possible == 3 {
                 for token in [3, 40, 69] {
                     let expected = 2000.0 * f64::from(logits[token]).exp() / mass;
                     assert!((f64::from(counts[token]) - expected).abs() < 120.0, "{counts:?}");
@@ -280,18 +283,18 @@ mod tests {
         let plain = SamplingParams::default();
         let filtered = SamplingParams { top_p: 0.9, min_p: 0.1, ..plain.clone() };
         let greedy = SamplingParams { temperature: 0.0, ..plain.clone() };
-        let penalised = SamplingParams { repetition_penalty: 1e-38, ..plain.clone() };
-        for params in [plain, filtered, greedy, penalised.clone()] {
+        let penalized = SamplingParams { repetition_penalty: 1e-38, ..plain.clone() };
+        for params in [plain, filtered, greedy, penalized.clone()] {
             for bad in [f32::NAN, f32::INFINITY] {
                 for mut logits in [vec![bad; 40], [vec![1.0; 40], vec![bad]].concat()] {
                     assert_eq!(
-                        choose(Isa::detect(), &mut logits, &params, (&[3], 1), None, 0.5),
+                        sample_token(Isa::detect(), &mut logits, &params, (&[3], 1), None, 0.5),
                         None,
                         "{params:?}"
                     );
                 }
             }
         }
-        assert_eq!(choose(Isa::detect(), &mut [30.0; 40], &penalised, (&[3], 1), None, 0.5), None);
+        assert_eq!(sample_token(Isa::detect(), &mut [30.0; 40], &penalized, (&[3], 1), None, 0.5), None);
     }
 }

@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether this thread is inside [`caught`].
+    /// Whether this thread is inside [`catch_panic`].
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -14,8 +14,8 @@ thread_local! {
 ///
 /// # Errors
 /// Returns the panic's message if `call` panics.
-pub fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    // The hook applies to the process. It silences only threads that are inside `caught`, and leaves
+pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+    // The hook applies to the process. It silences only threads that are inside `catch_panic`, and leaves
     // panics of other threads to the previous hook.
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -41,9 +41,9 @@ mod tests {
 
     #[test]
     fn caught_returns_panic_message() {
-        assert_eq!(caught(|| 1), Ok(1));
-        assert_eq!(caught(|| -> i32 { panic!("at {}", 7) }), Err("at 7".into()));
-        assert_eq!(caught(|| caught(|| -> i32 { panic!("inner") }).is_err()), Ok(true));
+        assert_eq!(catch_panic(|| 1), Ok(1));
+        assert_eq!(catch_panic(|| -> i32 { panic!("at {}", 7) }), Err("at 7".into()));
+        assert_eq!(catch_panic(|| catch_panic(|| -> i32 { panic!("inner") }).is_err()), Ok(true));
         assert!(!QUIET.get());
     }
 }

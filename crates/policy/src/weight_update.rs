@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use crate::awake::within;
+use crate::process_time::with_timeout;
 use crate::{PolicyError, Sampler, WeightsRef};
 
 /// Lets all samplers load published weights concurrently. Each sampler has a name that errors use.
@@ -17,10 +17,10 @@ use crate::{PolicyError, Sampler, WeightsRef};
 /// Returns [`PolicyError::Deadline`] with the names of all samplers that have not loaded the weights
 /// within `longest`, and [`PolicyError::NotAdopted`] with the name of the first sampler that rejects
 /// them. The remaining samplers may have loaded them.
-pub async fn adopt_all(
+pub async fn update_sampler_weights(
     samplers: Vec<(String, Arc<dyn Sampler>)>,
     weights: &WeightsRef,
-    longest: Duration,
+    timeout: Duration,
 ) -> Result<(), PolicyError> {
     let missing: Vec<String> = samplers.iter().map(|(name, _)| name.clone()).collect();
     let missing = Arc::new(Mutex::new(missing));
@@ -28,8 +28,8 @@ pub async fn adopt_all(
     for (name, sampler) in samplers {
         let (weights, missing) = (weights.clone(), missing.clone());
         calls.spawn(async move {
-            let adopted = sampler.adopt(&weights).await;
-            adopted.map_err(|error| PolicyError::NotAdopted(format!("{name}: {error}")))?;
+            let result = sampler.update_weights(&weights).await;
+            result.map_err(|error| PolicyError::NotAdopted(format!("{name}: {error}")))?;
             missing.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| *other != name);
             Ok(())
         });
@@ -40,9 +40,9 @@ pub async fn adopt_all(
         }
         Ok(())
     };
-    within(longest, all).await.unwrap_or_else(|| {
+    with_timeout(timeout, all).await.unwrap_or_else(|| {
         let missing = missing.lock().unwrap_or_else(PoisonError::into_inner).join(", ");
-        Err(PolicyError::Deadline(longest, format!("{missing} to adopt version {}", weights.version)))
+        Err(PolicyError::Deadline(timeout, format!("{missing} to adopt version {}", weights.version)))
     })
 }
 
@@ -54,10 +54,10 @@ mod tests {
     use crate::{Load, SampleRequest, SampleStream, WeightsAt};
 
     /// A sampler that loads weights after a delay.
-    struct Slow(Duration);
+    struct SlowSampler(Duration);
 
     #[async_trait]
-    impl Sampler for Slow {
+    impl Sampler for SlowSampler {
         async fn sample(&self, _: SampleRequest) -> Result<SampleStream, PolicyError> {
             Err(PolicyError::Stopped("a sampler that only adopts".into()))
         }
@@ -77,25 +77,27 @@ mod tests {
     }
 
     fn sampler(name: &str, seconds: u64) -> (String, Arc<dyn Sampler>) {
-        (name.into(), Arc::new(Slow(Duration::from_secs(seconds))))
+        (name.into(), Arc::new(SlowSampler(Duration::from_secs(seconds))))
     }
 
     #[tokio::test(start_paused = true)]
     async fn adopt_all_names_samplers_without_new_weights() {
         let weights = WeightsRef { version: 3, at: WeightsAt::Memory };
-        let adopt = async |samplers, weights: &WeightsRef| {
-            adopt_all(samplers, weights, Duration::from_secs(60)).await.map_err(|error| error.to_string())
+        let update = async |samplers, weights: &WeightsRef| {
+            update_sampler_weights(samplers, weights, Duration::from_secs(60))
+                .await
+                .map_err(|error| error.to_string())
         };
         let start = tokio::time::Instant::now();
-        adopt(vec![sampler("a", 40), sampler("b", 50)], &weights).await.unwrap();
+        update(vec![sampler("a", 40), sampler("b", 50)], &weights).await.unwrap();
         assert_eq!(start.elapsed(), Duration::from_secs(50), "both at once");
-        let hangs = adopt(vec![sampler("a", 1), sampler("b", 1 << 40)], &weights).await.unwrap_err();
+        let hangs = update(vec![sampler("a", 1), sampler("b", 1 << 40)], &weights).await.unwrap_err();
         assert_eq!(hangs, "waited 60s for b to adopt version 3");
         let other = WeightsRef { version: 4, ..weights.clone() };
-        let refused = adopt(vec![sampler("a", 1), sampler("b", 1 << 40)], &other).await.unwrap_err();
-        assert!(refused.contains("a: ") && refused.contains("samples with version 3"), "{refused}");
+        let rejection = update(vec![sampler("a", 1), sampler("b", 1 << 40)], &other).await.unwrap_err();
+        assert!(rejection.contains("a: ") && rejection.contains("samples with version 3"), "{rejection}");
         let sent = WeightsRef { at: WeightsAt::Collective { group: "g".into() }, ..weights };
-        let refused = adopt(vec![sampler("a", 1)], &sent).await.unwrap_err();
-        assert!(refused.contains("takes no weights from elsewhere"), "{refused}");
+        let rejection = update(vec![sampler("a", 1)], &sent).await.unwrap_err();
+        assert!(rejection.contains("takes no weights from elsewhere"), "{rejection}");
     }
 }

@@ -18,7 +18,7 @@ impl Kernel {
     }
 
     /// Returns the number of rows that `rows` rows of a tile take in a packed lhs, including padding.
-    pub const fn left_rows(self, rows: usize) -> usize {
+    pub const fn lhs_rows(self, rows: usize) -> usize {
         match self.order() {
             Order::Chained => rows,
             Order::Tiled => rows.next_multiple_of(HALF),
@@ -26,12 +26,12 @@ impl Kernel {
     }
 
     /// Returns the number of words of a packed lhs with `rows` rows (at most a tile's) and `k` steps.
-    pub const fn left_words(self, rows: usize, k: usize) -> usize {
-        self.left_rows(rows) * self.left_depth(self.words(k))
+    pub const fn lhs_words(self, rows: usize, k: usize) -> usize {
+        self.lhs_rows(rows) * self.lhs_depth(self.words(k))
     }
 
     /// Returns the number of words that `words` words of a row take in a packed lhs.
-    pub const fn left_depth(self, words: usize) -> usize {
+    pub const fn lhs_depth(self, words: usize) -> usize {
         match self.order() {
             Order::Chained => words * self.links(),
             Order::Tiled => words.next_multiple_of(STEP),
@@ -59,7 +59,7 @@ impl Kernel {
 
 /// Location of a tile's lhs. The user of the value must respect its extents.
 #[derive(Debug, Clone, Copy)]
-pub enum Left {
+pub enum Lhs {
     /// Word after word: word k of row i is at `start[k * stride + i]`. If words are [split into
     /// links](Kernel::links), the second link is `stride / 2` after the first. With AMX, the layout is
     /// that of `amx::pack_left`.
@@ -78,47 +78,40 @@ pub enum Left {
     },
 }
 
-impl Left {
+impl Lhs {
     /// Creates an lhs from contiguous rows, as returned by [`Matrix::part`].
     pub fn rows((data, stride, _): (&[f32], usize, usize)) -> Self {
-        Left::Rows { start: data.as_ptr(), stride }
+        Lhs::Rows { start: data.as_ptr(), stride }
     }
 
     /// Creates the lhs that `pack_tile` wrote to `start` for `rows` rows.
     pub fn packed(kernel: Kernel, start: *const f32, rows: usize) -> Self {
-        Left::Steps { start, stride: kernel.left_rows(rows) * kernel.links() }
+        Lhs::Steps { start, stride: kernel.lhs_rows(rows) * kernel.links() }
     }
 
     /// Returns the rest of the lhs from word `word` on. With AMX, `word` must start a step of an
     /// instruction.
-    pub fn after(self, word: usize) -> Self {
+    pub fn from_word(self, word: usize) -> Self {
         match self {
-            Left::Steps { start, stride } => Left::Steps { start: start.wrapping_add(word * stride), stride },
-            Left::Rows { start, stride } => Left::Rows { start: start.wrapping_add(word), stride },
+            Lhs::Steps { start, stride } => Lhs::Steps { start: start.wrapping_add(word * stride), stride },
+            Lhs::Rows { start, stride } => Lhs::Rows { start: start.wrapping_add(word), stride },
         }
     }
 
     /// Returns the rest of the lhs from row `row` on.
-    pub fn below(self, row: usize) -> Self {
+    pub fn from_row(self, row: usize) -> Self {
         match self {
-            Left::Steps { start, stride } => Left::Steps { start: start.wrapping_add(row), stride },
-            Left::Rows { start, stride } => Left::Rows { start: start.wrapping_add(row * stride), stride },
+            Lhs::Steps { start, stride } => Lhs::Steps { start: start.wrapping_add(row), stride },
+            Lhs::Rows { start, stride } => Lhs::Rows { start: start.wrapping_add(row * stride), stride },
         }
     }
 
     /// Returns the address at which part `i` of `shares` equal parts starts. The parts divide the first
     /// `words` words of the next tile. Tiles are `rows` high; packed tiles are `depth` words deep.
-    pub fn share_of_next(
-        self,
-        rows: usize,
-        depth: usize,
-        words: usize,
-        i: usize,
-        shares: usize,
-    ) -> *const f32 {
+    pub fn part_of_next(self, rows: usize, depth: usize, words: usize, i: usize, parts: usize) -> *const f32 {
         match self {
-            Left::Steps { start, .. } => start.wrapping_add(rows * (depth + words * i / shares)),
-            Left::Rows { start, stride } => start.wrapping_add((rows + rows * i / shares) * stride),
+            Lhs::Steps { start, .. } => start.wrapping_add(rows * (depth + words * i / parts)),
+            Lhs::Rows { start, stride } => start.wrapping_add((rows + rows * i / parts) * stride),
         }
     }
 }

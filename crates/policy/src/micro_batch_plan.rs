@@ -11,7 +11,7 @@ use crate::PolicyError;
 
 /// The sequences of an update before they are divided into micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Uncut {
+pub struct UpdateSequences {
     /// Token ids of the sequences, grouped by common prefix. A group should stay in one micro-batch.
     pub groups: Vec<Vec<Tokens>>,
     /// Maximum number of merged tokens of a micro-batch, unless a single sequence is longer.
@@ -21,7 +21,7 @@ pub struct Uncut {
 /// A micro-batch plan: how a learner divides an update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cut {
+pub struct MicroBatchPlan {
     /// Number of ranks that train the update, each with a copy or a shard of the weights.
     pub world_size: u32,
     /// The micro-batches. Those of one rank run one after another, in this order.
@@ -40,19 +40,19 @@ pub struct MicroBatch {
 }
 
 /// Plan of an empty update on one rank.
-impl Default for Cut {
+impl Default for MicroBatchPlan {
     fn default() -> Self {
-        Cut { world_size: 1, micro_batches: Vec::new() }
+        MicroBatchPlan { world_size: 1, micro_batches: Vec::new() }
     }
 }
 
-impl Cut {
+impl MicroBatchPlan {
     /// Creates a plan for one rank from the numbers of sequences in its micro-batches.
-    pub fn of_sizes(sizes: impl IntoIterator<Item = usize>) -> Self {
+    pub fn from_sizes(sizes: impl IntoIterator<Item = usize>) -> Self {
         let mut next = 0..;
         let micro_batch =
             |size: usize| MicroBatch { rank: 0, paths: next.by_ref().take(size).collect::<Vec<u32>>() };
-        Cut { world_size: 1, micro_batches: sizes.into_iter().map(micro_batch).collect() }
+        MicroBatchPlan { world_size: 1, micro_batches: sizes.into_iter().map(micro_batch).collect() }
     }
 
     /// Fills micro-batches on one rank in order, with at most `micro_batch_tokens` merged tokens each.
@@ -61,77 +61,79 @@ impl Cut {
     ///
     /// # Errors
     /// Returns an error if a sequence is empty.
-    pub fn filled(update: &Uncut) -> Result<Self, PolicyError> {
-        let most = update.micro_batch_tokens;
+    pub fn pack(update: &UpdateSequences) -> Result<Self, PolicyError> {
+        let max_tokens = update.micro_batch_tokens;
         let mut pieces: Vec<&[Tokens]> = Vec::new();
         for group in &update.groups {
-            if merged(group)? <= most {
+            if count_merged_tokens(group)? <= max_tokens {
                 pieces.push(group);
             } else {
                 pieces.extend(group.chunks(1));
             }
         }
         let mut filled: Vec<Vec<&Tokens>> = Vec::new();
-        for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+        for chunk in pieces.into_iter().filter(|chunk| !chunk.is_empty()) {
             if let Some(last) = filled.last_mut()
-                && merged(last.iter().copied().chain(piece))? <= most
+                && count_merged_tokens(last.iter().copied().chain(chunk))? <= max_tokens
             {
-                last.extend(piece);
+                last.extend(chunk);
                 continue;
             }
-            filled.push(piece.iter().collect());
+            filled.push(chunk.iter().collect());
         }
-        Ok(Cut::of_sizes(filled.into_iter().map(|paths| paths.len())))
+        Ok(MicroBatchPlan::from_sizes(filled.into_iter().map(|sequences| sequences.len())))
     }
 
     /// Checks that a learner of `world_size` ranks can follow the plan for an update of `paths`
     /// sequences.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Cut`] with the first difference if the number of ranks differs, a rank or
+    /// Returns [`PolicyError::MicroBatchPlan`] with the first difference if the number of ranks differs, a rank or
     /// sequence does not exist, or a sequence is not in the plan exactly once.
-    pub fn check(&self, paths: usize, world_size: u32) -> Result<(), PolicyError> {
-        let refused = |why: String| Err(PolicyError::Cut(why));
+    pub fn check(&self, num_sequences: usize, world_size: u32) -> Result<(), PolicyError> {
+        let reject = |why: String| Err(PolicyError::Cut(why));
         if self.world_size != world_size {
-            return refused(format!("it was made for {} ranks, and there are {world_size}", self.world_size));
+            return reject(format!("it was made for {} ranks, and there are {world_size}", self.world_size));
         }
-        let mut seen = vec![false; paths];
-        for (i, MicroBatch { rank, paths: of_batch }) in self.micro_batches.iter().enumerate() {
+        let mut seen = vec![false; num_sequences];
+        for (i, MicroBatch { rank, paths: batch_sequences }) in self.micro_batches.iter().enumerate() {
             if *rank >= world_size {
-                return refused(format!("micro-batch {i} is for rank {rank} of {world_size}"));
+                return reject(format!("micro-batch {i} is for rank {rank} of {world_size}"));
             }
-            for &path in of_batch {
-                match seen.get_mut(path as usize) {
+            for &sequence in batch_sequences {
+                match seen.get_mut(sequence as usize) {
                     None => {
-                        return refused(format!("micro-batch {i} has path {path}, but there are {paths}"));
+                        return reject(format!(
+                            "micro-batch {i} has path {sequence}, but there are {num_sequences}"
+                        ));
                     }
                     Some(true) => {
-                        return refused(format!("micro-batch {i} has path {path}, which came before"));
+                        return reject(format!("micro-batch {i} has path {sequence}, which came before"));
                     }
                     Some(seen) => *seen = true,
                 }
             }
         }
         match seen.iter().position(|seen| !seen) {
-            Some(path) => refused(format!("path {path} is in no micro-batch")),
+            Some(sequence) => reject(format!("path {sequence} is in no micro-batch")),
             None => Ok(()),
         }
     }
 
     /// Returns the items of each micro-batch, in order. `paths` has one item per sequence of the
     /// update; indices beyond it are ignored.
-    pub fn apply<'a, T>(&'a self, paths: &'a [T]) -> impl Iterator<Item = Vec<&'a T>> + 'a {
-        self.micro_batches
-            .iter()
-            .map(|batch| batch.paths.iter().filter_map(|path| paths.get(*path as usize)).collect())
+    pub fn apply<'a, T>(&'a self, sequences: &'a [T]) -> impl Iterator<Item = Vec<&'a T>> + 'a {
+        self.micro_batches.iter().map(|batch| {
+            batch.paths.iter().filter_map(|sequence| sequences.get(*sequence as usize)).collect()
+        })
     }
 }
 
 /// Returns the number of tokens of the sequences after merging.
-fn merged<'a>(paths: impl IntoIterator<Item = &'a Tokens>) -> Result<usize, PolicyError> {
+fn count_merged_tokens<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<usize, PolicyError> {
     let input = |tokens: &Tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() };
-    let paths: Vec<PathInput> = paths.into_iter().map(input).collect();
-    let batch = TreeBatch::merge(&paths).map_err(|error| PolicyError::Invalid(error.to_string()))?;
+    let sequences: Vec<PathInput> = sequences.into_iter().map(input).collect();
+    let batch = TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;
     Ok(batch.tokens.len())
 }
 
@@ -139,9 +141,9 @@ fn merged<'a>(paths: impl IntoIterator<Item = &'a Tokens>) -> Result<usize, Poli
 mod tests {
     use super::*;
 
-    fn cut(batches: &[&[u32]]) -> Cut {
-        let batch = |paths: &&[u32]| MicroBatch { rank: 0, paths: paths.to_vec() };
-        Cut { world_size: 1, micro_batches: batches.iter().map(batch).collect() }
+    fn plan(batches: &[&[u32]]) -> MicroBatchPlan {
+        let batch = |sequences: &&[u32]| MicroBatch { rank: 0, paths: sequences.to_vec() };
+        MicroBatchPlan { world_size: 1, micro_batches: batches.iter().map(batch).collect() }
     }
 
     #[test]
@@ -149,30 +151,40 @@ mod tests {
         let group =
             |first: u32| [vec![first, 1, 2], vec![first, 1, 3], vec![first, 4]].map(Tokens::from).to_vec();
         let filled = |micro_batch_tokens| {
-            Cut::filled(&Uncut { groups: vec![group(10), Vec::new(), group(20)], micro_batch_tokens })
+            MicroBatchPlan::pack(&UpdateSequences {
+                groups: vec![group(10), Vec::new(), group(20)],
+                micro_batch_tokens,
+            })
         };
         // A group has 5 tokens after merging.
-        assert_eq!(filled(10).unwrap(), cut(&[&[0, 1, 2, 3, 4, 5]]));
-        assert_eq!(filled(9).unwrap(), cut(&[&[0, 1, 2], &[3, 4, 5]]));
-        assert_eq!(filled(4).unwrap(), cut(&[&[0, 1], &[2], &[3, 4], &[5]]));
-        assert_eq!(filled(1).unwrap(), cut(&[&[0], &[1], &[2], &[3], &[4], &[5]]));
-        let empty = Cut::filled(&Uncut { groups: vec![vec![Tokens::default()]], micro_batch_tokens: 9 });
+        assert_eq!(filled(10).unwrap(), plan(&[&[0, 1, 2, 3, 4, 5]]));
+        assert_eq!(filled(9).unwrap(), plan(&[&[0, 1, 2], &[3, 4, 5]]));
+        assert_eq!(filled(4).unwrap(), plan(&[&[0, 1], &[2], &[3, 4], &[5]]));
+        assert_eq!(filled(1).unwrap(), plan(&[&[0], &[1], &[2], &[3], &[4], &[5]]));
+        let empty = MicroBatchPlan::pack(&UpdateSequences {
+            groups: vec![vec![Tokens::default()]],
+            micro_batch_tokens: 9,
+        });
         assert!(empty.is_err());
-        assert_eq!(Cut::filled(&Uncut::default()).unwrap(), Cut::default());
+        assert_eq!(MicroBatchPlan::pack(&UpdateSequences::default()).unwrap(), MicroBatchPlan::default());
     }
 
     #[test]
     fn check_names_first_difference() {
-        let whole = cut(&[&[1, 0], &[], &[2]]);
-        whole.check(3, 1).unwrap();
-        assert_eq!(whole.apply(&["a", "b", "c"]).collect::<Vec<_>>(), [vec![&"b", &"a"], vec![], vec![&"c"]]);
-        let why = |cut: &Cut, paths, ranks| cut.check(paths, ranks).unwrap_err().to_string();
-        assert!(why(&whole, 3, 4).contains("made for 1 ranks, and there are 4"));
-        assert!(why(&whole, 4, 1).contains("path 3 is in no micro-batch"));
-        assert!(why(&whole, 2, 1).contains("micro-batch 2 has path 2, but there are 2"));
-        assert!(why(&cut(&[&[0], &[1, 0]]), 2, 1).contains("micro-batch 1 has path 0, which came before"));
+        let complete = plan(&[&[1, 0], &[], &[2]]);
+        complete.check(3, 1).unwrap();
+        assert_eq!(
+            complete.apply(&["a", "b", "c"]).collect::<Vec<_>>(),
+            [vec![&"b", &"a"], vec![], vec![&"c"]]
+        );
+        let why =
+            |plan: &MicroBatchPlan, sequences, ranks| plan.check(sequences, ranks).unwrap_err().to_string();
+        assert!(why(&complete, 3, 4).contains("made for 1 ranks, and there are 4"));
+        assert!(why(&complete, 4, 1).contains("path 3 is in no micro-batch"));
+        assert!(why(&complete, 2, 1).contains("micro-batch 2 has path 2, but there are 2"));
+        assert!(why(&plan(&[&[0], &[1, 0]]), 2, 1).contains("micro-batch 1 has path 0, which came before"));
         let other = MicroBatch { rank: 2, paths: vec![0] };
-        let far = Cut { world_size: 2, micro_batches: vec![other] };
+        let far = MicroBatchPlan { world_size: 2, micro_batches: vec![other] };
         assert!(why(&far, 1, 2).contains("micro-batch 0 is for rank 2 of 2"));
     }
 }

@@ -24,7 +24,7 @@ fn options() -> EngineOptions {
 }
 
 fn start(config: &ModelConfig, threads: usize, isa: Isa, options: &EngineOptions) -> Engine {
-    let compute = Compute::with(threads, isa, options.precision);
+    let compute = Compute::with_isa(threads, isa, options.precision);
     let weights = random_weights(&compute, config, 3);
     Engine::start_with(compute, weights, options, Some(Arc::new(OneByte))).unwrap()
 }
@@ -74,18 +74,20 @@ async fn rollouts(engine: &Engine, count: u64) -> Vec<Rollout> {
             let engine = engine.clone();
             tokio::spawn(async move {
                 let temperature = [1.0, 0.6, 1.7][stream as usize % 3];
-                let mut path = tokens(stream / 4, 20 + 17 * (stream as usize / 4));
-                let mut drawn = Vec::new();
+                let mut sequence = tokens(stream / 4, 20 + 17 * (stream as usize / 4));
+                let mut sampled = Vec::new();
                 for turn in 0..3 {
                     let max_tokens = 5 + (stream as usize * 7 + turn * 3) % 23;
                     let params = SamplingParams { temperature, max_tokens, ..SamplingParams::default() };
-                    let reply = sample(&engine, request(stream, path.clone(), params)).await;
-                    drawn.extend(reply.logprobs.iter().enumerate().map(|(i, p)| (path.len() + i, *p)));
-                    path.extend(&reply.tokens);
+                    let completion = sample(&engine, request(stream, sequence.clone(), params)).await;
+                    sampled.extend(
+                        completion.logprobs.iter().enumerate().map(|(i, p)| (sequence.len() + i, *p)),
+                    );
+                    sequence.extend(&completion.tokens);
                     // Tool result.
-                    path.extend(tokens(1000 + stream, turn * 4 + 1));
+                    sequence.extend(tokens(1000 + stream, turn * 4 + 1));
                 }
-                (path, drawn, temperature)
+                (sequence, sampled, temperature)
             })
         })
         .collect();
@@ -97,11 +99,11 @@ async fn rollouts(engine: &Engine, count: u64) -> Vec<Rollout> {
 }
 
 fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
-    let paths: Vec<PathInput> = rollouts
+    let sequences: Vec<PathInput> = rollouts
         .iter()
-        .map(|(path, drawn, temperature)| PathInput {
-            tokens: path.clone().into(),
-            targets: drawn
+        .map(|(sequence, sampled, temperature)| PathInput {
+            tokens: sequence.clone().into(),
+            targets: sampled
                 .iter()
                 .map(|(index, logprob)| PathTarget {
                     index: *index as u32,
@@ -111,7 +113,7 @@ fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
                 .collect(),
         })
         .collect();
-    TreeBatch::merge(&paths).unwrap()
+    TreeBatch::merge(&sequences).unwrap()
 }
 
 /// Recorded behavior log-probabilities equal those of the training forward pass, bit for bit, for every
@@ -254,32 +256,32 @@ async fn aborted_request_resumes_bitwise() {
     let config = ModelConfig { context: 4096, ..tiny_config() };
     let engine = start(&config, 2, Isa::detect(), &options());
     let params = SamplingParams { max_tokens: NEW, ..SamplingParams::default() };
-    let whole = sample(&engine, request(5, tokens(1, 30), params.clone())).await;
+    let full = sample(&engine, request(5, tokens(1, 30), params.clone())).await;
 
     let mut stream = engine.sample(request(5, tokens(1, 30), params.clone())).await.unwrap();
     let mut other = engine.sample(request(6, tokens(1, 30), params.clone())).await.unwrap();
     // Its prompt has been looked up in the cache by now.
-    let begun = first_tokens(&mut other, 1).await.tokens.len();
+    let num_started = first_tokens(&mut other, 1).await.tokens.len();
     let mut part = first_tokens(&mut stream, 20).await;
     assert_eq!(engine.abort(Some(5)).await.unwrap(), 1);
     let rest = stream.collect(DEADLINE).await.unwrap();
     assert_eq!(rest.finish, FinishReason::Aborted);
     part.extend(&rest.tokens, &rest.logprobs, 0);
-    assert!(part.tokens.len() < NEW && part.tokens == whole.tokens[..part.tokens.len()]);
+    assert!(part.tokens.len() < NEW && part.tokens == full.tokens[..part.tokens.len()]);
 
     let before = stats(&engine).await;
     let prompt = [tokens(1, 30), part.tokens.clone()].concat();
-    let left = SamplingParams { max_tokens: NEW - part.tokens.len(), ..params.clone() };
-    let resumed = sample(&engine, request(5, prompt.clone(), left)).await;
-    assert_eq!([part.tokens, resumed.tokens].concat(), whole.tokens);
-    assert_eq!([part.logprobs, resumed.logprobs].concat(), whole.logprobs);
+    let rest_params = SamplingParams { max_tokens: NEW - part.tokens.len(), ..params.clone() };
+    let resumed = sample(&engine, request(5, prompt.clone(), rest_params)).await;
+    assert_eq!([part.tokens, resumed.tokens].concat(), full.tokens);
+    assert_eq!([part.logprobs, resumed.logprobs].concat(), full.logprobs);
     assert_eq!(resumed.finish, FinishReason::Length);
     let after = stats(&engine).await;
     assert_eq!(after.prefix_hits - before.prefix_hits, prompt.len() as u64 - 1, "nothing is computed again");
     assert!(after.cache_filled > 0.0 && after.busy_seconds > before.busy_seconds);
 
-    let others = begun + other.collect(DEADLINE).await.unwrap().tokens.len();
-    assert_eq!(others, NEW, "the other went on");
+    let num_total = num_started + other.collect(DEADLINE).await.unwrap().tokens.len();
+    assert_eq!(num_total, NEW, "the other went on");
     let streams = [7, 8].map(|stream| request(stream, tokens(2, 9), params.clone()));
     let mut ends = Vec::new();
     for stream in streams {
@@ -299,20 +301,20 @@ async fn learning_engine_reports_its_pause() {
     let config = ModelConfig { context: 4096, ..tiny_config() };
     let engine = start(&config, 1, Isa::Portable, &options());
     let target = PathTarget { index: 3999, temperature: 1.0, term: Term::default() };
-    let path = PathInput { tokens: tokens(3, 4000).into(), targets: vec![target] };
-    let mut learns = engine.logprobs(Arc::new(TreeBatch::merge(&[path]).unwrap()));
-    let mut told = vec![Duration::ZERO];
+    let sequence = PathInput { tokens: tokens(3, 4000).into(), targets: vec![target] };
+    let mut learns = engine.logprobs(Arc::new(TreeBatch::merge(&[sequence]).unwrap()));
+    let mut pauses = vec![Duration::ZERO];
     loop {
         tokio::select! {
             biased;
             learnt = &mut learns => break drop(learnt.unwrap()),
-            paused = engine.paused() => told.push(paused.unwrap()),
+            paused = engine.paused() => pauses.push(paused.unwrap()),
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    told.dedup();
-    assert!(told.len() > 2 && told.is_sorted(), "{told:?}");
-    assert!(engine.paused().await.unwrap() >= told[told.len() - 1]);
+    pauses.dedup();
+    assert!(pauses.len() > 2 && pauses.is_sorted(), "{pauses:?}");
+    assert!(engine.paused().await.unwrap() >= pauses[pauses.len() - 1]);
 }
 
 /// Weights change in the middle of a completion. The completion continues, each token records the
@@ -329,29 +331,32 @@ async fn completions_continue_across_update() {
         let params = SamplingParams { max_tokens: NEW, ..SamplingParams::default() };
         let prompt = tokens(1, 40);
         let mut stream = engine.sample(request(5, prompt.clone(), params)).await.unwrap();
-        let mut reply = first_tokens(&mut stream, 10).await;
+        let mut completion = first_tokens(&mut stream, 10).await;
         let optim = OptimParams { learning_rate: 1e-3, ..optim() };
         let target = PathTarget { index: 3, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
-        let path = PathInput { tokens: tokens(3, 5).into(), targets: vec![target] };
-        let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+        let sequence = PathInput { tokens: tokens(3, 5).into(), targets: vec![target] };
+        let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
         engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
         engine.optim_step(optim).await.unwrap();
         engine.publish(1).await.unwrap();
         let rest = stream.collect(DEADLINE).await.unwrap();
         let mut at = 0;
         for run in &rest.versions {
-            let drawn = at..at + run.len as usize;
-            reply.extend(&rest.tokens[drawn.clone()], &rest.logprobs[drawn], run.version);
+            let sampled = at..at + run.len as usize;
+            completion.extend(&rest.tokens[sampled.clone()], &rest.logprobs[sampled], run.version);
             at += run.len as usize;
         }
-        let versions: Vec<u64> = reply.versions.iter().map(|run| run.version).collect();
-        assert_eq!((versions, reply.tokens.len()), (vec![0, 1], NEW));
+        let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
+        assert_eq!((versions, completion.tokens.len()), (vec![0, 1], NEW));
 
-        let old = reply.versions[0].len as usize;
-        let drawn = reply.logprobs.iter().enumerate().map(|(i, p)| (40 + i, *p)).collect();
-        let path = [prompt, reply.tokens.clone()].concat();
-        let now = engine.logprobs(Arc::new(batch_of(&[(path, drawn, 1.0)]))).await.unwrap();
-        let equal = now[old..].iter().zip(&reply.logprobs[old..]).filter(|(a, b)| a.to_bits() == b.to_bits());
+        let old = completion.versions[0].len as usize;
+        let sampled = completion.logprobs.iter().enumerate().map(|(i, p)| (40 + i, *p)).collect();
+        let sequence = [prompt, completion.tokens.clone()].concat();
+        let current = engine.logprobs(Arc::new(batch_of(&[(sequence, sampled, 1.0)]))).await.unwrap();
+        let equal = current[old..]
+            .iter()
+            .zip(&completion.logprobs[old..])
+            .filter(|(a, b)| a.to_bits() == b.to_bits());
         let (equal, new) = (equal.count(), NEW - old);
         assert!(new > 10 && (equal == new) != keep_cache, "{equal} of {new} are equal");
     }
@@ -376,8 +381,8 @@ async fn train(engine: &Engine, steps: u64, first: u64) -> f64 {
             temperature: 1.0,
             term: Term { weight: 1.0 / 39.0, ..Term::default() },
         });
-        let path = PathInput { tokens: tokens(step % 2, 40).into(), targets: targets.collect() };
-        let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+        let sequence = PathInput { tokens: tokens(step % 2, 40).into(), targets: targets.collect() };
+        let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
         loss = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap().loss;
         assert!(engine.optim_step(optim()).await.unwrap().applied);
         engine.publish(step + 1).await.unwrap();
@@ -405,8 +410,8 @@ async fn checkpoint_restores_training_state() {
     assert_eq!(train(&other, 20, 2).await.to_bits(), after.to_bits());
     let early = early.collect(DEADLINE).await.unwrap();
     assert!(early.versions.iter().all(|run| run.version >= 3), "{:?}", early.versions);
-    let reply = sample(&other, request(1, tokens(1, 5), SamplingParams::default())).await;
-    assert_eq!((reply.versions.len(), reply.versions[0].version), (1, 22));
+    let completion = sample(&other, request(1, tokens(1, 5), SamplingParams::default())).await;
+    assert_eq!((completion.versions.len(), completion.versions[0].version), (1, 22));
 
     let [a, b] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     engine.save(a.path(), true).await.unwrap();
@@ -444,19 +449,23 @@ async fn adapters_share_a_base() {
                 streams.push(policy.sample(request).await.unwrap());
             }
         }
-        let mut replies = Vec::new();
+        let mut completions = Vec::new();
         for stream in streams {
-            replies.push(stream.collect(DEADLINE).await.unwrap());
+            completions.push(stream.collect(DEADLINE).await.unwrap());
         }
-        for (i, reply) in replies.iter().enumerate() {
+        for (i, completion) in completions.iter().enumerate() {
             let version = if i % 3 == 2 { 21 } else { 0 };
-            assert!(reply.versions.iter().all(|run| run.version == version));
-            let path = [tokens(i as u64 / 6, 33), reply.tokens.clone()].concat();
-            let drawn = reply.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
-            let now = policies[i % 3].logprobs(Arc::new(batch_of(&[(path, drawn, 1.0)]))).await.unwrap();
-            assert!(now.iter().zip(&reply.logprobs).all(|(a, b)| a.to_bits() == b.to_bits()), "reply {i}");
+            assert!(completion.versions.iter().all(|run| run.version == version));
+            let sequence = [tokens(i as u64 / 6, 33), completion.tokens.clone()].concat();
+            let sampled = completion.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
+            let current =
+                policies[i % 3].logprobs(Arc::new(batch_of(&[(sequence, sampled, 1.0)]))).await.unwrap();
+            assert!(
+                current.iter().zip(&completion.logprobs).all(|(a, b)| a.to_bits() == b.to_bits()),
+                "reply {i}"
+            );
         }
-        for of_task in replies.chunks(3) {
+        for of_task in completions.chunks(3) {
             assert_eq!(of_task[0].logprobs, of_task[1].logprobs, "untrained, it does what the base does");
             assert_ne!(of_task[0].logprobs, of_task[2].logprobs);
         }
@@ -472,29 +481,29 @@ async fn adapters_share_a_base() {
         second.save_merged(merged.path()).await.unwrap();
         let other = start(config, 1, Isa::detect(), &EngineOptions { precision, ..options() });
         other.load(merged.path(), false).await.unwrap();
-        let batch = Arc::new(batch_of(&rollouts_of(&replies)));
+        let batch = Arc::new(batch_of(&rollouts_of(&completions)));
         let [x, y] = [second.logprobs(batch.clone()).await.unwrap(), other.logprobs(batch).await.unwrap()];
-        let apart = x.iter().zip(&y).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
-        assert!(apart < if precision == Precision::F32 { 1e-4 } else { 0.2 }, "{apart}");
+        let distance = x.iter().zip(&y).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        assert!(distance < if precision == Precision::F32 { 1e-4 } else { 0.2 }, "{distance}");
 
-        let refused = base.optim_step(optim()).await.unwrap_err().to_string();
-        assert!(refused.contains("frozen"), "{refused}");
-        let refused = base.lora(LoraOptions { rank: 0, ..lora.clone() }, 0, "").await.err().unwrap();
-        assert!(refused.to_string().contains("lora.rank = 0"));
+        let rejected = base.optim_step(optim()).await.unwrap_err().to_string();
+        assert!(rejected.contains("frozen"), "{rejected}");
+        let rejected = base.lora(LoraOptions { rank: 0, ..lora.clone() }, 0, "").await.err().unwrap();
+        assert!(rejected.to_string().contains("lora.rank = 0"));
         let alien = LoraOptions { targets: vec!["k_proj".into(), "router".into()], ..lora };
-        let refused = base.lora(alien, 0, "").await.err().unwrap();
-        assert!(refused.to_string().contains("\"router\"") && refused.to_string().contains("gate_proj"));
+        let rejected = base.lora(alien, 0, "").await.err().unwrap();
+        assert!(rejected.to_string().contains("\"router\"") && rejected.to_string().contains("gate_proj"));
     }
 }
 
 /// Returns the completions of [`adapters_share_a_base`] as rollouts.
-fn rollouts_of(replies: &[Completion]) -> Vec<Rollout> {
-    let rollout = |(i, reply): (usize, &Completion)| {
-        let path = [tokens(i as u64 / 6, 33), reply.tokens.clone()].concat();
-        let drawn = reply.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
-        (path, drawn, 1.0)
+fn rollouts_of(completions: &[Completion]) -> Vec<Rollout> {
+    let rollout = |(i, completion): (usize, &Completion)| {
+        let sequence = [tokens(i as u64 / 6, 33), completion.tokens.clone()].concat();
+        let sampled = completion.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
+        (sequence, sampled, 1.0)
     };
-    replies.iter().enumerate().map(rollout).collect()
+    completions.iter().enumerate().map(rollout).collect()
 }
 
 /// A critic learns its returns, and is restored from its files.
@@ -508,8 +517,8 @@ async fn critic_trains_and_restores_from_files() {
         temperature: 1.0,
         term: Term { weight: 1.0 / 29.0, returns: (index % 5) as f32 * 0.2, ..Term::default() },
     });
-    let path = PathInput { tokens: tokens(1, 30).into(), targets: targets.collect() };
-    let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+    let sequence = PathInput { tokens: tokens(1, 30).into(), targets: targets.collect() };
+    let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
     let none = adapter.values(batch.clone()).await.unwrap_err();
     assert!(matches!(none, PolicyError::NoValueHead), "{none}");
     assert!(adapter.forward_backward(batch.clone(), loss).await.is_err());
@@ -555,8 +564,8 @@ async fn engine_rejects_untrainable_batches() {
     let batch = Arc::new(batch_of(&[rollout]));
     let frozen = start(&tiny_config(), 1, Isa::detect(), &EngineOptions { trains: false, ..options() });
     assert_eq!(frozen.logprobs(batch.clone()).await.unwrap().len(), 2);
-    let refused = frozen.forward_backward(batch.clone(), CROSS_ENTROPY).await.unwrap_err().to_string();
-    assert!(refused.contains("trains = true"), "{refused}");
+    let rejected = frozen.forward_backward(batch.clone(), CROSS_ENTROPY).await.unwrap_err().to_string();
+    assert!(rejected.contains("trains = true"), "{rejected}");
     assert!(frozen.optim_step(optim()).await.is_err());
 
     let engine = start(&tiny_config(), 1, Isa::detect(), &options());
@@ -569,8 +578,8 @@ async fn engine_rejects_untrainable_batches() {
     for change in changes {
         let mut malformed = (*batch).clone();
         change(&mut malformed);
-        let refused = engine.forward_backward(Arc::new(malformed), CROSS_ENTROPY).await.unwrap_err();
-        assert!(refused.to_string().contains("malformed"), "{refused}");
+        let rejected = engine.forward_backward(Arc::new(malformed), CROSS_ENTROPY).await.unwrap_err();
+        assert!(rejected.to_string().contains("malformed"), "{rejected}");
     }
     assert!(engine.forward_backward(batch, CROSS_ENTROPY).await.is_ok());
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::{ChatTemplate, Rendering, Tokenizer};
+use crate::{ChatTemplate, TemplateInput, Tokenizer};
 
 /// A pair of tags around reasoning.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ThoughtTags {
+pub(crate) struct ReasoningTags {
     pub open: String,
     pub close: String,
 }
@@ -28,14 +28,14 @@ const CALLS: [&str; 2] = ["</tool_call>", "</minimax:tool_call>"];
 /// Message fields from which published templates read reasoning.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
-const THOUGHT: &str = "LevadeProbeThought";
+const PROBE_REASONING: &str = "LevadeProbeThought";
 const SPEECH: &str = "LevadeProbeSpeech";
 
 /// The reasoning tags of a model.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Thoughts(Vec<ThoughtTags>);
+pub(crate) struct ReasoningTagSet(Vec<ReasoningTags>);
 
-impl Thoughts {
+impl ReasoningTagSet {
     /// Finds the tags that a model uses: the usual tags, and certain pairs in the template or the
     /// vocabulary.
     ///
@@ -51,7 +51,7 @@ impl Thoughts {
         let tokens: BTreeSet<String> = added.iter().flat_map(|token| tags_in(token)).collect();
         let written: BTreeSet<String> = tags_in(template.source()).collect();
         let known = |tag: &str| written.contains(tag) || tokens.contains(tag);
-        let mut found = Thoughts::default();
+        let mut found = ReasoningTagSet::default();
         for (open, close) in USUAL {
             found.add(open, close);
         }
@@ -65,8 +65,8 @@ impl Thoughts {
                 continue;
             }
             let slashed = without_slash(close);
-            let others = [("end", "begin"), ("end", "start"), ("END", "BEGIN"), ("END", "START")];
-            let other = others
+            let replacements = [("end", "begin"), ("end", "start"), ("END", "BEGIN"), ("END", "START")];
+            let other = replacements
                 .iter()
                 .map(|(end, start)| close.replacen(end, start, 1))
                 .find(|open| open != close && known(open));
@@ -77,19 +77,19 @@ impl Thoughts {
                 found.add(&open, close);
             }
         }
-        if let Some((open, close)) = probe.around_reasoning() {
+        if let Some((open, close)) = probe.find_field_tags() {
             found.add(&open, &close);
         }
         found
     }
 
     /// Creates the tags of a format that defines how reasoning is written.
-    pub(crate) fn only([open, close]: [&str; 2]) -> Self {
-        Thoughts(vec![ThoughtTags { open: open.into(), close: close.into() }])
+    pub(crate) fn from_pair([open, close]: [&str; 2]) -> Self {
+        ReasoningTagSet(vec![ReasoningTags { open: open.into(), close: close.into() }])
     }
 
     fn add(&mut self, open: &str, close: &str) {
-        let tags = ThoughtTags { open: open.into(), close: close.into() };
+        let tags = ReasoningTags { open: open.into(), close: close.into() };
         if !self.0.contains(&tags) {
             self.0.push(tags);
         }
@@ -102,7 +102,7 @@ impl Thoughts {
 
     /// Returns the tags around reasoning that comes from a separate field. Prefers a pair in the
     /// template, then a pair of the tokenizer, then the usual pair.
-    pub(crate) fn preferred(&self, template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<&ThoughtTags> {
+    pub(crate) fn preferred(&self, template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<&ReasoningTags> {
         let added = tokenizer.added_tokens();
         let in_template = || self.0.iter().find(|tags| template.source().contains(&tags.close));
         let in_tokenizer = || self.0.iter().find(|tags| added.contains(&tags.close));
@@ -110,7 +110,7 @@ impl Thoughts {
     }
 
     /// Returns the last closing tag in `text`.
-    pub(crate) fn closed_in(&self, text: &str) -> Option<&str> {
+    pub(crate) fn last_close_in(&self, text: &str) -> Option<&str> {
         let found = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.close)?, tags.close.as_str())));
         found.max_by_key(|(at, _)| *at).map(|(_, close)| close)
     }
@@ -123,13 +123,13 @@ impl Thoughts {
     }
 
     /// Returns all pairs of tags, the usual ones first.
-    pub(crate) fn pairs(&self) -> &[ThoughtTags] {
+    pub(crate) fn pairs(&self) -> &[ReasoningTags] {
         &self.0
     }
 
     /// Returns the tags of the reasoning that is still open at the end of `text`, or `None`. Assumes that
     /// no reasoning was open at its start.
-    pub(crate) fn left_open(&self, text: &str) -> Option<&ThoughtTags> {
+    pub(crate) fn find_open(&self, text: &str) -> Option<&ReasoningTags> {
         let last_close = self.0.iter().filter_map(|tags| text.rfind(&tags.close)).max();
         let last_open = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.open)?, tags)));
         let (at, tags) = last_open.max_by_key(|(at, tags)| (*at, tags.open.len()))?;
@@ -145,7 +145,7 @@ fn without_slash(tag: &str) -> Option<String> {
 
 /// Returns the words in brackets that contain no white space.
 fn tags_in(text: &str) -> impl Iterator<Item = String> {
-    const LONGEST: usize = 40;
+    const MAX_TAG_LEN: usize = 40;
     text.char_indices().filter_map(move |(at, c)| {
         let end = match c {
             '<' => '>',
@@ -156,8 +156,8 @@ fn tags_in(text: &str) -> impl Iterator<Item = String> {
         let inner = &text[at + c.len_utf8()..];
         let stop =
             inner.find(|c: char| c == end || c == '\\' || c.is_whitespace() || "<>[]◁▷'\"".contains(c))?;
-        let whole = (1..LONGEST).contains(&stop) && inner[stop..].starts_with(end);
-        whole.then(|| text[at..at + c.len_utf8() + stop + end.len_utf8()].to_string())
+        let is_tag = (1..MAX_TAG_LEN).contains(&stop) && inner[stop..].starts_with(end);
+        is_tag.then(|| text[at..at + c.len_utf8() + stop + end.len_utf8()].to_string())
     })
 }
 
@@ -170,29 +170,29 @@ struct Probe<'a> {
 impl Probe<'_> {
     fn render(&self, messages: &[Value]) -> Option<String> {
         let variables = self.variables;
-        let rendering = Rendering { messages, tools: None, add_generation_prompt: false, variables };
+        let rendering = TemplateInput { messages, tools: None, add_generation_prompt: false, variables };
         self.template.render(rendering).ok()
     }
 
     /// Returns whether the template drops the text between two tags once the conversation continues.
     fn drops(&self, open: &str, close: &str) -> bool {
-        let content = format!("{open}{THOUGHT}{close}{SPEECH}");
+        let content = format!("{open}{PROBE_REASONING}{close}{SPEECH}");
         let user = json!({ "role": "user", "content": "Hi" });
         let messages = [user.clone(), json!({ "role": "assistant", "content": content }), user];
-        self.render(&messages).is_some_and(|text| text.contains(SPEECH) && !text.contains(THOUGHT))
+        self.render(&messages).is_some_and(|text| text.contains(SPEECH) && !text.contains(PROBE_REASONING))
     }
 
     /// Returns the tags that the template prints around reasoning from a separate field, unless it also
     /// prints them elsewhere.
-    fn around_reasoning(&self) -> Option<(String, String)> {
+    fn find_field_tags(&self) -> Option<(String, String)> {
         let user = json!({ "role": "user", "content": "Hi" });
         let plain = json!({ "role": "assistant", "content": SPEECH });
         let past = self.render(&[user.clone(), plain.clone(), user.clone()])?;
         REASONING.iter().find_map(|field| {
-            let mut reply = plain.clone();
-            reply[*field] = THOUGHT.into();
-            let text = self.render(&[user.clone(), reply])?;
-            let (before, after) = text.split_once(THOUGHT)?;
+            let mut assistant_message = plain.clone();
+            assistant_message[*field] = PROBE_REASONING.into();
+            let text = self.render(&[user.clone(), assistant_message])?;
+            let (before, after) = text.split_once(PROBE_REASONING)?;
             let between = after.split_once(SPEECH)?.0;
             let open = tags_in(before).last().filter(|tag| before.trim_end().ends_with(tag.as_str()))?;
             let close =

@@ -1,21 +1,21 @@
 //! A strip of a matmul: one tile of A and neighboring panels of B. `tile` has the code that multiplies
 //! it.
 
-use super::left::Left;
-use super::shape::{Ahead, LINE, NR};
+use super::lhs::Lhs;
+use super::shape::{LINE, NR, PrefetchTarget};
 
 /// Number of parts in which a group of panels is prefetched. Each part except the first is fetched by
 /// one of the last tiles that process the group before. Parts overlap, because what was fetched first
 /// has been evicted by then.
-pub const SHARES: usize = 16;
+pub const PREFETCH_PARTS: usize = 16;
 
 /// Operands of a strip.
 #[derive(Clone, Copy)]
-pub struct Strip {
+pub struct MicroKernelArgs {
     /// Number of rows in the tile of A.
     pub rows: usize,
     /// Tile of A.
-    pub left: Left,
+    pub lhs: Lhs,
     /// Number of words of k.
     pub words: usize,
     /// First panel of B.
@@ -26,17 +26,17 @@ pub struct Strip {
     pub columns: usize,
     /// Whether other tiles process the same panels.
     pub shared: bool,
-    /// Whether C should be written past the caches, if this kernel can. [`Strip::settle`] must follow.
-    pub past: bool,
+    /// Whether C should be written past the caches, if this kernel can. [`MicroKernelArgs::settle`] must follow.
+    pub non_temporal: bool,
     /// The next tile, if it is read next instead of another panel: rows of a tile and words of a packed
     /// row.
     pub next: Option<(usize, usize)>,
     /// Index of the part of the following panels that is prefetched into the second-level cache, if
     /// any.
-    pub share: Option<usize>,
+    pub prefetch_part: Option<usize>,
 }
 
-impl Strip {
+impl MicroKernelArgs {
     /// Returns the number of panels.
     pub fn count(&self) -> usize {
         self.columns.div_ceil(NR)
@@ -54,7 +54,7 @@ impl Strip {
 
     /// Returns where C continues after `panel`, if it starts at `c`: at the next panel, or at the tile
     /// below.
-    pub fn after(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
+    pub fn continue_at(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
         match panel + 1 < self.count() {
             true => c.wrapping_add((panel + 1) * NR),
             false => c.wrapping_add(self.rows * c_stride),
@@ -63,18 +63,18 @@ impl Strip {
 
     /// Returns the memory to prefetch during `words` words from `word` on of a panel: the next panel,
     /// or a part of the next tile; then a part of the following panels.
-    pub fn ahead(&self, panel: usize, word: usize, words: usize) -> Ahead {
+    pub fn ahead(&self, panel: usize, word: usize, words: usize) -> PrefetchTarget {
         let (near, pace) = match self.next {
             None => (self.panel(panel + 1, word), LINE),
             // A quarter of the lines is enough: a tile has fewer words than a panel.
             Some((rows, depth)) => {
-                (self.left.after(word).share_of_next(rows, depth, words, panel, self.count()), LINE / 4)
+                (self.lhs.from_word(word).part_of_next(rows, depth, words, panel, self.count()), LINE / 4)
             }
         };
-        let far = match self.share {
+        let far = match self.prefetch_part {
             None => self.panel(panel, word),
-            Some(share) => self.panel(self.count() + panel, (share * self.words + word) / SHARES),
+            Some(part) => self.panel(self.count() + panel, (part * self.words + word) / PREFETCH_PARTS),
         };
-        Ahead { near, pace, far }
+        PrefetchTarget { near, pace, far }
     }
 }

@@ -3,9 +3,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use super::left::{Left, Walk};
-use super::shape::{Ahead, Chain, LINE, NR, Rows, VECTOR_ROWS};
-use super::strip::Strip;
+use super::lhs::{Lhs, Walk};
+use super::micro_kernel::MicroKernelArgs;
+use super::shape::{Chain, LINE, NR, PrefetchTarget, Rows, VECTOR_ROWS};
 #[cfg(target_arch = "x86_64")]
 use crate::precision::Order;
 use crate::precision::{HIGH, Kernel, Precision, halves};
@@ -15,7 +15,7 @@ use crate::simd::Isa;
 /// faster; one and eight are slower.)
 const ROUND: usize = 2;
 
-impl Strip {
+impl MicroKernelArgs {
     /// Computes `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added in
     /// their order; with `add`, they are added to the old value of C. Row i of C starts `c_stride`
     /// values after the row before.
@@ -24,31 +24,31 @@ impl Strip {
     /// As for [`tile`].
     pub unsafe fn multiply(self, kernel: Kernel, block: usize, c: *mut f32, c_stride: usize, add: bool) {
         #[cfg(target_arch = "x86_64")]
-        if let (Order::Tiled, Left::Steps { start, .. }) = (kernel.order(), self.left) {
+        if let (Order::Tiled, Lhs::Steps { start, .. }) = (kernel.order(), self.lhs) {
             debug_assert!(self.words <= block);
             // SAFETY: forwarded from the caller; the instruction set is available, or it would not be
             // selected.
-            return unsafe { amx::strip(self, start, c, c_stride, add) };
+            return unsafe { amx::micro_kernel(self, start, c, c_stride, add) };
         }
         for panel in 0..self.count() {
             for at in (0..self.words).step_by(block) {
                 let depth = block.min(self.words - at);
                 let ahead = self.ahead(panel, at, depth);
                 let b = Rows { blocks: &[self.panel(panel, at)], block: depth, depth, stride: NR, ahead };
-                let (left, c) = (self.left.after(at), c.wrapping_add(panel * NR));
+                let (lhs, c) = (self.lhs.from_word(at), c.wrapping_add(panel * NR));
                 // SAFETY: forwarded from the caller.
                 unsafe {
                     let chain = Chain::new(add || at > 0);
-                    tile(kernel, self.rows, left, b, c, c_stride, self.columns_of(panel), chain)
+                    tile(kernel, self.rows, lhs, b, c, c_stride, self.columns_of(panel), chain)
                 };
             }
         }
     }
 
     /// Waits until the values written past the caches are visible to other threads.
-    pub fn settle() {
+    pub fn store_fence() {
         #[cfg(target_arch = "x86_64")]
-        amx::settle();
+        amx::store_fence();
     }
 }
 
@@ -66,7 +66,7 @@ impl Strip {
 pub unsafe fn tile(
     kernel: Kernel,
     rows: usize,
-    a: Left,
+    a: Lhs,
     b: Rows<'_>,
     c: *mut f32,
     c_stride: usize,
@@ -80,11 +80,11 @@ pub unsafe fn tile(
             match ($rows, $a) {
                 $(
                     // SAFETY: forwarded from the caller.
-                    ($r, Left::Steps { start, stride }) => unsafe {
+                    ($r, Lhs::Steps { start, stride }) => unsafe {
                         $kernel::<$r, false>(start, stride, b, $c, c_stride, columns, chain)
                     },
                     // SAFETY: forwarded from the caller.
-                    ($r, Left::Rows { start, stride }) => unsafe {
+                    ($r, Lhs::Rows { start, stride }) => unsafe {
                         $kernel::<$r, true>(start, stride, b, $c, c_stride, columns, chain)
                     },
                 )*
@@ -105,7 +105,7 @@ pub unsafe fn tile(
             for first in (0..rows).step_by(6) {
                 // SAFETY: stays within the tile.
                 let c = unsafe { c.add(first * c_stride) };
-                by_rows!($kernel, (rows - first).min(6), a.below(first), c, [1 2 3 4 5 6]);
+                by_rows!($kernel, (rows - first).min(6), a.from_row(first), c, [1 2 3 4 5 6]);
             }
         };
     }
@@ -118,8 +118,8 @@ pub unsafe fn tile(
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Isa::Amx) => match a {
             // SAFETY: forwarded from the caller.
-            Left::Steps { start, .. } => unsafe { amx::tile(rows, start, b, c, c_stride, columns, chain) },
-            Left::Rows { .. } => unreachable!("rows of bf16 are packed"),
+            Lhs::Steps { start, .. } => unsafe { amx::tile(rows, start, b, c, c_stride, columns, chain) },
+            Lhs::Rows { .. } => unreachable!("rows of bf16 are packed"),
         },
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Isa::Avx512Bf16) => whole!(avx512_pairs),
@@ -158,7 +158,7 @@ macro_rules! avx512_tile {
             // Neither the tile of C nor the data read next is at an address that the processor
             // predicts. Tiles with fewer rows wait for memory anyway.
             let fetches = R == VECTOR_ROWS;
-            let Ahead { mut near, pace, mut far } = b.ahead;
+            let PrefetchTarget { mut near, pace, mut far } = b.ahead;
             // SAFETY: the caller guarantees the extents; masked-off lanes are not accessed, and a
             // prefetch accesses nothing.
             unsafe {
@@ -176,7 +176,7 @@ macro_rules! avx512_tile {
                 if chain == Chain::Resume {
                     sums = std::array::from_fn(|i| [held(i, 0), held(i, 1)]);
                 }
-                for (mut from, depth) in b.pieces() {
+                for (mut from, depth) in b.iter_blocks() {
                     macro_rules! step {
                         () => {
                             for $link in 0..$links {
@@ -301,7 +301,7 @@ macro_rules! avx2_tile {
                         sums = std::array::from_fn(|i| [held(i, 0), held(i, 1)]);
                     }
                     let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
-                    for (start, depth) in b.pieces() {
+                    for (start, depth) in b.iter_blocks() {
                         let mut from = start.add(half);
                         for _ in 0..depth {
                             for $link in 0..$links {
@@ -397,7 +397,7 @@ macro_rules! portable_tile {
                     }
                 }
                 let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
-                for (start, depth) in b.pieces() {
+                for (start, depth) in b.iter_blocks() {
                     for k in 0..depth {
                         let from = std::slice::from_raw_parts(start.add(k * b.stride), NR);
                         for $link in 0..$links {

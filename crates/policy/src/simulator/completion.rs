@@ -5,24 +5,24 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::{Flag, Published, SimulatorConfig, now};
+use super::{CompletionHandle, PublishedWeights, SimulatorConfig, load_published};
 use crate::device::Device;
 use crate::{Constraint, FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs, uniform};
 
 /// State of one completion, which a separate task generates.
-pub(super) struct Reply {
+pub(super) struct CompletionTask {
     pub(super) config: SimulatorConfig,
-    pub(super) published: Arc<Mutex<Arc<Published>>>,
+    pub(super) published: Arc<Mutex<Arc<PublishedWeights>>>,
     pub(super) request: SampleRequest,
     /// Constraint of the grammar, if the request has one.
     pub(super) constraint: Option<Box<dyn Constraint>>,
     /// Notified when weights are published.
-    pub(super) news: Arc<Notify>,
+    pub(super) published_signal: Arc<Notify>,
     pub(super) device: Arc<Device>,
-    pub(super) flag: Arc<Flag>,
+    pub(super) handle: Arc<CompletionHandle>,
 }
 
-impl Reply {
+impl CompletionTask {
     /// Computes the log-probabilities of the prompt's tokens except the first.
     fn score(&self, weights: &[f32]) -> SampleEvent {
         let SampleRequest { prompt, params, .. } = &self.request;
@@ -30,7 +30,7 @@ impl Reply {
         let (mut logprobs, mut top) = (Vec::new(), Vec::new());
         for at in 1..prompt.len() {
             let row = self.config.row(&prompt[..at]);
-            let row = self.config.softmax(weights, row, params.behaviour_temperature());
+            let row = self.config.softmax(weights, row, params.behavior_temperature());
             logprobs.push(row.logprobs[prompt[at] as usize] as f32);
             top.extend((count > 0).then(|| row.top(count)));
         }
@@ -39,38 +39,42 @@ impl Reply {
 
     /// Samples the token after `path`. Returns it with its log-probability and the most likely tokens
     /// at its position.
-    fn draw(&mut self, weights: &[f32], path: &[u32]) -> Result<(u32, f32, TopLogprobs), PolicyError> {
+    fn sample_token(
+        &mut self,
+        weights: &[f32],
+        sequence: &[u32],
+    ) -> Result<(u32, f32, TopLogprobs), PolicyError> {
         let SampleRequest { seed, stream, prompt, params, .. } = &self.request;
         let constraint = self.constraint.as_deref_mut();
         let allowed = constraint.map(|c| params.allowed(c, self.config.vocabulary)).transpose()?;
-        let (greedy, temperature) = (params.temperature == 0.0, params.behaviour_temperature());
-        let at = self.config.row(path);
+        let (greedy, temperature) = (params.temperature == 0.0, params.behavior_temperature());
+        let at = self.config.row(sequence);
         let row = self.config.softmax(weights, at, temperature);
         let adjusted = params.is_filtered().then(|| {
             let raw = &weights[at..at + self.config.vocabulary];
             let mut logits = raw.to_vec();
-            params.adjust(&mut logits, path, path.len() - prompt.len() + params.drawn_before);
+            params.adjust(&mut logits, sequence, sequence.len() - prompt.len() + params.drawn_before);
             if let Some(allowed) = &allowed {
                 allowed.restrict(&mut logits, raw);
             }
             self.config.softmax(&logits, 0, temperature)
         });
-        let drawn_from = adjusted.as_ref().unwrap_or(&row);
+        let distribution = adjusted.as_ref().unwrap_or(&row);
         let mut token = 0;
         if greedy {
-            for (id, logprob) in drawn_from.logprobs.iter().enumerate() {
-                if *logprob > drawn_from.logprobs[token] {
+            for (id, logprob) in distribution.logprobs.iter().enumerate() {
+                if *logprob > distribution.logprobs[token] {
                     token = id;
                 }
             }
         } else {
-            let draw = uniform(*seed, *stream, path.len() as u64);
+            let threshold = uniform(*seed, *stream, sequence.len() as u64);
             let mut cumulative = 0.0;
             // The last possible token gets the remainder that rounding leaves.
-            token = drawn_from.probabilities.iter().rposition(|p| *p > 0.0).unwrap_or(0);
-            for (id, probability) in drawn_from.probabilities.iter().enumerate() {
+            token = distribution.probabilities.iter().rposition(|p| *p > 0.0).unwrap_or(0);
+            for (id, probability) in distribution.probabilities.iter().enumerate() {
                 cumulative += probability;
-                if draw < cumulative {
+                if threshold < cumulative {
                     token = id;
                     break;
                 }
@@ -92,42 +96,44 @@ impl Reply {
         // tokens.
         let chance = |counter: u64| uniform(*seed, *stream, u64::MAX - counter);
         let fails = chance(prompt.len() as u64) < self.config.failures;
-        await_version(&self.published, &self.news, self.request.least_version).await;
-        let _running = device.enter().await;
+        await_version(&self.published, &self.published_signal, self.request.least_version).await;
+        let _running = device.acquire_permit().await;
         // A prompt whose log-probabilities are requested needs every row, so it does not use the prefix
         // cache.
         device.prefill(prompt, params.prompt_logprobs.is_none()).await;
-        if params.prompt_logprobs.is_some() && !send(Ok(self.score(&now(&self.published).weights))) {
+        if params.prompt_logprobs.is_some() && !send(Ok(self.score(&load_published(&self.published).weights)))
+        {
             return;
         }
-        let mut path = prompt.clone();
+        let mut sequence = prompt.clone();
         let finish = loop {
-            if self.flag.aborted.load(Ordering::Relaxed) {
+            if self.handle.aborted.load(Ordering::Relaxed) {
                 break FinishReason::Aborted;
             }
-            if path.len() - prompt.len() == params.max_tokens {
+            if sequence.len() - prompt.len() == params.max_tokens {
                 break FinishReason::Length;
             }
-            if path.len() == self.config.context {
+            if sequence.len() == self.config.context {
                 break FinishReason::Context;
             }
-            if fails && path.len() > prompt.len() {
+            if fails && sequence.len() > prompt.len() {
                 send(Err(PolicyError::Invalid("the simulator was told to fail this request".into())));
                 return;
             }
             if !self.config.latency.is_zero() {
-                tokio::time::sleep(self.config.latency.mul_f64(chance((1 << 32) + path.len() as u64))).await;
+                tokio::time::sleep(self.config.latency.mul_f64(chance((1 << 32) + sequence.len() as u64)))
+                    .await;
             }
-            device.draw().await;
-            let published = now(&self.published);
-            let (token, logprob, top) = match self.draw(&published.weights, &path) {
-                Ok(drawn) => drawn,
+            device.sample_token().await;
+            let published = load_published(&self.published);
+            let (token, logprob, top) = match self.sample_token(&published.weights, &sequence) {
+                Ok(sampled) => sampled,
                 Err(error) => {
                     send(Err(error));
                     return;
                 }
             };
-            path.push(token);
+            sequence.push(token);
             let event = SampleEvent::Tokens {
                 tokens: vec![token],
                 logprobs: vec![logprob],
@@ -141,18 +147,22 @@ impl Reply {
                 break FinishReason::StopId;
             }
         };
-        device.keep(&path);
+        device.cache_prefix(&sequence);
         send(Ok(SampleEvent::Finished(finish)));
     }
 }
 
 /// Waits until the published weights have version `least` or a later one.
-async fn await_version(published: &Mutex<Arc<Published>>, news: &Notify, least: u64) {
+async fn await_version(
+    published: &Mutex<Arc<PublishedWeights>>,
+    published_signal: &Notify,
+    min_version: u64,
+) {
     loop {
-        let told = news.notified();
-        if now(published).version >= least {
+        let notification = published_signal.notified();
+        if load_published(published).version >= min_version {
             return;
         }
-        told.await;
+        notification.await;
     }
 }

@@ -16,18 +16,18 @@ use std::arch::x86_64::*;
 use std::cell::{Cell, RefCell};
 
 use super::matrix::Matrix;
+use super::micro_kernel::MicroKernelArgs;
 use super::shape::{Chain, HALF, MAX_ROWS, NR, Rows, STEP};
-use super::strip::Strip;
-use crate::precision::words_of;
+use crate::precision::pack_words;
 
 /// Number of words of k for which a tile of A stays in the first-level cache of 48 KiB, which panels
 /// bypass: 36 KiB.
-const HELD_A: usize = 288;
+const L1_WORDS: usize = 288;
 /// Number of words of k for which a tile of A stays in that cache if panels come from memory and are
 /// prefetched into the cache first: 18 KiB, in addition to an equal part of a panel.
-const HELD_BESIDE: usize = 144;
+const L1_WORDS_WITH_PANEL: usize = 144;
 /// Minimum number of panels for which storing partial sums pays.
-const LEAST_PANELS: usize = 4;
+const MIN_PANELS: usize = 4;
 
 const _: () = assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
 
@@ -52,10 +52,10 @@ fn configure() {
         let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
         row_bytes[..8].fill(4 * STEP as u16);
         rows[..8].fill(HALF as u8);
-        let whole = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+        let configuration = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
         // SAFETY: AMX is available, or this instruction set would not be selected; the configuration is
         // valid.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const whole, options(nostack, readonly)) };
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly)) };
         DONE.set(true);
     }
 }
@@ -99,7 +99,7 @@ thread_local! {
     };
 }
 
-/// Multiplies a tile like [`tile`](super::tile::tile), with `a` packed by [`pack_left`]. All blocks of
+/// Multiplies a tile like [`tile`](super::tile::tile), with `a` packed by [`pack_lhs`]. All blocks of
 /// `b` except the last must hold full steps.
 ///
 /// # Safety
@@ -119,7 +119,7 @@ pub unsafe fn tile(
     SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
         // SAFETY: the caller guarantees the extents.
         unsafe {
-            list(b, runs, last);
+            list_runs(b, runs, last);
             if rows.is_multiple_of(HALF) && columns == NR && chain == Chain::Set {
                 // Storing a matrix register waits for the cache lines of its destination.
                 for i in 0..rows {
@@ -129,13 +129,13 @@ pub unsafe fn tile(
                 }
                 multiply(rows, a, runs, (b.ahead.near, Source::Blocks), (c, c_stride), false);
             } else {
-                let sums = room(sums, 1);
+                let sums = reserve_sums(sums, 1);
                 let resumes = chain == Chain::Resume;
                 for i in 0..if resumes { rows } else { 0 } {
                     std::ptr::copy_nonoverlapping(c.add(i * c_stride), sums.add(i * NR), columns);
                 }
                 multiply(rows, a, runs, (b.ahead.near, Source::Blocks), (sums, NR), resumes);
-                take(rows, sums, c, c_stride, columns, chain == Chain::Add, false);
+                store_sums(rows, sums, c, c_stride, columns, chain == Chain::Add, false);
             }
         }
     });
@@ -146,51 +146,59 @@ pub unsafe fn tile(
 /// # Safety
 /// As there; AMX must be available.
 #[target_feature(enable = "avx512f")]
-pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, add: bool) {
+pub unsafe fn micro_kernel(args: MicroKernelArgs, a: *const f32, c: *mut f32, c_stride: usize, add: bool) {
     configure();
     // Processes a part of k for all panels, then the next part, so that the part of A stays in the
     // first-level cache. This pays if there are several panels and several tiles share them. The first
     // of these tiles finds the panels in memory, the other tiles in the second-level cache.
-    let fetched = strip.next.is_some();
-    let parts = match strip.shared && strip.count() >= LEAST_PANELS {
-        true => strip.words.div_ceil(if fetched { HELD_A } else { HELD_BESIDE }),
+    let fetched = args.next.is_some();
+    let parts = match args.shared && args.count() >= MIN_PANELS {
+        true => args.words.div_ceil(if fetched { L1_WORDS } else { L1_WORDS_WITH_PANEL }),
         false => 1,
     };
-    let part = strip.words.div_ceil(parts).next_multiple_of(STEP);
-    let a_step = strip.rows.next_multiple_of(HALF);
+    let part = args.words.div_ceil(parts).next_multiple_of(STEP);
+    let a_step = args.rows.next_multiple_of(HALF);
     SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
         // Sums of a panel that is not complete are stored here.
-        let (sums, apart) = match parts {
-            1 => (room(sums, 1), 0),
-            _ => (room(sums, strip.count()), MAX_ROWS * NR),
+        let (sums, sums_stride) = match parts {
+            1 => (reserve_sums(sums, 1), 0),
+            _ => (reserve_sums(sums, args.count()), MAX_ROWS * NR),
         };
-        for at in (0..strip.words).step_by(part) {
-            let depth = part.min(strip.words - at);
-            for panel in 0..strip.count() {
-                let (start, ahead) = ([strip.panel(panel, at)], strip.ahead(panel, at, depth));
-                let sums = sums.wrapping_add(panel * apart);
-                let done = at + depth == strip.words;
-                let right = match fetched {
+        for at in (0..args.words).step_by(part) {
+            let depth = part.min(args.words - at);
+            for panel in 0..args.count() {
+                let (start, ahead) = ([args.panel(panel, at)], args.ahead(panel, at, depth));
+                let sums = sums.wrapping_add(panel * sums_stride);
+                let done = at + depth == args.words;
+                let source = match fetched {
                     true => {
-                        let c = (done && !strip.past).then(|| strip.after(panel, c, c_stride));
+                        let c = (done && !args.non_temporal).then(|| args.continue_at(panel, c, c_stride));
                         Source::Fetched { c, c_stride }
                     }
                     false => Source::Memory,
                 };
                 // SAFETY: the caller guarantees the extents.
                 unsafe {
-                    list(Rows { blocks: &start, block: depth, depth, stride: NR, ahead }, runs, last);
+                    list_runs(Rows { blocks: &start, block: depth, depth, stride: NR, ahead }, runs, last);
                     multiply(
-                        strip.rows,
+                        args.rows,
                         a.wrapping_add(at * a_step),
                         runs,
-                        (ahead.near, right),
+                        (ahead.near, source),
                         (sums, NR),
                         at > 0,
                     );
                     if done {
                         let c = c.wrapping_add(panel * NR);
-                        take(strip.rows, sums, c, c_stride, strip.columns_of(panel), add, strip.past);
+                        store_sums(
+                            args.rows,
+                            sums,
+                            c,
+                            c_stride,
+                            args.columns_of(panel),
+                            add,
+                            args.non_temporal,
+                        );
                     }
                 }
             }
@@ -199,7 +207,7 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
 }
 
 /// Returns scratch for the sums of `tiles` tiles.
-fn room(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
+fn reserve_sums(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
     if sums.len() < tiles {
         sums.resize(tiles, Lines([[0.0; NR]; MAX_ROWS]));
     }
@@ -210,9 +218,9 @@ fn room(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
 ///
 /// # Safety
 /// The blocks must cover their extents.
-unsafe fn list(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
+unsafe fn list_runs(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
     runs.clear();
-    for (start, depth) in b.pieces() {
+    for (start, depth) in b.iter_blocks() {
         let (steps, rest) = (depth / STEP, depth % STEP);
         if steps > 0 {
             runs.push(Run { start, stride: 4 * b.stride, steps });
@@ -410,17 +418,20 @@ unsafe fn multiply(
 /// # Safety
 /// C must have these rows and columns.
 #[target_feature(enable = "avx512f")]
-unsafe fn take(
+unsafe fn store_sums(
     rows: usize,
     sums: *const f32,
     c: *mut f32,
     c_stride: usize,
     columns: usize,
     add: bool,
-    past: bool,
+    non_temporal: bool,
 ) {
-    let past =
-        past && !add && columns == NR && (c as usize).is_multiple_of(64) && c_stride.is_multiple_of(16);
+    let non_temporal = non_temporal
+        && !add
+        && columns == NR
+        && (c as usize).is_multiple_of(64)
+        && c_stride.is_multiple_of(16);
     let masks = [columns, columns.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
     for i in 0..rows {
         // SAFETY: row i of the sums and of C; masked-off lanes are not accessed.
@@ -431,7 +442,7 @@ unsafe fn take(
                 low = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[0], to), low);
                 high = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[1], to.wrapping_add(16)), high);
             }
-            if past {
+            if non_temporal {
                 _mm512_stream_ps(to, low);
                 _mm512_stream_ps(to.wrapping_add(16), high);
             } else {
@@ -443,7 +454,7 @@ unsafe fn take(
 }
 
 /// Waits until the values written past the caches are visible to other threads.
-pub fn settle() {
+pub fn store_fence() {
     // SAFETY: every processor of this architecture has this instruction.
     unsafe { _mm_sfence() };
 }
@@ -454,7 +465,7 @@ pub fn settle() {
 /// # Panics
 /// Panics if `a` does not have these rows and columns, or if `out` is too short.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize, out: &mut [f32]) {
+pub fn pack_lhs(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize, out: &mut [f32]) {
     if rows == 0 || depth == 0 {
         return;
     }
@@ -463,11 +474,12 @@ pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize
     assert!(steps * padded * STEP <= out.len(), "{} words for {rows} rows of {depth}", out.len());
     for (step, to) in out.chunks_exact_mut(padded * STEP).take(steps).enumerate() {
         let k = 2 * STEP * step;
-        let left = (depth - k).min(2 * STEP);
+        let remaining = (depth - k).min(2 * STEP);
         // SAFETY: `part` checked that all rows and columns exist; masked-off lanes are not accessed.
         unsafe {
             if k_stride == 1 {
-                let masks = [left, left.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
+                let masks =
+                    [remaining, remaining.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
                 for r in 0..rows {
                     let from = data.as_ptr().add(r * row_stride + k);
                     let low = _mm512_maskz_loadu_ps(masks[0], from);
@@ -480,7 +492,7 @@ pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize
                 for r in (0..rows).step_by(HALF) {
                     let from = data.as_ptr().add(k * k_stride + r);
                     let to = to.as_mut_ptr().add(r * STEP);
-                    turn(from, k_stride, (rows - r).min(HALF), left, to);
+                    transpose_register(from, k_stride, (rows - r).min(HALF), remaining, to);
                 }
             }
         }
@@ -493,7 +505,7 @@ pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize
 /// # Safety
 /// `from` must cover these values, and `to` a register.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn turn(from: *const f32, stride: usize, rows: usize, depth: usize, to: *mut f32) {
+unsafe fn transpose_register(from: *const f32, stride: usize, rows: usize, depth: usize, to: *mut f32) {
     let mask = ((1u32 << rows) - 1) as __mmask16;
     let zero = _mm512_setzero_si512();
     // SAFETY: the caller guarantees the extents; rows past the depth are not read.
@@ -505,7 +517,7 @@ unsafe fn turn(from: *const f32, stride: usize, rows: usize, depth: usize, to: *
         // Word w of all rows.
         let mut words = [zero; STEP];
         for (w, word) in words.iter_mut().enumerate() {
-            *word = words_of(load(2 * w), load(2 * w + 1));
+            *word = pack_words(load(2 * w), load(2 * w + 1));
         }
         // Transposes 16 × 16 words: by pairs, by fours, then by quarters of a register.
         let mut pairs = [zero; STEP];

@@ -6,7 +6,7 @@ use super::matrix::Matrix;
 use super::pack::{pack_panel, pack_panels};
 use super::shape::NR;
 use crate::Compute;
-use crate::buffer::{Buffer, Shared};
+use crate::buffer::{Buffer, SharedSlice};
 use crate::precision::{Kernel, Precision, words};
 
 /// Layout of a K × N operand in panels.
@@ -41,16 +41,16 @@ impl Shape {
 }
 
 /// Rhs in panels, reused by many matmuls.
-pub struct Packed {
+pub struct PackedMatrix {
     data: Buffer,
     shape: Shape,
 }
 
-impl Packed {
+impl PackedMatrix {
     /// Packs `b` (K × N) on the calling thread.
     pub fn new(compute: &Compute, b: Matrix<'_>) -> Self {
         let kernel = compute.kernel();
-        let mut packed = Packed::empty(kernel.precision, b.rows, b.cols);
+        let mut packed = PackedMatrix::empty(kernel.precision, b.rows, b.cols);
         let size = packed.shape.panel();
         for (panel, out) in packed.data.chunks_exact_mut(size.max(1)).enumerate() {
             pack_panel(kernel, b, 0, b.rows, panel * NR, out);
@@ -61,14 +61,18 @@ impl Packed {
     /// Allocates a K × N operand, all zero.
     pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
         let shape = Shape::new(precision, depth, columns);
-        Packed { data: Buffer::zeroed(shape.size()), shape }
+        PackedMatrix { data: Buffer::zeroed(shape.size()), shape }
     }
 
     /// Allocates several operands, each given as (K, N), in one piece of memory.
     pub fn together(precision: Precision, shapes: &[(usize, usize)]) -> Vec<Self> {
         let shapes: Vec<Shape> = shapes.iter().map(|&(k, n)| Shape::new(precision, k, n)).collect();
         let sizes: Vec<usize> = shapes.iter().map(|shape| shape.size()).collect();
-        Buffer::together(&sizes).into_iter().zip(shapes).map(|(data, shape)| Packed { data, shape }).collect()
+        Buffer::together(&sizes)
+            .into_iter()
+            .zip(shapes)
+            .map(|(data, shape)| PackedMatrix { data, shape })
+            .collect()
     }
 
     /// Packs the operand again, in parallel, from its transpose: its columns one after the other.
@@ -92,7 +96,7 @@ impl Packed {
         let (kernel, shape) = (compute.kernel(), self.shape);
         assert_eq!((b.rows, b.cols), (shape.depth, shape.columns), "shape of a packed operand");
         assert_eq!(kernel.precision, shape.precision, "precision of a packed operand");
-        let (group, data) = (b.columns_together(NR), Shared::new(&mut self.data));
+        let (group, data) = (b.columns_together(NR), SharedSlice::new(&mut self.data));
         compute.pool.run(shape.panels().div_ceil(group), |task| {
             let panels = task * group..shape.panels().min((task + 1) * group);
             // SAFETY: each panel is packed by one task.
@@ -102,14 +106,14 @@ impl Packed {
 
     /// Returns whether two operands hold the same words.
     #[cfg(test)]
-    pub fn same(&self, other: &Packed) -> bool {
+    pub fn same(&self, other: &PackedMatrix) -> bool {
         self.shape == other.shape
             && self.data.iter().zip(&other.data[..]).all(|(a, b)| a.to_bits() == b.to_bits())
     }
 
     /// Returns the panels, which several tasks can pack.
     pub fn panels(&mut self) -> Panels<'_> {
-        Panels { data: Shared::new(&mut self.data), shape: self.shape }
+        Panels { data: SharedSlice::new(&mut self.data), shape: self.shape }
     }
 
     /// Returns the precision of the words.
@@ -139,9 +143,9 @@ impl Packed {
     }
 }
 
-/// Panels of a [`Packed`], which can be packed separately.
+/// Panels of a [`PackedMatrix`], which can be packed separately.
 pub struct Panels<'a> {
-    data: Shared<'a>,
+    data: SharedSlice<'a>,
     shape: Shape,
 }
 
@@ -185,20 +189,20 @@ mod tests {
 
     use super::*;
     use crate::Isa;
-    use crate::product::{Mode, Right, Scratch, product};
+    use crate::gemm::{Mode, Rhs, Scratch, gemm};
 
     /// An operand in bf16 is half as long as in f32: confusing the two would read past its end.
     #[test]
     fn operand_of_other_precision_panics() {
         let both = [Precision::F32, Precision::Bf16];
-        let [f32, bf16] = both.map(|precision| Compute::with(1, Isa::detect(), precision));
+        let [f32, bf16] = both.map(|precision| Compute::with_isa(1, Isa::detect(), precision));
         let (a, b) = ([1.0; 3 * 40], [1.0; 40 * 50]);
         for (own, other) in [(&f32, &bf16), (&bf16, &f32)] {
-            let mut packed = Packed::new(own, Matrix::new(&b, 40, 50));
-            let multiply = |packed: &Packed, compute: &Compute| {
+            let mut packed = PackedMatrix::new(own, Matrix::new(&b, 40, 50));
+            let multiply = |packed: &PackedMatrix, compute: &Compute| {
                 let (a, mut c) = (Matrix::new(&a, 3, 40), [0.0; 3 * 50]);
-                let right = Right::Packed(packed);
-                product(compute, &mut Scratch::default(), a, right, &mut c, 50, Mode::Set);
+                let rhs = Rhs::Packed(packed);
+                gemm(compute, &mut Scratch::default(), a, rhs, &mut c, 50, Mode::Set);
             };
             multiply(&packed, own);
             assert!(catch_unwind(AssertUnwindSafe(|| multiply(&packed, other))).is_err());

@@ -5,9 +5,9 @@ use std::sync::PoisonError;
 
 use levade_policy::{PolicyError, uniform};
 
-use crate::buffer::Shared;
-use crate::choose::{Chosen, choose, score};
+use crate::buffer::SharedSlice;
 use crate::sequence::Sequence;
+use crate::token_sampling::{SampledToken, sample_token, score};
 use crate::transformer::Transformer;
 
 /// Minimum limit on rows whose logits exist at the same time; more running sequences raise it.
@@ -15,13 +15,13 @@ const CHUNK: usize = 64;
 
 /// Returns the maximum number of rows whose logits exist at the same time, for steps of `rows` rows and
 /// `running` sequences. A scored prompt needs the logits of all its rows.
-pub fn logits_at_most(running: usize, rows: usize) -> usize {
+pub fn max_logits_rows(running: usize, rows: usize) -> usize {
     running.max(CHUNK).min(rows)
 }
 
 /// A row of a batch whose logits are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct LogitsRow {
     /// Index among the running sequences.
     pub sequence: usize,
     /// Row of the batch.
@@ -34,48 +34,48 @@ pub struct Wanted {
 /// for each and is modified in place. Tokens of a prompt are scored; tokens after the end of a sequence
 /// are sampled. Grammar constraints are evaluated in the same tasks, so that a slow one delays the step
 /// as little as possible.
-pub fn read(
+pub fn sample_or_score(
     model: &Transformer,
     running: &[Sequence],
-    wanted: &[Wanted],
+    needed: &[LogitsRow],
     logits: &mut [f32],
-) -> Vec<Result<Chosen, PolicyError>> {
+) -> Vec<Result<SampledToken, PolicyError>> {
     let vocabulary = model.weights.config.vocabulary;
-    let logits = Shared::new(&mut logits[..wanted.len() * vocabulary]);
-    let mut found: Vec<Option<Result<Chosen, PolicyError>>> = vec![None; wanted.len()];
-    let results = Shared::new(&mut found);
-    model.compute.pool.run(wanted.len(), |task| {
-        let Wanted { sequence, position, .. } = wanted[task];
+    let logits = SharedSlice::new(&mut logits[..needed.len() * vocabulary]);
+    let mut found: Vec<Option<Result<SampledToken, PolicyError>>> = vec![None; needed.len()];
+    let results = SharedSlice::new(&mut found);
+    model.compute.pool.run(needed.len(), |task| {
+        let LogitsRow { sequence, position, .. } = needed[task];
         // SAFETY: each row belongs to one task.
         let (row, result) = unsafe { (logits.slice(task * vocabulary, vocabulary), results.slice(task, 1)) };
-        result[0] = Some(read_row(model, &running[sequence], position, row));
+        result[0] = Some(sample_or_score_row(model, &running[sequence], position, row));
     });
     found.into_iter().flatten().collect()
 }
 
-fn read_row(
+fn sample_or_score_row(
     model: &Transformer,
     sequence: &Sequence,
     position: usize,
     row: &mut [f32],
-) -> Result<Chosen, PolicyError> {
+) -> Result<SampledToken, PolicyError> {
     let (isa, params) = (model.compute.isa, &sequence.params);
     let not_finite = || PolicyError::NotFinite { position: position + 1 };
     if let Some(&known) = sequence.tokens.get(position + 1) {
         let top = params.prompt_logprobs.unwrap_or(0);
-        return score(isa, row, params.behaviour_temperature(), known, top).ok_or_else(not_finite);
+        return score(isa, row, params.behavior_temperature(), known, top).ok_or_else(not_finite);
     }
     let u = uniform(sequence.seed, sequence.stream, sequence.tokens.len() as u64);
-    let path = (&sequence.tokens[..], sequence.reply());
+    let history = (&sequence.tokens[..], sequence.completion_len());
     let Some(constraint) = &sequence.constraint else {
-        return choose(isa, row, params, path, None, u).ok_or_else(not_finite);
+        return sample_token(isa, row, params, history, None, u).ok_or_else(not_finite);
     };
     // No other task has this sequence's row, so the lock is free.
     let mut constraint = constraint.lock().unwrap_or_else(PoisonError::into_inner);
     let allowed = params.allowed(&mut **constraint, row.len())?;
-    let chosen = choose(isa, row, params, path, Some(&allowed), u).ok_or_else(not_finite)?;
-    if !params.stop_ids.contains(&chosen.token) {
-        constraint.push(chosen.token)?;
+    let sampled = sample_token(isa, row, params, history, Some(&allowed), u).ok_or_else(not_finite)?;
+    if !params.stop_ids.contains(&sampled.token) {
+        constraint.push(sampled.token)?;
     }
-    Ok(chosen)
+    Ok(sampled)
 }

@@ -8,28 +8,28 @@
 use std::ops::Range;
 
 use crate::Compute;
+use crate::gemm::{Matrix, PackedMatrix, Rhs};
 use crate::layout::{Layout, LinearLayout, Map};
 use crate::precision::Precision;
-use crate::product::{Matrix, Packed, Right};
 use crate::weights::Weights;
 
 /// Packed copies of a model's matrices, allocated at first use.
 #[derive(Default)]
-pub struct Turned {
+pub struct TransposedWeights {
     /// Matrices of all linear maps, in the order of [`Map::all`], then the head. Each has the change
     /// count of the weights from which it was packed.
-    matrices: Vec<(Option<u64>, Packed)>,
+    matrices: Vec<(Option<u64>, PackedMatrix)>,
 }
 
-impl Turned {
+impl TransposedWeights {
     /// Returns the matrix of a linear map, outputs × inputs, as an rhs.
-    pub fn map<'a>(&'a mut self, compute: &Compute, weights: &'a Weights, map: Map) -> Right<'a> {
+    pub fn map<'a>(&'a mut self, compute: &Compute, weights: &'a Weights, map: Map) -> Rhs<'a> {
         let LinearLayout { weight, outputs, inputs, .. } = weights.layout.linear(map);
         self.matrix(compute, weights, map.index(), weight, [*outputs, *inputs])
     }
 
     /// Returns the matrix of the head, vocabulary × hidden, as an rhs.
-    pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Right<'a> {
+    pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Rhs<'a> {
         let (config, last) = (&weights.config, Map::all(weights.config.layers).count());
         self.matrix(compute, weights, last, &weights.layout.head, [config.vocabulary, config.hidden])
     }
@@ -41,14 +41,14 @@ impl Turned {
         index: usize,
         range: &Range<usize>,
         [rows, columns]: [usize; 2],
-    ) -> Right<'a> {
+    ) -> Rhs<'a> {
         let matrix = Matrix::new(weights.part(range), rows, columns);
         if compute.precision == Precision::F32 {
-            return Right::Plain(matrix);
+            return Rhs::Plain(matrix);
         }
         if self.matrices.is_empty() {
             let shapes = shapes(&weights.layout, weights.config.layers, compute.precision);
-            let empty = Packed::together(compute.precision, &shapes);
+            let empty = PackedMatrix::together(compute.precision, &shapes);
             self.matrices = empty.into_iter().map(|packed| (None, packed)).collect();
         }
         let (state, packed) = &mut self.matrices[index];
@@ -56,7 +56,7 @@ impl Turned {
             packed.replace(compute, matrix);
             *state = Some(weights.changes());
         }
-        Right::Packed(packed)
+        Rhs::Packed(packed)
     }
 }
 
@@ -80,21 +80,21 @@ mod tests {
     /// A copy matches the current weights, including after a change.
     #[test]
     fn packed_copies_follow_weight_changes() {
-        let compute = Compute::with(2, Isa::detect(), Precision::Bf16);
+        let compute = Compute::with_isa(2, Isa::detect(), Precision::Bf16);
         let mut weights = random_weights(&compute, &tiny_config(), 1);
-        let mut turned = Turned::default();
+        let mut transposed = TransposedWeights::default();
         for round in 0..3 {
             for map in Map::all(weights.config.layers) {
                 let at = weights.layout.linear(map);
                 let matrix = Matrix::new(weights.part(&at.weight), at.outputs, at.inputs);
-                let expected = Packed::new(&compute, matrix);
-                let Right::Packed(found) = turned.map(&compute, &weights, map) else { panic!("{map:?}") };
+                let expected = PackedMatrix::new(&compute, matrix);
+                let Rhs::Packed(found) = transposed.map(&compute, &weights, map) else { panic!("{map:?}") };
                 assert!(found.same(&expected), "{map:?} after {round} changes");
             }
             let config = &weights.config;
             let head = Matrix::new(weights.part(&weights.layout.head), config.vocabulary, config.hidden);
-            let expected = Packed::new(&compute, head);
-            let Right::Packed(found) = turned.head(&compute, &weights) else { panic!("the head") };
+            let expected = PackedMatrix::new(&compute, head);
+            let Rhs::Packed(found) = transposed.head(&compute, &weights) else { panic!("the head") };
             assert!(found.same(&expected), "the head after {round} changes");
             weights.parameters().change(&compute, |_, values| values.iter_mut().for_each(|w| *w += 0.5));
         }
@@ -103,10 +103,10 @@ mod tests {
     /// In f32 there is no copy.
     #[test]
     fn f32_matrices_are_not_copied() {
-        let compute = Compute::with(1, Isa::detect(), Precision::F32);
+        let compute = Compute::with_isa(1, Isa::detect(), Precision::F32);
         let weights = random_weights(&compute, &tiny_config(), 1);
         let map = Map { layer: 0, site: Site::Down };
-        assert!(matches!(Turned::default().map(&compute, &weights, map), Right::Plain(_)));
+        assert!(matches!(TransposedWeights::default().map(&compute, &weights, map), Rhs::Plain(_)));
         assert!(shapes(&weights.layout, weights.config.layers, Precision::F32).is_empty());
     }
 }

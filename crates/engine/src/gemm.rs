@@ -28,28 +28,28 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
-pub(crate) mod left;
+pub(crate) mod lhs;
 mod matrix;
+mod micro_kernel;
 pub(crate) mod pack;
 mod packed;
 pub(crate) mod shape;
-mod strip;
 pub(crate) mod tile;
 
 use std::ops::Range;
 
 use crate::Compute;
-use crate::buffer::{Buffer, Shared};
+use crate::buffer::{Buffer, SharedSlice};
 use crate::precision::{Kernel, Order};
 use crate::simd::Isa;
 
 pub use matrix::Matrix;
-pub use packed::{Packed, Panels};
+pub use packed::{PackedMatrix, Panels};
 pub use shape::{MAX_ROWS, NR};
 
-use left::Left;
+use lhs::Lhs;
+use micro_kernel::{MicroKernelArgs, PREFETCH_PARTS};
 use pack::{PACK_K, pack_panels, pack_tile};
-use strip::{SHARES, Strip};
 
 /// Number of words in a block of k, which is part of the definition of matmul: short blocks for
 /// accuracy, as explained above. Tiled sums round seldom enough without short blocks.
@@ -68,7 +68,7 @@ pub const SLAB: usize = 768;
 pub const SLAB_A: usize = 2 << 20;
 /// Maximum number of words of B that a task processes for each tile of A, to stay in the second-level
 /// cache: 0.5 MiB, or 1 MiB with AMX, because every processor with AMX has 2 MiB of second-level cache.
-const fn held(order: Order) -> usize {
+const fn max_group_words(order: Order) -> usize {
     match order {
         Order::Chained => 128 << 10,
         Order::Tiled => 256 << 10,
@@ -83,7 +83,7 @@ fn holds_more(kernel: Kernel) -> bool {
 /// overwritten is written past the caches, which saves reading it.
 const CACHED_C: usize = 1 << 20;
 /// Minimum number of tiles of A in a chunk: fewer do not justify reading a group of panels.
-const LEAST_TILES: usize = 8;
+const MIN_TILES: usize = 8;
 /// Maximum number of tiles that process weights one panel at a time. If a few tiles found a whole group
 /// in the second-level cache, memory, which such a matmul waits for, would be idle in the meantime.
 const FEW_TILES: usize = 6;
@@ -96,9 +96,9 @@ const SERIAL_ROWS: usize = 16;
 
 /// The rhs, K × N.
 #[derive(Clone, Copy)]
-pub enum Right<'a> {
+pub enum Rhs<'a> {
     /// Packed in advance, as weights are.
-    Packed(&'a Packed),
+    Packed(&'a PackedMatrix),
     /// A plain matrix, packed for each call.
     Plain(Matrix<'a>),
 }
@@ -115,30 +115,30 @@ pub enum Mode {
 /// Scratch for packed operands, reused between calls.
 #[derive(Default)]
 pub struct Scratch {
-    left: Buffer,
-    right: Buffer,
+    lhs: Buffer,
+    rhs: Buffer,
 }
 
 /// Computes C = A B, or C += A B. `a` is M × K, `b` is K × N; row i of C starts at `c[i * c_stride]`.
 ///
 /// # Panics
 /// Panics if shapes or precisions do not agree, or if C is too short: a bug in the caller.
-pub fn product(
+pub fn gemm(
     compute: &Compute,
     scratch: &mut Scratch,
     a: Matrix<'_>,
-    b: Right<'_>,
+    b: Rhs<'_>,
     c: &mut [f32],
     c_stride: usize,
     mode: Mode,
 ) {
     let (m, k) = (a.rows, a.cols);
     let (depth, n) = match b {
-        Right::Packed(packed) => {
+        Rhs::Packed(packed) => {
             assert_eq!(packed.precision(), compute.precision, "precision of a packed operand");
             (packed.depth(), packed.columns())
         }
-        Right::Plain(matrix) => (matrix.rows, matrix.cols),
+        Rhs::Plain(matrix) => (matrix.rows, matrix.cols),
     };
     assert_eq!(k, depth, "inner dimensions of a product");
     if m == 0 || n == 0 {
@@ -156,101 +156,101 @@ pub fn product(
     let (mr, block) = (kernel.tile_rows(), block(kernel.order()));
     let in_place = kernel.reads_rows(a);
     let panels = n.div_ceil(NR);
-    let c = Shared::new(c);
+    let c = SharedSlice::new(c);
     // A few rows wait for weights that stream through the caches, and that would evict C.
-    let few = m <= FEW_TILES * mr && matches!(b, Right::Packed(_));
+    let few = m <= FEW_TILES * mr && matches!(b, Rhs::Packed(_));
     let holds_more = !few && holds_more(kernel);
-    let passes = m * n > CACHED_C || (few && panels * NR * words > held(kernel.order()));
-    let past = mode == Mode::Set && words <= SLAB && passes;
+    let passes = m * n > CACHED_C || (few && panels * NR * words > max_group_words(kernel.order()));
+    let non_temporal = mode == Mode::Set && words <= SLAB && passes;
 
     for w0 in (0..words).step_by(SLAB) {
         let wb = SLAB.min(words - w0);
         let k0 = w0 * per_word;
         let kb = (wb * per_word).min(k - k0);
-        let wl = kernel.left_depth(wb);
+        let wl = kernel.lhs_depth(wb);
         let slab_rows = (SLAB_A / wl).max(mr) / mr * mr;
         for m0 in (0..m).step_by(slab_rows) {
             let mb = slab_rows.min(m - m0);
             let tiles = mb.div_ceil(mr);
-            let left = Shared::new(scratch.left.reserve(if in_place { 0 } else { tiles * mr * wl }));
+            let lhs = SharedSlice::new(scratch.lhs.reserve(if in_place { 0 } else { tiles * mr * wl }));
             // The rhs is packed for the first rows and reused for the other rows.
             let plain = match b {
-                Right::Plain(matrix) if m0 == 0 => Some(matrix),
+                Rhs::Plain(matrix) if m0 == 0 => Some(matrix),
                 _ => None,
             };
-            let right = Shared::new(match plain {
-                Some(_) => scratch.right.reserve(panels * NR * wb),
-                None => &mut scratch.right,
+            let rhs = SharedSlice::new(match plain {
+                Some(_) => scratch.rhs.reserve(panels * NR * wb),
+                None => &mut scratch.rhs,
             });
             let slab = Slab { rows: m0..m0 + mb, steps: k0..k0 + kb };
-            pack_slab(compute, &slab, (!in_place).then_some((a, &left)), plain.map(|b| (b, &right)));
+            pack_slab(compute, &slab, (!in_place).then_some((a, &lhs)), plain.map(|b| (b, &rhs)));
 
             // A task processes a group of panels for each tile of a chunk, so that rows of C are
             // written in long pieces. Few tiles make one chunk.
             let threads = compute.pool.threads();
             // The stream of weights is interrupted at the end of each task, so few rows make one task
             // per thread.
-            let wanted = threads * if few { 1 } else { TASKS_PER_THREAD };
-            let most_chunks = tiles.div_ceil(LEAST_TILES);
-            let group = (panels * most_chunks / wanted).min(held(kernel.order()) / (NR * wb)).max(1);
+            let num_tasks = threads * if few { 1 } else { TASKS_PER_THREAD };
+            let max_chunks = tiles.div_ceil(MIN_TILES);
+            let group =
+                (panels * max_chunks / num_tasks).min(max_group_words(kernel.order()) / (NR * wb)).max(1);
             // The same number for every thread, if there are enough panels.
             let groups = panels.div_ceil(group).next_multiple_of(threads).min(panels);
-            let chunk = tiles.div_ceil(wanted.div_ceil(groups).min(most_chunks));
+            let chunk = tiles.div_ceil(num_tasks.div_ceil(groups).min(max_chunks));
             let chunks = tiles.div_ceil(chunk);
             let add = mode == Mode::Add || w0 > 0;
             compute.pool.run(chunks * groups, |task| {
                 // Neighboring tasks share a group of panels. If there is only one chunk, each thread
                 // processes neighboring groups: what a strip prefetches is what the thread reads next.
                 let (group_at, chunk_at) = match chunks {
-                    1 => (apart(task, groups, threads), 0),
+                    1 => (contiguous_index(task, groups, threads), 0),
                     _ => (task / chunks, task % chunks),
                 };
                 let tiles = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
                 let group = panels * group_at / groups..panels * (group_at + 1) / groups;
                 let (first_panel, distance) = match b {
-                    Right::Packed(packed) => {
-                        (packed.panel(group.start)[w0 * NR..].as_ptr(), packed.distance())
-                    }
-                    Right::Plain(_) => (right.pointer(group.start * NR * wb).cast_const(), NR * wb),
+                    Rhs::Packed(packed) => (packed.panel(group.start)[w0 * NR..].as_ptr(), packed.distance()),
+                    Rhs::Plain(_) => (rhs.pointer(group.start * NR * wb).cast_const(), NR * wb),
                 };
-                let strip = |tile_at: usize, these: Range<usize>, shared: bool| {
+                let run_tile = |tile_at: usize, these: Range<usize>, shared: bool| {
                     let first = tile_at * mr;
-                    let (begins, to_come) = (tile_at == tiles.start, tiles.end - tile_at);
+                    let (is_first_tile, tiles_left) = (tile_at == tiles.start, tiles.end - tile_at);
                     let rows = mr.min(mb - first);
                     let from = match in_place {
-                        true => Left::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb)),
-                        false => Left::packed(kernel, left.pointer(first * wl), rows),
+                        true => Lhs::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb)),
+                        false => Lhs::packed(kernel, lhs.pointer(first * wl), rows),
                     };
-                    let strip = Strip {
+                    let args = MicroKernelArgs {
                         rows,
-                        left: from,
+                        lhs: from,
                         words: wb,
                         panels: first_panel.wrapping_add((these.start - group.start) * distance),
                         distance,
                         columns: n.min(these.end * NR) - these.start * NR,
                         shared,
-                        past,
+                        non_temporal,
                         // Prefetches what is read from farther away next: another panel during the
                         // first tile, then another tile.
-                        next: (!begins).then_some((mr, wl)),
-                        share: (holds_more && !begins && to_come <= SHARES).then(|| SHARES - to_come),
+                        next: (!is_first_tile).then_some((mr, wl)),
+                        prefetch_part: (holds_more && !is_first_tile && tiles_left <= PREFETCH_PARTS)
+                            .then(|| PREFETCH_PARTS - tiles_left),
                     };
                     // SAFETY: the operands hold these words; rows and columns of C are within its
                     // bounds (asserted above), and no other task has this part of C.
                     unsafe {
                         let c = c.pointer((m0 + first) * c_stride + these.start * NR);
-                        strip.multiply(kernel, block, c, c_stride, add);
+                        args.multiply(kernel, block, c, c_stride, add);
                     }
                 };
                 if few {
                     group
                         .clone()
-                        .for_each(|at| tiles.clone().for_each(|tile| strip(tile, at..at + 1, false)));
+                        .for_each(|at| tiles.clone().for_each(|tile| run_tile(tile, at..at + 1, false)));
                 } else {
-                    tiles.clone().for_each(|tile| strip(tile, group.clone(), tiles.len() > 1));
+                    tiles.clone().for_each(|tile| run_tile(tile, group.clone(), tiles.len() > 1));
                 }
-                if past {
-                    Strip::settle();
+                if non_temporal {
+                    MicroKernelArgs::store_fence();
                 }
             });
         }
@@ -259,7 +259,7 @@ pub fn product(
 
 /// Returns the index, among `tasks`, of the group for `task`, such that each of `threads` threads that
 /// take tasks round-robin processes a contiguous run.
-fn apart(task: usize, tasks: usize, threads: usize) -> usize {
+fn contiguous_index(task: usize, tasks: usize, threads: usize) -> usize {
     // The first threads have one task more if the tasks do not divide evenly.
     let (thread, each, more) = (task % threads, tasks / threads, tasks % threads);
     thread * each + thread.min(more) + task / threads
@@ -277,27 +277,27 @@ struct Slab {
 fn pack_slab(
     compute: &Compute,
     slab: &Slab,
-    left: Option<(Matrix<'_>, &Shared<'_>)>,
-    right: Option<(Matrix<'_>, &Shared<'_>)>,
+    lhs: Option<(Matrix<'_>, &SharedSlice<'_>)>,
+    rhs: Option<(Matrix<'_>, &SharedSlice<'_>)>,
 ) {
     let kernel = compute.kernel();
     let mr = kernel.tile_rows();
     let (m0, mb, k0, kb) = (slab.rows.start, slab.rows.len(), slab.steps.start, slab.steps.len());
-    let wl = kernel.left_depth(kernel.words(kb));
-    let a_group = left.map_or(1, |(a, _)| a.transposed().columns_together(mr));
-    let b_group = right.map_or(1, |(b, _)| b.columns_together(NR));
-    let tiles = left.map_or(0, |_| mb.div_ceil(mr));
-    let panels = right.map_or(0, |(b, _)| b.cols.div_ceil(NR));
-    let of_right = panels.div_ceil(b_group);
+    let wl = kernel.lhs_depth(kernel.words(kb));
+    let a_group = lhs.map_or(1, |(a, _)| a.transposed().columns_together(mr));
+    let b_group = rhs.map_or(1, |(b, _)| b.columns_together(NR));
+    let tiles = lhs.map_or(0, |_| mb.div_ceil(mr));
+    let panels = rhs.map_or(0, |(b, _)| b.cols.div_ceil(NR));
+    let rhs_tasks = panels.div_ceil(b_group);
     let pack = |task: usize| {
-        if let Some((b, to)) = right
-            && task < of_right
+        if let Some((b, to)) = rhs
+            && task < rhs_tasks
         {
             let group = task * b_group..panels.min((task + 1) * b_group);
             // SAFETY: each panel is packed by one task.
             unsafe { pack_panels(kernel, b, group, slab.steps.clone(), to) };
-        } else if let Some((a, to)) = left {
-            let task = task - of_right;
+        } else if let Some((a, to)) = lhs {
+            let task = task - rhs_tasks;
             let group = task * a_group..tiles.min((task + 1) * a_group);
             let step = if group.len() > 1 { PACK_K } else { kb };
             for at in (0..kb).step_by(step) {
@@ -305,16 +305,16 @@ fn pack_slab(
                 for tile in group.clone() {
                     let first = tile * mr;
                     let rows = mr.min(mb - first);
-                    let start = first * wl + kernel.left_words(rows, at);
+                    let start = first * wl + kernel.lhs_words(rows, at);
                     // SAFETY: each tile is packed by one task.
-                    let to = unsafe { to.slice(start, kernel.left_words(rows, depth)) };
+                    let to = unsafe { to.slice(start, kernel.lhs_words(rows, depth)) };
                     pack_tile(kernel, a, m0 + first, rows, k0 + at, depth, to);
                 }
             }
         }
     };
-    let tasks = of_right + tiles.div_ceil(a_group);
-    if mb <= SERIAL_ROWS && of_right == 0 {
+    let tasks = rhs_tasks + tiles.div_ceil(a_group);
+    if mb <= SERIAL_ROWS && rhs_tasks == 0 {
         (0..tasks).for_each(pack);
     } else if tasks > 0 {
         compute.pool.run(tasks, pack);
@@ -326,7 +326,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::precision::{Precision, rounded};
+    use crate::precision::{Precision, round_to_bf16};
 
     fn noise(len: usize, seed: u64) -> Vec<f32> {
         (0..len as u64).map(|i| levade_policy::uniform(seed, 0, i) as f32 - 0.5).collect()
@@ -334,7 +334,7 @@ mod tests {
 
     /// The definition: the sum of every block, with the blocks added in order.
     fn define(kernel: Kernel, a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
-        let round = |x: f32| if kernel.precision == Precision::Bf16 { rounded(x) } else { x };
+        let round = |x: f32| if kernel.precision == Precision::Bf16 { round_to_bf16(x) } else { x };
         let steps: Vec<usize> = (0..a.cols).collect();
         for i in 0..a.rows {
             for j in 0..b.cols {
@@ -352,8 +352,8 @@ mod tests {
                             + chain(&mut steps.iter().skip(1).step_by(2)))
                     }),
                 });
-                let held = (mode == Mode::Add).then_some(c[i * stride + j]);
-                c[i * stride + j] = held.into_iter().chain(sums).reduce(|a, b| a + b).unwrap_or(0.0);
+                let old = (mode == Mode::Add).then_some(c[i * stride + j]);
+                c[i * stride + j] = old.into_iter().chain(sums).reduce(|a, b| a + b).unwrap_or(0.0);
             }
         }
     }
@@ -362,7 +362,7 @@ mod tests {
         let both = [Precision::F32, Precision::Bf16];
         Isa::available()
             .into_iter()
-            .flat_map(|isa| both.map(|precision| Compute::with(threads, isa, precision)))
+            .flat_map(|isa| both.map(|precision| Compute::with_isa(threads, isa, precision)))
             .collect()
     }
 
@@ -386,10 +386,10 @@ mod tests {
                 let mut expected = start.clone();
                 define(kernel, a, b, &mut expected, stride, mode);
                 let mut scratch = Scratch::default();
-                let packed = Packed::new(&compute, b);
-                for right in [Right::Plain(b), Right::Packed(&packed)] {
+                let packed = PackedMatrix::new(&compute, b);
+                for right in [Rhs::Plain(b), Rhs::Packed(&packed)] {
                     let mut c = start.clone();
-                    product(&compute, &mut scratch, a, right, &mut c, stride, mode);
+                    gemm(&compute, &mut scratch, a, right, &mut c, stride, mode);
                     prop_assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{kernel:?}");
                 }
             }
@@ -403,15 +403,15 @@ mod tests {
             let (a_data, b_data) = (noise(m * k, 5), noise(k * n, 6));
             let (a, b) = (Matrix::new(&a_data, m, k), Matrix::new(&b_data, k, n));
             for precision in [Precision::F32, Precision::Bf16] {
-                let compute = Compute::with(2, Isa::detect(), precision);
+                let compute = Compute::with_isa(2, Isa::detect(), precision);
                 let mut expected = vec![0.0; m * n];
                 define(compute.kernel(), a, b, &mut expected, n, Mode::Set);
-                let packed = Packed::new(&compute, b);
-                for right in [Right::Plain(b), Right::Packed(&packed)] {
+                let packed = PackedMatrix::new(&compute, b);
+                for rhs in [Rhs::Plain(b), Rhs::Packed(&packed)] {
                     // Full cache lines, because only these are written past the caches.
                     let mut c = Buffer::zeroed(m * n);
                     c.fill(1.0);
-                    product(&compute, &mut Scratch::default(), a, right, &mut c, n, Mode::Set);
+                    gemm(&compute, &mut Scratch::default(), a, rhs, &mut c, n, Mode::Set);
                     assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{precision}");
                 }
             }
@@ -422,9 +422,9 @@ mod tests {
     #[test]
     fn round_robin_threads_process_contiguous_runs() {
         for (tasks, threads) in [(18, 2), (55, 2), (3, 4), (1, 1), (64, 5)] {
-            let places: Vec<usize> = (0..tasks).map(|task| apart(task, tasks, threads)).collect();
-            let of_threads = (0..threads).flat_map(|thread| places.iter().skip(thread).step_by(threads));
-            assert!(of_threads.copied().eq(0..tasks), "{tasks} tasks, {threads} threads: {places:?}");
+            let indices: Vec<usize> = (0..tasks).map(|task| contiguous_index(task, tasks, threads)).collect();
+            let of_threads = (0..threads).flat_map(|thread| indices.iter().skip(thread).step_by(threads));
+            assert!(of_threads.copied().eq(0..tasks), "{tasks} tasks, {threads} threads: {indices:?}");
         }
     }
 
@@ -434,20 +434,20 @@ mod tests {
     fn large_matmul_matches_its_parts() {
         let (m, n, k) = (1030, 1040, 40);
         let (a_data, b_data) = (noise(m * k, 1), noise(k * n, 2));
-        let b = Right::Plain(Matrix::new(&b_data, k, n));
+        let b = Rhs::Plain(Matrix::new(&b_data, k, n));
         assert!(m * n > CACHED_C);
         for (compute, stride) in computes(2).iter().flat_map(|compute| [(compute, n), (compute, n + 3)]) {
             let run = |a: &[f32], c: &mut [f32]| {
                 let a = Matrix::new(a, a.len() / k, k);
-                product(compute, &mut Scratch::default(), a, b, c, stride, Mode::Set);
+                gemm(compute, &mut Scratch::default(), a, b, c, stride, Mode::Set);
             };
-            let [mut whole, mut parts] = [(); 2].map(|()| Buffer::zeroed(m * stride));
-            run(&a_data, &mut whole);
+            let [mut full, mut parts] = [(); 2].map(|()| Buffer::zeroed(m * stride));
+            run(&a_data, &mut full);
             for (a, c) in a_data.chunks(500 * k).zip(parts.chunks_mut(500 * stride)) {
                 run(a, c);
             }
-            let same = whole.iter().zip(&parts[..]).all(|(x, y)| x.to_bits() == y.to_bits());
-            assert!(same && whole[0] != 0.0, "{:?}, rows of {stride}", compute.kernel());
+            let same = full.iter().zip(&parts[..]).all(|(x, y)| x.to_bits() == y.to_bits());
+            assert!(same && full[0] != 0.0, "{:?}, rows of {stride}", compute.kernel());
         }
     }
 }

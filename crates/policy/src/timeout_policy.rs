@@ -8,29 +8,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::awake::within;
+use crate::process_time::with_timeout;
 use crate::{
-    Cut, DeviceStats, ForwardBackward, Learner, Load, LossTerms, Manifest, OptimParams, OptimReport,
-    PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TrainRequest, Trained, Uncut, WeightsRef,
+    DeviceStats, ForwardBackward, Learner, Load, LossTerms, Manifest, MicroBatchPlan, OptimParams,
+    OptimReport, PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TrainReport, TrainRequest,
+    UpdateSequences, WeightsRef,
 };
 use async_trait::async_trait;
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
 use tokio::sync::Notify;
 
-/// A policy whose calls finish within `longest`, or fail with [`PolicyError::Deadline`] and the pending
+/// A policy whose calls finish within `timeout`, or fail with [`PolicyError::Deadline`] and the pending
 /// operation. A device that hangs therefore ends the run, which can resume from its last checkpoint,
 /// instead of blocking it. An update has this deadline for each micro-batch and for the optimizer step.
 /// The tokens of a completion arrive on its stream, whose reader sets their deadline.
-pub struct Timely<P: ?Sized> {
+pub struct TimeoutPolicy<P: ?Sized> {
     policy: Arc<P>,
-    longest: Duration,
+    timeout: Duration,
 }
 
-impl<P: ?Sized> Timely<P> {
-    /// Creates a policy that allows each call of `policy` at most `longest`.
-    pub fn new(policy: Arc<P>, longest: Duration) -> Self {
-        Timely { policy, longest }
+impl<P: ?Sized> TimeoutPolicy<P> {
+    /// Creates a policy that allows each call of `policy` at most `timeout`.
+    pub fn new(policy: Arc<P>, timeout: Duration) -> Self {
+        TimeoutPolicy { policy, timeout: timeout }
     }
 
     async fn wait<T>(
@@ -38,61 +39,62 @@ impl<P: ?Sized> Timely<P> {
         call: impl Future<Output = Result<T, PolicyError>>,
         what: impl FnOnce() -> String,
     ) -> Result<T, PolicyError> {
-        let done = within(self.longest, call).await;
-        done.unwrap_or_else(|| Err(PolicyError::Deadline(self.longest, what())))
+        let done = with_timeout(self.timeout, call).await;
+        done.unwrap_or_else(|| Err(PolicyError::Deadline(self.timeout, what())))
     }
 }
 
-fn of(what: &str, batch: &TreeBatch) -> String {
+fn describe_batch(what: &str, batch: &TreeBatch) -> String {
     format!("{what} of a batch of {} tokens", batch.tokens.len())
 }
 
 #[async_trait]
-impl<P: Learner + ?Sized> Learner for Timely<P> {
-    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
+    async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
         self.wait(self.policy.plan(update), || "an update to be cut".into()).await
     }
 
     async fn train(
         &self,
         update: TrainRequest,
-        cut: &Cut,
+        plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
-    ) -> Result<Trained, PolicyError> {
-        let (heard, known, batches) = (Notify::new(), AtomicUsize::new(0), cut.micro_batches.len());
-        let mut noted = || {
+    ) -> Result<TrainReport, PolicyError> {
+        let (progress, num_done, batches) = (Notify::new(), AtomicUsize::new(0), plan.micro_batches.len());
+        let mut on_done = || {
             done();
-            known.fetch_add(1, Ordering::Relaxed);
-            heard.notify_one();
+            num_done.fetch_add(1, Ordering::Relaxed);
+            progress.notify_one();
         };
-        let mut call = std::pin::pin!(self.policy.train(update, cut, &mut noted));
+        let mut call = std::pin::pin!(self.policy.train(update, plan, &mut on_done));
         loop {
             tokio::select! {
                 biased;
                 trained = &mut call => return trained,
-                more = within(self.longest, heard.notified()) => if more.is_none() {
-                    let what = match known.load(Ordering::Relaxed) {
+                more = with_timeout(self.timeout, progress.notified()) => if more.is_none() {
+                    let what = match num_done.load(Ordering::Relaxed) {
                         known if known < batches => {
                             format!("micro-batch {} of {batches} to be learnt from", known + 1)
                         }
                         _ => "a step of the optimiser".into(),
                     };
-                    return Err(PolicyError::Deadline(self.longest, what));
+                    return Err(PolicyError::Deadline(self.timeout, what));
                 },
             }
         }
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.wait(self.policy.logprobs(batch.clone()), || of("the log-probabilities", &batch)).await
+        self.wait(self.policy.logprobs(batch.clone()), || describe_batch("the log-probabilities", &batch))
+            .await
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
-        self.wait(self.policy.predictions(batch.clone()), || of("the predictions", &batch)).await
+        self.wait(self.policy.predictions(batch.clone()), || describe_batch("the predictions", &batch)).await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.wait(self.policy.values(batch.clone()), || of("the values", &batch)).await
+        self.wait(self.policy.values(batch.clone()), || describe_batch("the values", &batch)).await
     }
 
     async fn forward_backward(
@@ -100,7 +102,10 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        self.wait(self.policy.forward_backward(batch.clone(), loss), || of("the gradient", &batch)).await
+        self.wait(self.policy.forward_backward(batch.clone(), loss), || {
+            describe_batch("the gradient", &batch)
+        })
+        .await
     }
 
     async fn forward_backward_terms(
@@ -108,7 +113,10 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
-        self.wait(self.policy.forward_backward_terms(batch.clone(), loss), || of("the losses", &batch)).await
+        self.wait(self.policy.forward_backward_terms(batch.clone(), loss), || {
+            describe_batch("the losses", &batch)
+        })
+        .await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
@@ -125,12 +133,12 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         self.wait(self.policy.load(dir, with_optimizer), what).await
     }
 
-    async fn begin_again(&self) -> Result<(), PolicyError> {
-        self.wait(self.policy.begin_again(), || "the weights that it began with".into()).await
+    async fn reset(&self) -> Result<(), PolicyError> {
+        self.wait(self.policy.reset(), || "the weights that it began with".into()).await
     }
 
-    fn handed_over(&self) -> Option<Duration> {
-        self.policy.handed_over()
+    fn handoff_time(&self) -> Option<Duration> {
+        self.policy.handoff_time()
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
@@ -140,7 +148,7 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
 }
 
 #[async_trait]
-impl<P: Sampler + ?Sized> Sampler for Timely<P> {
+impl<P: Sampler + ?Sized> Sampler for TimeoutPolicy<P> {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         self.wait(self.policy.sample(request), || "the sampler to accept a request".into()).await
     }
@@ -161,9 +169,9 @@ impl<P: Sampler + ?Sized> Sampler for Timely<P> {
         self.wait(self.policy.paused(), || "the sampler to say how long it stood still".into()).await
     }
 
-    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+    async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let what = || format!("the sampler to adopt version {}", weights.version);
-        self.wait(self.policy.adopt(weights), what).await
+        self.wait(self.policy.update_weights(weights), what).await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
@@ -188,11 +196,11 @@ mod tests {
             weight_decay: 0.0,
             max_grad_norm: 1.0,
         };
-        let patient = Timely::new(simulator.clone(), Duration::from_secs(61));
+        let patient = TimeoutPolicy::new(simulator.clone(), Duration::from_secs(61));
         patient.optim_step(params).await.unwrap();
         patient.publish(1).await.unwrap();
         assert_eq!(patient.version().await.unwrap(), 1);
-        let hasty: Timely<dyn Learner> = Timely::new(simulator, Duration::from_secs(59));
+        let hasty: TimeoutPolicy<dyn Learner> = TimeoutPolicy::new(simulator, Duration::from_secs(59));
         let error = hasty.optim_step(params).await.unwrap_err();
         assert_eq!(error.to_string(), "waited 59s for a step of the optimiser");
     }

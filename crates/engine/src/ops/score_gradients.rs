@@ -5,10 +5,10 @@ use super::attention_amx;
 use super::kv::BLOCK;
 use super::scores::Scores;
 use crate::buffer::Buffer;
+use crate::gemm::Matrix;
+use crate::gemm::lhs::Lhs;
+use crate::gemm::pack::pack_rows;
 use crate::precision::{Kernel, Order, Precision};
-use crate::product::Matrix;
-use crate::product::left::Left;
-use crate::product::pack::pack_rows;
 use crate::simd::{LANES, exp, simd};
 
 impl Scores<'_> {
@@ -17,37 +17,53 @@ impl Scores<'_> {
     /// holds the last position of the last row. The results are rows of rhs operands, in the fields
     /// documented for them. The score gradients from `begin` on are also returned as an lhs, in `left`
     /// if they need packing.
-    pub fn make(mut self, kernel: Kernel, left: &mut Buffer) -> Left {
+    pub fn compute(mut self, kernel: Kernel, lhs: &mut Buffer) -> Lhs {
         let end = self.seen.next_multiple_of(BLOCK);
         #[cfg(target_arch = "x86_64")]
         if kernel.order() == Order::Tiled {
             let rows = self.rows.len();
-            let to = left.reserve(kernel.left_words(rows, end - self.begin)).as_mut_ptr();
+            let to = lhs.reserve(kernel.lhs_words(rows, end - self.first_position)).as_mut_ptr();
             let needed = |rows: usize| (rows - 1) * self.stride + end;
             assert!(needed(rows) <= self.p.len().min(self.s.len()));
             assert!(self.pairs.iter().all(|words| needed(rows.div_ceil(2)) <= words.len()));
             // SAFETY: all rows and words are within the lengths asserted above; the order is AMX's,
             // which is available.
-            unsafe { attention_amx::slopes(&mut self, end, to, kernel.left_rows(rows)) };
-            return Left::packed(kernel, to, rows);
+            unsafe { attention_amx::score_gradients(&mut self, end, to, kernel.lhs_rows(rows)) };
+            return Lhs::packed(kernel, to, rows);
         }
-        let Scores { rows, begin, seen, stride, p, s, pairs: [weights, slopes] } = self;
+        let Scores { rows, first_position, seen, stride, p, s, pairs: [weights, gradients] } = self;
         for (r, row) in rows.iter().enumerate() {
             let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
             let seen = row.first..row.own;
             row_slopes(kernel.isa, &mut p[seen.clone()], &mut s[seen], row.max, row.inverse, row.mean);
             for values in [p, s] {
-                values[begin..row.first].fill(0.0);
+                values[first_position..row.first].fill(0.0);
                 values[row.own..].fill(0.0);
             }
         }
         if kernel.precision == Precision::Bf16 {
-            let width = end - begin;
-            pack_rows(kernel, &p[begin..], stride, width, rows.len(), stride, &mut weights[begin..]);
-            pack_rows(kernel, &s[begin..], stride, width, rows.len(), stride, &mut slopes[begin..]);
+            let width = end - first_position;
+            pack_rows(
+                kernel,
+                &p[first_position..],
+                stride,
+                width,
+                rows.len(),
+                stride,
+                &mut weights[first_position..],
+            );
+            pack_rows(
+                kernel,
+                &s[first_position..],
+                stride,
+                width,
+                rows.len(),
+                stride,
+                &mut gradients[first_position..],
+            );
         }
         let from = Matrix::strided(s, rows.len(), seen, stride);
-        Left::of(kernel, from, 0..rows.len(), begin..seen, left)
+        Lhs::pack(kernel, from, 0..rows.len(), first_position..seen, lhs)
     }
 }
 
@@ -80,7 +96,7 @@ mod tests {
     use super::super::scores::Row;
     use super::super::testing::noise;
     use super::*;
-    use crate::product::pack::pack_tile;
+    use crate::gemm::pack::pack_tile;
     use crate::simd::Isa;
 
     /// Operands computed in registers for AMX equal packed operands, bit for bit.
@@ -90,7 +106,7 @@ mod tests {
             return;
         }
         let kernel = Kernel { isa: Isa::Amx, precision: Precision::Bf16 };
-        for (count, before, begin) in
+        for (count, before, first_position) in
             [(32usize, 0usize, 0usize), (32, 75, 32), (17, 64, 0), (1, 40, 0), (5, 27, 0)]
         {
             let seen = before + count;
@@ -101,25 +117,25 @@ mod tests {
                     max: 2.0,
                     inverse: 0.5 + r as f32 / 100.0,
                     mean: r as f32 / 9.0,
-                    first: if begin > 0 { begin + r } else { 0 },
+                    first: if first_position > 0 { first_position + r } else { 0 },
                     own: before + r + 1,
                 })
                 .collect();
             let [p, s] = [1, 2].map(|seed| noise(count * stride, seed, 4.0));
             let words = count.div_ceil(2) * stride;
-            let [mut weights, mut slopes] = [1.0, 2.0].map(|garbage| vec![garbage; words]);
-            let mut left = Buffer::default();
+            let [mut weights, mut gradients] = [1.0, 2.0].map(|garbage| vec![garbage; words]);
+            let mut lhs = Buffer::default();
             let (mut p_made, mut s_made) = (p.clone(), s.clone());
             let scores = Scores {
                 rows: &rows,
-                begin,
+                first_position,
                 seen,
                 stride,
                 p: &mut p_made,
                 s: &mut s_made,
-                pairs: [&mut weights, &mut slopes],
+                pairs: [&mut weights, &mut gradients],
             };
-            scores.make(kernel, &mut left);
+            scores.compute(kernel, &mut lhs);
 
             let (mut p, mut s) = (p, s);
             for (r, row) in rows.iter().enumerate() {
@@ -130,22 +146,22 @@ mod tests {
                     values[row.own..].fill(0.0);
                 }
             }
-            for (values, found) in [(&p, &weights), (&s, &slopes)] {
+            for (values, found) in [(&p, &weights), (&s, &gradients)] {
                 let mut expected = vec![0.0; words];
                 pack_rows(kernel, values, stride, end, count, stride, &mut expected);
                 for (expected, found) in expected.chunks(stride).zip(found.chunks(stride)) {
                     let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
                     assert!(
-                        expected[begin..end].iter().zip(&found[begin..]).all(same),
+                        expected[first_position..end].iter().zip(&found[first_position..]).all(same),
                         "{count} rows after {before}"
                     );
                 }
             }
-            let mut expected = vec![0.0; kernel.left_words(count, end - begin)];
+            let mut expected = vec![0.0; kernel.lhs_words(count, end - first_position)];
             let from = Matrix::strided(&s, count, end, stride);
-            pack_tile(kernel, from, 0, count, begin, end - begin, &mut expected);
-            let high = kernel.left_rows(count) * 16;
-            for (expected, found) in expected.chunks(high).zip(left.chunks(high)) {
+            pack_tile(kernel, from, 0, count, first_position, end - first_position, &mut expected);
+            let high = kernel.lhs_rows(count) * 16;
+            for (expected, found) in expected.chunks(high).zip(lhs.chunks(high)) {
                 let same =
                     expected.iter().zip(found).take(count * 16).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{count} rows after {before}");

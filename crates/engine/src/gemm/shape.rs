@@ -28,12 +28,12 @@ pub struct Rows<'a> {
     /// Distance between rows of a block.
     pub stride: usize,
     /// Memory that is read after this rhs.
-    pub ahead: Ahead,
+    pub ahead: PrefetchTarget,
 }
 
 /// Memory that will be read later. Tiles that have time prefetch it; any address is allowed.
 #[derive(Clone, Copy)]
-pub struct Ahead {
+pub struct PrefetchTarget {
     /// Next address to prefetch into the first-level cache.
     pub near: *const f32,
     /// Number of values to advance `near` per step.
@@ -45,12 +45,18 @@ pub struct Ahead {
 impl<'a> Rows<'a> {
     /// Creates an rhs that is in the caches, so that there is nothing to prefetch.
     pub fn at_hand(blocks: &'a [*const f32], block: usize, depth: usize, stride: usize) -> Self {
-        Rows { blocks, block, depth, stride, ahead: Ahead { near: blocks[0], pace: 0, far: blocks[0] } }
+        Rows {
+            blocks,
+            block,
+            depth,
+            stride,
+            ahead: PrefetchTarget { near: blocks[0], pace: 0, far: blocks[0] },
+        }
     }
 
     /// Returns start and number of rows of each block.
     #[inline(always)]
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (*const f32, usize)> + 'a {
+    pub(super) fn iter_blocks(&self) -> impl Iterator<Item = (*const f32, usize)> + 'a {
         let (block, depth) = (self.block, self.depth);
         self.blocks.iter().enumerate().map(move |(i, start)| (*start, block.min(depth - i * block)))
     }

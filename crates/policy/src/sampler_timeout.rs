@@ -3,24 +3,28 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::{Sampler, awake};
+use crate::{Sampler, process_time};
 
 /// Awaits `work` for at most `longest` and returns its result, or `None` if it takes longer. The
 /// deadline excludes the time in which this process or the sampler was paused, because no tokens are
 /// sampled then.
-pub async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
+pub async fn with_sampler_timeout<T>(
+    sampler: &dyn Sampler,
+    timeout: Duration,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     // A sampler that does not report its pauses counts as never paused.
     let paused = || async {
-        let paused = awake::within(longest, sampler.paused()).await;
+        let paused = process_time::with_timeout(timeout, sampler.paused()).await;
         paused.and_then(Result::ok).unwrap_or_default()
     };
-    let too_long = async {
+    let expiry = async {
         let before = paused().await;
-        let (mut ran, mut left) = (Duration::ZERO, longest);
+        let (mut ran, mut remaining) = (Duration::ZERO, timeout);
         loop {
-            ran += awake::sleep(left).await;
-            left = (longest + paused().await.saturating_sub(before)).saturating_sub(ran);
-            if left.is_zero() {
+            ran += process_time::sleep(remaining).await;
+            remaining = (timeout + paused().await.saturating_sub(before)).saturating_sub(ran);
+            if remaining.is_zero() {
                 return;
             }
         }
@@ -28,6 +32,6 @@ pub async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Futu
     tokio::select! {
         biased;
         done = work => Some(done),
-        () = too_long => None,
+        () = expiry => None,
     }
 }

@@ -4,14 +4,14 @@ use levade_policy::{OptimParams, OptimReport};
 
 use crate::Compute;
 use crate::buffer::Buffer;
+use crate::gemm::Mode;
 use crate::ops::adamw;
 use crate::parameters::Parameters;
-use crate::product::Mode;
 
 /// Gradient and moments of one array of parameters, in its layout. The first backward pass allocates
 /// them.
 #[derive(Default)]
-pub struct Optimiser {
+pub struct Optimizer {
     /// Gradient accumulated since the last step; valid only if `accumulated` is true.
     pub gradient: Buffer,
     /// First moment of AdamW.
@@ -25,7 +25,7 @@ pub struct Optimiser {
     accumulated: bool,
 }
 
-impl Optimiser {
+impl Optimizer {
     /// Allocates missing buffers for `len` parameters.
     pub fn ensure(&mut self, len: usize) {
         for buffer in [&mut self.gradient, &mut self.first, &mut self.second] {
@@ -37,12 +37,12 @@ impl Optimiser {
 
     /// Starts a backward pass, and returns whether its matmuls overwrite the gradient or add to it. If
     /// they overwrite it, the caller must zero the parts that matmuls do not write.
-    pub fn begin(&mut self) -> Mode {
+    pub fn start_pass(&mut self) -> Mode {
         if std::mem::replace(&mut self.accumulated, true) { Mode::Add } else { Mode::Set }
     }
 
     /// Prepares a step of `len` parameters; returns the norm of the accumulated gradient.
-    fn close(&mut self, compute: &Compute, len: usize) -> f64 {
+    fn prepare_step(&mut self, compute: &Compute, len: usize) -> f64 {
         self.ensure(len);
         if !std::mem::take(&mut self.accumulated) {
             self.gradient.fill(0.0);
@@ -62,11 +62,11 @@ impl Optimiser {
 pub fn step(
     compute: &Compute,
     params: &OptimParams,
-    mut trained: Vec<(&mut Optimiser, Parameters<'_>)>,
+    mut trained: Vec<(&mut Optimizer, Parameters<'_>)>,
 ) -> OptimReport {
     let squares = trained
         .iter_mut()
-        .map(|(optimizer, parameters)| optimizer.close(compute, parameters.master.len()).powi(2));
+        .map(|(optimizer, parameters)| optimizer.prepare_step(compute, parameters.master.len()).powi(2));
     let grad_norm = squares.sum::<f64>().sqrt();
     if !grad_norm.is_finite() {
         return OptimReport { grad_norm, applied: false };

@@ -15,17 +15,17 @@ use tokio::time::Instant;
 
 /// Maximum interval between two readings of the clock, and the time that counts for an interval with a
 /// pause.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum interval that counts in full: a busy machine may be this late. A longer interval contains a
 /// pause.
-const MOST: Duration = Duration::from_secs(2);
+const MAX_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Time since the start in which the process ran. It is accurate if [`elapsed`](Stopwatch::elapsed) is
 /// called at least once a second.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch {
-    looked: Instant,
+    last_read: Instant,
     ran: Duration,
     paused: Duration,
 }
@@ -33,15 +33,15 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// Starts a stopwatch now.
     pub fn start() -> Self {
-        Stopwatch { looked: Instant::now(), ran: Duration::ZERO, paused: Duration::ZERO }
+        Stopwatch { last_read: Instant::now(), ran: Duration::ZERO, paused: Duration::ZERO }
     }
 
     /// Reads the clock and returns the time in which the process ran.
     pub fn elapsed(&mut self) -> Duration {
         let now = Instant::now();
-        let since = now - self.looked;
-        self.looked = now;
-        let counts = if since > MOST { LOOK } else { since };
+        let since = now - self.last_read;
+        self.last_read = now;
+        let counts = if since > MAX_INTERVAL { POLL_INTERVAL } else { since };
         self.ran += counts;
         self.paused += since - counts;
         self.ran
@@ -55,7 +55,7 @@ impl Stopwatch {
 }
 
 /// A clock of the time in which the process ran. Its clones share the pauses found by
-/// [`keep`](Clock::keep).
+/// [`track_pauses`](Clock::track_pauses).
 #[derive(Debug, Clone)]
 pub struct Clock {
     started: Instant,
@@ -71,22 +71,22 @@ impl Default for Clock {
 
 impl Clock {
     /// Returns how long the process has run since the clock was created.
-    pub fn now(&self) -> Duration {
+    pub fn elapsed(&self) -> Duration {
         self.started.elapsed().saturating_sub(Duration::from_millis(self.paused.load(Ordering::Relaxed)))
     }
 
     /// Detects pauses, subtracts them from the clock, and calls `noticed` with each. The future never
     /// finishes.
-    pub async fn keep(self, mut noticed: impl FnMut(Duration)) {
+    pub async fn track_pauses(self, mut on_pause: impl FnMut(Duration)) {
         let mut watch = Stopwatch::start();
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let before = watch.paused();
             watch.elapsed();
             let pause = watch.paused() - before;
             if !pause.is_zero() {
                 self.paused.fetch_add(pause.as_millis() as u64, Ordering::Relaxed);
-                noticed(pause);
+                on_pause(pause);
             }
         }
     }
@@ -96,17 +96,17 @@ impl Clock {
 pub async fn sleep(time: Duration) -> Duration {
     let mut watch = Stopwatch::start();
     loop {
-        let left = time.saturating_sub(watch.elapsed());
-        if left.is_zero() {
+        let remaining = time.saturating_sub(watch.elapsed());
+        if remaining.is_zero() {
             return watch.elapsed();
         }
-        tokio::time::sleep(left.min(LOOK)).await;
+        tokio::time::sleep(remaining.min(POLL_INTERVAL)).await;
     }
 }
 
 /// Awaits `work` and returns its result, or `None` if the process has run for `limit` before it
 /// finishes.
-pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+pub async fn with_timeout<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
         done = work => Some(done),
@@ -122,9 +122,9 @@ pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option
 pub fn receive<T>(from: &Receiver<T>, limit: Duration) -> Result<T, RecvTimeoutError> {
     let mut watch = Stopwatch::start();
     loop {
-        let left = limit.saturating_sub(watch.elapsed());
-        match from.recv_timeout(left.min(LOOK)) {
-            Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+        let remaining = limit.saturating_sub(watch.elapsed());
+        match from.recv_timeout(remaining.min(POLL_INTERVAL)) {
+            Err(RecvTimeoutError::Timeout) if !remaining.is_zero() => {}
             ended => return ended,
         }
     }
@@ -152,11 +152,14 @@ mod tests {
         for millis in [1, 999, 1000, 1001, 59_000] {
             let limit = Duration::from_millis(millis);
             let start = Instant::now();
-            assert_eq!(within(limit, std::future::pending::<()>()).await, None);
+            assert_eq!(with_timeout(limit, std::future::pending::<()>()).await, None);
             assert_eq!(start.elapsed(), limit);
-            assert_eq!(within(limit, tokio::time::sleep(limit - Duration::from_millis(1))).await, Some(()));
+            assert_eq!(
+                with_timeout(limit, tokio::time::sleep(limit - Duration::from_millis(1))).await,
+                Some(())
+            );
         }
-        assert_eq!(within(Duration::ZERO, async { 7 }).await, Some(7));
+        assert_eq!(with_timeout(Duration::ZERO, async { 7 }).await, Some(7));
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use super::left::Left;
+use super::lhs::Lhs;
 use super::matrix::Matrix;
 use super::shape::{NR, VECTOR_ROWS};
-use crate::buffer::{Buffer, Shared};
-use crate::precision::{Kernel, Precision, halves, pair, rounded, with_later};
+use crate::buffer::{Buffer, SharedSlice};
+use crate::precision::{Kernel, Precision, halves, pair, round_to_bf16, with_later};
 use crate::simd::simd;
 
 /// Number of steps of k for which neighboring tiles or panels are packed one after the other, if they
@@ -40,7 +40,7 @@ pub unsafe fn pack_panels(
     b: Matrix<'_>,
     panels: Range<usize>,
     steps: Range<usize>,
-    to: &Shared<'_>,
+    to: &SharedSlice<'_>,
 ) {
     let step = if panels.len() > 1 { PACK_K } else { steps.len() };
     for at in (0..steps.len()).step_by(step.max(1)) {
@@ -54,13 +54,13 @@ pub unsafe fn pack_panels(
     }
 }
 
-impl Left {
+impl Lhs {
     /// Creates an lhs of `rows`, at most a tile's, and the columns `steps` of `a`: in place if a tile
     /// can read them there, and otherwise packed into `scratch`. `steps` must start a word.
     ///
     /// # Panics
     /// Panics if `a` does not have these rows and columns.
-    pub fn of(
+    pub fn pack(
         kernel: Kernel,
         a: Matrix<'_>,
         rows: Range<usize>,
@@ -71,14 +71,14 @@ impl Left {
             Precision::F32 => {
                 let part = a.part(rows, steps);
                 match part {
-                    (.., 1) => Left::rows(part),
-                    (data, _, stride) => Left::Steps { start: data.as_ptr(), stride },
+                    (.., 1) => Lhs::rows(part),
+                    (data, _, stride) => Lhs::Steps { start: data.as_ptr(), stride },
                 }
             }
             Precision::Bf16 => {
-                let to = scratch.reserve(kernel.left_words(rows.len(), steps.len()));
+                let to = scratch.reserve(kernel.lhs_words(rows.len(), steps.len()));
                 pack_tile(kernel, a, rows.start, rows.len(), steps.start, steps.len(), to);
-                Left::packed(kernel, to.as_ptr(), rows.len())
+                Lhs::packed(kernel, to.as_ptr(), rows.len())
             }
         }
     }
@@ -100,14 +100,14 @@ pub fn pack_tile(
     #[cfg(target_arch = "x86_64")]
     if kernel.order() == crate::precision::Order::Tiled {
         // SAFETY: the instruction set is available, or it would not be selected.
-        return unsafe { amx::pack_left(a, row, rows, k0, depth, out) };
+        return unsafe { amx::pack_lhs(a, row, rows, k0, depth, out) };
     }
     let data = &a.data[row * a.row_stride + k0 * a.col_stride..];
-    let whole = if kernel.links() > 1 { Kernel { precision: Precision::F32, ..kernel } } else { kernel };
+    let unsplit = if kernel.links() > 1 { Kernel { precision: Precision::F32, ..kernel } } else { kernel };
     if a.col_stride == 1 {
-        pack_columns(whole, data, a.row_stride, rows, depth, rows, out);
+        pack_columns(unsplit, data, a.row_stride, rows, depth, rows, out);
     } else {
-        pack_rows(whole, data, a.col_stride, rows, depth, rows, out);
+        pack_rows(unsplit, data, a.col_stride, rows, depth, rows, out);
     }
     if kernel.links() > 1 {
         out[depth * rows..].fill(0.0);
@@ -121,7 +121,7 @@ simd! {
     fn into_links(rows: usize, steps: &mut [f32]) {
         let turn = |earlier: &mut [f32], later: &mut [f32]| {
             for (earlier, later) in earlier.iter_mut().zip(later) {
-                (*earlier, *later) = (rounded(*later), rounded(*earlier));
+                (*earlier, *later) = (round_to_bf16(*later), round_to_bf16(*earlier));
             }
         };
         for word in steps.chunks_exact_mut(2 * rows) {
@@ -345,7 +345,7 @@ mod bf16 {
     use std::arch::x86_64::*;
 
     use super::{AHEAD, RUN, pair_columns_with};
-    use crate::precision::words_of;
+    use crate::precision::pack_words;
 
     /// Packs like [`pair_rows`](super::pair_rows).
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
@@ -373,7 +373,7 @@ mod bf16 {
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                     _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(stride).cast());
                     let later = if 2 * w + 1 < depth { mask } else { 0 };
-                    let words = words_of(
+                    let words = pack_words(
                         _mm512_maskz_loadu_ps(mask, earlier),
                         _mm512_maskz_loadu_ps(later, earlier.wrapping_add(stride)),
                     );
@@ -448,9 +448,9 @@ fn transpose_runs<R: std::borrow::Borrow<[f32; RUN]>>(
     out: &mut [f32],
     row: impl Fn(usize, usize) -> R,
 ) -> usize {
-    let whole = depth / RUN * RUN;
-    for start in (0..whole).step_by(CHUNK * RUN) {
-        let end = whole.min(start + CHUNK * RUN);
+    let full = depth / RUN * RUN;
+    for start in (0..full).step_by(CHUNK * RUN) {
+        let end = full.min(start + CHUNK * RUN);
         let mut i = 0;
         while i + 4 <= width {
             for w in (start..end).step_by(RUN) {
@@ -469,7 +469,7 @@ fn transpose_runs<R: std::borrow::Borrow<[f32; RUN]>>(
             i += 1;
         }
     }
-    whole
+    full
 }
 
 /// Transposes four runs of 16 values to 16 runs of four, `out_stride` apart.

@@ -12,10 +12,10 @@
 use std::ops::Range;
 
 use crate::calls::{
-    Begins, Body, Fault, Holds, Json, Malformed, Mark, Next, Parsed, Progress, Syntax, Table, Trailer,
-    Written,
+    Body, ContentStart, Json, MalformedCall, MalformedReason, Mark, Next, ParsedCall, ParsedCompletion,
+    Progress, Syntax, Table, TagInArgument, Trailer,
 };
-use crate::thought::Thoughts;
+use crate::reasoning_tags::ReasoningTagSet;
 use crate::{ToolCall, ToolSpec};
 
 /// Kind of a stretch of text in a completion.
@@ -24,9 +24,9 @@ pub(crate) enum Part {
     /// Content for the client.
     Speech,
     /// Text between reasoning tags.
-    Thought,
+    Reasoning,
     /// A tag that starts or ends reasoning.
-    ThoughtTag,
+    ReasoningTag,
     /// Part of a call in which tags are plain text.
     Call,
     /// Part of a call, or of the text around calls, in which tags count as tags.
@@ -35,11 +35,11 @@ pub(crate) enum Part {
 
 /// One finding of the parser.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Found {
+pub(crate) enum Finding {
     /// Text of one kind. Consecutive items of the same kind belong to one stretch.
     Text(Part, String),
     /// A tool call. Its text has already been reported.
-    Call(Result<ToolCall, Malformed>),
+    Call(Result<ToolCall, MalformedCall>),
     /// The tag that was just reported closes reasoning that was never opened: all text before it was
     /// reasoning.
     Late,
@@ -71,16 +71,16 @@ impl Stretches {
     }
 }
 
-impl Parsed {
+impl ParsedCompletion {
     /// Collects the content and the calls of a complete completion.
-    pub(crate) fn of(found: Vec<Found>) -> Self {
+    pub(crate) fn from_findings(found: Vec<Finding>) -> Self {
         let (mut content, mut calls) = (Stretches::default(), Vec::new());
         for found in found {
             match found {
-                Found::Text(Part::Speech, text) => content.open.push_str(&text),
-                Found::Text(..) => content.end(),
-                Found::Call(call) => calls.push(call),
-                Found::Late => (content, calls) = (Stretches::default(), Vec::new()),
+                Finding::Text(Part::Speech, text) => content.open.push_str(&text),
+                Finding::Text(..) => content.end(),
+                Finding::Call(call) => calls.push(call),
+                Finding::Late => (content, calls) = (Stretches::default(), Vec::new()),
             }
         }
         for (index, call) in calls.iter_mut().enumerate() {
@@ -88,38 +88,38 @@ impl Parsed {
                 call.id = format!("call_{index}");
             }
         }
-        Parsed { content: content.text(), calls, bare: false }
+        ParsedCompletion { content: content.text(), calls, bare: false }
     }
 }
 
 /// Returns the reasoning of a complete completion.
-pub(crate) fn thought_of(found: &[Found]) -> String {
-    let (mut thoughts, mut all) = (Stretches::default(), String::new());
+pub(crate) fn collect_reasoning(found: &[Finding]) -> String {
+    let (mut reasoning, mut all) = (Stretches::default(), String::new());
     for found in found {
         match found {
-            Found::Text(Part::ThoughtTag, _) => thoughts.end(),
-            Found::Text(part, text) => {
+            Finding::Text(Part::ReasoningTag, _) => reasoning.end(),
+            Finding::Text(part, text) => {
                 all.push_str(text);
-                if *part == Part::Thought { thoughts.open.push_str(text) } else { thoughts.end() }
+                if *part == Part::Reasoning { reasoning.open.push_str(text) } else { reasoning.end() }
             }
-            Found::Call(_) => {}
-            Found::Late => {
-                thoughts = Stretches { text: String::new(), open: all.clone() };
-                thoughts.end();
+            Finding::Call(_) => {}
+            Finding::Late => {
+                reasoning = Stretches { text: String::new(), open: all.clone() };
+                reasoning.end();
             }
         }
     }
-    thoughts.text()
+    reasoning.text()
 }
 
 /// Splits a written text, as opposed to a sampled one, into plain text and tags. A tag counts even if it
 /// does not produce a call.
-pub(crate) fn spans(tags: &Tags, text: &str, in_thought: bool) -> Vec<(Part, String)> {
-    let (found, _) = Reader::read(tags, text, in_thought, &[]);
+pub(crate) fn spans(tags: &Tags, text: &str, in_reasoning: bool) -> Vec<(Part, String)> {
+    let (found, _) = Reader::read(tags, text, in_reasoning, &[]);
     let mut spans = Vec::new();
     for found in found {
         match found {
-            Found::Text(Part::Speech | Part::CallTag, text) => {
+            Finding::Text(Part::Speech | Part::CallTag, text) => {
                 let mut at = 0;
                 while let Next::Tag(tag, _) = tags.written.next(&text, at, true) {
                     spans.push((Part::Call, text[at..tag.start].to_owned()));
@@ -128,8 +128,8 @@ pub(crate) fn spans(tags: &Tags, text: &str, in_thought: bool) -> Vec<(Part, Str
                 }
                 spans.push((Part::Call, text[at..].to_owned()));
             }
-            Found::Text(part, text) => spans.push((part, text)),
-            Found::Call(_) | Found::Late => {}
+            Finding::Text(part, text) => spans.push((part, text)),
+            Finding::Call(_) | Finding::Late => {}
         }
     }
     spans.retain(|(_, span)| !span.is_empty());
@@ -141,7 +141,7 @@ pub(crate) fn spans(tags: &Tags, text: &str, in_thought: bool) -> Vec<(Part, Str
 pub(crate) struct Tags {
     pub syntax: &'static dyn Syntax,
     speech: Table,
-    thought: Table,
+    reasoning: Table,
     call: Table,
     /// Tags that the model writes as special tokens.
     written: Table,
@@ -149,24 +149,24 @@ pub(crate) struct Tags {
 
 impl std::fmt::Debug for dyn Syntax {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.spelling().sign)
+        f.write_str(self.syntax_tags().sign)
     }
 }
 
 impl Tags {
-    pub(crate) fn new(thoughts: &Thoughts, syntax: &'static dyn Syntax) -> Self {
+    pub(crate) fn new(reasoning: &ReasoningTagSet, syntax: &'static dyn Syntax) -> Self {
         // A format that defines how reasoning is written handles the reasoning tags itself.
-        let pairs = if syntax.spelling().thought_tags.is_some() { &[] } else { thoughts.pairs() };
-        let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ThoughtOpen));
-        let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ThoughtClose));
-        let marks = || syntax.spelling().marks.iter().copied();
-        let ends = syntax.spelling().closes.iter().map(|&tag| (tag, Mark::Close));
+        let pairs = if syntax.syntax_tags().reasoning_tags.is_some() { &[] } else { reasoning.pairs() };
+        let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ReasoningOpen));
+        let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ReasoningClose));
+        let marks = || syntax.syntax_tags().marks.iter().copied();
+        let ends = syntax.syntax_tags().closes.iter().map(|&tag| (tag, Mark::Close));
         Tags {
             syntax,
             speech: Table::new(marks().chain(opens()).chain(closes())),
-            thought: Table::new(closes().chain(syntax.spelling().in_thought.iter().copied())),
+            reasoning: Table::new(closes().chain(syntax.syntax_tags().in_reasoning.iter().copied())),
             call: Table::new(ends.chain(marks()).chain(opens()).chain(closes())),
-            written: Table::new(syntax.spelling().tags.iter().map(|&tag| (tag, Mark::Silent))),
+            written: Table::new(syntax.syntax_tags().tags.iter().map(|&tag| (tag, Mark::Silent))),
         }
     }
 }
@@ -184,9 +184,9 @@ struct Unit {
     /// The first tag that ends the body, unless a later closing tag ends it.
     doubtful: Option<(Range<usize>, Mark)>,
     /// Offset up to which the text was searched for such a tag.
-    looked: usize,
+    searched: usize,
     /// Length of the call's text that was already reported, in bytes.
-    given: usize,
+    reported: usize,
     /// Whether the call started without a tag.
     bare: bool,
 }
@@ -200,8 +200,8 @@ impl Unit {
             broken: false,
             tag: None,
             doubtful: None,
-            looked: 0,
-            given: 0,
+            searched: 0,
+            reported: 0,
             bare,
         }
     }
@@ -212,7 +212,7 @@ enum End {
     /// The end is not found yet. The length is the part of the text that certainly belongs to the call.
     Open(usize),
     /// A complete call of this length, and the range of its JSON if its body is JSON.
-    Whole(usize, Option<Range<usize>>),
+    Complete(usize, Option<Range<usize>>),
     /// A malformed call of this length, and whether its closing tag is present.
     Broken(usize, bool),
     /// Not a call, but a header of this length before reasoning or content.
@@ -223,7 +223,7 @@ enum End {
 enum State {
     #[default]
     Speech,
-    Thought,
+    Reasoning,
     Call(Box<Unit>),
 }
 
@@ -245,165 +245,185 @@ pub(crate) struct Reader {
 
 impl Reader {
     /// Creates a parser. `in_thought` states whether the prompt has already opened the reasoning.
-    pub(crate) fn new(in_thought: bool) -> Self {
-        Reader { state: if in_thought { State::Thought } else { State::Speech }, ..Reader::default() }
+    pub(crate) fn new(in_reasoning: bool) -> Self {
+        Reader { state: if in_reasoning { State::Reasoning } else { State::Speech }, ..Reader::default() }
     }
 
     /// Parses a complete completion. Also returns whether it ends inside reasoning.
-    pub(crate) fn read(tags: &Tags, text: &str, in_thought: bool, tools: &[ToolSpec]) -> (Vec<Found>, bool) {
-        let (mut reader, mut found) = (Reader::new(in_thought), Vec::new());
+    pub(crate) fn read(
+        tags: &Tags,
+        text: &str,
+        in_reasoning: bool,
+        tools: &[ToolSpec],
+    ) -> (Vec<Finding>, bool) {
+        let (mut reader, mut found) = (Reader::new(in_reasoning), Vec::new());
         reader.push(tags, tools, text, &mut found);
         reader.finish(tags, tools, &mut found);
-        (found, matches!(reader.state, State::Thought))
+        (found, matches!(reader.state, State::Reasoning))
     }
 
     /// Parses more text.
-    pub(crate) fn push(&mut self, tags: &Tags, tools: &[ToolSpec], text: &str, found: &mut Vec<Found>) {
+    pub(crate) fn push(&mut self, tags: &Tags, tools: &[ToolSpec], text: &str, found: &mut Vec<Finding>) {
         self.text.push_str(text);
-        self.go_on(tags, tools, false, found);
+        self.advance(tags, tools, false, found);
         // The text of a call is kept until the call ends.
-        let kept = if let State::Call(unit) = &self.state { unit.given } else { 0 };
+        let kept = if let State::Call(unit) = &self.state { unit.reported } else { 0 };
         self.text.drain(..self.at - kept);
         self.at = kept;
     }
 
     /// Parses the text that was held back. The completion is over.
-    pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<Found>) {
-        self.go_on(tags, tools, true, found);
+    pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<Finding>) {
+        self.advance(tags, tools, true, found);
         self.leave_gap(found);
         self.end_section(found);
     }
 
-    fn go_on(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Found>) {
+    fn advance(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Finding>) {
         loop {
-            let goes_on = match &mut self.state {
-                State::Speech => self.speech(tags, tools, ended, found),
-                State::Thought => self.thought(tags, ended, found),
-                State::Call(_) => self.call(tags, tools, ended, found),
+            let continues = match &mut self.state {
+                State::Speech => self.parse_content(tags, tools, ended, found),
+                State::Reasoning => self.parse_reasoning(tags, ended, found),
+                State::Call(_) => self.parse_call(tags, tools, ended, found),
             };
-            if !goes_on {
+            if !continues {
                 return;
             }
         }
     }
 
     /// Reports the text up to `end` as `part`.
-    fn give(&mut self, part: Part, end: usize, found: &mut Vec<Found>) {
+    fn report_text(&mut self, part: Part, end: usize, found: &mut Vec<Finding>) {
         if end > self.at {
-            found.push(Found::Text(part, self.text[self.at..end].to_owned()));
+            found.push(Finding::Text(part, self.text[self.at..end].to_owned()));
             self.at = end;
         }
     }
 
-    fn speech(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Found>) -> bool {
+    fn parse_content(
+        &mut self,
+        tags: &Tags,
+        tools: &[ToolSpec],
+        ended: bool,
+        found: &mut Vec<Finding>,
+    ) -> bool {
         if !self.spoken && self.section.is_none() {
             let rest = &self.text[self.at..];
             let begin = self.at + rest.len() - rest.trim_start().len();
-            let begins = tags.syntax.begins(&self.text[begin..], self.calls > 0, tools, ended);
-            match begins {
+            let content_start = tags.syntax.classify_start(&self.text[begin..], self.calls > 0, tools, ended);
+            match content_start {
                 _ if begin == self.text.len() => {}
-                Begins::More => {
-                    self.give(Part::Speech, begin, found);
+                ContentStart::More => {
+                    self.report_text(Part::Speech, begin, found);
                     return false;
                 }
-                Begins::Call => {
-                    self.give(Part::Speech, begin, found);
+                ContentStart::Call => {
+                    self.report_text(Part::Speech, begin, found);
                     self.state = State::Call(Box::new(Unit::new(true)));
                     return true;
                 }
-                Begins::Silent(len) => {
-                    self.give(Part::Speech, begin, found);
-                    self.give(Part::CallTag, begin + len, found);
+                ContentStart::Silent(len) => {
+                    self.report_text(Part::Speech, begin, found);
+                    self.report_text(Part::CallTag, begin + len, found);
                     return true;
                 }
-                Begins::Speech => {}
+                ContentStart::Speech => {}
             }
         }
         let next = tags.speech.next(&self.text, self.at, ended);
         let (tag, mark) = match next {
             Next::Tag(tag, mark) => (tag, mark),
-            Next::Begun(at) => {
-                self.say(at, found);
+            Next::Partial(at) => {
+                self.report_content(at, found);
                 return false;
             }
             Next::None => {
-                self.say(self.text.len(), found);
+                self.report_content(self.text.len(), found);
                 return false;
             }
         };
-        let outside = self.section.is_none() && tags.syntax.spelling().only_in_sections;
+        let outside = self.section.is_none() && tags.syntax.syntax_tags().only_in_sections;
         if (mark == Mark::Call && outside) || (mark == Mark::SectionEnd && self.section.is_none()) {
-            self.say(tag.end, found);
+            self.report_content(tag.end, found);
             return true;
         }
-        self.say(tag.start, found);
+        self.report_content(tag.start, found);
         self.leave_gap(found);
         match mark {
-            Mark::ThoughtOpen => {
-                self.give(Part::ThoughtTag, tag.end, found);
-                self.state = State::Thought;
+            Mark::ReasoningOpen => {
+                self.report_text(Part::ReasoningTag, tag.end, found);
+                self.state = State::Reasoning;
             }
-            Mark::ThoughtClose => {
-                self.give(Part::ThoughtTag, tag.end, found);
-                found.push(Found::Late);
+            Mark::ReasoningClose => {
+                self.report_text(Part::ReasoningTag, tag.end, found);
+                found.push(Finding::Late);
             }
             Mark::Call => self.state = State::Call(Box::new(Unit::new(false))),
             Mark::Section => {
                 self.end_section(found);
-                self.give(Part::CallTag, tag.end, found);
+                self.report_text(Part::CallTag, tag.end, found);
                 self.section = Some((self.calls, String::new()));
             }
             Mark::SectionEnd => {
-                self.give(Part::CallTag, tag.end, found);
+                self.report_text(Part::CallTag, tag.end, found);
                 self.end_section(found);
             }
-            Mark::Silent | Mark::Close => self.give(Part::CallTag, tag.end, found),
+            Mark::Silent | Mark::Close => self.report_text(Part::CallTag, tag.end, found),
         }
         true
     }
 
     /// Reports content. Within a section of calls, the text is collected as a gap instead.
-    fn say(&mut self, end: usize, found: &mut Vec<Found>) {
+    fn report_content(&mut self, end: usize, found: &mut Vec<Finding>) {
         let text = &self.text[self.at..end];
         match &mut self.section {
             Some((_, gap)) => {
                 gap.push_str(text);
-                self.give(Part::CallTag, end, found);
+                self.report_text(Part::CallTag, end, found);
             }
             None => {
                 self.spoken |= !text.trim().is_empty();
-                self.give(Part::Speech, end, found);
+                self.report_text(Part::Speech, end, found);
             }
         }
     }
 
     /// Reports text between the calls of a section as a malformed call.
-    fn leave_gap(&mut self, found: &mut Vec<Found>) {
+    fn leave_gap(&mut self, found: &mut Vec<Finding>) {
         let Some((_, gap)) = &mut self.section else { return };
         let raw = std::mem::take(gap).trim().to_owned();
         if !raw.is_empty() {
             let why = "text stands where only calls may stand".into();
-            self.report(vec![Err(Fault { why, raw: Some(raw) })], "", found);
+            self.report(vec![Err(MalformedReason { why, raw: Some(raw) })], "", found);
         }
     }
 
     /// Ends a section, and reports a malformed call if the section contained no calls.
-    fn end_section(&mut self, found: &mut Vec<Found>) {
+    fn end_section(&mut self, found: &mut Vec<Finding>) {
         if let Some((before, _)) = self.section.take()
             && before == self.calls
         {
-            self.report(vec![Err(Fault::from("there is no call between the tags".to_owned()))], "", found);
+            self.report(
+                vec![Err(MalformedReason::from("there is no call between the tags".to_owned()))],
+                "",
+                found,
+            );
         }
     }
 
-    fn report(&mut self, calls: Vec<Result<Written, Fault>>, text: &str, found: &mut Vec<Found>) {
+    fn report(
+        &mut self,
+        calls: Vec<Result<ParsedCall, MalformedReason>>,
+        text: &str,
+        found: &mut Vec<Finding>,
+    ) {
         for call in calls {
-            found.push(Found::Call(match call {
+            found.push(Finding::Call(match call {
                 Ok((name, arguments)) => {
                     Ok(ToolCall { id: format!("call_{}", self.calls), name, arguments: arguments.into() })
                 }
-                Err(Fault { why, raw }) => {
-                    Err(Malformed { why, raw: raw.unwrap_or_else(|| text.trim_end().to_owned()) })
+                Err(MalformedReason { why, raw }) => {
+                    Err(MalformedCall { why, raw: raw.unwrap_or_else(|| text.trim_end().to_owned()) })
                 }
             }));
             self.calls += 1;
@@ -411,52 +431,52 @@ impl Reader {
         }
     }
 
-    fn thought(&mut self, tags: &Tags, ended: bool, found: &mut Vec<Found>) -> bool {
-        match tags.thought.next(&self.text, self.at, ended) {
+    fn parse_reasoning(&mut self, tags: &Tags, ended: bool, found: &mut Vec<Finding>) -> bool {
+        match tags.reasoning.next(&self.text, self.at, ended) {
             Next::Tag(tag, mark) => {
-                self.give(Part::Thought, tag.start, found);
+                self.report_text(Part::Reasoning, tag.start, found);
                 if mark == Mark::Call {
                     self.state = State::Call(Box::new(Unit::new(false)));
                 } else {
-                    self.give(Part::ThoughtTag, tag.end, found);
+                    self.report_text(Part::ReasoningTag, tag.end, found);
                     self.state = State::Speech;
                 }
                 true
             }
-            Next::Begun(at) => {
-                self.give(Part::Thought, at, found);
+            Next::Partial(at) => {
+                self.report_text(Part::Reasoning, at, found);
                 false
             }
             Next::None => {
-                self.give(Part::Thought, self.text.len(), found);
+                self.report_text(Part::Reasoning, self.text.len(), found);
                 false
             }
         }
     }
 
-    fn call(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Found>) -> bool {
+    fn parse_call(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Finding>) -> bool {
         let State::Call(unit) = &mut self.state else { return true };
-        let start = self.at - unit.given;
+        let start = self.at - unit.reported;
         let text = &self.text[start..];
         let syntax = tags.syntax;
         let (len, calls, json) = match unit.step(tags, text, ended) {
-            End::Open(sure) if unit.bare || sure <= unit.given => return false,
+            End::Open(sure) if unit.bare || sure <= unit.reported => return false,
             End::Open(sure) => {
-                found.push(Found::Text(Part::CallTag, text[unit.given..sure].to_owned()));
-                unit.given = sure;
+                found.push(Finding::Text(Part::CallTag, text[unit.reported..sure].to_owned()));
+                unit.reported = sure;
                 self.at = start + sure;
                 return false;
             }
             End::Header(len, state) => {
-                let part = if matches!(state, State::Thought) { Part::ThoughtTag } else { Part::CallTag };
+                let part = if matches!(state, State::Reasoning) { Part::ReasoningTag } else { Part::CallTag };
                 self.state = state;
-                self.give(part, start + len, found);
+                self.report_text(part, start + len, found);
                 return true;
             }
-            End::Whole(len, json) => (len, syntax.read(&text[..len], json.clone(), tools), json),
+            End::Complete(len, json) => (len, syntax.read(&text[..len], json.clone(), tools), json),
             End::Broken(len, closed) => {
-                let fault = syntax.fault(&text[..len], closed, tools);
-                (len, fault.map(|why| vec![Err(Fault::from(why))]), None)
+                let problem = syntax.explain_error(&text[..len], closed, tools);
+                (len, problem.map(|why| vec![Err(MalformedReason::from(why))]), None)
             }
         };
         let calls = match calls {
@@ -465,18 +485,18 @@ impl Reader {
                 (self.state, self.spoken) = (State::Speech, true);
                 return true;
             }
-            None => vec![Err(Fault::from("it is no call".to_owned()))],
+            None => vec![Err(MalformedReason::from("it is no call".to_owned()))],
         };
-        let given = unit.given;
+        let reported = unit.reported;
         let raw = text[..len].to_owned();
         self.state = State::Speech;
-        match json.filter(|_| given == 0) {
+        match json.filter(|_| reported == 0) {
             Some(json) => {
-                self.give(Part::CallTag, start + json.start, found);
-                self.give(Part::Call, start + json.end, found);
-                self.give(Part::CallTag, start + len, found);
+                self.report_text(Part::CallTag, start + json.start, found);
+                self.report_text(Part::Call, start + json.end, found);
+                self.report_text(Part::CallTag, start + len, found);
             }
-            None => self.give(Part::CallTag, start + len, found),
+            None => self.report_text(Part::CallTag, start + len, found),
         }
         self.report(calls, &raw, found);
         true
@@ -497,17 +517,17 @@ impl Unit {
                 // The tag at the start of the call is not its end.
                 text.chars().next().map_or(0, char::len_utf8)
             }
-            Body::Thought(at) => return End::Header(at, State::Thought),
+            Body::Reasoning(at) => return End::Header(at, State::Reasoning),
             Body::Speech(at) => return End::Header(at, State::Speech),
             Body::Json(at) | Body::Text(at) => at,
         };
-        let sure = self.look(tags, text, from, ended);
+        let sure = self.find_end_tag(tags, text, from, ended);
         if matches!(self.body, Body::Text(_)) {
             // The format's `read` function checks whether the closing tag is present.
             return match &self.tag {
-                Some((tag, Mark::Close)) => End::Whole(tag.end, None),
-                Some((tag, _)) => End::Whole(tag.start, None),
-                None if ended => End::Whole(text.len(), None),
+                Some((tag, Mark::Close)) => End::Complete(tag.end, None),
+                Some((tag, _)) => End::Complete(tag.start, None),
+                None if ended => End::Complete(text.len(), None),
                 None => End::Open(sure),
             };
         }
@@ -524,9 +544,9 @@ impl Unit {
             match tags.syntax.trailer(&text[*blank..], ended) {
                 Trailer::More => return End::Open(sure),
                 Trailer::Broken => self.broken = true,
-                Trailer::Whole(len) => {
-                    let whole = if len == 0 { *end } else { *blank + len };
-                    return End::Whole(whole, Some(from..*end));
+                Trailer::Complete(len) => {
+                    let call_len = if len == 0 { *end } else { *blank + len };
+                    return End::Complete(call_len, Some(from..*end));
                 }
             }
         }
@@ -541,38 +561,38 @@ impl Unit {
 
     /// Searches for the tag that ends the body. Returns the length of the text before that tag, or before
     /// what may become one.
-    fn look(&mut self, tags: &Tags, text: &str, from: usize, ended: bool) -> usize {
+    fn find_end_tag(&mut self, tags: &Tags, text: &str, from: usize, ended: bool) -> usize {
         let ends = [Mark::Close, Mark::Call, Mark::SectionEnd];
-        self.looked = self.looked.max(from);
+        self.searched = self.searched.max(from);
         while self.tag.is_none() {
-            let (tag, mark) = match tags.call.next(text, self.looked, ended) {
+            let (tag, mark) = match tags.call.next(text, self.searched, ended) {
                 Next::Tag(tag, mark) => (tag, mark),
                 Next::None if ended && self.doubtful.is_some() => {
                     self.tag = self.doubtful.take();
                     break;
                 }
                 found => {
-                    self.looked = if let Next::Begun(at) = found { at } else { text.len() };
-                    return self.doubtful.as_ref().map_or(self.looked, |(tag, _)| tag.start);
+                    self.searched = if let Next::Partial(at) = found { at } else { text.len() };
+                    return self.doubtful.as_ref().map_or(self.searched, |(tag, _)| tag.start);
                 }
             };
             // In a text body, reasoning tags are text. Tags inside an argument are text, too.
             let holds = match self.body {
-                Body::Text(_) if !ends.contains(&mark) => Holds::Yes,
-                Body::Text(_) => tags.syntax.holds(&text[..tag.start], &text[tag.clone()]),
-                _ => Holds::No,
+                Body::Text(_) if !ends.contains(&mark) => TagInArgument::Yes,
+                Body::Text(_) => tags.syntax.tag_in_argument(&text[..tag.start], &text[tag.clone()]),
+                _ => TagInArgument::No,
             };
             let begin = tag.start;
             match holds {
-                Holds::Yes => {}
-                Holds::IfClosed => {
+                TagInArgument::Yes => {}
+                TagInArgument::IfClosed => {
                     self.doubtful.get_or_insert((tag, mark));
                 }
-                Holds::No if mark == Mark::Close => self.tag = Some((tag, mark)),
+                TagInArgument::No if mark == Mark::Close => self.tag = Some((tag, mark)),
                 // The next call starts here.
-                Holds::No => self.tag = self.doubtful.take().or(Some((tag, mark))),
+                TagInArgument::No => self.tag = self.doubtful.take().or(Some((tag, mark))),
             }
-            self.looked = begin + text[begin..].chars().next().map_or(1, char::len_utf8);
+            self.searched = begin + text[begin..].chars().next().map_or(1, char::len_utf8);
         }
         self.tag.as_ref().map_or(text.len(), |(tag, _)| tag.start)
     }
